@@ -99,12 +99,26 @@ def pairs(cluster: RowsCluster) -> list[Pair]:
         made += [
             Pair(
                 f"upsert_{name}",
-                CqlTraffic(node, shard.shard, upsert, rows_of(keys, texts=True), level, is_write=True),
+                CqlTraffic(
+                    node=node,
+                    shard=shard.shard,
+                    statement=upsert,
+                    values=rows_of(keys, texts=True),
+                    level=level,
+                    is_write=True,
+                ),
                 writing(node, shard.shard, table.bodies.writes(keys, TableShape(), level)),
             ),
             Pair(
                 f"read_{name}",
-                CqlTraffic(node, shard.shard, select, rows_of(keys, texts=False), one, is_write=False),
+                CqlTraffic(
+                    node=node,
+                    shard=shard.shard,
+                    statement=select,
+                    values=rows_of(keys, texts=False),
+                    level=one,
+                    is_write=False,
+                ),
                 reading(node, shard.shard, table.bodies.reads(keys, one)),
             ),
         ]
@@ -158,10 +172,10 @@ def print_report(name: str, own: list[Measured], cql: list[Measured], figures: F
 
 def schema() -> TableSchema:
     columns = (
-        Column("k", SCALARS["bigint"], ColumnKind.PARTITION_KEY, 0),
-        Column("c", SCALARS["int"], ColumnKind.CLUSTERING, 0),
-        Column("v", SCALARS["text"], ColumnKind.REGULAR),
-        Column("w", SCALARS["int"], ColumnKind.REGULAR),
+        Column(name="k", type=SCALARS["bigint"], kind=ColumnKind.PARTITION_KEY, position=0),
+        Column(name="c", type=SCALARS["int"], kind=ColumnKind.CLUSTERING, position=0),
+        Column(name="v", type=SCALARS["text"], kind=ColumnKind.REGULAR),
+        Column(name="w", type=SCALARS["int"], kind=ColumnKind.REGULAR),
     )
     return new_schema((TABLE, "ks", "t"), columns)
 
@@ -208,7 +222,14 @@ def stored_page(made: TableSchema) -> ReadPage:
     items = []
     for place in range(PAGE_ROWS):
         text = random.Random(place).randbytes(50).hex().encode()
-        row = Row(RowMarker(1), None, {numbers[0]: Cell(1, text), numbers[1]: Cell(1, place.to_bytes(4))})
+        row = Row(
+            marker=RowMarker(1),
+            deletion=None,
+            cells={
+                numbers[0]: Cell(timestamp_us=1, value=text),
+                numbers[1]: Cell(timestamp_us=1, value=place.to_bytes(4)),
+            },
+        )
         stored = encode_row(row, made.version, made.layouts[-1])
         items.append((row_key(prefix, encode_clustering(made.clustering, (place.to_bytes(4),))), stored))
     return ReadPage(tuple(items), b"")
@@ -219,7 +240,7 @@ def measure_page(figures: Figures) -> None:
     plan = planned(StoredTable(TABLE, made), "SELECT * FROM ks.t WHERE k = 7")
     reader = PageOf(stored_page(made))
     request = BoundRequest((), time.time_ns() // 1000, random.randbytes)
-    parameters = QueryParameters(ConsistencyLevel.ONE)
+    parameters = QueryParameters(level=ConsistencyLevel.ONE)
 
     def page() -> bytes:
         work = plan.run(request, parameters, reader)

@@ -91,10 +91,10 @@ TABLE = TableId(uuid.UUID(int=5))
 SCHEMA = new_schema(
     (TABLE, "ks", "bench"),
     (
-        Column("k", parse_type("bigint"), ColumnKind.PARTITION_KEY),
-        Column("a", parse_type("bigint"), ColumnKind.REGULAR),
-        Column("b", parse_type("double"), ColumnKind.REGULAR),
-        Column("t", parse_type("text"), ColumnKind.REGULAR),
+        Column(name="k", type=parse_type("bigint"), kind=ColumnKind.PARTITION_KEY),
+        Column(name="a", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
+        Column(name="b", type=parse_type("double"), kind=ColumnKind.REGULAR),
+        Column(name="t", type=parse_type("text"), kind=ColumnKind.REGULAR),
     ),
 )
 
@@ -105,22 +105,26 @@ class BenchPlane:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         parts = StagingDeps(
-            FileDisk(),
-            SystemRng(),
-            str(folder / "staging"),
-            "machine",
-            FileIsolation(),
-            LayerBuildPool(),
-            TransferLimits(),
-            discard_event,
+            disk=FileDisk(),
+            rng=SystemRng(),
+            folder=str(folder / "staging"),
+            machine="machine",
+            isolation=FileIsolation(),
+            building=LayerBuildPool(),
+            limits=TransferLimits(),
+            report=discard_event,
         )
         self._puts = OpenPuts(parts, Staging(parts))
-        target = TargetFile(TABLE, ShardNumber(0), Incarnation(1), WHOLE_RING, StagingKind.FILES)
-        self._staged = StagedTransfer(SESSION, TRANSFER, str(folder / "staging"), target)
+        target = TargetFile(
+            table=TABLE, shard=ShardNumber(0), incarnation=Incarnation(1), range=WHOLE_RING, kind=StagingKind.FILES
+        )
+        self._staged = StagedTransfer(session=SESSION, transfer=TRANSFER, folder=str(folder / "staging"), target=target)
 
     def open_source(self, _ticket: bytes) -> SourceStream:
         folder = self._folder / "checkpoint"
-        return SourceStream(SESSION, CHECKPOINT, TABLE, str(folder), listed(folder), SCHEMA)
+        return SourceStream(
+            session=SESSION, checkpoint=CHECKPOINT, table=TABLE, folder=str(folder), parts=listed(folder), schema=SCHEMA
+        )
 
     async def open_read(self, ticket: bytes, _asked: TokenRange, _run: str = "") -> SourceStream:
         return self.open_source(ticket)
@@ -156,7 +160,7 @@ def listed(folder: Path) -> tuple[CheckpointPart, ...]:
         )
         for layer in sorted(folder.iterdir())
     )
-    return (CheckpointPart(ShardNumber(0), WHOLE_RING, layers),)
+    return (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=layers),)
 
 
 # ---- the server process
@@ -302,11 +306,17 @@ async def build_rows(folder: Path, count: int) -> None:
     numbers = [column.number for column in SCHEMA.regular]
     values = [b"\0" * 8, b"\x3f\xf0" + b"\0" * 6, b"some text of a row, which is not long"]
     value = encode_row(
-        Row(RowMarker(1), None, {number: Cell(1, data) for number, data in zip(numbers, values)}), 1, SCHEMA.layouts[-1]
+        Row(
+            marker=RowMarker(1),
+            deletion=None,
+            cells={number: Cell(timestamp_us=1, value=data) for number, data in zip(numbers, values)},
+        ),
+        1,
+        SCHEMA.layouts[-1],
     )
     keys = (number.to_bytes(8) for number in range(count))
     items = sorted((row_key(partition_prefix(token_of(key), key)), value) for key in keys)
-    await build_layer(RocksEngine(disk), str(folder), items, LayerFacts(1, 1, count))
+    await build_layer(RocksEngine(disk), str(folder), items, LayerFacts(least_us=1, greatest_us=1, rows=count))
     disk.close()
 
 
@@ -314,7 +324,9 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
     (folder / "rows" / "checkpoint").mkdir(parents=True)
     asyncio.run(build_rows(folder / "rows" / "checkpoint" / "0", count))
     authority = (folder / "tls" / "authority.pem").read_bytes()
-    asked = TypedRowsQuery(WHOLE_RING, tuple(ColumnSelector(column.name) for column in SCHEMA.columns), 0)
+    asked = TypedRowsQuery(
+        range=WHOLE_RING, columns=tuple(ColumnSelector(column.name) for column in SCHEMA.columns), now_s=0
+    )
     with served(folder / "rows") as (_, address), FlightClient(authority) as client:
         source = TransferSource(HOST, CHECKPOINT, TABLE, (), b"", address)
         client.get_hashes(source, HashesQuery(WHOLE_RING, 1, 0))  # the worker starts

@@ -71,7 +71,7 @@ GRPC_CASES: list[Case] = [("grpc", 64)]
 CLUSTER = ClusterId(uuid.UUID(int=0xC))
 
 
-class Read(msgspec.Struct, frozen=True, array_like=True):
+class Read(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     table: bytes
     token: int
     version: int
@@ -93,11 +93,13 @@ class CpuAnswer(msgspec.Struct, frozen=True, array_like=True):
     rss_bytes: int
 
 
-READ = Verb(9101, "read", Lane.DATA, Read, Row)
-CPU = Verb(9102, "cpu", Lane.DATA, CpuRequest, CpuAnswer)
+READ = Verb(number=9101, name="read", lane=Lane.DATA, request=Read, answer=Row)
+CPU = Verb(number=9102, name="cpu", lane=Lane.DATA, request=CpuRequest, answer=CpuAnswer)
 
-_padding = 200 - len(msgspec.msgpack.encode(Read(b"t" * 16, -(2**60), 7, 2**50, b"k" * 24, b"")))
-READ_200 = Read(b"t" * 16, -(2**60), 7, 2**50, b"k" * 24, b"r" * _padding)
+_padding = 200 - len(
+    msgspec.msgpack.encode(Read(table=b"t" * 16, token=-(2**60), version=7, now_us=2**50, key=b"k" * 24, rest=b""))
+)
+READ_200 = Read(table=b"t" * 16, token=-(2**60), version=7, now_us=2**50, key=b"k" * 24, rest=b"r" * _padding)
 ROW_64 = Row(b"v" * 61)
 
 
@@ -122,7 +124,7 @@ AskCpu = Callable[[], Awaitable[CpuAnswer]]
 
 
 def introduction(number: int) -> Introduction:
-    return Introduction(HostId(uuid.UUID(int=number)), CLUSTER, "bench")
+    return Introduction(host=HostId(uuid.UUID(int=number)), cluster=CLUSTER, cluster_name="bench")
 
 
 def transport(folder: str, variant: str) -> TcpTransport:
@@ -156,7 +158,9 @@ async def serve_all(address: Address, folder: str) -> None:
 
 async def open_ours(stack: AsyncExitStack, address: Address, variant: str, folder: str) -> tuple[Call, AskCpu]:
     net = await stack.enter_async_context(transport(folder, variant))
-    context = PeersContext(net, SystemRng(), introduction(2), WireLimits(), discard_event)
+    context = PeersContext(
+        transport=net, rng=SystemRng(), introduction=introduction(2), limits=WireLimits(), report=discard_event
+    )
     caller, _ = await connect(context, address, ConnectionTarget(Lane.DATA))
     return lambda: caller.call(READ, READ_200, DEADLINE_MS), lambda: caller.call(CPU, CpuRequest(), DEADLINE_MS)
 
@@ -348,7 +352,13 @@ async def _load(call: Call, depth: int, seconds: float) -> list[float]:
 async def idle(address: Address, folder: str, connections: int, seconds: float) -> dict[str, float]:
     """Server memory and CPU for connections that say nothing, mutual TLS on."""
     async with transport(folder, "tls") as net:
-        context = PeersContext(net, SystemRng(), introduction(2), WireLimits(connect_ms=20_000), discard_event)
+        context = PeersContext(
+            transport=net,
+            rng=SystemRng(),
+            introduction=introduction(2),
+            limits=WireLimits(connect_ms=20_000),
+            report=discard_event,
+        )
         address = Address(address.host, address.port + OURS.index("tls"))
         first, _ = await connect(context, address, ConnectionTarget(Lane.DATA))
         before = await first.call(CPU, CpuRequest(), DEADLINE_MS)

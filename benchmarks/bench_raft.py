@@ -116,13 +116,13 @@ class Count:
 class OnePeer:
     def __init__(self, around: Environment, folder: str, peer: PeerId, wire: "InProcess | OverTcp") -> None:
         self.machine = Count()
-        setup = RaftConfig(folder, RaftOptions(peer), discard_event)
+        setup = RaftConfig(folder=folder, options=RaftOptions(peer=peer), report=discard_event)
         self.server: RaftDriver[int] = RaftDriver(around, setup, self.machine, wire)
         self._serial = 0
 
     async def open(self) -> None:
         meta = SnapshotMeta(1, 1, EVERYBODY)
-        write = LogWrite(HardState(1, NO_PEER, 1), (), meta, must_sync=True, answers=())
+        write = LogWrite(hard_state=HardState(1, NO_PEER, 1), entries=(), snapshot=meta, must_sync=True, answers=())
         await self.server.begin(meta, iter(((1).to_bytes(8),)), write)
         await self.server.open()
 
@@ -193,9 +193,9 @@ class CoresAndLogs:
         for peer in PEERS:
             log, _ = await RaftStorage.open(self._disk, SystemRng(), f"{self._folder}/{peer}")
             await log.store_snapshot(meta, (b"nothing",))
-            await log.persist([LogWrite(state, (), meta, must_sync=True, answers=())])
+            await log.persist([LogWrite(hard_state=state, entries=(), snapshot=meta, must_sync=True, answers=())])
             self._logs[peer] = log
-            self._cores[peer] = RaftCore(RaftOptions(peer), RecoveredState(state, meta, ()), SystemRng(), 0)
+            self._cores[peer] = RaftCore(RaftOptions(peer=peer), RecoveredState(state, meta, ()), SystemRng(), 0)
         await self.step(Campaign())
 
     async def step(self, event: RaftEvent) -> None:
@@ -263,7 +263,7 @@ async def measure_servers(folder: str, batch: int, seconds: float) -> float:
     disk = UnsyncedDisk()
     peers: dict[PeerId, OnePeer] = {}
     async with TcpTransport(None, TransportLimits(), discard_event, plain=True) as unused:
-        around = Environment(SystemClock(), SystemRng(), disk, unused)
+        around = Environment(clock=SystemClock(), rng=SystemRng(), disk=disk, transport=unused)
         for peer in PEERS:
             peers[peer] = OnePeer(around, f"{folder}/{peer}", peer, InProcess(peers))
             await peers[peer].open()
@@ -295,7 +295,7 @@ class OverTcp:
         self._own_host, self._own_address = own
 
     def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
-        notice = RaftMessages(HISTORY, tuple(messages), self._own_host, self._own_address)
+        notice = RaftMessages(history=HISTORY, messages=tuple(messages), host=self._own_host, address=self._own_address)
         return self._peers.send(self._hosts[peer], RAFT, notice)
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
@@ -310,9 +310,18 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
         TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport,
         asyncio.TaskGroup() as tasks,
     ):
-        around = Environment(SystemClock(), SystemRng(), disk, transport)
-        introduction = Introduction(hosts[peer], CLUSTER, "bench")
-        links = Peers(tasks, PeersContext(transport, around.rng, introduction, WireLimits(), discard_event))
+        around = Environment(clock=SystemClock(), rng=SystemRng(), disk=disk, transport=transport)
+        introduction = Introduction(host=hosts[peer], cluster=CLUSTER, cluster_name="bench")
+        links = Peers(
+            tasks,
+            PeersContext(
+                transport=transport,
+                rng=around.rng,
+                introduction=introduction,
+                limits=WireLimits(),
+                report=discard_event,
+            ),
+        )
         addresses = {number: Address(f"{network}.{number}", PORT) for number in hosts}
         for number, host in hosts.items():
             links.set_address(host, addresses[number])
@@ -361,7 +370,7 @@ async def _load(one: OnePeer, in_flight: int, seconds: float) -> tuple[list[floa
     return latencies, time.perf_counter() - began
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commits:
     in_flight: int
     per_s: float
@@ -415,7 +424,9 @@ def measure_processes(folder: Path, seconds: float, rounds: int) -> list[Commits
                 per_s, p50_ms = map(float, leader.ask(f"load {count} {seconds}").split())
                 bare = relay.measure(seconds) if count == 1 else None
                 after = measure_sync_rate(folder, seconds=seconds / 4)
-                measured[count].append(Commits(count, per_s, p50_ms, (before + after) / 2, bare))
+                measured[count].append(
+                    Commits(in_flight=count, per_s=per_s, p50_ms=p50_ms, syncs_per_s=(before + after) / 2, relay=bare)
+                )
     finally:
         relay.close()
         for child in children:

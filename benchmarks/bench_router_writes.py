@@ -77,7 +77,7 @@ class CpuAnswer(msgspec.Struct, frozen=True, array_like=True):
     writes: int
 
 
-CPU = Verb(9201, "cpu", Lane.DATA, CpuRequest, CpuAnswer)
+CPU = Verb(number=9201, name="cpu", lane=Lane.DATA, request=CpuRequest, answer=CpuAnswer)
 
 
 class StubReplica:
@@ -125,21 +125,31 @@ def place(net: str, number: int) -> str:
 
 def snapshot(net: str) -> Snapshot:
     nodes = {
-        host: Node(host, "dc1", "r1", 1, 0, "1", place(net, number), 1, NodeState.NORMAL)
+        host: Node(
+            host=host,
+            datacenter="dc1",
+            rack="r1",
+            shard_count=1,
+            ignore_msb=0,
+            release_version="1",
+            address=place(net, number),
+            num_tokens=1,
+            state=NodeState.NORMAL,
+        )
         for number, host in enumerate(HOSTS, 1)
     }
     replicas = tuple(Replica(host, ShardNumber(0)) for host in HOSTS)
-    keyspace = Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True)
+    keyspace = Keyspace(name="ks", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True)
     return Snapshot(
         nodes=FrozenMap(nodes),
         keyspaces=FrozenMap({"ks": keyspace}),
-        tables=FrozenMap({TABLE: Table(TABLE, "ks", "t")}),
+        tables=FrozenMap({TABLE: Table(id=TABLE, keyspace="ks", name="t")}),
         tablets=FrozenMap({TABLE: tablet_map(TABLE, [replicas] * TABLETS)}),
     )
 
 
 def introduction(host: HostId) -> Introduction:
-    return Introduction(host, ClusterId(uuid.UUID(int=0xC)), "bench", "shard-0")
+    return Introduction(host=host, cluster=ClusterId(uuid.UUID(int=0xC)), cluster_name="bench", process="shard-0")
 
 
 async def serve(number: int, net: str, profile: str) -> None:
@@ -154,14 +164,31 @@ async def serve(number: int, net: str, profile: str) -> None:
         server.serve(WRITE_ROWS, stub.serve_write)
         server.serve(CPU, stub.cpu)
         if number == 1:
-            context = PeersContext(transport, SystemRng(), introduction(host), WireLimits(), discard_event)
+            context = PeersContext(
+                transport=transport,
+                rng=SystemRng(),
+                introduction=introduction(host),
+                limits=WireLimits(),
+                report=discard_event,
+            )
             own = Replica(host, ShardNumber(0))
             clients = ShardClients(tasks, context, ReplicaAddresses(own, PORT, lambda _: Address("/nowhere")), stub)
             view = TopologyView()
             view.install(view_of(snapshot(net), Revision(HistoryId(uuid.UUID(int=1)), 1)))
             clients.follow(view.current.snapshot)
             clock, limits = SystemClock(), RouterLimits()
-            writes = WriteRouter(RouterDeps(view, own, "dc1", clients, clock, limits, Metrics(), tasks))
+            writes = WriteRouter(
+                RouterDeps(
+                    view=view,
+                    own=own,
+                    datacenter="dc1",
+                    clients=clients,
+                    clock=clock,
+                    limits=limits,
+                    metrics=Metrics(),
+                    tasks=tasks,
+                )
+            )
             RowsFront(WriteOnly(writes), clock, limits, lambda: None).serve(server)
         await transport.listen(Address(place(net, number), PORT), server.accept)
         print("ready", flush=True)
@@ -190,7 +217,11 @@ def requests(count: int, batch: int) -> list[RouteWriteRequest]:
 async def drive(net: str, seconds: float, in_flight: int, batch: int) -> dict[str, float]:
     async with TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport:
         context = PeersContext(
-            transport, SystemRng(), introduction(HostId(uuid.UUID(int=9))), WireLimits(), discard_event
+            transport=transport,
+            rng=SystemRng(),
+            introduction=introduction(HostId(uuid.UUID(int=9))),
+            limits=WireLimits(),
+            report=discard_event,
         )
         callers = [
             (await connect(context, Address(place(net, number), PORT), ConnectionTarget(Lane.DATA)))[0]

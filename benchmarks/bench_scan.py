@@ -52,7 +52,7 @@ LIMITS_US = {"sidecar": 1.0, "rows": 1.4}
 
 
 def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Column:
-    return Column(name, parse_type(kind), place)
+    return Column(name=name, type=parse_type(kind), kind=place)
 
 
 SCHEMA = new_schema(
@@ -114,7 +114,7 @@ class Layers:
                 if not number:
                     pq.write_table(pa.table(batch), self.parquet)
                 writer = BaseLayerWriter(RocksEngine(disk), disk, str(self.folder / f"columns{number}"), SCHEMA)
-                chunk = encode_batch(SCHEMA, batch, WriteStamp(number + 1, 0))
+                chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us=number + 1, at_s=0))
                 for start in range(0, len(chunk), 16 * 1024):
                     writer.add(chunk.slice(start, 16 * 1024))
                 await writer.finish()
@@ -128,7 +128,9 @@ class Layers:
     @contextmanager
     def opened(self, kind: str, numbers: Iterable[int] = (0,)) -> Iterator[LocalScan]:
         layers = tuple((str(self.folder / f"{kind}{number}"), WHOLE_RING) for number in numbers)
-        with open_located(CheckpointFiles("", str(self.folder), (ScanStack(WHOLE_RING, layers),), SCHEMA)) as scan:
+        with open_located(
+            CheckpointFiles(machine="", folder=str(self.folder), stacks=(ScanStack(WHOLE_RING, layers),), schema=SCHEMA)
+        ) as scan:
             yield scan
 
     def typed(self, kind: str, asked: TypedRowsQuery, numbers: Iterable[int] = (0,)) -> int:
@@ -137,12 +139,12 @@ class Layers:
 
     def stored(self) -> int:
         with self.opened("rows") as scan:
-            return sum(len(batch) for batch in scan.ask(StoredRowsQuery(WHOLE_RING))[1])
+            return sum(len(batch) for batch in scan.ask(StoredRowsQuery(range=WHOLE_RING))[1])
 
     def merged(self, kind: str, numbers: tuple[int, int]) -> int:
         with self.opened(kind, numbers[:1]) as one, self.opened(kind, numbers[1:]) as other:
-            streams = [scan.ask(StoredRowsQuery(WHOLE_RING, by_column=True))[1] for scan in (one, other)]
-            return sum(len(batch) for batch in merge_replicas(ScanQuery(SCHEMA, ALL, 0), streams))
+            streams = [scan.ask(StoredRowsQuery(range=WHOLE_RING, by_column=True))[1] for scan in (one, other)]
+            return sum(len(batch) for batch in merge_replicas(ScanQuery(schema=SCHEMA, columns=ALL, now_s=0), streams))
 
     def from_parquet(self) -> int:
         with pq.ParquetFile(self.parquet) as file:
@@ -150,10 +152,13 @@ class Layers:
 
 
 def cases(layers: Layers) -> dict[str, Callable[[], int]]:
-    whole, few = TypedRowsQuery(WHOLE_RING, ALL, 0), TypedRowsQuery(WHOLE_RING, NARROW, 0)
-    timed = TypedRowsQuery(WHOLE_RING, TIMES, 0)
+    whole, few = (
+        TypedRowsQuery(range=WHOLE_RING, columns=ALL, now_s=0),
+        TypedRowsQuery(range=WHOLE_RING, columns=NARROW, now_s=0),
+    )
+    timed = TypedRowsQuery(range=WHOLE_RING, columns=TIMES, now_s=0)
     half = KeyCondition("id", KeyOperator.LESS, ((layers.rows // 2).to_bytes(8),))
-    filtered = TypedRowsQuery(WHOLE_RING, ALL, 0, (half,))
+    filtered = TypedRowsQuery(range=WHOLE_RING, columns=ALL, now_s=0, conditions=(half,))
     return {
         "sidecar": lambda: layers.typed("columns", whole),
         "sidecar_2_columns": lambda: layers.typed("columns", few),

@@ -40,7 +40,7 @@ JUDGE_S_MAX = 1.0
 TOKENS_PER_S_MIN = 5e6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One measured number; good where it is on the right side of its limit."""
 
@@ -100,7 +100,9 @@ def make_history(seed: int) -> list[ClientOperation]:
     history: list[ClientOperation] = []
     for _, invoked, returned, client, call in sorted(moments, key=lambda each: each[0]):
         value = result_of(call, value)
-        history.append(ClientOperation(f"c{client}", "", call, value, invoked, returned))
+        history.append(
+            ClientOperation(client=f"c{client}", key="", call=call, result=value, invoked=invoked, returned=returned)
+        )
     return history
 
 
@@ -108,7 +110,9 @@ def judge_s(seed: int, *, spoiled: bool) -> float:
     history = make_history(seed)
     if spoiled:
         wrong = history[OPERATIONS // 2]
-        history[OPERATIONS // 2] = ClientOperation(wrong.client, "", wrong.call, -1, wrong.invoked, wrong.returned)
+        history[OPERATIONS // 2] = ClientOperation(
+            client=wrong.client, key="", call=wrong.call, result=-1, invoked=wrong.invoked, returned=wrong.returned
+        )
     began = time.process_time()
     violation = find_violation(history, RegisterModel())
     took = time.process_time() - began
@@ -135,28 +139,46 @@ def token_figures() -> list[Figure]:
 
     columns, single = median(in_columns), median(one_by_one)
     return [
-        Figure("tokens of 8-byte keys, in columns", columns, "keys/s", TOKENS_PER_S_MIN),
-        Figure("tokens of 8-byte keys, one at a time (the driver's)", single, "keys/s"),
-        Figure("columns against one at a time", columns / single, "times"),
+        Figure(name="tokens of 8-byte keys, in columns", value=columns, unit="keys/s", limit=TOKENS_PER_S_MIN),
+        Figure(name="tokens of 8-byte keys, one at a time (the driver's)", value=single, unit="keys/s"),
+        Figure(name="columns against one at a time", value=columns / single, unit="times"),
     ]
 
 
 def main() -> int:
-    calm = Scenario("chatter", "three chatty nodes without faults", CHATTER_S, _calm_chatter)
+    calm = Scenario(name="chatter", summary="three chatty nodes without faults", seconds=CHATTER_S, run=_calm_chatter)
     register = find_scenario("register")
     right = [judge_s(seed, spoiled=False) for seed in range(RUNS)]
     wrong = [judge_s(seed, spoiled=True) for seed in range(RUNS)]
     chatty = median(lambda: simulated_per_cpu_s(calm, CHATTER_S))
     figures = [
-        Figure("three chatty nodes, 60 frames/s", chatty, "simulated s per CPU s", CHATTER_MIN),
+        Figure(name="three chatty nodes, 60 frames/s", value=chatty, unit="simulated s per CPU s", limit=CHATTER_MIN),
         Figure(
-            "register under every fault",
-            median(lambda: simulated_per_cpu_s(register, REGISTER_S)),
-            "simulated s per CPU s",
+            name="register under every fault",
+            value=median(lambda: simulated_per_cpu_s(register, REGISTER_S)),
+            unit="simulated s per CPU s",
         ),
-        Figure("judge 1,000 operations of 10 clients, right", statistics.median(right), "s", JUDGE_S_MAX, at_most=True),
-        Figure("judge 1,000 operations of 10 clients, worst right", max(right), "s", JUDGE_S_MAX, at_most=True),
-        Figure("judge 1,000 operations of 10 clients, wrong", statistics.median(wrong), "s", JUDGE_S_MAX, at_most=True),
+        Figure(
+            name="judge 1,000 operations of 10 clients, right",
+            value=statistics.median(right),
+            unit="s",
+            limit=JUDGE_S_MAX,
+            at_most=True,
+        ),
+        Figure(
+            name="judge 1,000 operations of 10 clients, worst right",
+            value=max(right),
+            unit="s",
+            limit=JUDGE_S_MAX,
+            at_most=True,
+        ),
+        Figure(
+            name="judge 1,000 operations of 10 clients, wrong",
+            value=statistics.median(wrong),
+            unit="s",
+            limit=JUDGE_S_MAX,
+            at_most=True,
+        ),
         *token_figures(),
     ]
     for figure in figures:

@@ -48,7 +48,7 @@ GROWTH_TRIES = 3
 LOAD_SHARE = 0.3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     rows: int
     rounds: int
@@ -60,11 +60,11 @@ class Plan:
     """Of each table; None: as many as nodes give one. With too few rows in each they are no layers of their own."""
 
 
-FULL = Plan(2_000_000, 3, 1, 10.0, (200_000, 2_000_000, 20_000_000))
-QUICK = Plan(200_000, 1, 1, 3.0, (), 2)
+FULL = Plan(rows=2_000_000, rounds=3, warm_ups=1, quiet_s=10.0, growth=(200_000, 2_000_000, 20_000_000))
+QUICK = Plan(rows=200_000, rounds=1, warm_ups=1, quiet_s=3.0, growth=(), tablets=2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One of those that are compared."""
 
@@ -142,9 +142,9 @@ class Bench:
             return []
         return [
             Side(
-                name,
-                lambda: postgres.write(self.input, "t"),
-                postgres.spent,
+                name=name,
+                work=lambda: postgres.write(self.input, "t"),
+                parts=postgres.spent,
                 before=lambda: postgres.empty("t"),
                 after=lambda: postgres.settle("t"),
             )
@@ -154,26 +154,28 @@ class Bench:
         postgres = self.postgres
         if postgres is None:
             return []
-        return [Side(name, lambda: read_whole(postgres.read("t", self.plan.rows)), postgres.spent)]
+        return [Side(name=name, work=lambda: read_whole(postgres.read("t", self.plan.rows)), parts=postgres.spent)]
 
     def parquet_write(self, name: str) -> Side:
         work = self.input.write.mode("overwrite")
-        return Side(name, lambda: work.parquet(str(self.folder / "output")), spark_spent)
+        return Side(name=name, work=lambda: work.parquet(str(self.folder / "output")), parts=spark_spent)
 
     def parquet_read(self, name: str) -> Side:
-        return Side(name, lambda: read_whole(self.spark.read.parquet(str(self.folder / "output"))), spark_spent)
+        return Side(
+            name=name, work=lambda: read_whole(self.spark.read.parquet(str(self.folder / "output"))), parts=spark_spent
+        )
 
     def write(self, name: str, cluster: SourceCluster, table: str) -> Side:
         return Side(
-            name,
-            lambda: cluster.write(self.input, table),
-            cluster.spent,
+            name=name,
+            work=lambda: cluster.write(self.input, table),
+            parts=cluster.spent,
             before=lambda: cluster.empty(table),
             after=cluster.wait_quiet,
         )
 
     def read(self, name: str, cluster: SourceCluster, table: str) -> Side:
-        return Side(name, lambda: read_whole(cluster.read(self.spark, table)), cluster.spent)
+        return Side(name=name, work=lambda: read_whole(cluster.read(self.spark, table)), parts=cluster.spent)
 
     def check(self, cluster: SourceCluster, table: str) -> None:
         """What was written is what is read: a figure of a lost row is none."""

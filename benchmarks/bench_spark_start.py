@@ -55,7 +55,7 @@ def linked(folder: Path) -> FileMove:
         (place / machine).touch()
     (checkpoint / "layer" / "f").write_bytes(b"content")
     layer = CheckpointLayer("layer", WHOLE_RING, (CheckpointFile("f", 7),))
-    parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, (layer,)),)
+    parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=(layer,)),)
     read = host, CheckpointId(uuid.uuid4()), TableId(uuid.uuid4())
     write = host, ShardNumber(0), SessionId(uuid.uuid4()), TransferId(uuid.uuid4())
     return FileMove(
@@ -80,7 +80,7 @@ class Run:
 
     def __init__(self, folder: Path, archives: Path | None) -> None:
         self.folder = folder
-        self.engine = SparkEngine(SparkOptions(folder / "spark", archive_folder=archives), b"")
+        self.engine = SparkEngine(SparkOptions(folder=folder / "spark", archive_folder=archives), b"")
         self.start_s = self.cpu_s = 0.0
         self.jobs_ms: list[float] = []
 

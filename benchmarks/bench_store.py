@@ -59,7 +59,7 @@ LARGE_VALUE_BYTES = 64 << 10
 
 
 def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Column:
-    return Column(name, parse_type(kind), place)
+    return Column(name=name, type=parse_type(kind), kind=place)
 
 
 SCHEMA = new_schema(
@@ -105,7 +105,7 @@ LIMITS: dict[str, Limit] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Bench:
     folder: str
     rows: int
@@ -159,14 +159,17 @@ def columns_of(ids: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]], 
 
 
 def items_of(batch: pa.RecordBatch, timestamp_us: int) -> list[Item]:
-    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us, 0))
+    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us=timestamp_us, at_s=0))
     return list(zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist()))
 
 
 @asynccontextmanager
 async def running_store(bench: Bench, name: str, mode: SyncMode = SyncMode.PERIODIC) -> AsyncIterator[ShardStore]:
     limits = StoreLimits(
-        CommitLogLimits(mode=mode), CompactionLimits(live_bytes_max=1 << 40), layers_open_max=1000, free_bytes_min=0
+        log=CommitLogLimits(mode=mode),
+        compact=CompactionLimits(live_bytes_max=1 << 40),
+        layers_open_max=1000,
+        free_bytes_min=0,
     )
     store = await open_store(bench.disk, SystemRng(), bench.path(name), RocksEngine(bench.disk), limits)
     async with asyncio.TaskGroup() as tasks:
@@ -234,7 +237,7 @@ async def _measure_reads(bench: Bench, store: ShardStore, stack: Stack, layers: 
 async def load(bench: Bench, engine: RocksEngine, name: str, batch: pa.RecordBatch, timestamp_us: int) -> None:
     """A batch of columns as a finished base."""
     writer = BaseLayerWriter(engine, bench.disk, bench.path(name), SCHEMA)
-    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us, 0))
+    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us=timestamp_us, at_s=0))
     for start in range(0, len(chunk), 16 * 1024):
         writer.add(chunk.slice(start, 16 * 1024))
     await writer.finish()
@@ -261,7 +264,7 @@ async def _measure_scan(bench: Bench, engine: RocksEngine, what: tuple[int, bool
     parts = [(bench.path(f"base{number}"), WHOLE_RING) for number in range(layers)]
     opened = await open_scan(engine, bench.disk, parts)
     scanned = opened if with_sidecar else [ScanLayer(one.layer) for one in opened]
-    question = ScanQuery(SCHEMA, select_values(column.name for column in SCHEMA.columns), 0)
+    question = ScanQuery(schema=SCHEMA, columns=select_values(column.name for column in SCHEMA.columns), now_s=0)
     for _ in range(bench.rounds):
         with CpuTimer(bench.rows) as scanning:
             found = sum(len(batch) for batch in scan_rows(scanned, question))
@@ -284,7 +287,15 @@ async def measure_folds(bench: Bench) -> None:
         )
         for number in range(bench.rounds):
             out = bench.path(f"fold-{other}-{number}")
-            job = CompactionJob(Incarnation(1), inputs, LayerId(9), out, WHOLE_RING, KEEP_ALL, SCHEMA)
+            job = CompactionJob(
+                incarnation=Incarnation(1),
+                inputs=inputs,
+                output=LayerId(9),
+                output_folder=out,
+                range=WHOLE_RING,
+                rule=KEEP_ALL,
+                schema=SCHEMA,
+            )
             with CpuTimer(rows) as folding:
                 result = await run_compaction(engine, bench.disk, job)
             assert result.facts.rows == rows
@@ -348,7 +359,9 @@ async def measure_checkpoint(bench: Bench) -> None:
     per_layer = bench.checkpoint_bytes // 4 // LARGE_VALUE_BYTES
     keys = [key for key, _ in items_of(columns_of(range(per_layer), 1), 10)]
     values = (os.urandom(LARGE_VALUE_BYTES) for _ in keys)
-    await build_layer(engine, bench.path("large"), zip(keys, values), LayerFacts(10, 10, len(keys)))
+    await build_layer(
+        engine, bench.path("large"), zip(keys, values), LayerFacts(least_us=10, greatest_us=10, rows=len(keys))
+    )
     async with running_store(bench, "checkpointed") as store:
         stack = await store.create(SCHEMA.id, WHOLE_RING)
         for number in range(4):
@@ -439,7 +452,7 @@ def main() -> int:
     for name, measure in PARTS.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                bench = Bench(folder, rows, size)
+                bench = Bench(folder=folder, rows=rows, checkpoint_bytes=size)
                 asyncio.run(measure(bench))
                 bench.disk.close()
             for figure, value in bench.figures.items():

@@ -60,20 +60,33 @@ def rows_of(tablets: int) -> dict[str, Row]:
     }
     for number, host in enumerate(hosts):
         tokens = tuple(sorted(rng.getrandbits(63) for _ in range(16)))
-        node = Node(host, "dc1", f"r{number % 3}", SHARDS, 12, "1.0", f"10.0.0.{number}", 16, NodeState.NORMAL, tokens)
+        node = Node(
+            host=host,
+            datacenter="dc1",
+            rack=f"r{number % 3}",
+            shard_count=SHARDS,
+            ignore_msb=12,
+            release_version="1.0",
+            address=f"10.0.0.{number}",
+            num_tokens=16,
+            state=NodeState.NORMAL,
+            tokens=tokens,
+        )
         rows[keys.node_key(host)] = node
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", FACTOR),))
-    rows[keys.keyspace_key("ks")] = Keyspace("ks", replication, on_tablets=True)
+    rows[keys.keyspace_key("ks")] = Keyspace(name="ks", replication=replication, on_tablets=True)
     for index, count in enumerate(table_sizes(tablets)):
         table = TableId(uuid.UUID(int=1000 + index))
-        rows[keys.table_key(table)] = Table(table, "ks", f"t{index}")
+        rows[keys.table_key(table)] = Table(id=table, keyspace="ks", name=f"t{index}")
         rows[keys.map_key(table)] = TabletMapRow(count, Resize())
         sets = tuple(_replicas(rng, hosts) for _ in range(count))
         for chunk, start in enumerate(range(0, count, CHUNK_TABLETS)):
             rows[keys.chunk_key(table, chunk)] = chunk_row(sets[start : start + CHUNK_TABLETS], ())
         for number in range(0, count, max(1, count * 8 // MOVING)):
             new = (*sets[number][:-1], _other(rng, hosts, sets[number]))
-            moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, new)
+            moving = TabletTransition(
+                kind=TransitionKind.MIGRATION, stage=TabletStage.ALLOW_WRITE_BOTH_READ_OLD, new_replicas=new
+            )
             rows[keys.transition_key(table, number)] = moving
     return rows
 
@@ -122,7 +135,7 @@ def _times(snapshot: Snapshot) -> dict[str, float]:
     def change(number: int) -> ProposedChange:
         tablet, transition = moving[number % len(moving)]
         session = SessionId(uuid.UUID(int=number))
-        step = TabletAdvance(table, tablet, transition.stage, session)
+        step = TabletAdvance(table=table, tablet=tablet, leaving=transition.stage, session=session)
         applied = apply_command(snapshot, AdvanceTablets((step,), fence=snapshot.version))
         assert isinstance(applied, ProposedChange)
         return applied

@@ -46,7 +46,7 @@ LOAD_SHARE = 0.3
 KEYS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     large_bytes: int
     small_tablets: int
@@ -59,8 +59,18 @@ class Plan:
     """Of each; one with a move lasts as long as that."""
 
 
-FULL = Plan(1_000_000_000, 100, 128, 5_000_000, 2, 3, 5.0)
-QUICK = Plan(200_000_000, 20, 32, 2_000_000, 1, 2, 3.0)
+FULL = Plan(
+    large_bytes=1_000_000_000,
+    small_tablets=100,
+    small_table=128,
+    small_bytes=5_000_000,
+    rounds=2,
+    spells=3,
+    quiet_s=5.0,
+)
+QUICK = Plan(
+    large_bytes=200_000_000, small_tablets=20, small_table=32, small_bytes=2_000_000, rounds=1, spells=2, quiet_s=3.0
+)
 
 
 def took_s(job: JobRecord) -> float:

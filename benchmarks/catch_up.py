@@ -43,7 +43,7 @@ LOOK_S = 0.01
 ONE_VALUE = random.Random(7).randbytes(VALUE_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUp:
     state_mb: float
     least_s: float
@@ -71,7 +71,7 @@ def measure_catch_up(cluster: EblaCluster, state_mb: int) -> CatchUp:
         joined.end()
     least_s = (least_before_s + _least_s(cluster, keys)) / 2
     stall_ms = max((_longest_stall_ms(path, began, began + took_s) for path in stalls), default=0.0)
-    return CatchUp(keys * VALUE_BYTES / 1e6, least_s, took_s, stall_ms)
+    return CatchUp(state_mb=keys * VALUE_BYTES / 1e6, least_s=least_s, took_s=took_s, stall_ms=stall_ms)
 
 
 def watched_entry(node: LocalNode) -> tuple[str, ...]:

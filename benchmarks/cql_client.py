@@ -28,7 +28,7 @@ Bodies = Iterator[tuple[bytes, ...]]
 """The values of requests, one after another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CqlTraffic:
     """What is sent to one shard: a prepared statement with these values."""
 

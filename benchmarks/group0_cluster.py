@@ -102,12 +102,14 @@ class EblaCluster:
     ) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         overrides = ("limits.free_disk_bytes_min=0", "pipeline.enabled=false")
-        made = find_or_create_nodes(folder, NewClusterSpec(3, 1, base, "bench", overrides))
+        made = find_or_create_nodes(
+            folder, NewClusterSpec(nodes=3, shards=1, base_address=base, cluster_name="bench", overrides=overrides)
+        )
         assign_identities(made)
         self.folder = folder
         self.runner = runner
         self.put_request = ExecuteRequest(Transaction((), (PutKey(KEY.decode(), value),)))
-        self.read_request = Group0ReadRequest((KEY.decode(),))
+        self.read_request = Group0ReadRequest(keys=(KEY.decode(),))
         self.nodes = [NodeProcess(node, entry(node)) for node in made]
         self.wait_formed()
 
@@ -199,8 +201,16 @@ class Clients:
             node = self._nodes[number % len(self._nodes)].node
             identity = node.folder.read_identity()
             assert identity is not None
-            introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
-            context = PeersContext(self._transport, SystemRng(), introduction, WireLimits(), discard_event)
+            introduction = Introduction(
+                host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="cli"
+            )
+            context = PeersContext(
+                transport=self._transport,
+                rng=SystemRng(),
+                introduction=introduction,
+                limits=WireLimits(),
+                report=discard_event,
+            )
             try:
                 caller, _ = await connect(
                     context, Address(str(node.folder.control_socket)), ConnectionTarget(Lane.CONTROL)
@@ -252,7 +262,7 @@ class _BareClient(asyncio.Protocol):
             return
         self._id += 1
         self._sent_at = now
-        self._send(encode(RequestFrame(self._id, self._verb, DEADLINE_MS, self._body)))
+        self._send(encode(RequestFrame(id=self._id, verb=self._verb, remaining_ms=DEADLINE_MS, body=self._body)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
@@ -283,7 +293,7 @@ def _load_alone(node: LocalNode, request: tuple[int, msgspec.Raw], seconds: floa
         began = now = time.perf_counter()
         while now < began + seconds:
             sent_at = now
-            _send_frame(link, encode(RequestFrame(len(took) + 1, verb, DEADLINE_MS, body)))
+            _send_frame(link, encode(RequestFrame(id=len(took) + 1, verb=verb, remaining_ms=DEADLINE_MS, body=body)))
             frame = _receive_frame(link)
             now = time.perf_counter()
             if frame[1] != ANSWER_TAG:
@@ -308,8 +318,16 @@ def _receive_frame(link: socket.socket) -> bytes:
 def _hello_of(node: LocalNode) -> HelloFrame:
     identity = node.folder.read_identity()
     assert identity is not None
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
-    return HelloFrame(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.CONTROL, 1 << 20, introduction)
+    introduction = Introduction(
+        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="cli"
+    )
+    return HelloFrame(
+        oldest=PROTOCOL_OLDEST,
+        newest=PROTOCOL_NEWEST,
+        lane=Lane.CONTROL,
+        frame_bytes_max=1 << 20,
+        introduction=introduction,
+    )
 
 
 async def _load(

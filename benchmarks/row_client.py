@@ -50,7 +50,7 @@ Bodies = Callable[[], Iterator[Body]]
 """Of requests of one verb; where they end, the client does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """What is sent to one shard."""
 
@@ -60,7 +60,7 @@ class Traffic:
     bodies: Bodies
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LoadResult:
     """What clients saw in one spell of load."""
 
@@ -146,7 +146,7 @@ class RowBodies:
 
     def _read(self, key: int, level: ConsistencyLevel) -> Body:
         start = self._row_key(key, 0)
-        return encode(RouteReadRequest(self._table, ((start, start + b"\0"),), level, rows_max=1))
+        return encode(RouteReadRequest(table=self._table, spans=((start, start + b"\0"),), level=level, rows_max=1))
 
     def _parts(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> list[bytes]:
         """The request around its timestamps."""
@@ -164,7 +164,11 @@ class RowBodies:
     def _item(self, key: int, place: int) -> tuple[bytes, bytes]:
         column = self._schema.column("v").number
         text = random.Random(key).randbytes(VALUE_BYTES // 2).hex().encode()
-        row = Row(RowMarker(TIMESTAMP_MARK), None, {column: Cell(TIMESTAMP_MARK, text)})
+        row = Row(
+            marker=RowMarker(TIMESTAMP_MARK),
+            deletion=None,
+            cells={column: Cell(timestamp_us=TIMESTAMP_MARK, value=text)},
+        )
         return self._row_key(key, place), encode_row(row, self._schema.version, self._schema.layouts[-1])
 
 
@@ -174,8 +178,16 @@ class ShardClient(asyncio.Protocol):
     def __init__(self, traffic: Traffic, in_flight: int, seconds: float) -> None:
         identity = traffic.node.folder.read_identity()
         assert identity is not None
-        introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "bench")
-        self._hello = HelloFrame(PROTOCOL_OLDEST, PROTOCOL_NEWEST, Lane.DATA, FRAME_BYTES_MAX, introduction)
+        introduction = Introduction(
+            host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="bench"
+        )
+        self._hello = HelloFrame(
+            oldest=PROTOCOL_OLDEST,
+            newest=PROTOCOL_NEWEST,
+            lane=Lane.DATA,
+            frame_bytes_max=FRAME_BYTES_MAX,
+            introduction=introduction,
+        )
         self._verb = traffic.verb
         self._bodies = traffic.bodies()
         self._in_flight = in_flight
@@ -241,7 +253,7 @@ class ShardClient(asyncio.Protocol):
             return
         request_id = next(self._ids)
         self._sent[request_id] = now
-        frame = encode(RequestFrame(request_id, self._verb, DEADLINE_MS, msgspec.Raw(body)))
+        frame = encode(RequestFrame(id=request_id, verb=self._verb, remaining_ms=DEADLINE_MS, body=msgspec.Raw(body)))
         out.append(len(frame).to_bytes(4) + frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -278,8 +290,8 @@ async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Lo
 
 
 def writing(node: LocalNode, shard: int, bodies: Bodies) -> Traffic:
-    return Traffic(node, shard, ROUTE_WRITE.number, bodies)
+    return Traffic(node=node, shard=shard, verb=ROUTE_WRITE.number, bodies=bodies)
 
 
 def reading(node: LocalNode, shard: int, bodies: Bodies) -> Traffic:
-    return Traffic(node, shard, ROUTE_READ.number, bodies)
+    return Traffic(node=node, shard=shard, verb=ROUTE_READ.number, bodies=bodies)

@@ -63,7 +63,10 @@ class RowsCluster:
     def __init__(self, folder: Path, commit_log: str, runner: asyncio.Runner) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         overrides = (*QUIET, f"commit_log={commit_log}")
-        made = find_or_create_nodes(folder, NewClusterSpec(NODES, SHARDS, base, "bench", overrides))
+        made = find_or_create_nodes(
+            folder,
+            NewClusterSpec(nodes=NODES, shards=SHARDS, base_address=base, cluster_name="bench", overrides=overrides),
+        )
         assign_identities(made)
         self.runner = runner
         self._folder = folder

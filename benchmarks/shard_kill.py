@@ -91,9 +91,13 @@ async def _longest(shard: RpcClientConnection, request: RouteWriteRequest, until
 async def _shard(node: LocalNode, number: int) -> AsyncIterator[RpcClientConnection]:
     identity = node.folder.read_identity()
     assert identity is not None
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "bench")
+    introduction = Introduction(
+        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="bench"
+    )
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-        context = PeersContext(transport, SystemRng(), introduction, WireLimits(), discard_event)
+        context = PeersContext(
+            transport=transport, rng=SystemRng(), introduction=introduction, limits=WireLimits(), report=discard_event
+        )
         caller, _ = await connect(context, Address(str(node.folder.shard_socket(number))), ConnectionTarget(Lane.DATA))
         try:
             yield caller

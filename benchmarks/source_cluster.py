@@ -46,7 +46,10 @@ class SourceCluster:
 
     def __init__(self, folder: Path, nodes: int, shards: int, tablets: int | None = None) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-        self._made = find_or_create_nodes(folder, NewClusterSpec(nodes, shards, base, "bench", OVERRIDES))
+        self._made = find_or_create_nodes(
+            folder,
+            NewClusterSpec(nodes=nodes, shards=shards, base_address=base, cluster_name="bench", overrides=OVERRIDES),
+        )
         assign_identities(self._made)
         self._folder = folder
         self._shards = shards

@@ -51,7 +51,7 @@ OVERRIDES = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MovedTable:
     id: TableId
     tablets: int
@@ -62,7 +62,9 @@ class MovedTable:
 class TransferCluster:
     def __init__(self, folder: Path) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-        made = find_or_create_nodes(folder, NewClusterSpec(NODES, 1, base, "bench", OVERRIDES))
+        made = find_or_create_nodes(
+            folder, NewClusterSpec(nodes=NODES, shards=1, base_address=base, cluster_name="bench", overrides=OVERRIDES)
+        )
         assign_identities(made)
         self.folder = folder
         self.local = made
@@ -111,7 +113,7 @@ class TransferCluster:
 
         table, schema, sets = with_table_client(self.folder, None, work)
         replicas = sets.of(table).reading(0)
-        made = MovedTable(table, tablets, replicas[0].host, replicas[1].host)
+        made = MovedTable(id=table, tablets=tablets, source=replicas[0].host, target=replicas[1].host)
         target = self.nodes[self.local.index(self.node_of(made.target))]
         target.end()
         self._fill(made, schema, size_bytes // VALUE_BYTES)
@@ -225,6 +227,10 @@ def _item(schema: TableSchema, key: int) -> tuple[bytes, bytes]:
     serialized = key.to_bytes(8)
     column = schema.column("v").number
     written_us = time.time_ns() // 1000
-    row = Row(RowMarker(written_us), None, {column: Cell(written_us, os.urandom(VALUE_BYTES))})
+    row = Row(
+        marker=RowMarker(written_us),
+        deletion=None,
+        cells={column: Cell(timestamp_us=written_us, value=os.urandom(VALUE_BYTES))},
+    )
     prefix = partition_prefix(token_of(serialized), serialized)
     return row_key(prefix, b""), encode_row(row, schema.version, schema.layouts[-1])

@@ -52,7 +52,7 @@ class Authenticator(enum.StrEnum):
     PASSWORD = "password"  # noqa: S105  # a way to log in
 
 
-class NodePorts(msgspec.Struct, frozen=True):
+class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     """The same on every node: drivers and operators tell nodes apart by address."""
 
     control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
@@ -68,7 +68,7 @@ class NodePorts(msgspec.Struct, frozen=True):
 SINGLE_PORTS = tuple(field.name for field in msgspec.structs.fields(NodePorts) if field.name != "shards_from")
 
 
-class NodeLimits(msgspec.Struct, frozen=True):
+class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Every bound a node works under."""
 
     peer_heartbeat_ms: Annotated[int, Meta(ge=20, le=60_000, description="pause between heartbeats to a peer")] = 500
@@ -183,7 +183,7 @@ class NodeLimits(msgspec.Struct, frozen=True):
     ] = 1_024
 
 
-class PipelineOptions(msgspec.Struct, frozen=True):
+class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The process that runs transfers on Spark. It lives beside the leader's control process, and only there."""
 
     enabled: Annotated[bool, Meta(description="whether this node runs it while it is the leader")] = True
@@ -199,7 +199,7 @@ class PipelineOptions(msgspec.Struct, frozen=True):
     ] = 100_000_000
 
 
-class NodeOptions(msgspec.Struct, frozen=True):
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What one node is told at its start."""
 
     data: Annotated[str, Meta(min_length=1, description="the node's folder; relative to the folder of this file")]

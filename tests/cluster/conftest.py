@@ -64,7 +64,13 @@ class LocalNodes:
 
     def __init__(self, data: Path, nodes: int, settings: Sequence[str] = (), shards: int = 1) -> None:
         self.data = data
-        shape = NewClusterSpec(nodes, shards, random_base_address(), "test", (*QUICK, *settings))
+        shape = NewClusterSpec(
+            nodes=nodes,
+            shards=shards,
+            base_address=random_base_address(),
+            cluster_name="test",
+            overrides=(*QUICK, *settings),
+        )
         self.nodes: list[LocalNode] = find_or_create_nodes(data, shape)
         assign_identities(self.nodes)
         self._started: list[subprocess.Popen[bytes]] = []

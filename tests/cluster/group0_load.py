@@ -107,7 +107,7 @@ def report_of(node: LocalNode) -> Group0Report | None:
 
 
 def read_all(node: LocalNode, prefix: str, *, quorum: bool = True) -> Group0ReadAnswer:
-    pages = ReadPager(Group0ReadRequest((), (prefix,), quorum))
+    pages = ReadPager(Group0ReadRequest(keys=(), prefixes=(prefix,), quorum=quorum))
     while (whole := pages.take(ask(node, GROUP0_READ, pages.request(), 10_000))) is None:
         pass
     return whole

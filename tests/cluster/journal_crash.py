@@ -198,11 +198,11 @@ def state(term: int, commit: int) -> HardState:
 
 
 def entries(first: int, last: int, term: int) -> tuple[Entry, ...]:
-    return tuple(Entry(index, term, b"e" * 150) for index in range(first, last + 1))
+    return tuple(Entry(index=index, term=term, data=b"e" * 150) for index in range(first, last + 1))
 
 
 def write(hard_state: HardState | None, new: tuple[Entry, ...], snapshot: SnapshotMeta | None = None) -> LogWrite:
-    return LogWrite(hard_state, new, snapshot, must_sync=True, answers=())
+    return LogWrite(hard_state=hard_state, entries=new, snapshot=snapshot, must_sync=True, answers=())
 
 
 OWN, LEADERS = SnapshotMeta(14, 1), SnapshotMeta(30, 2)

@@ -79,7 +79,7 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trial:
     """One process: what it did to the folder, and how it ended."""
 
@@ -91,7 +91,7 @@ class Trial:
     status: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     work: Callable[[str, Acknowledge], None]
     """Given its folder; tells every step that must not be lost from then on."""
@@ -165,7 +165,7 @@ def run_traced(main: Callable[[], None], folder: str, kill_before: int) -> Trial
     child = os.fork()
     if child == 0:
         _live_and_end(partial(_be_traced, main, ready))
-    trial = Trial(folder)
+    trial = Trial(folder=folder)
     _ptrace(_SEIZE, child, 0, _OPTIONS)
     os.write(go, b"!")
     for thread, status in _stops(child, trial):

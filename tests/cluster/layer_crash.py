@@ -52,7 +52,7 @@ async def work(engine: RocksEngine, folder: str, acknowledge: Acknowledge) -> No
 
 
 def facts_of(items: list[Item], at_us: int) -> LayerFacts:
-    return LayerFacts(at_us, at_us, len(items))
+    return LayerFacts(least_us=at_us, greatest_us=at_us, rows=len(items))
 
 
 async def check(engine: RocksEngine, folder: str, acknowledged: int) -> None:
@@ -100,4 +100,4 @@ def do_check(folder: str, acknowledged: int) -> None:
 
 if __name__ == "__main__":
     gc.freeze()  # so that a collection in a child does not copy every page of this process
-    try_every_kill(f"{sys.argv[1]}/layers", Workload(do_work, do_check))
+    try_every_kill(f"{sys.argv[1]}/layers", Workload(work=do_work, check=do_check))

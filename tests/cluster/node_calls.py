@@ -21,9 +21,13 @@ from ebla.wire.verbs import A, Q, Verb
 async def calling(node: LocalNode, path: Path, lane: Lane = Lane.DATA) -> AsyncIterator[RpcClientConnection]:
     identity = node.folder.read_identity()
     assert identity is not None
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "test")
+    introduction = Introduction(
+        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="test"
+    )
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-        context = PeersContext(transport, SystemRng(), introduction, WireLimits(), discard_event)
+        context = PeersContext(
+            transport=transport, rng=SystemRng(), introduction=introduction, limits=WireLimits(), report=discard_event
+        )
         caller, _ = await connect(context, Address(str(path)), ConnectionTarget(lane))
         try:
             yield caller

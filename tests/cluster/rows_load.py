@@ -37,15 +37,15 @@ SCHEMA_MS = 20_000
 PATIENCE_S = 20.0
 NOW_S = 1
 COLUMNS = (
-    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-    Column("v", parse_type("bigint"), ColumnKind.REGULAR),
+    Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+    Column(name="v", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
 )
 QUORUM = ConsistencyLevel.QUORUM
 ONE = ConsistencyLevel.ONE
 ALL = ConsistencyLevel.ALL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """A keyspace and its table `t` of numbers."""
 
@@ -59,10 +59,15 @@ class Wanted:
 def create_table(node: LocalNode, wanted: Wanted) -> TableId:
     factors = tuple((datacenter, wanted.replicas) for datacenter in wanted.datacenters)
     replication = Replication(Strategy.NETWORK_TOPOLOGY, factors)
-    keyspace = Keyspace(wanted.keyspace, replication, wanted.on_tablets, initial_tablets=8 if wanted.on_tablets else 0)
+    keyspace = Keyspace(
+        name=wanted.keyspace,
+        replication=replication,
+        on_tablets=wanted.on_tablets,
+        initial_tablets=8 if wanted.on_tablets else 0,
+    )
     ask(node, SCHEMA, SchemaRequest(CreateKeyspaceRequest(keyspace)), SCHEMA_MS)
     answer: SchemaAnswer = ask(
-        node, SCHEMA, SchemaRequest(CreateTableRequest(wanted.keyspace, "t", COLUMNS)), SCHEMA_MS
+        node, SCHEMA, SchemaRequest(CreateTableRequest(keyspace=wanted.keyspace, name="t", columns=COLUMNS)), SCHEMA_MS
     )
     assert answer.changed
     assert answer.table is not None
@@ -78,13 +83,17 @@ class Numbers:
         self._column = self.schema.column("v").number
 
     def write_of(self, key: int, number: int) -> RoutedWrite:
-        value = Row(None, None, {self._column: Cell(number, number.to_bytes(8))})
+        value = Row(
+            marker=None, deletion=None, cells={self._column: Cell(timestamp_us=number, value=number.to_bytes(8))}
+        )
         item = (row_key(self._prefix(key)), encode_row(value, self.schema.version, self.schema.layouts[-1]))
         return RoutedWrite(self.table, (item,))
 
     def read_of(self, key: int, level: ConsistencyLevel) -> RouteReadRequest:
         prefix = self._prefix(key)
-        return RouteReadRequest(self.table, ((prefix, prefix_end(prefix)),), level, rows_max=10, now_s=NOW_S)
+        return RouteReadRequest(
+            table=self.table, spans=((prefix, prefix_end(prefix)),), level=level, rows_max=10, now_s=NOW_S
+        )
 
     def number_in(self, value: bytes) -> int:
         cell = decode_row(value, self.schema.layouts).cells[self._column]

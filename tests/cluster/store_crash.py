@@ -41,13 +41,16 @@ from ebla.storage.store_recovery import open_store
 
 AT_US = 1_700_000_000_000_000
 ROCKS = RocksLimits(cache_bytes=1 << 20, write_buffers_total_bytes=4 << 20)
-LIMITS = StoreLimits(CommitLogLimits(log=JournalLimits(segment_bytes=1 << 16)), free_bytes_min=0, upkeep_ms=10_000)
+LIMITS = StoreLimits(log=CommitLogLimits(log=JournalLimits(segment_bytes=1 << 16)), free_bytes_min=0, upkeep_ms=10_000)
 INT = ScalarType(Scalar.INT)
 TABLE = new_schema(
     (TableId(UUID(int=5)), "ks", "t"),
-    (Column("k", INT, ColumnKind.PARTITION_KEY), Column("v", ScalarType(Scalar.TEXT), ColumnKind.REGULAR)),
+    (
+        Column(name="k", type=INT, kind=ColumnKind.PARTITION_KEY),
+        Column(name="v", type=ScalarType(Scalar.TEXT), kind=ColumnKind.REGULAR),
+    ),
 )
-WIDER = with_column(TABLE, Column("w", INT, ColumnKind.REGULAR))
+WIDER = with_column(TABLE, Column(name="w", type=INT, kind=ColumnKind.REGULAR))
 OTHER_RANGE = TokenRange(Token(0), Token(1000))
 OPENED = 1
 """The first step that is told: the store is open."""
@@ -60,8 +63,8 @@ def rows(numbers: range, text: str, at_us: int) -> list[Item]:
     made = []
     for number in numbers:
         key = number.to_bytes(4)
-        cells = {TABLE.column("v").number: Cell(at_us, f"{text} {number}".encode())}
-        value = encode_row(Row(RowMarker(at_us), None, cells), 1, TABLE.layouts[0])
+        cells = {TABLE.column("v").number: Cell(timestamp_us=at_us, value=f"{text} {number}".encode())}
+        value = encode_row(Row(marker=RowMarker(at_us), deletion=None, cells=cells), 1, TABLE.layouts[0])
         made.append((row_key(partition_prefix(token_of(key), key)), value))
     return sorted(made)
 
@@ -80,7 +83,7 @@ STAGED = {"staged-0": ADOPTED, "staged-1": NEWER}
 """Two layers of one transfer: with the first alone, old values would show."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     folder: str
     disk: FileDisk
@@ -144,7 +147,7 @@ async def checkpoint(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> No
 
 async def compact(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
     """The shard's part of it. What another process would build from the checkpoints is put in its place."""
-    job = await shard.store.begin_compaction(stack, GcContext(0, 3), whole=True)
+    job = await shard.store.begin_compaction(stack, GcContext(now_s=0, replication_factor=3), whole=True)
     assert job is not None
     acknowledge()
     facts = facts_of([value for _, value in BEFORE], TABLE)
@@ -243,7 +246,7 @@ async def with_shard(folder: str, main: Callable[[Shard], Awaitable[None]]) -> N
     store = await open_store(disk, SystemRng(), f"{folder}/shard", engine, LIMITS)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
-        await main(Shard(folder, disk, engine, store))
+        await main(Shard(folder=folder, disk=disk, engine=engine, store=store))
         running.cancel()
     disk.close()
 
@@ -305,7 +308,14 @@ def workload_of(name: str, filled: str) -> Workload:
     def prepare(folder: str) -> None:
         shutil.copytree(filled, folder, dirs_exist_ok=True)
 
-    return Workload(work, check, prepare, name, 0 if name == "open" else OPENED, BUILT if name == "fold" else None)
+    return Workload(
+        work=work,
+        check=check,
+        prepare=prepare,
+        name=name,
+        kill_from_step=0 if name == "open" else OPENED,
+        sampled_step=BUILT if name == "fold" else None,
+    )
 
 
 def main(folder: str, names: list[str]) -> None:

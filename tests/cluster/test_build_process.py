@@ -30,7 +30,13 @@ def job_of(folder: Path, items: list[Item], cut: int = 0) -> BuildJob:
     rows = folder / "rows"
     brought = records[: len(records) - cut]
     rows.write_bytes(brought)
-    return BuildJob((str(rows),), str(folder / "layer"), WHOLE_RING, SMALL, (zlib.crc32(brought),))
+    return BuildJob(
+        rows_files=(str(rows),),
+        output_folder=str(folder / "layer"),
+        range=WHOLE_RING,
+        schema=SMALL,
+        checksums=(zlib.crc32(brought),),
+    )
 
 
 def on_files(story: Callable[[FileDisk], Awaitable[None]]) -> None:

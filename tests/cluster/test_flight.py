@@ -53,7 +53,7 @@ def told(nodes: LocalNodes, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """A session of a bulk job on a node with a table of some rows."""
 
@@ -70,12 +70,21 @@ class Session:
         return asked(self.nodes, self.nodes.nodes[0].folder.bulk_socket, verb, request)
 
     def source(self) -> TransferSource:
-        wanted = TakeCheckpointRequest(self.id, self.table, WHOLE_RING, self.version)
+        wanted = TakeCheckpointRequest(session=self.id, table=self.table, range=WHOLE_RING, version=self.version)
         return self.bulk(TAKE_CHECKPOINT, wanted).source
 
     def target(self, kind: StagingKind) -> TransferTarget:
         shard, transfer = ShardNumber(0), TransferId(uuid.uuid4())
-        wanted = OpenStagingRequest(self.id, transfer, self.table, shard, WHOLE_RING, self.version, kind, 1000)
+        wanted = OpenStagingRequest(
+            session=self.id,
+            transfer=transfer,
+            table=self.table,
+            shard=shard,
+            range=WHOLE_RING,
+            version=self.version,
+            kind=kind,
+            size_bytes=1000,
+        )
         return self.bulk(OPEN_STAGING, wanted).target
 
     def status(self) -> BulkStatusAnswer:
@@ -100,9 +109,9 @@ def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int") -> 
     nodes.start_all()
     made = told(nodes, "table", "create", "shop.orders", columns, "--tablets", "1")
     table, session = TableId(uuid.UUID(made["id"])), SessionId(uuid.uuid4())
-    request = OpenSessionRequest(session, table, JobId(uuid.uuid4()), 60_000)
+    request = OpenSessionRequest(session=session, table=table, job=JobId(uuid.uuid4()), life_ms=60_000)
     answer = asked(nodes, nodes.nodes[0].folder.control_socket, OPEN_SESSION, request)
-    return Session(nodes, session, table, answer.version)
+    return Session(nodes=nodes, id=session, table=table, version=answer.version)
 
 
 def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> None:
@@ -112,7 +121,7 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
     target = session.target(StagingKind.FILES)
     source = session.source()
     attempt = AttemptId(uuid.uuid4())
-    query = TypedRowsQuery(WHOLE_RING, (ColumnSelector("id"), ColumnSelector("total")), 0)
+    query = TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("id"), ColumnSelector("total")), now_s=0)
     with session.client as client:
         rows = [row for batch in client.get_typed_rows(source, query) for row in batch.to_pylist()]
         assert sorted((row["id"], row["total"]) for row in rows) == [(number, 10 * number) for number in range(ROWS)]
@@ -126,12 +135,19 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
                 staged.append(client.move_file(source, wanted, target, attempt, f"{place}/{file.name}"))
         assert session.status().received_bytes == source.size_bytes
         ranges = tuple(layer.range for layer in source.parts[0].layers)
-        sealed = session.bulk(SEAL, SealRequest(session.id, target.transfer, attempt, tuple(staged), ranges))
+        sealed = session.bulk(
+            SEAL,
+            SealRequest(
+                session=session.id, transfer=target.transfer, attempt=attempt, files=tuple(staged), layers=ranges
+            ),
+        )
         assert (sealed.size_bytes, sealed.copied_files) == (source.size_bytes, 0)
 
         rows_target = session.target(StagingKind.ROWS)
         brought = client.put_rows(rows_target, attempt, client.get_rows(source, WHOLE_RING))
-        sealed = session.bulk(SEAL, SealRequest(session.id, rows_target.transfer, attempt, (brought,)))
+        sealed = session.bulk(
+            SEAL, SealRequest(session=session.id, transfer=rows_target.transfer, attempt=attempt, files=(brought,))
+        )
         assert sealed.size_bytes
 
         session.close()

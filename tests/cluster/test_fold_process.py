@@ -84,17 +84,26 @@ async def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
 async def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
     """Over its socket, with no control to speak to."""
     host = HostId(SystemRng().uuid())
-    ours = Introduction(host, None, "test", "bulk")
+    ours = Introduction(host=host, cluster=None, cluster_name="test", process="bulk")
     door = Address(str(tmp_path / "bulk.sock"))
     async with TcpTransport(None, TransportLimits(), discard_event) as transport, asyncio.TaskGroup() as tasks:
-        around = Environment(SystemClock(), SystemRng(), FileDisk(), transport)
+        around = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport)
         nobody = Address(str(tmp_path / "control.sock"))
         setup = BulkConfig(
-            ours, door, nobody, 1_000, CompactionServiceLimits(), WireLimits(), discard_event, os.getpid()
+            introduction=ours,
+            address=door,
+            control_address=nobody,
+            heartbeat_ms=1_000,
+            desk=CompactionServiceLimits(),
+            wire=WireLimits(),
+            report=discard_event,
+            pid=os.getpid(),
         )
         bulk = tasks.create_task(BulkProcess(around, setup, CompactionProcesses()).run())
         await _until(lambda: Path(door.host).exists())
-        context = PeersContext(transport, SystemRng(), ours, WireLimits(), discard_event)
+        context = PeersContext(
+            transport=transport, rng=SystemRng(), introduction=ours, limits=WireLimits(), report=discard_event
+        )
         caller, _ = await connect(context, door, ConnectionTarget(Lane.DATA, host))
         async with real_store(tmp_path / "shard-0") as (store, _disk):
             stack, job = await three_bases(store)

@@ -53,8 +53,8 @@ def test_each_level_counts_the_replicas_of_its_datacenters(make_nodes: Make) -> 
     cluster.start_all()
     east, west = cluster.nodes[0], cluster.nodes[2]
     tables = [
-        Numbers(create_table(east, Wanted("tablets", 2, datacenters=BOTH))),
-        Numbers(create_table(east, Wanted("vnodes", 2, on_tablets=False, datacenters=BOTH))),
+        Numbers(create_table(east, Wanted(keyspace="tablets", replicas=2, datacenters=BOTH))),
+        Numbers(create_table(east, Wanted(keyspace="vnodes", replicas=2, on_tablets=False, datacenters=BOTH))),
     ]
     for rows in tables:
         must_refuse(east, rows)

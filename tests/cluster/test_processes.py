@@ -39,9 +39,11 @@ async def _ask_shard(nodes: LocalNodes) -> IdentityAnswer:
     node = nodes.nodes[0]
     identity = node.folder.read_identity()
     assert identity is not None
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
+    introduction = Introduction(host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name)
     async with TcpTransport(NodeTls(TlsFolder(node.folder.tls)), TransportLimits(), discard_event) as transport:
-        context = PeersContext(transport, SystemRng(), introduction, WireLimits(), discard_event)
+        context = PeersContext(
+            transport=transport, rng=SystemRng(), introduction=introduction, limits=WireLimits(), report=discard_event
+        )
         caller, _ = await connect(context, node.options.shard_address(0), ConnectionTarget(Lane.CONTROL, identity.host))
         try:
             return await caller.call(IDENTITY, IdentityRequest(), 2_000)

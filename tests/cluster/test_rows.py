@@ -50,8 +50,8 @@ class Cluster:
         self.local = nodes
         self.processes: list[subprocess.Popen[bytes]] = [nodes.start(number) for number in range(NODES)]
         nodes.wait_all_up()
-        self.on_tablets = Numbers(create_table(self.node(0), Wanted("tablets")))
-        self.on_vnodes = Numbers(create_table(self.node(1), Wanted("vnodes", on_tablets=False)))
+        self.on_tablets = Numbers(create_table(self.node(0), Wanted(keyspace="tablets")))
+        self.on_vnodes = Numbers(create_table(self.node(1), Wanted(keyspace="vnodes", on_tablets=False)))
 
     def node(self, number: int) -> LocalNode:
         return self.local.nodes[number]
@@ -138,7 +138,7 @@ def test_a_shard_that_hangs_is_killed_and_started_again(cluster: Cluster) -> Non
 
 
 def test_a_change_of_the_schema_waits_for_every_process_bulk_included(cluster: Cluster) -> None:
-    spec = CreateTableRequest("tablets", "waits", COLUMNS, if_not_exists=True)
+    spec = CreateTableRequest(keyspace="tablets", name="waits", columns=COLUMNS, if_not_exists=True)
     bulk = cluster.local.pid("bulk", 1)
     os.kill(bulk, signal.SIGSTOP)
     try:
@@ -212,7 +212,9 @@ def held_by(cluster: Cluster, number: int, rows: Numbers, key: int) -> int | Non
     assert ring is not None
     routed = rows.read_of(key, ONE)
     for shard in range(SHARDS):
-        request = ReadRowsRequest(TopologyVersion(ring.version), rows.table, routed.spans, rows_max=10, now_s=NOW_S)
+        request = ReadRowsRequest(
+            version=TopologyVersion(ring.version), table=rows.table, spans=routed.spans, rows_max=10, now_s=NOW_S
+        )
         try:
             answer = ask_shard(cluster.node(number), shard, READ_ROWS, request)
         except EblaError:
@@ -228,7 +230,7 @@ def test_a_node_with_fewer_shards_than_its_tablets_need_says_so_and_stops(make_n
     nodes = make_nodes(shards=2)
     process = nodes.start()
     nodes.wait_all_up()
-    rows = Numbers(create_table(nodes.nodes[0], Wanted("one", replicas=1)))
+    rows = Numbers(create_table(nodes.nodes[0], Wanted(keyspace="one", replicas=1)))
     write_numbers(rows, (nodes.nodes[0], 0), dict.fromkeys(range(20), 3), QUORUM)
     process.terminate()
     assert process.wait(15) == 0

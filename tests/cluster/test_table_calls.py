@@ -98,13 +98,13 @@ def describe(session: Session, keyspace: str, table: str = "rows") -> DescribeTa
 
 
 def opening(schema: TableSchema, job: str, **others: Any) -> OpenWriteRequest:
-    return OpenWriteRequest(SessionId(uuid.uuid4()), schema.id, QUORUM, job, **others)
+    return OpenWriteRequest(session=SessionId(uuid.uuid4()), table=schema.id, level=QUORUM, job=job, **others)
 
 
 def stage(plan: StagingPlan, rows: dict[int, str]) -> list[StagedRun]:
     """As tasks do: encoded with the job's timestamp, cut by route, put to every target."""
     batch = pa.record_batch({"k": pa.array(rows, pa.int64()), "v": pa.array(rows.values(), pa.string())})
-    encoded = encode_batch(plan.schema, batch, WriteStamp(plan.timestamp_us, 0))
+    encoded = encode_batch(plan.schema, batch, WriteStamp(timestamp_us=plan.timestamp_us, at_s=0))
     stored = rows_batch(list(zip(encoded["key"].to_pylist(), encoded["stored"].to_pylist())))
     by_target: dict[int, list[int]] = {}
     for place, key in enumerate(stored["key"].to_pylist()):
@@ -117,13 +117,21 @@ def stage(plan: StagingPlan, rows: dict[int, str]) -> list[StagedRun]:
         for number, places in by_target.items():
             target, attempt = plan.targets[number], AttemptId(uuid.uuid4())
             file = client.put_rows(target, attempt, [stored.take(pa.array(places))])
-            runs.append(StagedRun(target.host, target.transfer, attempt, file, len(places)))
+            runs.append(
+                StagedRun(host=target.host, transfer=target.transfer, attempt=attempt, file=file, rows=len(places))
+            )
     return runs
 
 
 def commit(session: Session, asked: OpenWriteRequest, plan: StagingPlan, runs: list[StagedRun]) -> CommitWriteAnswer:
     request = CommitWriteRequest(
-        asked.session, asked.table, asked.job, asked.level, tuple(runs), plan.targets, asked.batch
+        session=asked.session,
+        table=asked.table,
+        job=asked.job,
+        level=asked.level,
+        runs=tuple(runs),
+        targets=plan.targets,
+        batch=asked.batch,
     )
     return call(session, COMMIT_WRITE, request)
 
@@ -141,7 +149,7 @@ def test_a_table_is_described(session: Session) -> None:
 def test_a_read_is_opened_over_the_whole_ring(session: Session, keyspace: str) -> None:
     schema = describe(session, keyspace).schema
     read = ReadId(uuid.uuid4())
-    plan = call(session, OPEN_READ, OpenReadRequest(read, schema.id, QUORUM))
+    plan = call(session, OPEN_READ, OpenReadRequest(read=read, table=schema.id, level=QUORUM))
     assert len({source.host for source in plan.sources}) == NODES
     assert {piece.needed for piece in plan.pieces} == {2}
     ends = [piece.range.end for piece in plan.pieces]

@@ -44,14 +44,14 @@ class Reader:
         told(self._nodes, "row", "put", self.name, f"id={number}", f"total={total}")
 
     def open(self, read: ReadId) -> tuple[TransferSource, tuple[StackSizeEstimate, ...]]:
-        request = OpenTableReadRequest(read, self._table, TopologyVersion(1), 600_000)
+        request = OpenTableReadRequest(read=read, table=self._table, version=TopologyVersion(1), life_ms=600_000)
         answer = asked(self._nodes, self._nodes.nodes[0].folder.bulk_socket, OPEN_TABLE_READ, request)
         one = answer.source
         nothing = CheckpointId(uuid.UUID(int=0))
         return TransferSource(one.host, nothing, self._table, (), one.ticket, one.flight, one.machine), answer.stacks
 
     def rows(self, source: TransferSource, within: TokenRange = WHOLE_RING) -> dict[int, int]:
-        query = TypedRowsQuery(within, COLUMNS, 0)
+        query = TypedRowsQuery(range=within, columns=COLUMNS, now_s=0)
         found = [row for batch in self._client.get_typed_rows(source, query) for row in batch.to_pylist()]
         return {row["id"]: row["total"] for row in found}
 

@@ -51,11 +51,13 @@ def framed(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-GREETING = framed(encode(HelloFrame(1, 1, Lane.CONTROL, 65536, introduction(5))))
+GREETING = framed(
+    encode(HelloFrame(oldest=1, newest=1, lane=Lane.CONTROL, frame_bytes_max=65536, introduction=introduction(5)))
+)
 
 
 def request(number: int, text: str, verb: int = ECHO.number) -> bytes:
-    return framed(encode(RequestFrame(number, verb, 20_000, with_body(EchoRequest(text)))))
+    return framed(encode(RequestFrame(id=number, verb=verb, remaining_ms=20_000, body=with_body(EchoRequest(text)))))
 
 
 async def end(streams: Streams) -> None:
@@ -192,7 +194,13 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
 @asynccontextmanager
 async def good_client(victim: Victim) -> AsyncIterator[RpcClientConnection]:
     async with TcpTransport(NodeTls(victim.client), TransportLimits(), discard_event) as transport:
-        context = PeersContext(transport, SystemRng(), introduction(2), WireLimits(), discard_event)
+        context = PeersContext(
+            transport=transport,
+            rng=SystemRng(),
+            introduction=introduction(2),
+            limits=WireLimits(),
+            report=discard_event,
+        )
         caller, _ = await connect(context, victim.encrypted, ConnectionTarget(Lane.CONTROL, introduction(1).host))
         yield caller
         caller.close("the test is over")

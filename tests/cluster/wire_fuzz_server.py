@@ -31,14 +31,14 @@ class HealthRequest(msgspec.Struct, frozen=True, array_like=True):
     pass
 
 
-class HealthAnswer(msgspec.Struct, frozen=True, array_like=True):
+class HealthAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rss_bytes: int
     links: int
     reports: dict[str, int]
     problems: tuple[str, ...]
 
 
-HEALTH = Verb(9301, "health", Lane.CONTROL, HealthRequest, HealthAnswer)
+HEALTH = Verb(number=9301, name="health", lane=Lane.CONTROL, request=HealthRequest, answer=HealthAnswer)
 
 
 async def main(host: str, folder: str) -> None:
@@ -57,7 +57,7 @@ async def main(host: str, folder: str) -> None:
 
     def health(_request: HealthRequest, _call: IncomingCall) -> HealthAnswer:
         rss = psutil.Process().memory_info().rss
-        return HealthAnswer(rss, server.links_open, reports, tuple(problems[:5]))
+        return HealthAnswer(rss_bytes=rss, links=server.links_open, reports=reports, problems=tuple(problems[:5]))
 
     asyncio.get_running_loop().set_exception_handler(problem)
     tls = NodeTls(TlsFolder(Path(folder)))

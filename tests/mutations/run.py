@@ -35,7 +35,7 @@ class Result:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRun:
     """What a check's process left behind. `exit_code` is None where the time limit ended it."""
 

@@ -184,11 +184,8 @@ MUTATIONS = (
         name="table-jobs-one-run-of-several-is-sealed",
         module="ebla.broker.write_commit",
         function="_Commit._seal_one",
-        find=(
-            "request = SealRequest(target.session, target.transfer, runs[0].attempt, (runs[0].file,), "
-            "more=tuple(((run.attempt, run.file) for run in runs[1:])))"
-        ),
-        replace="request = SealRequest(target.session, target.transfer, runs[0].attempt, (runs[0].file,))",
+        find="more=tuple(((run.attempt, run.file) for run in runs[1:]))",
+        replace="more=()",
         check=JOBS,
         why="of what a place was brought by several tasks only the first one's rows are there",
     ),

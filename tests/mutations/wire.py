@@ -163,10 +163,10 @@ MUTATIONS = (
     Mutation(
         name="join-token-never-expires",
         module="ebla.wire.join_token",
-        function="",
-        find="        if now_s >= self.expires_at_s:",
-        replace="        if now_s < 0:",
-        check=PytestCheck("tests/unit/model/test_join_token.py"),
+        function="JoinToken.check",
+        find="if now_s >= self.expires_at_s:",
+        replace="if now_s < 0:",
+        check=PytestCheck("tests/unit/wire/test_join_token.py"),
         why="a token found in an old mail opens the cluster",
     ),
     Mutation(

@@ -273,8 +273,8 @@ def frozen(marks: Sequence[ProcessMark]) -> Iterator[None]:
 # ---- tables
 
 COLUMNS = (
-    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-    Column("v", parse_type("blob"), ColumnKind.REGULAR),
+    Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+    Column(name="v", type=parse_type("blob"), kind=ColumnKind.REGULAR),
 )
 Written = tuple[int, bytes | None]
 """A time and a value; without one, the row was deleted."""
@@ -288,7 +288,9 @@ BATCH_BYTES = 256 << 10
 def new_keyspace(cluster: PipelineCluster, name: str, *, tablets: int) -> None:
     """`tablets`: of each table; 0: on vnodes."""
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", NODES),))
-    spec = CreateKeyspaceRequest(Keyspace(name, replication, bool(tablets), initial_tablets=tablets))
+    spec = CreateKeyspaceRequest(
+        Keyspace(name=name, replication=replication, on_tablets=bool(tablets), initial_tablets=tablets)
+    )
     ask(cluster.node(0), SCHEMA, SchemaRequest(spec), SCHEMA_MS)
 
 
@@ -298,7 +300,7 @@ class Replicas:
     def __init__(self, cluster: PipelineCluster, keyspace: str, name: str) -> None:
         self._cluster = cluster
         self.name = f"{keyspace}.{name}"
-        spec = CreateTableRequest(keyspace, name, COLUMNS)
+        spec = CreateTableRequest(keyspace=keyspace, name=name, columns=COLUMNS)
         table = ask(cluster.node(cluster.leader), SCHEMA, SchemaRequest(spec), SCHEMA_MS).table
         assert table is not None
         self.table: TableId = table
@@ -314,7 +316,7 @@ class Replicas:
 
     def stream(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> JobId:
         hosts = tuple(self._cluster.host(number) for number in sources)
-        spec = StreamRange(self.table, within, hosts, self._cluster.host(target))
+        spec = StreamRange(table=self.table, range=within, sources=hosts, target=self._cluster.host(target))
         return self._cluster.submit(spec, f"stream {self.name}")
 
     def tablet_range(self, number: int) -> TokenRange:
@@ -356,7 +358,9 @@ class Replicas:
         start, node = b"", self._cluster.node(number)
         while True:
             version, now_s = self._version(number), int(time.time())
-            request = ReadRowsRequest(version, self.table, ((start, None),), rows_max=1_000, now_s=now_s)
+            request = ReadRowsRequest(
+                version=version, table=self.table, spans=((start, None),), rows_max=1_000, now_s=now_s
+            )
             page = ask_shard(node, 0, READ_ROWS, request, 20_000)
             for key, value in page.items:
                 number_of = int.from_bytes(partition_key_of(key))
@@ -383,9 +387,9 @@ class Replicas:
     def _item(self, key: int, written: Written) -> tuple[bytes, bytes]:
         timestamp_us, value = written
         if value is None:
-            row = Row(None, Deletion(timestamp_us, int(time.time())))
+            row = Row(marker=None, deletion=Deletion(timestamp_us, int(time.time())))
         else:
-            row = Row(None, None, {self._column: Cell(timestamp_us, value)})
+            row = Row(marker=None, deletion=None, cells={self._column: Cell(timestamp_us=timestamp_us, value=value)})
         serialized = key.to_bytes(4)
         prefix = partition_prefix(token_of(serialized), serialized)
         return row_key(prefix), encode_row(row, self._schema.version, self._schema.layouts[-1])

@@ -83,7 +83,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def options(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> SparkOptions:
-    return SparkOptions(tmp_path_factory.mktemp("spark"), "local[2]", archive_folder=archives)
+    return SparkOptions(folder=tmp_path_factory.mktemp("spark"), master="local[2]", archive_folder=archives)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from ebla.ports.transfer_engine import EngineState
 
 
 async def main(folder: Path) -> None:
-    engine = SparkEngine(SparkOptions(folder, "local[2]"), b"")
+    engine = SparkEngine(SparkOptions(folder=folder, master="local[2]"), b"")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(engine.serve())
         told = ""

@@ -94,7 +94,7 @@ class LoopThread:
         self._loop.close()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Plane:
     """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of folders."""
 
@@ -210,7 +210,7 @@ class FlightRig:
         self.loop = loop
         self._folder = folder
         self._machine = f"{machine_id()}.{uuid.uuid4().hex}"
-        self.stream_service = loop.call(lambda: Plane(folder / "staging"))
+        self.stream_service = loop.call(lambda: Plane(root=folder / "staging"))
         self.session = SessionId(uuid.uuid4())
         cluster, self.host = ClusterId(uuid.uuid4()), HostId(uuid.uuid4())
         validity = Validity.days(SystemClock(), 1)
@@ -242,10 +242,10 @@ class FlightRig:
         folder = self._folder / "checkpoints" / str(checkpoint)
         listed = tuple(self._layer(folder / f"layer-{place}", files) for place, files in enumerate(layers))
         (folder / self._machine).touch()
-        parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, listed),)
+        parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=listed),)
         ticket = str(checkpoint).encode()
         self.stream_service.sources[ticket] = SourceStream(
-            self.session, checkpoint, MIXED.id, str(folder), parts, MIXED
+            session=self.session, checkpoint=checkpoint, table=MIXED.id, folder=str(folder), parts=parts, schema=MIXED
         )
         source = TransferSource(self.host, checkpoint, MIXED.id, parts, ticket, self._address)
         if self.with_short_cut:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_spark")
 
 
 def test_without_java_the_cause_is_told(loop: LoopThread, tmp_path: Path) -> None:
-    options = SparkOptions(tmp_path / "spark", java_home=str(tmp_path / "nowhere"))
+    options = SparkOptions(folder=tmp_path / "spark", java_home=str(tmp_path / "nowhere"))
     with RunningEngine(loop, options, b"", EngineState.UNAVAILABLE) as running:
         cause = running.engine.status().cause
         assert "no Java found" in cause
@@ -41,7 +41,7 @@ def test_stopped_while_it_starts_it_leaves_no_process_and_the_archive_of_classes
     def started() -> list[int]:
         return [mark.pid for mark in descendants(os.getpid()) if mark.pid not in before]
 
-    options = SparkOptions(tmp_path / "spark", archive_folder=tmp_path)
+    options = SparkOptions(folder=tmp_path / "spark", archive_folder=tmp_path)
     with RunningEngine(loop, options, b"", EngineState.STARTING):
         loop.run(until(lambda: (tmp_path / "spark" / "spark.log").exists() and bool(started())))
         marks = [mark for mark in descendants(os.getpid()) if mark.pid not in before]
@@ -52,5 +52,7 @@ def test_stopped_while_it_starts_it_leaves_no_process_and_the_archive_of_classes
 
 def test_a_master_that_is_not_there_is_told(loop: LoopThread, tmp_path: Path) -> None:
     master = f"spark://127.0.0.1:{free_port()}"
-    with RunningEngine(loop, SparkOptions(tmp_path / "spark", master), b"", EngineState.UNAVAILABLE) as running:
+    with RunningEngine(
+        loop, SparkOptions(folder=tmp_path / "spark", master=master), b"", EngineState.UNAVAILABLE
+    ) as running:
         assert f"no Spark master answers at {master}" in running.engine.status().cause

@@ -139,7 +139,7 @@ def test_a_cancelled_job_leaves_no_task(spark: FlightRig, embedded: RunningEngin
 
 
 def test_a_second_one_in_this_process_is_refused_and_harms_nothing(spark: FlightRig, tmp_path: Path) -> None:
-    options = SparkOptions(tmp_path / "spark")
+    options = SparkOptions(folder=tmp_path / "spark")
     with RunningEngine(spark.loop, options, spark.authority, EngineState.UNAVAILABLE) as second:
         assert "has a Spark session already" in second.engine.status().cause
         spark.loop.run(move_some(spark))

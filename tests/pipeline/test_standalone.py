@@ -28,8 +28,8 @@ def test_work_on_a_cluster(
     poor = bare_python(folder / "poor", ("ebla", "msgspec"))
     quick = {"spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
     options = SparkOptions(
-        folder / "spark",
-        standalone.master,
+        folder=folder / "spark",
+        master=standalone.master,
         python=str(stranger),
         task_tries=2,
         settings=quick,

@@ -88,7 +88,7 @@ def content(seed: int, size: int) -> bytes:
 
 
 def some_rows(seed: int) -> list[Item]:
-    return RandomRows(seed, Mix(0.6, 8, 60)).layer()
+    return RandomRows(seed, Mix(plain=0.6, partitions=8, rows=60)).layer()
 
 
 async def says_that_it_is_ready(rig: TransfersRig) -> None:
@@ -141,7 +141,7 @@ async def rows_of_one_replica_arrive(rig: TransfersRig) -> None:
     upper = TokenRange(middle, WHOLE_RING.end)
     source = await rig.rows_source(MIXED, rows)
     whole, half = await rig.target(StagingKind.ROWS), await rig.target(StagingKind.ROWS, upper)
-    moves = [RowMove(to.range, (source,), (RowTarget(to),)) for to in (whole, half)]
+    moves = [RowMove(range=to.range, sources=(source,), targets=(RowTarget(to),)) for to in (whole, half)]
     moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), moves))
     assert await rig.staged_rows(whole, moved[str(whole.transfer)]) == rows
     expected = [(key, value) for key, value in rows if decode_token(key) > middle]
@@ -155,7 +155,9 @@ async def rows_of_several_are_merged(rig: TransfersRig) -> None:
     fresh = await rig.target(StagingKind.ROWS)
     owners = [await rig.target(StagingKind.ROWS) for _ in sources]
     targets = (RowTarget(fresh), *(RowTarget(to, own) for own, to in enumerate(owners)))
-    results = await rig.transfers.run(rig.new_job(), [RowMove(WHOLE_RING, sources, targets, MIXED)])
+    results = await rig.transfers.run(
+        rig.new_job(), [RowMove(range=WHOLE_RING, sources=sources, targets=targets, schema=MIXED)]
+    )
     moved = moved_by_transfer(results)
     expected = list(merge_streams(replicas, MIXED))
     assert await rig.staged_rows(fresh, moved[str(fresh.transfer)]) == expected
@@ -169,7 +171,7 @@ async def who_lacks_nothing_is_sent_nothing(rig: TransfersRig) -> None:
     rows = some_rows(7)
     sources = tuple([await rig.rows_source(MIXED, rows) for _ in range(2)])
     target = await rig.target(StagingKind.ROWS)
-    move = RowMove(WHOLE_RING, sources, (RowTarget(target, 1),), MIXED)
+    move = RowMove(range=WHOLE_RING, sources=sources, targets=(RowTarget(target, 1),), schema=MIXED)
     moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), [move]))[str(target.transfer)]
     assert moved.files == ()
     assert moved.rows == 0
@@ -180,8 +182,8 @@ async def replicas_are_compared_by_bucket(rig: TransfersRig) -> None:
     changed = [*rows[:5], (rows[5][0], some_row_of_its_own(rows[5][1])), *rows[6:]]
     same = [await rig.rows_source(MIXED, rows) for _ in range(2)]
     other = await rig.rows_source(MIXED, changed)
-    equal = ComparisonTask(WHOLE_RING, (same[0], same[1]), BUCKETS, 0)
-    unequal = ComparisonTask(WHOLE_RING, (same[0], other, same[1]), BUCKETS, 0)
+    equal = ComparisonTask(range=WHOLE_RING, sources=(same[0], same[1]), buckets=BUCKETS, gc_before_s=0)
+    unequal = ComparisonTask(range=WHOLE_RING, sources=(same[0], other, same[1]), buckets=BUCKETS, gc_before_s=0)
     assert list(await rig.transfers.run(rig.new_job(), [equal])) == [
         ComparisonResult(WHOLE_RING, BUCKETS, counted(rows))
     ]

@@ -15,7 +15,7 @@ Storage = int
 ViewName = str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What somebody at one stage does. `applies` and `serves` are the replica's part: its storages for a host."""
 
@@ -45,7 +45,7 @@ class Erase:
 Effect = Copy | Erase
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     source: ViewName
     target: ViewName
@@ -61,7 +61,7 @@ class Moment:
     """Happens just before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     writer: ViewName
     reader: ViewName
@@ -137,7 +137,7 @@ def _misses(
             continue
         for reader in moment.views:
             if _can_miss(views[reader], moment, views, holders):
-                yield Lost(writer, reader, acknowledged, holders)
+                yield Lost(writer=writer, reader=reader, acknowledged_by=acknowledged, holders=holders)
 
 
 def _after(effect: Effect | None, holders: frozenset[Storage]) -> frozenset[Storage]:

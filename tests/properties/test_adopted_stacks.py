@@ -36,7 +36,7 @@ Place = tuple[int, int, int]
 """Partition, row and column."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One write. `kind`: 0 a cell, 1 deletes the cell, 2 its row, 3 rows from it on, 4 the partition, 5 seals."""
 
@@ -97,11 +97,11 @@ def item_of(step: Step) -> Item:
     deletion = Deletion(step.at_us, 0)
     match step.kind:
         case 0:
-            return cell_item(step, Cell(step.at_us, step.value.to_bytes(4)))
+            return cell_item(step, Cell(timestamp_us=step.at_us, value=step.value.to_bytes(4)))
         case 1:
-            return cell_item(step, Cell(step.at_us, None, at_s=1))
+            return cell_item(step, Cell(timestamp_us=step.at_us, value=None, at_s=1))
         case 2:
-            return key_of(step.partition, step.row), value_of(Row(None, deletion, {}))
+            return key_of(step.partition, step.row), value_of(Row(marker=None, deletion=deletion, cells={}))
         case 3:
             head = PartitionHead(None, (RangeDeletion(clustering_of(step.row), None, deletion),))
             return head_of(step.partition), encode_head(head, SMALL.version)
@@ -110,7 +110,7 @@ def item_of(step: Step) -> Item:
 
 
 def cell_item(step: Step, cell: Cell) -> Item:
-    return key_of(step.partition, step.row), value_of(Row(None, None, {step.column: cell}))
+    return key_of(step.partition, step.row), value_of(Row(marker=None, deletion=None, cells={step.column: cell}))
 
 
 async def apply(store: ShardStore, stack: Stack, steps: Sequence[Step]) -> None:
@@ -143,7 +143,7 @@ async def adopt_checkpoint(store: ShardStore, source: Stack, target: Stack, with
 
 async def fold_away(rig: Rig, store: ShardStore, stack: Stack) -> None:
     assert rig.engine is not None
-    job = await store.begin_compaction(stack, GcContext(LATE_S, 1), whole=True)
+    job = await store.begin_compaction(stack, GcContext(now_s=LATE_S, replication_factor=1), whole=True)
     if job is not None:
         assert await store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
 

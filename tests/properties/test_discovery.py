@@ -11,7 +11,7 @@ from ebla.group0.discovery import ClusterMember, Discovery, DiscoveryReply, Foun
 from ebla.model.identity import Address, ClusterId, HostId
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Node:
     """One node as the shell runs it: what is in memory, what is durable, and whether it is in a cluster."""
 
@@ -78,7 +78,7 @@ def test_exactly_one_cluster(contacts: list[tuple[int, ...]], ids: list[int], da
         addresses = tuple(address_of(other) for other in listed)
         host = HostId(uuid.UUID(int=ids[number] + 1))
         state = discovery.start_discovery(host, address_of(number), "test", addresses)
-        world.nodes[address_of(number)] = Node(state, addresses)
+        world.nodes[address_of(number)] = Node(state=state, contacts=addresses)
     everyone = sorted(world.nodes)
     late: list[tuple[Address, Address, DiscoveryReply]] = []
     kinds = st.sampled_from(["ask", "ask", "ask", "lose", "delay", "late", "restart"])

@@ -73,7 +73,7 @@ class Pipelines(RuleBasedStateMachine):
     def ask(self, spec: JobSpec) -> None:
         self.now += 1
         job = JobId(self._new_id())
-        self.records[job] = JobRecord(job, spec, "", self.now, 1)
+        self.records[job] = JobRecord(id=job, spec=spec, what="", submitted_ms=self.now, life_ms=1)
 
     @rule(data=st.data())
     def ask_to_cancel(self, data: st.DataObject) -> None:
@@ -95,7 +95,9 @@ class Pipelines(RuleBasedStateMachine):
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
         unavailable = "no Java" if self.away else None
-        steps = next_steps(SchedulerState(self.records, self.active, self.owner, unavailable), LIMITS)
+        steps = next_steps(
+            SchedulerState(records=self.records, active=self.active, owner=self.owner, unavailable=unavailable), LIMITS
+        )
         assert len({step.job for step in steps}) == len(steps), "one step for each job"
         done = data.draw(st.integers(0, len(steps)))
         for step in steps[:done]:
@@ -109,13 +111,13 @@ class Pipelines(RuleBasedStateMachine):
         session = self.active.pop(job).session
         assert session is not None
         self.open.discard(session)
-        self._note(job, JobTransition(ending, self.now))
+        self._note(job, JobTransition(event=ending, now_ms=self.now))
 
     def _take(self, step: JobStep) -> None:
         match step:
             case StartJob(job):
                 session = SessionId(self._new_id())
-                self._note(job, JobTransition(JobEvent.BEGUN, self.now, session=session, owner=self.owner))
+                self._note(job, JobTransition(event=JobEvent.BEGUN, now_ms=self.now, session=session, owner=self.owner))
                 self.drawn.append((job, session))
                 self.open.add(session)
                 self.active[job] = ActiveJob(session)
@@ -128,9 +130,9 @@ class Pipelines(RuleBasedStateMachine):
                 session_of = self.active.pop(job).session
                 assert session_of is not None
                 self.open.discard(session_of)
-                self._note(job, JobTransition(JobEvent.CANCELLED, self.now))
+                self._note(job, JobTransition(event=JobEvent.CANCELLED, now_ms=self.now))
             case CancelWaitingJob(job):
-                self._note(job, JobTransition(JobEvent.CANCELLED, self.now))
+                self._note(job, JobTransition(event=JobEvent.CANCELLED, now_ms=self.now))
             case ExplainWait(job, cause):
                 self.records[job] = msgspec.structs.replace(self.records[job], cause=cause)
             case PruneJob(job):

@@ -19,7 +19,7 @@ FOLDER = "/data/log"
 LIMITS = JournalLimits(segment_bytes=3000, batch_bytes_max=1 << 16, read_bytes=2000)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Life:
     """What one process does, and when and how it ends. Times in milliseconds; None: it ends by itself."""
 
@@ -43,7 +43,7 @@ LIVES = st.lists(
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Model:
     """`batches` holds every batch tried in order; the first `acknowledged` records of them must be there."""
 
@@ -109,7 +109,7 @@ def test_the_log_is_a_list_that_crashes_do_not_shorten(seed: int, lives: list[Li
         machine.disk.heal()
         if life.with_power:
             machine.lose_power()
-    machine.run(partial(live, machine, model, Life([], None, with_power=False, fills_disk=False)))
+    machine.run(partial(live, machine, model, Life(steps=[], ends_after_ms=None, with_power=False, fills_disk=False)))
 
 
 @dataclass
@@ -129,29 +129,29 @@ class RaftModel:
 
     def grow(self, count: int) -> LogWrite:
         first = self.last_index + 1
-        new = tuple(Entry(first + step, self.hard_state.term, b"e" * 60) for step in range(count))
+        new = tuple(Entry(index=first + step, term=self.hard_state.term, data=b"e" * 60) for step in range(count))
         self.entries += new
-        return LogWrite(None, new, None, must_sync=True, answers=())
+        return LogWrite(hard_state=None, entries=new, snapshot=None, must_sync=True, answers=())
 
     def replace(self, back: int, count: int) -> LogWrite:
         """A new leader's entries instead of the last `back` uncommitted ones."""
         first = max(self.last_index + 1 - back, self.hard_state.commit + 1, self.snapshot.index + 1)
         self.hard_state = HardState(self.hard_state.term + 1, PeerId(back % 3), self.hard_state.commit)
-        new = tuple(Entry(first + step, self.hard_state.term, b"r" * 60) for step in range(count))
+        new = tuple(Entry(index=first + step, term=self.hard_state.term, data=b"r" * 60) for step in range(count))
         self.entries = (*(entry for entry in self.entries if entry.index < first), *new)
-        return LogWrite(self.hard_state, new, None, must_sync=True, answers=())
+        return LogWrite(hard_state=self.hard_state, entries=new, snapshot=None, must_sync=True, answers=())
 
     def commit(self, steps: int) -> LogWrite:
         index = min(self.hard_state.commit + steps, self.last_index)
         self.hard_state = HardState(self.hard_state.term, self.hard_state.vote, index)
-        return LogWrite(self.hard_state, (), None, must_sync=False, answers=())
+        return LogWrite(hard_state=self.hard_state, entries=(), snapshot=None, must_sync=False, answers=())
 
     def install(self, ahead: int) -> LogWrite:
         term = self.hard_state.term + 1
         self.snapshot = SnapshotMeta(self.last_index + ahead, term)
         self.entries = ()
         self.hard_state = HardState(term, PeerId(0), self.snapshot.index)
-        return LogWrite(self.hard_state, (), self.snapshot, must_sync=True, answers=())
+        return LogWrite(hard_state=self.hard_state, entries=(), snapshot=self.snapshot, must_sync=True, answers=())
 
     def take_snapshot(self, back: int) -> SnapshotMeta | None:
         index = self.hard_state.commit - back

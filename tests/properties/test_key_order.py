@@ -113,7 +113,7 @@ def test_values_read_back_and_end_where_they_end(name: str, data: st.DataObject)
 
 
 COLUMNS = tuple(
-    Column(name, parse_type(kind), ColumnKind.CLUSTERING, position, descending)
+    Column(name=name, type=parse_type(kind), kind=ColumnKind.CLUSTERING, position=position, descending=descending)
     for position, (name, kind, descending) in enumerate([("a", "text", False), ("b", "int", True), ("c", "text", True)])
 )
 

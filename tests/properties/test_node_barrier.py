@@ -23,7 +23,15 @@ def reports(draw: st.DrawFn) -> dict[str, ChildReport]:
     for name in draw(st.lists(st.sampled_from(NAMES), unique=True)):
         version = draw(VERSIONS)
         oldest = V(draw(st.integers(1, version)))
-        found[name] = ChildReport(name, 1, version, V(1), oldest, draw(st.booleans()), draw(SESSIONS))
+        found[name] = ChildReport(
+            name=name,
+            pid=1,
+            version=version,
+            fence=V(1),
+            oldest_running=oldest,
+            pending_replicas_open=draw(st.booleans()),
+            closing_sessions=draw(SESSIONS),
+        )
     return found
 
 
@@ -72,7 +80,14 @@ def test_what_a_process_routes_never_undoes_a_barrier(steps: list[tuple[bool, in
             held.append(installed)
         elif held:
             running.release(held.pop(number % len(held)))
-        report = ChildReport("shard-0", 1, installed, V(1), running.oldest(installed), pending_replicas_open=True)
+        report = ChildReport(
+            name="shard-0",
+            pid=1,
+            version=installed,
+            fence=V(1),
+            oldest_running=running.oldest(installed),
+            pending_replicas_open=True,
+        )
         now = max(v for v in range(installed + 1) if not barrier_waits_for(V(v), ("shard-0",), {"shard-0": report}))
         assert now >= passed
         passed = V(now)

@@ -64,14 +64,24 @@ def host_id(number: int) -> HostId:
 
 
 def node(number: int, rack: str = "r1", **fields: object) -> Node:
-    plain = Node(host_id(number), "dc1", rack, 4, 12, "1", f"127.0.0.{number}", 1, NodeState.NORMAL)
+    plain = Node(
+        host=host_id(number),
+        datacenter="dc1",
+        rack=rack,
+        shard_count=4,
+        ignore_msb=12,
+        release_version="1",
+        address=f"127.0.0.{number}",
+        num_tokens=1,
+        state=NodeState.NORMAL,
+    )
     return msgspec.structs.replace(plain, **fields)
 
 
 # Tablets
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """One transition of one tablet."""
 
@@ -86,12 +96,18 @@ def changes(factor: int) -> Iterator[Change]:
     old = tuple(Replica(host_id(number), ShardNumber(0)) for number in range(factor))
     new = Replica(host_id(factor), ShardNumber(2))
     other_shard = Replica(host_id(0), ShardNumber(1))
-    yield Change("migration", TransitionKind.MIGRATION, old, (new, *old[1:]))
-    yield Change("intranode", TransitionKind.INTRANODE_MIGRATION, old, (other_shard, *old[1:]))
-    yield Change("one more", TransitionKind.REBUILD, old, (*old, new))
+    yield Change(name="migration", kind=TransitionKind.MIGRATION, previous=old, after=(new, *old[1:]))
+    yield Change(name="intranode", kind=TransitionKind.INTRANODE_MIGRATION, previous=old, after=(other_shard, *old[1:]))
+    yield Change(name="one more", kind=TransitionKind.REBUILD, previous=old, after=(*old, new))
     if factor > 1:
-        yield Change("in place of a dead one", TransitionKind.REBUILD, old, (new, *old[1:]), (host_id(0),))
-        yield Change("one less", TransitionKind.REBUILD, old, old[1:])
+        yield Change(
+            name="in place of a dead one",
+            kind=TransitionKind.REBUILD,
+            previous=old,
+            after=(new, *old[1:]),
+            given_up=(host_id(0),),
+        )
+        yield Change(name="one less", kind=TransitionKind.REBUILD, previous=old, after=old[1:])
 
 
 ALL_CHANGES = [(factor, change) for factor in FACTORS for change in changes(factor)]
@@ -104,7 +120,9 @@ def tablet_views(change: Change) -> dict[str, View]:
     views = {REST_OLD: tablet_view(change.previous, None), REST_NEW: tablet_view(change.after, None)}
     for kind, stage in STAGES:
         if kind is change.kind:
-            views[stage] = tablet_view(change.previous, TabletTransition(kind, stage, change.after))
+            views[stage] = tablet_view(
+                change.previous, TabletTransition(kind=kind, stage=stage, new_replicas=change.after)
+            )
     return views
 
 
@@ -160,7 +178,12 @@ def commit_of(edge: StageEdge, change: Change) -> Commit:
     finished = edge.cause in (EdgeCause.DONE, EdgeCause.CHOSE_FORWARD)
     effect = effect_of(edge.source, change) if edge.source is not None and finished else None
     back_at_rest = REST_OLD if edge.source is TabletStage.REVERT_MIGRATION else REST_NEW
-    return Commit(source, back_at_rest if edge.target is None else edge.target, edge.after_barrier, effect)
+    return Commit(
+        source=source,
+        target=back_at_rest if edge.target is None else edge.target,
+        after_barrier=edge.after_barrier,
+        effect=effect,
+    )
 
 
 def effect_of(stage: TabletStage, change: Change) -> Effect | None:
@@ -168,7 +191,7 @@ def effect_of(stage: TabletStage, change: Change) -> Effect | None:
         case StageAction.NONE:
             return None
         case StageAction.COPY_FILES | StageAction.LINK_FILES | StageAction.MERGE_ROWS:
-            transition = TabletTransition(change.kind, stage, change.after)
+            transition = TabletTransition(kind=change.kind, stage=stage, new_replicas=change.after)
             stream = tablet_stream(change.previous, transition, change.given_up)
             return Copy(storages(stream.sources), storages(stream.destinations))
         case StageAction.CLEAN_LEAVING:
@@ -205,7 +228,7 @@ def test_nothing_is_written_where_it_was_cleaned_up(change: Change) -> None:
 def test_quorums_meet_through_two_transitions_in_a_row(factor: int) -> None:
     """There and back again, each ending well or not: views of the first are in use when the second begins."""
     there = next(changes(factor))
-    back = Change("back", there.kind, there.after, there.previous)
+    back = Change(name="back", kind=there.kind, previous=there.after, after=there.previous)
     again = replace(there, name="again")
     edges = list(stage_edges(there.kind))
     for first in tablet_paths(there, edges):
@@ -334,8 +357,8 @@ def ring_snapshot(change: RingChange, place: StatePair) -> Snapshot:
     return Snapshot(
         state=TopologyState(transition=place.transition),
         nodes=FrozenMap({each.host: each for each in nodes}),
-        keyspaces=FrozenMap({"ks": Keyspace("ks", change.replication, on_tablets=False)}),
-        tables=FrozenMap({TABLE: Table(TABLE, "ks", "t")}),
+        keyspaces=FrozenMap({"ks": Keyspace(name="ks", replication=change.replication, on_tablets=False)}),
+        tables=FrozenMap({TABLE: Table(id=TABLE, keyspace="ks", name="t")}),
     )
 
 
@@ -400,7 +423,12 @@ def check_ring_change(change: RingChange, seen: dict[Pattern, None]) -> None:
         seen[pattern] = None
         for path in ring_paths(change.kind):
             commits = [
-                Commit(name_of(source), name_of(target), barrier, streamed(change, views, source) if done else None)
+                Commit(
+                    source=name_of(source),
+                    target=name_of(target),
+                    after_barrier=barrier,
+                    effect=streamed(change, views, source) if done else None,
+                )
                 for source, target, barrier, done in path
             ]
             assert next(lost_writes(commits, views), None) is None, (change, token)

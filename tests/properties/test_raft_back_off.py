@@ -32,7 +32,7 @@ def log_pairs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 def _log(terms: list[int], base: int) -> Log:
     """`terms[0]` is the entry at index 1; everything up to `base` is in the snapshot."""
-    entries = [Entry(index, term) for index, term in enumerate(terms, 1)]
+    entries = [Entry(index=index, term=term) for index, term in enumerate(terms, 1)]
     return Log(SnapshotMeta(base, terms[base - 1]), entries[base:], apply_bytes_max=1 << 20)
 
 

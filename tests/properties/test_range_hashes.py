@@ -35,7 +35,7 @@ Line = tuple[int, bytes, int]
 
 def written(seed: int) -> list[Item]:
     """Writes in any order, of which keys may be there often."""
-    rows = RandomRows(seed, Mix(Random(seed).choice([0.9, 0.5, 0.1]), 8, 40))
+    rows = RandomRows(seed, Mix(plain=Random(seed).choice([0.9, 0.5, 0.1]), partitions=8, rows=40))
     return [item for _ in range(3) for item in rows.layer()]
 
 
@@ -155,7 +155,7 @@ def test_one_changed_cell_changes_the_hash_of_its_part_alone(seed: int) -> None:
     place = rng.choice(rows)
     key, value = merged[place]
     number = MIXED.column("x").number
-    newest = Row(RowMarker(10), None, {number: Cell(10, b"\0\0\0\7")})
+    newest = Row(marker=RowMarker(10), deletion=None, cells={number: Cell(timestamp_us=10, value=b"\0\0\0\7")})
     changed = list(merged)
     changed[place] = (key, merge_values(value, encode_row(newest, 1, MIXED.layouts[-1]), MIXED))
     asked = (WHOLE_RING, 8, 0)

@@ -33,7 +33,7 @@ def told(writes: list[list[Item]], *, by_column: bool) -> list[pa.RecordBatch]:
 @given(SEEDS)
 def test_a_job_sees_every_write_that_some_replica_has_seen(seed: int) -> None:
     rng = Random(seed)
-    rows = RandomRows(seed, Mix(rng.choice([0.9, 0.5]), 4, 40))
+    rows = RandomRows(seed, Mix(plain=rng.choice([0.9, 0.5]), partitions=4, rows=40))
     writes = [rows.layer() for _ in range(rng.randrange(1, 5))]
     seen_by = [rng.choice([(0,), (1,), (0, 1)]) for _ in writes]
     streams = [
@@ -41,6 +41,6 @@ def test_a_job_sees_every_write_that_some_replica_has_seen(seed: int) -> None:
         for number in range(2)
     ]
     conditions = random_conditions(rng) if rng.random() < 0.5 else ()
-    question = ScanQuery(MIXED, rng.choice([ALL, TIMES]), rng.randrange(20), conditions=conditions)
+    question = ScanQuery(schema=MIXED, columns=rng.choice([ALL, TIMES]), now_s=rng.randrange(20), conditions=conditions)
     found = [row for batch in merge_replicas(question, streams) for row in batch.to_pylist()]
     assert str(found) == str(expected([(items, WHOLE_RING, False) for items in writes], question))

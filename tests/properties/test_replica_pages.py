@@ -36,18 +36,18 @@ EXAMPLES = settings(
 def random_cell(rng: random.Random, timestamp_us: int) -> Cell:
     match rng.randrange(4):
         case 0:
-            return Cell(timestamp_us, None, 0, NOW_S - rng.randrange(50))
+            return Cell(timestamp_us=timestamp_us, value=None, ttl_s=0, at_s=NOW_S - rng.randrange(50))
         case 1:
-            return Cell(timestamp_us, b"\0\0\0\1", 30, NOW_S + rng.randrange(-40, 40))
+            return Cell(timestamp_us=timestamp_us, value=b"\0\0\0\1", ttl_s=30, at_s=NOW_S + rng.randrange(-40, 40))
         case _:
-            return Cell(timestamp_us, rng.randrange(4).to_bytes(4))
+            return Cell(timestamp_us=timestamp_us, value=rng.randrange(4).to_bytes(4))
 
 
 def random_row(rng: random.Random) -> Row:
     timestamp_us = rng.randrange(1, 60)
     if rng.random() < 0.5:
-        cells = {number: Cell(timestamp_us, rng.randrange(9).to_bytes(4)) for number in CELLS}
-        return Row(RowMarker(timestamp_us), None, cells)
+        cells = {number: Cell(timestamp_us=timestamp_us, value=rng.randrange(9).to_bytes(4)) for number in CELLS}
+        return Row(marker=RowMarker(timestamp_us), deletion=None, cells=cells)
     cells = {number: random_cell(rng, rng.randrange(1, 60)) for number in CELLS if rng.random() < 0.7}
     marker = RowMarker(timestamp_us, 10, NOW_S + rng.randrange(-9, 9)) if rng.random() < 0.3 else None
     deletion = Deletion(rng.randrange(60), NOW_S - rng.randrange(40)) if rng.random() < 0.2 else None
@@ -56,7 +56,7 @@ def random_row(rng: random.Random) -> Row:
         paths = {rng.randrange(3).to_bytes(4): random_cell(rng, rng.randrange(60)) for _ in range(2)}
         cleared = Deletion(rng.randrange(60), NOW_S - 5) if rng.random() < 0.5 else None
         collections = {MAP: CollectionCells(cleared, paths)}
-    return Row(marker, deletion, cells, collections)
+    return Row(marker=marker, deletion=deletion, cells=cells, collections=collections)
 
 
 def random_head(rng: random.Random) -> PartitionHead:
@@ -67,7 +67,11 @@ def random_head(rng: random.Random) -> PartitionHead:
         else ()
     )
     deletion = Deletion(rng.randrange(40), NOW_S - 8) if rng.random() < 0.4 else None
-    static = Row(None, None, {STATIC: random_cell(rng, rng.randrange(60))}) if rng.random() < 0.5 else Row()
+    static = (
+        Row(marker=None, deletion=None, cells={STATIC: random_cell(rng, rng.randrange(60))})
+        if rng.random() < 0.5
+        else Row()
+    )
     return PartitionHead(deletion, ranges, static)
 
 
@@ -124,11 +128,11 @@ def rest_of(spans: tuple[Span, ...], key: bytes, *, is_reversed: bool) -> tuple[
 
 def with_spans(request: ReadRowsRequest, spans: tuple[Span, ...]) -> ReadRowsRequest:
     return ReadRowsRequest(
-        request.version,
-        request.table,
-        spans or request.spans,
-        request.rows_max,
-        request.now_s,
+        version=request.version,
+        table=request.table,
+        spans=spans or request.spans,
+        rows_max=request.rows_max,
+        now_s=request.now_s,
         is_reversed=request.is_reversed,
         bytes_max=request.bytes_max,
         partition_rows_max=request.partition_rows_max,
@@ -258,8 +262,8 @@ def test_the_same_cells_have_the_same_digest_however_they_lie(seed: int) -> None
 
 
 def altered() -> TableSchema:
-    wider = with_column(SMALL, Column("z", parse_type("int"), ColumnKind.REGULAR))
-    return without_column(with_column(wider, Column("q", parse_type("int"), ColumnKind.REGULAR)), "q")
+    wider = with_column(SMALL, Column(name="z", type=parse_type("int"), kind=ColumnKind.REGULAR))
+    return without_column(with_column(wider, Column(name="q", type=parse_type("int"), kind=ColumnKind.REGULAR)), "q")
 
 
 @EXAMPLES
@@ -279,8 +283,12 @@ def test_digests_tell_any_difference_that_counts(seed: int) -> None:
     """One more cell, live or a tombstone that may not be dropped yet, and the digest is another."""
     rng = random.Random(seed)
     key, value = key_of(1, 1), encode_row(random_row(rng), 1, SMALL.layouts[-1])
-    added = Cell(1_000, None, 0, NOW_S) if rng.random() < 0.5 else Cell(1_000, b"\0\0\0\7")
-    change = encode_row(Row(None, None, {CELLS[0]: added}), 1, SMALL.layouts[-1])
+    added = (
+        Cell(timestamp_us=1_000, value=None, ttl_s=0, at_s=NOW_S)
+        if rng.random() < 0.5
+        else Cell(timestamp_us=1_000, value=b"\0\0\0\7")
+    )
+    change = encode_row(Row(marker=None, deletion=None, cells={CELLS[0]: added}), 1, SMALL.layouts[-1])
     merged = merge_values(value, change, SMALL)
     assert decode_row(merged, SMALL.layouts) != decode_row(value, SMALL.layouts)
     assert digest_rows([(key, value)], SMALL, NOW_S) != digest_rows([(key, merged)], SMALL, NOW_S)
@@ -288,8 +296,16 @@ def test_digests_tell_any_difference_that_counts(seed: int) -> None:
 
 
 def test_what_may_be_collected_is_no_part_of_a_digest() -> None:
-    gone = encode_row(Row(None, Deletion(5, NOW_S - 30)), 1, SMALL.layouts[-1])
-    expired = encode_row(Row(None, None, {CELLS[0]: Cell(7, b"\0\0\0\1", 5, NOW_S - 30)}), 1, SMALL.layouts[-1])
+    gone = encode_row(Row(marker=None, deletion=Deletion(5, NOW_S - 30)), 1, SMALL.layouts[-1])
+    expired = encode_row(
+        Row(
+            marker=None,
+            deletion=None,
+            cells={CELLS[0]: Cell(timestamp_us=7, value=b"\0\0\0\1", ttl_s=5, at_s=NOW_S - 30)},
+        ),
+        1,
+        SMALL.layouts[-1],
+    )
     head = encode_head(PartitionHead(Deletion(5, NOW_S - 30)), 1)
     items = [(head_of(1), head), (key_of(1, 1), gone), (key_of(1, 2), expired)]
     assert digest_rows(items, SMALL, NOW_S - 29) == digest_rows([], SMALL, 0)

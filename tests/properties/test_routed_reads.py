@@ -76,7 +76,7 @@ def expected(whole: MemoryReplica, query: ReadQuery) -> list[Shown]:
     return found
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Case:
     """One cluster with its contents, drawn from a seed."""
 
@@ -88,12 +88,12 @@ class Case:
     def query(self) -> ReadQuery:
         rng = self.rng
         return ReadQuery(
-            TABLE,
-            self.spans(),
-            rng.choice([1, 2, 3, 7, 1000]),
-            NOW_S,
-            rng.random() < 0.5,
-            rng.choice([0, 0, 1, 2, 3]),
+            table=TABLE,
+            spans=self.spans(),
+            rows_max=rng.choice([1, 2, 3, 7, 1000]),
+            now_s=NOW_S,
+            is_reversed=rng.random() < 0.5,
+            partition_rows_max=rng.choice([0, 0, 1, 2, 3]),
         )
 
     def spans(self) -> tuple[Span, ...]:
@@ -147,7 +147,7 @@ def case_of(seed: int, schema: TableSchema = MIXED, *, on_quorums: bool = True) 
             whole.write([item])
             for replica in rng.sample(REPLICAS, rng.choice([2, 3] if on_quorums else [1, 2, 3])):
                 parts[replica].append(item)
-    return Case(rng, whole, parts, schema)
+    return Case(rng=rng, whole=whole, parts=parts, schema=schema)
 
 
 def snapshot_for(case: Case) -> Snapshot:
@@ -221,7 +221,13 @@ def test_replicas_that_were_read_agree_afterwards(schema: TableSchema, seed: int
         case = case_of(seed, schema, on_quorums=False)
         async with running(snapshot_for(case), D, limits_of(case), schema) as rig:
             case.fill(rig)
-            query = ReadQuery(TABLE, case.spans(), case.rng.choice([1, 5, 1000]), NOW_S, case.rng.random() < 0.5)
+            query = ReadQuery(
+                table=TABLE,
+                spans=case.spans(),
+                rows_max=case.rng.choice([1, 5, 1000]),
+                now_s=NOW_S,
+                is_reversed=case.rng.random() < 0.5,
+            )
             await rig.read_all(query, ALL)
             for replica in REPLICAS:
                 rig.clients.of(replica).cut = lambda: 1 << 30

@@ -27,7 +27,9 @@ from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head, e
 TIMES = st.integers(1, 4)
 VALUES = st.none() | st.sampled_from([b"", b"a", b"b"])
 CELLS = st.builds(
-    lambda time, value, ttl, at: Cell(time, value, ttl if value is not None else 0, at if ttl or value is None else 0),
+    lambda time, value, ttl, at: Cell(
+        timestamp_us=time, value=value, ttl_s=ttl if value is not None else 0, at_s=at if ttl or value is None else 0
+    ),
     TIMES,
     VALUES,
     st.sampled_from([0, 5]),
@@ -51,7 +53,7 @@ ROWS = st.builds(
     st.dictionaries(
         st.integers(3, 4), ELEMENTS.filter(lambda one: one.deletion is not None or one.cells != {}), max_size=2
     ),
-) | st.builds(lambda deletion: Row(None, deletion), DELETIONS)
+) | st.builds(lambda deletion: Row(marker=None, deletion=deletion), DELETIONS)
 RANGES = st.builds(RangeDeletion, st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"c", b"d", None]), DELETIONS)
 
 
@@ -72,10 +74,10 @@ def test_ties_are_decided_by_content(one: Cell, other: Cell) -> None:
 @pytest.mark.parametrize(
     ("loser", "best"),
     [
-        (Cell(1, b"z"), Cell(2, b"a")),
-        (Cell(1, b"z"), Cell(1, None)),
-        (Cell(1, b"a"), Cell(1, b"b")),
-        (Cell(1, b"a", 5, 10), Cell(1, b"a", 5, 11)),
+        (Cell(timestamp_us=1, value=b"z"), Cell(timestamp_us=2, value=b"a")),
+        (Cell(timestamp_us=1, value=b"z"), Cell(timestamp_us=1, value=None)),
+        (Cell(timestamp_us=1, value=b"a"), Cell(timestamp_us=1, value=b"b")),
+        (Cell(timestamp_us=1, value=b"a", ttl_s=5, at_s=10), Cell(timestamp_us=1, value=b"a", ttl_s=5, at_s=11)),
     ],
 )
 def test_the_tie_rule(loser: Cell, best: Cell) -> None:
@@ -127,10 +129,16 @@ def test_a_head_survives_its_stored_form(head: PartitionHead) -> None:
 
 def test_a_plain_row_is_told_by_its_flag_and_read_by_its_own_schema_version() -> None:
     layouts = ((1, 2), (1, 2, 3))
-    old = encode_row(Row(RowMarker(7), None, {1: Cell(7, b"a")}), 1, layouts[0])
+    old = encode_row(
+        Row(marker=RowMarker(7), deletion=None, cells={1: Cell(timestamp_us=7, value=b"a")}), 1, layouts[0]
+    )
     assert is_plain(old)
-    assert decode_row(old, layouts) == Row(RowMarker(7), None, {1: Cell(7, b"a")})
-    mixed = encode_row(Row(RowMarker(7), None, {1: Cell(8, b"a")}), 2, layouts[1])
+    assert decode_row(old, layouts) == Row(
+        marker=RowMarker(7), deletion=None, cells={1: Cell(timestamp_us=7, value=b"a")}
+    )
+    mixed = encode_row(
+        Row(marker=RowMarker(7), deletion=None, cells={1: Cell(timestamp_us=8, value=b"a")}), 2, layouts[1]
+    )
     assert not is_plain(mixed)
 
 

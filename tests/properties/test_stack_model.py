@@ -64,7 +64,7 @@ Version = tuple[int, bool, bytes, int, int]
 """Timestamp, whether it deletes, value, when it expires or was deleted, TTL: compared as a whole."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Deleted:
     """A deletion over rows `low` up to and without `high` of a partition, or over one collection."""
 
@@ -213,59 +213,84 @@ class Driver:
 
     async def write_row(self, where: int, time: int, what: int, _: int) -> None:
         at_us, value = self.time_us(time), self.fresh(what)
-        row = Row(RowMarker(at_us), None, {column: Cell(at_us, value) for column in CELLS})
+        row = Row(
+            marker=RowMarker(at_us),
+            deletion=None,
+            cells={column: Cell(timestamp_us=at_us, value=value) for column in CELLS},
+        )
         versions = [(f"c{column}", (at_us, False, value, 0, 0)) for column in CELLS]
         await self.put(where, row, [("exists", marker_version(at_us)), *versions])
 
     async def write_cell(self, where: int, time: int, what: int, which: int) -> None:
         at_us, value, column = self.time_us(time), self.fresh(what), CELLS[which % 2]
-        row = Row(None, None, {column: Cell(at_us, value)})
+        row = Row(marker=None, deletion=None, cells={column: Cell(timestamp_us=at_us, value=value)})
         await self.put(where, row, [(f"c{column}", (at_us, False, value, 0, 0))])
 
     async def write_ttl(self, where: int, time: int, what: int, ttl: int) -> None:
         at_us, value, column, ttl_s = self.time_us(time), self.fresh(what), CELLS[what % 2], 1 + ttl % 20
         expires_s = self.now_s + ttl_s
-        row = Row(None, None, {column: Cell(at_us, value, ttl_s, expires_s)})
+        row = Row(
+            marker=None,
+            deletion=None,
+            cells={column: Cell(timestamp_us=at_us, value=value, ttl_s=ttl_s, at_s=expires_s)},
+        )
         await self.put(where, row, [(f"c{column}", (at_us, False, value, expires_s, ttl_s))])
 
     async def write_marker(self, where: int, time: int, ttl: int, _: int) -> None:
         ttl_s = ttl % 20
         marker = RowMarker(self.time_us(time), ttl_s, self.now_s + ttl_s if ttl_s else 0)
-        await self.put(where, Row(marker), [("exists", marker_version(marker.timestamp_us, ttl_s, marker.at_s))])
+        await self.put(where, Row(marker=marker), [("exists", marker_version(marker.timestamp_us, ttl_s, marker.at_s))])
 
     async def delete_cell(self, where: int, time: int, which: int, _: int) -> None:
         at_us, column = self.time_us(time), CELLS[which % 2]
-        row = Row(None, None, {column: Cell(at_us, None, 0, self.now_s)})
+        row = Row(
+            marker=None, deletion=None, cells={column: Cell(timestamp_us=at_us, value=None, ttl_s=0, at_s=self.now_s)}
+        )
         await self.put(where, row, [(f"c{column}", (at_us, True, b"", self.now_s, 0))])
 
     async def write_element(self, where: int, time: int, what: int, which: int) -> None:
         at_us, path = self.time_us(time), PATHS[which % 2]
         value = None if what < 80 else self.fresh(what)
         at_s = self.now_s if value is None else 0
-        row = Row(None, None, {}, {MAP: CollectionCells(None, {path: Cell(at_us, value, 0, at_s)})})
+        row = Row(
+            marker=None,
+            deletion=None,
+            cells={},
+            collections={MAP: CollectionCells(None, {path: Cell(timestamp_us=at_us, value=value, ttl_s=0, at_s=at_s)})},
+        )
         await self.put(where, row, [(f"m{path.decode()}", (at_us, value is None, value or b"", at_s, 0))])
 
     async def assign_map(self, where: int, time: int, what: int, _: int) -> None:
         at_us, value = self.time_us(time), self.fresh(what)
         partition, row = where_of(where)
         gone = Deletion(at_us - 1, self.now_s)
-        cells = {PATHS[0]: Cell(at_us, value)}
-        self.model.delete(partition, Deleted(row, row + 1, "m", gone.timestamp_us, gone.at_s))
+        cells = {PATHS[0]: Cell(timestamp_us=at_us, value=value)}
+        self.model.delete(
+            partition, Deleted(low=row, high=row + 1, prefix="m", timestamp_us=gone.timestamp_us, at_s=gone.at_s)
+        )
         await self.put(
-            where, Row(None, None, {}, {MAP: CollectionCells(gone, cells)}), [("mx", (at_us, False, value, 0, 0))]
+            where,
+            Row(marker=None, deletion=None, cells={}, collections={MAP: CollectionCells(gone, cells)}),
+            [("mx", (at_us, False, value, 0, 0))],
         )
 
     async def delete_row(self, where: int, time: int, *_: int) -> None:
         partition, row = where_of(where)
         deletion = Deletion(self.time_us(time), self.now_s)
-        self.model.delete(partition, Deleted(row, row + 1, "", deletion.timestamp_us, deletion.at_s))
-        await self.put(where, Row(None, deletion), [])
+        self.model.delete(
+            partition, Deleted(low=row, high=row + 1, prefix="", timestamp_us=deletion.timestamp_us, at_s=deletion.at_s)
+        )
+        await self.put(where, Row(marker=None, deletion=deletion), [])
 
     async def write_static(self, where: int, time: int, what: int, _: int) -> None:
         at_us, partition = self.time_us(time), where_of(where)[0]
         value = None if what < 80 else self.fresh(what)
         at_s = self.now_s if value is None else 0
-        head = PartitionHead(None, (), Row(None, None, {STATIC: Cell(at_us, value, 0, at_s)}))
+        head = PartitionHead(
+            None,
+            (),
+            Row(marker=None, deletion=None, cells={STATIC: Cell(timestamp_us=at_us, value=value, ttl_s=0, at_s=at_s)}),
+        )
         place: Place = (partition, -1, "static")
         await self.send(self.head_item(partition, head), [(place, (at_us, value is None, value or b"", at_s, 0))])
 
@@ -275,14 +300,19 @@ class Driver:
         end = None if last <= first else clustering_of(last)
         deletion = Deletion(self.time_us(time), self.now_s)
         rows_end = ROWS if end is None else last
-        self.model.delete(partition, Deleted(first, rows_end, "", deletion.timestamp_us, deletion.at_s))
+        self.model.delete(
+            partition,
+            Deleted(low=first, high=rows_end, prefix="", timestamp_us=deletion.timestamp_us, at_s=deletion.at_s),
+        )
         slice_ = RangeDeletion(clustering_of(first), end, deletion)
         await self.send(self.head_item(partition, PartitionHead(None, (slice_,))), [])
 
     async def delete_partition(self, where: int, time: int, *_: int) -> None:
         partition = where_of(where)[0]
         deletion = Deletion(self.time_us(time), self.now_s)
-        self.model.delete(partition, Deleted(-1, ROWS, "", deletion.timestamp_us, deletion.at_s))
+        self.model.delete(
+            partition, Deleted(low=-1, high=ROWS, prefix="", timestamp_us=deletion.timestamp_us, at_s=deletion.at_s)
+        )
         await self.send(self.head_item(partition, PartitionHead(deletion)), [])
 
     async def put(self, where: int, row: Row, versions: list[tuple[str, Version]]) -> None:
@@ -314,7 +344,7 @@ class Driver:
             return
         halves = WHOLE_RING.split(2)
         spans = tuple(RepairedRange(half, self.now_s - repaired % 10) for half in halves[: 1 + repaired % 2])
-        terms = GcContext(self.now_s, self.replication_factor, spans, propagation_s=2)
+        terms = GcContext(now_s=self.now_s, replication_factor=self.replication_factor, repaired=spans, propagation_s=2)
         job = await self.store.begin_compaction(self.stack, terms, whole=whole % 4 > 0)
         if job is not None:
             self.gc_before_s = max([self.gc_before_s, *(span.before_s for span in job.rule.spans)])
@@ -339,7 +369,9 @@ class Driver:
         for step in range(1 + count % 4):
             partition, row = where_of(where + step)
             at_us, value = self.time_us(FRESH_BYTES + (time + 7 * step) % (256 - FRESH_BYTES)), self.fresh(what)
-            items[key_of(partition, row)] = value_of(Row(None, None, {CELLS[0]: Cell(at_us, value)}), self.schema)
+            items[key_of(partition, row)] = value_of(
+                Row(marker=None, deletion=None, cells={CELLS[0]: Cell(timestamp_us=at_us, value=value)}), self.schema
+            )
             writes.append(((partition, row, f"c{CELLS[0]}"), (at_us, False, value, 0, 0)))
         writes = list({place: (place, version) for place, version in writes}.values())
         self.serial += 1

@@ -86,7 +86,7 @@ async def _live(disk: ProcessDisk, steps: list[tuple[str, int, int]], model: Mod
 async def _put(rig: StagingRig, model: Model, attempt: AttemptId, count: int) -> None:
     try:
         staged = rig.staging.find(SESSION, TRANSFER)
-        place = await rig.puts.open(staged, FlightPut(b"", attempt, NAME, BYTES))
+        place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=attempt, name=NAME, size_bytes=BYTES))
     except EblaError:
         assert model.winner is not None or model.is_released
         return
@@ -107,7 +107,7 @@ async def _seal(rig: StagingRig, model: Model, attempt: AttemptId) -> None:
     is_whole = rig.own.exists(PLACE) and _brought(rig, attempt) == content_of(attempt)
     try:
         staged = rig.staging.find(SESSION, TRANSFER)
-        await rig.sealer.seal(staged, SealSpec(attempt, (told,), RANGES[:1], SMALL))
+        await rig.sealer.seal(staged, SealSpec(attempt=attempt, files=(told,), layers=RANGES[:1], schema=SMALL))
     except EblaError:
         assert model.winner not in (None, attempt) or not is_whole or model.is_released
         assert model.winner != attempt

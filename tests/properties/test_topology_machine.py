@@ -139,7 +139,14 @@ class TopologyMachine(RuleBasedStateMachine):
         kind = GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS if streams else GlobalRequestKind.KEYSPACE_RF_CHANGE
         factors = () if streams else (("dc1", factor),)
         request_id = RequestId(self.world.new_id())
-        request = GlobalRequest(request_id, kind, host(1), self.world.now_ms, "" if streams else "ks", factors)
+        request = GlobalRequest(
+            id=request_id,
+            kind=kind,
+            initiator=host(1),
+            start_ms=self.world.now_ms,
+            keyspace="" if streams else "ks",
+            new_factors=factors,
+        )
         self.world.try_(SubmitGlobalRequest(request))
 
     @rule(number=NUMBER)
@@ -183,7 +190,7 @@ class TopologyMachine(RuleBasedStateMachine):
             for node in snapshot.nodes_in(NodeState.NORMAL):
                 replicas = snapshot.tablets[table].replicas(tablet)
                 new = (*replicas[:-1], Replica(node.host, ShardNumber(0)))
-                move = TabletMove(table, tablet, TransitionKind.MIGRATION, new)
+                move = TabletMove(table=table, tablet=tablet, kind=TransitionKind.MIGRATION, new_replicas=new)
                 if self.world.try_(StartMoves((move,))) is not None:
                     continue
                 for _ in range(fails_after):
@@ -206,7 +213,9 @@ class TopologyMachine(RuleBasedStateMachine):
                 to = replicas[position].host
             if to is not None:
                 replicas[position] = Replica(to, ShardNumber(1 - replicas[position].shard % 2))
-                self.world.try_(StartMoves((TabletMove(table, number, kind, tuple(replicas)),)))
+                self.world.try_(
+                    StartMoves((TabletMove(table=table, tablet=number, kind=kind, new_replicas=tuple(replicas)),))
+                )
 
     @rule(kind=st.sampled_from(list(ResizeType)), ready=st.booleans())
     def resize(self, kind: ResizeType, ready: bool) -> None:

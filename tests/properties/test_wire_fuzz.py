@@ -36,13 +36,13 @@ from ebla.wire.frames import (
 )
 
 VALID: list[bytes] = [
-    encode(HelloFrame(1, 1, Lane.CONTROL, 65536, introduction(5))),
+    encode(HelloFrame(oldest=1, newest=1, lane=Lane.CONTROL, frame_bytes_max=65536, introduction=introduction(5))),
     encode(WelcomeFrame(1, 65536, introduction(5))),
     encode(RefusalFrame(1, "no")),
-    encode(RequestFrame(1, ECHO.number, 1000, with_body(EchoRequest("clay", 3)))),
-    encode(RequestFrame(2, SLOW.number, 1000, with_body(EchoRequest("clay", 3)))),
+    encode(RequestFrame(id=1, verb=ECHO.number, remaining_ms=1000, body=with_body(EchoRequest("clay", 3)))),
+    encode(RequestFrame(id=2, verb=SLOW.number, remaining_ms=1000, body=with_body(EchoRequest("clay", 3)))),
     encode(AnswerFrame(1, with_body(EchoAnswer("clay")))),
-    encode(FailureFrame(1, "stale", Outcome.NOT_APPLIED, "old")),
+    encode(FailureFrame(id=1, error="stale", outcome=Outcome.NOT_APPLIED, message="old")),
     encode(CancelFrame(2)),
     encode(NoticeFrame(RUMOUR.number, with_body(Rumour("heard")))),
 ]

@@ -49,7 +49,7 @@ class Zombie:
     target: HostId
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Cluster:
     """Four nodes, their rows of one tablet, and what each knows of sessions."""
 
@@ -111,7 +111,12 @@ class Cluster:
         if not failed:
             self.act(transition, row.action)
         step = TabletAdvance(
-            self.table, 0, transition.stage, SessionId(self.world.new_id()), failed=failed, hopeless=failed
+            table=self.table,
+            tablet=0,
+            leaving=transition.stage,
+            session=SessionId(self.world.new_id()),
+            failed=failed,
+            hopeless=failed,
         )
         self.world.do(AdvanceTablets((step,), fence=fence))
 
@@ -146,7 +151,9 @@ class Cluster:
     def start_move(self) -> None:
         replicas = self.snapshot.tablets[self.table].replicas(0)
         new = tuple(Replica(D, ShardNumber(0)) if replica.host == A else replica for replica in replicas)
-        self.world.do(StartMoves((TabletMove(self.table, 0, TransitionKind.MIGRATION, new),)))
+        self.world.do(
+            StartMoves((TabletMove(table=self.table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=new),))
+        )
 
     def repair(self) -> None:
         newest = max((cell for rows in self.rows.values() for cell in rows.values()), key=lambda cell: cell.timestamp)
@@ -172,7 +179,7 @@ def cluster() -> Cluster:
         world.ask_to_join(world.node(number))
         Coordinator(world).settle()
     table = world.create_table(tablets=1, factor=3)
-    made = Cluster(world, table)
+    made = Cluster(world=world, table=table)
     replicas = world.snapshot.tablets[table].replicas(0)
     assert [replica.host for replica in replicas] == [A, B, C]
     made.rows = {name: {} for name in (A, B, C, D)}

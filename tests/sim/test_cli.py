@@ -11,7 +11,17 @@ from ebla.sim.scenario import RunOutcome, find_scenario, run_scenario, scenario_
 
 
 def outcome(scenario: str, seed: int, failure: str | None) -> RunOutcome:
-    return RunOutcome(scenario, seed, 20.0, "abc", 20.0, 0.1, 9, failure, "the story")
+    return RunOutcome(
+        scenario=scenario,
+        seed=seed,
+        seconds=20.0,
+        trace="abc",
+        simulated_s=20.0,
+        cpu_s=0.1,
+        steps=9,
+        failure=failure,
+        report="the story",
+    )
 
 
 class Inline:

@@ -80,7 +80,7 @@ def outcome_of(leak: Callable[[], object]) -> RunOutcome:
         world.unit("leaky", main).start()
         await asyncio.sleep(2.0)
 
-    return run_scenario(Scenario("leak", "leaks", 5.0, run), seed=1)
+    return run_scenario(Scenario(name="leak", summary="leaks", seconds=5.0, run=run), seed=1)
 
 
 @pytest.mark.parametrize("name", LEAKS)

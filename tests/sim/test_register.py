@@ -50,8 +50,8 @@ def test_a_gentle_adversary_misses_what_a_harsh_one_finds(monkeypatch: pytest.Mo
         self.held = held
 
     monkeypatch.setattr(store.RegisterStore, "save", save_without_sync)
-    mild = Scenario("mild", "a process is killed now and then", 20.0, _gentle_run)
-    rough = Scenario("rough", "everything at once", 20.0, _harsh_run)
+    mild = Scenario(name="mild", summary="a process is killed now and then", seconds=20.0, run=_gentle_run)
+    rough = Scenario(name="rough", summary="everything at once", seconds=20.0, run=_harsh_run)
     assert [run_scenario(mild, seed).failure for seed in range(1, 5)] == [None] * 4
     failures = [run_scenario(rough, seed).failure for seed in range(1, 5)]
     assert any(failure is not None and "no order explains" in failure for failure in failures)

@@ -99,7 +99,7 @@ class ShardWorld:
     def __init__(self, world: World) -> None:
         self.world = world
         self.feed_store = FeedStore()
-        self.introduction = Introduction(OWN.host, CLUSTER, "sim")
+        self.introduction = Introduction(host=OWN.host, cluster=CLUSTER, cluster_name="sim")
         self.control = world.unit("n1", self._control, host_id=OWN.host)
         self.shard = world.unit("n1-shard", self._shard, machine="n1", host_id=OWN.host)
         self.process: ShardProcess | None = None
@@ -120,7 +120,10 @@ class ShardWorld:
         state = CommittedTopology(self._report)
         state.attach(self.feed_store.machine)
         feed = TopologyFeedService(
-            state, FeedConfig(self._read_barrier, lambda: (), lambda: ("shard-0",), lambda: True)
+            state,
+            FeedConfig(
+                read_barrier=self._read_barrier, down=lambda: (), expected=lambda: ("shard-0",), serving=lambda: True
+            ),
         )
         async with asyncio.TaskGroup() as tasks:
             server = Server(tasks, self.introduction, WIRE, self._report)
@@ -143,12 +146,12 @@ class ShardWorld:
 
     async def _shard(self, environment: Environment) -> None:
         setup = ShardConfig(
-            msgspec.structs.replace(self.introduction, process="shard-0"),
-            ShardNumber(0),
-            "/data/shard-0",
-            self.shard.address(PORT),
-            lambda number: Address(f"/data/run/shard-{number}.sock"),
-            SOCKET,
+            introduction=msgspec.structs.replace(self.introduction, process="shard-0"),
+            number=ShardNumber(0),
+            folder="/data/shard-0",
+            address=self.shard.address(PORT),
+            local_address_of=lambda number: Address(f"/data/run/shard-{number}.sock"),
+            control_address=SOCKET,
             heartbeat_ms=200,
             feed_silence_ms=5_000,
             wire=WIRE,
@@ -159,7 +162,9 @@ class ShardWorld:
         engine = MemoryEngine(environment.disk)
         self.folds = FoldHere(engine)
         self.front = Probe()
-        self.process = ShardProcess(environment, setup, ShardDeps(engine, Metrics(), self._fronts, self.folds))
+        self.process = ShardProcess(
+            environment, setup, ShardDeps(engine=engine, metrics=Metrics(), services=self._fronts, compactor=self.folds)
+        )
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.process.run())
             await self.stop.wait()
@@ -175,14 +180,14 @@ class ShardWorld:
     # -- what the test does -------------------------------------------------------------------------------------------
 
     def commit(self, version: int, fence: int, *changes: Change) -> None:
-        state = StateRow(TopologyVersion(version), TopologyVersion(fence))
+        state = StateRow(version=TopologyVersion(version), fence=TopologyVersion(fence))
         self.feed_store.commit(PutKey(keys.STATE, keys.encode(state)), *changes)
 
     def found(self, tablets: TabletMap = BOTH) -> None:
         """Version 2: three nodes and a table on two tablets."""
         nodes = [PutKey(keys.node_key(node(one).host), keys.encode(node(one))) for one in (1, 2, 3)]
-        keyspace = Keyspace("ks", network(dc1=3), on_tablets=True)
-        table = Table(SMALL.id, "ks", "small", definition=encode_schema(SMALL))
+        keyspace = Keyspace(name="ks", replication=network(dc1=3), on_tablets=True)
+        table = Table(id=SMALL.id, keyspace="ks", name="small", definition=encode_schema(SMALL))
         self.commit(
             2,
             1,
@@ -220,7 +225,13 @@ class Client:
     def __init__(self, tasks: asyncio.TaskGroup, rig: ShardWorld) -> None:
         environment = rig.world.scenario_environment("client")
         ours = msgspec.structs.replace(rig.introduction, host=replica(9).host, process="client")
-        context = PeersContext(environment.transport, environment.rng, ours, WIRE, lambda _event, _details: None)
+        context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=ours,
+            limits=WIRE,
+            report=lambda _event, _details: None,
+        )
         self.shard, self.control = Peers(tasks, context), Peers(tasks, context)
         self.shard.set_address(OWN.host, rig.shard.address(PORT))
         self.control.set_address(OWN.host, rig.control.address(CONTROL_PORT))
@@ -312,7 +323,7 @@ async def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_
 async def test_streams_need_an_open_session_by_a_barrier(rig: ShardWorld, client: Client, /) -> None:
     with pytest.raises(Stale, match="closed"):
         await client.stream(*ITEMS)
-    session = Session(SESSION, SessionKind.REQUEST)
+    session = Session(id=SESSION, kind=SessionKind.REQUEST)
     rig.commit(3, 1, PutKey(keys.session_key(SESSION), keys.encode(session)))
     await client.stream(*ITEMS[:10])
     rig.has_quorum = False

@@ -40,7 +40,7 @@ def _read(level: Level = Level.QUORUM, began: float = 1.0) -> ReadInterval:
 
 
 def _written(ledger: RowsLedger, timestamp_us: int, level: Level, *, deletes: bool = False) -> AttemptedWrite:
-    tried = AttemptedWrite(timestamp_us, deletes)
+    tried = AttemptedWrite(timestamp_us=timestamp_us, deletes=deletes)
     ledger.tries(CELL, tried)
     ledger.was_acknowledged(CELL, tried, level)
     return tried
@@ -80,14 +80,14 @@ def test_nothing_is_shown_only_of_what_was_deleted() -> None:
     problem = ledger.check_missing(floors, {}, _read())
     assert problem is not None
     assert "INV-ROWS-5" in problem
-    ledger.tries(CELL, AttemptedWrite(30, deletes=True))
+    ledger.tries(CELL, AttemptedWrite(timestamp_us=30, deletes=True))
     assert ledger.check_missing(floors, {}, _read()) is None
 
 
 def test_what_was_shown_stays_unless_a_replica_died_with_it() -> None:
     ledger = RowsLedger()
-    ledger.tries(CELL, AttemptedWrite(10, deletes=False))
-    ledger.tries(CELL, AttemptedWrite(20, deletes=False))
+    ledger.tries(CELL, AttemptedWrite(timestamp_us=10, deletes=False))
+    ledger.tries(CELL, AttemptedWrite(timestamp_us=20, deletes=False))
     assert ledger.check_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 20}, _read()) is None
     problem = ledger.check_shown(ledger.floors([CELL], Level.QUORUM), {CELL: 10}, _read())
     assert problem is not None
@@ -100,7 +100,7 @@ def test_what_nobody_wrote_and_what_was_refused_is_not_shown() -> None:
     ledger = RowsLedger()
     floors = ledger.floors([CELL], Level.QUORUM)
     assert "INV-ROWS-7" in str(ledger.check_shown(floors, {CELL: 10}, _read()))
-    refused, unknown = AttemptedWrite(20, deletes=False), AttemptedWrite(30, deletes=False)
+    refused, unknown = AttemptedWrite(timestamp_us=20, deletes=False), AttemptedWrite(timestamp_us=30, deletes=False)
     for tried in (refused, unknown):
         ledger.tries(CELL, tried)
     assert ledger.failed(CELL, refused, Overloaded("no room")) is None
@@ -114,7 +114,7 @@ def test_what_nobody_wrote_and_what_was_refused_is_not_shown() -> None:
 
 def _snapshot(version: int, fence: int, *sessions: SessionId) -> Snapshot:
     state = TopologyState(version=TopologyVersion(version), fence=TopologyVersion(fence))
-    listed = FrozenMap({each: Session(each, SessionKind.STAGE) for each in sessions})
+    listed = FrozenMap({each: Session(id=each, kind=SessionKind.STAGE) for each in sessions})
     return Snapshot(state=state, sessions=listed)
 
 

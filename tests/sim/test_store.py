@@ -23,7 +23,7 @@ def ledger_with(*tried: AttemptedStoreWrite) -> StoreLedger:
 
 
 def test_the_checker_tells_a_lost_answer() -> None:
-    ledger = ledger_with(AttemptedStoreWrite(5, deletes=False, at_s=0, answered=True))
+    ledger = ledger_with(AttemptedStoreWrite(timestamp_us=5, deletes=False, at_s=0, answered=True))
     assert ledger.check(CELL, StoredVersion(5, deletes=False), 0) is None
     assert "lost" in str(ledger.check(CELL, None, 100))
 
@@ -35,8 +35,8 @@ def test_the_checker_tells_what_was_never_written() -> None:
 def test_the_checker_tells_a_revived_cell() -> None:
     """`INV-LAYER-GC`."""
     ledger = ledger_with(
-        AttemptedStoreWrite(5, deletes=False, at_s=0, answered=True),
-        AttemptedStoreWrite(7, deletes=True, at_s=0, answered=True),
+        AttemptedStoreWrite(timestamp_us=5, deletes=False, at_s=0, answered=True),
+        AttemptedStoreWrite(timestamp_us=7, deletes=True, at_s=0, answered=True),
     )
     assert "INV-LAYER-GC" in str(ledger.check(CELL, StoredVersion(5, deletes=False), 100))
     assert ledger.check(CELL, StoredVersion(7, deletes=True), 100) is None
@@ -45,10 +45,10 @@ def test_the_checker_tells_a_revived_cell() -> None:
 
 
 def test_a_cell_may_be_older_than_a_tombstone_that_was_dropped_in_its_time() -> None:
-    ledger = ledger_with(AttemptedStoreWrite(7, deletes=True, at_s=0, answered=True))
-    late = AttemptedStoreWrite(5, deletes=False, at_s=0)
+    ledger = ledger_with(AttemptedStoreWrite(timestamp_us=7, deletes=True, at_s=0, answered=True))
+    late = AttemptedStoreWrite(timestamp_us=5, deletes=False, at_s=0)
     assert "is gone" in str(
-        ledger_with(AttemptedStoreWrite(7, deletes=True, at_s=0, answered=True)).tries(CELL, late, None, 9)
+        ledger_with(AttemptedStoreWrite(timestamp_us=7, deletes=True, at_s=0, answered=True)).tries(CELL, late, None, 9)
     )
     assert ledger.tries(CELL, late, None, 11) is None
     ledger.answered(CELL, 5)
@@ -56,7 +56,7 @@ def test_a_cell_may_be_older_than_a_tombstone_that_was_dropped_in_its_time() -> 
 
 
 def test_what_was_read_after_a_start_must_stay() -> None:
-    ledger = ledger_with(AttemptedStoreWrite(5, deletes=False, at_s=0))
+    ledger = ledger_with(AttemptedStoreWrite(timestamp_us=5, deletes=False, at_s=0))
     assert ledger.check(CELL, None, 0) is None
     assert ledger.check(CELL, StoredVersion(5, deletes=False), 0, durable=True) is None
     assert "lost" in str(ledger.check(CELL, None, 0))

@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def judged(story: Callable[[WriteJobsLedger], None]) -> list[str]:
     failures: list[str] = []
-    ledger = WriteJobsLedger(failures.append, lambda: 5.0)
+    ledger = WriteJobsLedger(fail=failures.append, now=lambda: 5.0)
     ledger.saw(view_of(a_snapshot(2, 3, 4), Revision(HISTORY, 1)))
     story(ledger)
     return [text[:11] for text in failures]
@@ -45,7 +45,12 @@ def judged(story: Callable[[WriteJobsLedger], None]) -> list[str]:
 
 def adopts(ledger: WriteJobsLedger, session: SessionId, *replicas: Replica, version: int = 1) -> None:
     request = AdoptRequest(
-        session, TransferId(uuid.UUID(int=3)), TABLE, WHOLE_RING, TopologyVersion(0), TopologyVersion(version)
+        session=session,
+        transfer=TransferId(uuid.UUID(int=3)),
+        table=TABLE,
+        range=WHOLE_RING,
+        fence=TopologyVersion(0),
+        version=TopologyVersion(version),
     )
     for one in replicas:
         ledger.adopted(one, request)

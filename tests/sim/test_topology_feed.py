@@ -39,7 +39,7 @@ WIRE = WireLimits()
 CALM_S = 40.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Child:
     """The life of a child that is there now: what it has prepared, installed and still runs."""
 
@@ -61,7 +61,14 @@ class Child:
         assert self.prepared.snapshot is view.snapshot, "installed as it was prepared"
 
     def report_of(self, view: View) -> ChildReport:
-        return ChildReport(self.name, 1, view.version, view.fence, self.view.versions.oldest(view.version), True)
+        return ChildReport(
+            name=self.name,
+            pid=1,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=self.view.versions.oldest(view.version),
+            pending_replicas_open=True,
+        )
 
     async def route(self) -> None:
         """Requests that hold the version they began with."""
@@ -75,7 +82,7 @@ class Child:
             await asyncio.sleep(rng.random() * 0.2)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Node:
     control: Unit
     host: HostId
@@ -105,7 +112,7 @@ class FeedWorld:
         async def control(environment: Environment) -> None:
             await self._control(environment, node, name)
 
-        node = Node(self.world.unit(name, control, host_id=host), host)
+        node = Node(control=self.world.unit(name, control, host_id=host), host=host)
         self.nodes.append(node)
         for child in CHILDREN:
 
@@ -115,7 +122,7 @@ class FeedWorld:
             node.units[child] = self.world.unit(f"{name}-{child}", run_child, machine=name, host_id=host)
 
     def _introduction(self, node: Node, process: str) -> Introduction:
-        return Introduction(node.host, self.cluster, "sim", process)
+        return Introduction(host=node.host, cluster=self.cluster, cluster_name="sim", process=process)
 
     def _report(self, name: str) -> EventReporter:
         return lambda event, details: self.world.log(name, f"{event} {details}")
@@ -123,25 +130,25 @@ class FeedWorld:
     async def _control(self, environment: Environment, node: Node, name: str) -> None:
         own = node.control.address(PORT)
         group0 = Group0Config(
-            Member(node.host, MemberRole.LEARNER, own),
-            self.cluster,
-            "sim",
-            tuple(each.control.address(PORT) for each in self.nodes),
-            "/data/group0",
+            member=Member(host=node.host, role=MemberRole.LEARNER, address=own),
+            cluster=self.cluster,
+            cluster_name="sim",
+            contacts=tuple(each.control.address(PORT) for each in self.nodes),
+            folder="/data/group0",
             snapshot_entries_max=20,
             kept_entries=5,
         )
         setup = ControlConfig(
-            self._introduction(node, "control"),
-            own,
-            SOCKET,
-            group0,
-            LivenessLimits(),
-            WIRE,
-            self._report(name),
-            1,
-            "sim",
-            CHILDREN,
+            introduction=self._introduction(node, "control"),
+            address=own,
+            local_address=SOCKET,
+            group0=group0,
+            liveness=LivenessLimits(),
+            wire=WIRE,
+            report=self._report(name),
+            pid=1,
+            release="sim",
+            child_names=CHILDREN,
         )
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -152,11 +159,17 @@ class FeedWorld:
     async def _child(self, environment: Environment, node: Node, name: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             report = self._report(node.units[name].name)
-            context = PeersContext(environment.transport, environment.rng, self._introduction(node, name), WIRE, report)
+            context = PeersContext(
+                transport=environment.transport,
+                rng=environment.rng,
+                introduction=self._introduction(node, name),
+                limits=WIRE,
+                report=report,
+            )
             control = Peers(tasks, context)
             control.set_address(node.host, SOCKET)
-            child = node.children[name] = Child(self.world, environment, name)
-            setup = TopologyFollowerConfig(name, 1, node.host, environment.clock, report)
+            child = node.children[name] = Child(world=self.world, environment=environment, name=name)
+            setup = TopologyFollowerConfig(name=name, pid=1, host=node.host, clock=environment.clock, report=report)
             follower = TopologyFollower(control, setup, child.view, child, child.report_of)
             tasks.create_task(child.route())
             await follower.run()
@@ -166,11 +179,11 @@ class FeedWorld:
     async def _drive(self, environment: Environment) -> None:
         async with asyncio.TaskGroup() as tasks:
             context = PeersContext(
-                environment.transport,
-                environment.rng,
-                self._introduction(self.nodes[0], "driver"),
-                WIRE,
-                self._report("driver"),
+                transport=environment.transport,
+                rng=environment.rng,
+                introduction=self._introduction(self.nodes[0], "driver"),
+                limits=WIRE,
+                report=self._report("driver"),
             )
             own, peers = Peers(tasks, context), Peers(tasks, context)
             own.set_address(self.nodes[0].host, SOCKET)

@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def _with_ledger(story: Callable[[TransfersLedger, ProcessDisk, list[str]], None]) -> None:
     async def scenario(world: World) -> None:
         failures: list[str] = []
-        story(TransfersLedger(failures.append, world.now), world.disk_of(world.machine("one")), failures)
+        story(TransfersLedger(fail=failures.append, now=world.now), world.disk_of(world.machine("one")), failures)
 
     World(1, 60.0).run(scenario)
 
@@ -73,7 +73,7 @@ def _sent(ledger: TransfersLedger, disk: ProcessDisk, *layers: bytes) -> None:
     listed = tuple(
         CheckpointLayer(str(place), WHOLE_RING, (CheckpointFile("f", len(data)),)) for place, data in enumerate(layers)
     )
-    part = CheckpointPart(ShardNumber(0), WHOLE_RING, listed)
+    part = CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=listed)
     address = Address("10.0.0.1", 7001)
     checkpoint, table = CheckpointId(uuid.UUID(int=4)), TableId(uuid.UUID(int=5))
     source = TransferSource(HOST, checkpoint, table, (part,), b"", address)
@@ -85,8 +85,8 @@ def _appeared(disk: ProcessDisk, *layers: bytes, first: int = 0) -> AdoptedLayer
     placed = []
     for number, data in enumerate(layers, start=first):
         _written(disk, f"/data/to/{number}/f", data)
-        placed.append((LayerEntry(LayerId(number), WHOLE_RING), f"/data/to/{number}"))
-    return AdoptedLayers(OWN, STACK, SESSION, TRANSFER, placed)
+        placed.append((LayerEntry(id=LayerId(number), range=WHOLE_RING), f"/data/to/{number}"))
+    return AdoptedLayers(own=OWN, incarnation=STACK, session=SESSION, transfer=TRANSFER, layers=placed)
 
 
 def test_what_arrives_whole_is_well_and_stays_as_it_is() -> None:

@@ -39,7 +39,7 @@ from ebla.wire.transfer_messages import FlightPut, PutAnswer
 FLIGHT = Address("10.0.0.1", 7001)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Plane:
     """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of what they open."""
 
@@ -110,9 +110,9 @@ class SimRig:
         self._session = SessionId(self._rng.uuid())
         self._bulk = world.unit("bulk", self._serve)
         self._disk = world.disk_of(self._bulk.machine)
-        self._plane = Plane(self._disk)
+        self._plane = Plane(disk=self._disk)
         self._seat = BulkHandle(self._bulk)
-        engine = SimSparkEngine(world, lambda _host: self._seat, faults=faults)
+        engine = SimSparkEngine(world=world, seat=lambda _host: self._seat, faults=faults)
         engine.executors = [SimExecutor(world, "here", "bulk", engine), SimExecutor(world, "there", "there", engine)]
         self._bulk.start()
         for executor in engine.executors:
@@ -151,9 +151,15 @@ class SimRig:
         return folder
 
     def _source(self, folder: str, layers: int) -> TransferSource:
-        parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, tuple(self._layer(folder, at) for at in range(layers))),)
+        parts = (
+            CheckpointPart(
+                shard=ShardNumber(0), range=WHOLE_RING, layers=tuple(self._layer(folder, at) for at in range(layers))
+            ),
+        )
         checkpoint, ticket = CheckpointId(self._rng.uuid()), folder.encode()
-        self._plane.sources[ticket] = SourceStream(self._session, checkpoint, MIXED.id, folder, parts, MIXED)
+        self._plane.sources[ticket] = SourceStream(
+            session=self._session, checkpoint=checkpoint, table=MIXED.id, folder=folder, parts=parts, schema=MIXED
+        )
         host = HostId(self._rng.uuid())
         return TransferSource(host, checkpoint, MIXED.id, parts, ticket, FLIGHT, "proof", folder)
 
@@ -212,12 +218,32 @@ def test_the_contract(contract: Contract) -> None:
 
 @pytest.mark.parametrize("contract", PAST_FLIGHT, ids=lambda contract: contract.__name__)
 def test_the_contract_by_the_short_cut(contract: Contract) -> None:
-    _run(contract, EngineFaults(0.0, 0.0, 0.0, 0.0, AttemptFaults(0.0, 0.0, 0.0, 0.0, 1.0, 0.0)))
+    _run(
+        contract,
+        EngineFaults(
+            duplicate=0.0,
+            report_superseded=0.0,
+            report_twice=0.0,
+            lose_engine=0.0,
+            attempts_faults=AttemptFaults(
+                hangs=0.0, ignores_cancel=0.0, dies=0.0, corrupts=0.0, short_cut=1.0, keeps_open=0.0
+            ),
+        ),
+    )
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 def test_the_contract_with_every_attempt_made_twice(contract: Contract) -> None:
-    _run(contract, EngineFaults(1.0, 0.0, 0.0, 0.0, NO_ENGINE_FAULTS.attempts_faults))
+    _run(
+        contract,
+        EngineFaults(
+            duplicate=1.0,
+            report_superseded=0.0,
+            report_twice=0.0,
+            lose_engine=0.0,
+            attempts_faults=NO_ENGINE_FAULTS.attempts_faults,
+        ),
+    )
 
 
 def _run(contract: Contract, faults: EngineFaults) -> None:

@@ -26,7 +26,10 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalNode:
     monkeypatch.setattr(control, "_run_control", lambda *_: None)
     monkeypatch.setattr(entry, "raise_open_files", lambda _: 1_024)
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-    nodes = find_or_create_nodes(tmp_path, NewClusterSpec(1, 1, base, "ebla", ("limits.lock_wait_ms=0",)))
+    nodes = find_or_create_nodes(
+        tmp_path,
+        NewClusterSpec(nodes=1, shards=1, base_address=base, cluster_name="ebla", overrides=("limits.lock_wait_ms=0",)),
+    )
     assign_identities(nodes)
     return nodes[0]
 

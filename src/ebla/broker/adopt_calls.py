@@ -73,7 +73,17 @@ class AdoptCalls:
         """To be called in the step in which the version was looked at. INV-BULKW-1: all of these at this version."""
         adopted = AdoptResults(version)
         asked = [
-            self._send(place, AdoptRequest(target.session, target.transfer, table, target.range, ANY_FENCE, version))
+            self._send(
+                place,
+                AdoptRequest(
+                    session=target.session,
+                    transfer=target.transfer,
+                    table=table,
+                    range=target.range,
+                    fence=ANY_FENCE,
+                    version=version,
+                ),
+            )
             for place, target in targets.items()
         ]
         for place, answer in zip(targets, asked):

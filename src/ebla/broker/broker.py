@@ -56,7 +56,9 @@ class TableBroker:
         self._reads = TableReadBroker(parts)
         store, sessions, places = WriteRecordStore(parts), WriteSessions(parts), StagingOpener(parts)
         opening = WriteOpener(parts, store, sessions, places)
-        commits = WriteCommits(CommitParts(parts, store, sessions, places, AdoptCalls(parts)))
+        commits = WriteCommits(
+            CommitParts(broker=parts, store=store, sessions=sessions, places=places, adoptions=AdoptCalls(parts))
+        )
         self._running = 0
         self._serve: Mapping[str, Serve] = dict(
             (

@@ -51,7 +51,7 @@ class BrokerLimits:
     """A place that refuses so often, by the newest topology, was opened for a stack that is not there any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDeps:
     view: TopologyView
     doors: ClusterClient

@@ -83,7 +83,9 @@ class TableReadBroker:
     async def _try(self, request: OpenReadRequest, view: View, deadline: Deadline) -> TableReadPlan | None:
         """None: a node knows a newer topology, and without it there are too few."""
         schema = schema_of(view, request.table)
-        asked = TableReadSpec(request.table, request.level, self._parts.datacenter, request.ranges)
+        asked = TableReadSpec(
+            table=request.table, level=request.level, datacenter=self._parts.datacenter, ranges=request.ranges
+        )
         datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
         copies = range_copies(view, asked)
         away = unreachable_hosts(view.snapshot, self._parts.view.down)
@@ -91,7 +93,9 @@ class TableReadBroker:
         failure = replica_shortage(copies, asked, hosts, datacenters)
         if failure is not None:
             raise failure
-        opening = OpenTableReadRequest(request.read, request.table, view.version, request.life_ms)
+        opening = OpenTableReadRequest(
+            read=request.read, table=request.table, version=view.version, life_ms=request.life_ms
+        )
 
         def do(found: Collection[HostId]) -> bool:
             return replica_shortage(copies, asked, found, datacenters) is None
@@ -109,7 +113,14 @@ class TableReadBroker:
             raise _told(failure, answers)
         pieces = plan_read_ranges(copies, asked, given, datacenters)
         now_s = self._parts.clock.wall_us() // 1_000_000
-        return TableReadPlan(schema, view.version, tuple(sources), pieces, self._parts.authority(), now_s)
+        return TableReadPlan(
+            schema=schema,
+            version=view.version,
+            sources=tuple(sources),
+            pieces=pieces,
+            authority=self._parts.authority(),
+            now_s=now_s,
+        )
 
     async def _ask(
         self,

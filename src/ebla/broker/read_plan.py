@@ -24,7 +24,7 @@ LEAST_BYTES = 64 << 10
 """What a piece counts for at least when reads are spread: a task costs something even where there is nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableReadSpec:
     """What a job wants to read, and how sure it wants to be."""
 
@@ -181,7 +181,12 @@ def _read_piece(
     places = tuple(given[host].place for host in (*first, *others))
     by_group = tuple((tuple(given[host].place for host in members), count) for members, count in groups)
     return ReadRange(
-        piece.range, places, len(first), size.size_bytes, size.rows, by_group if len(piece.needed) > 1 else ()
+        range=piece.range,
+        sources=places,
+        needed=len(first),
+        size_bytes=size.size_bytes,
+        rows=size.rows,
+        groups=by_group if len(piece.needed) > 1 else (),
     )
 
 

@@ -74,7 +74,7 @@ class RowVisibility(enum.Enum):
     SOME = "rows of the job may be seen already"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CommitProgress:
     """How far one call has come."""
 
@@ -109,7 +109,7 @@ class CommitProgress:
         return route.range in self.met or any(one.covers(route.range) for one in self.met)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCommitDeps:
     """Of committing."""
 
@@ -127,7 +127,13 @@ class WriteCommits:
     async def commit(self, request: CommitWriteRequest, deadline: Deadline) -> CommitWriteAnswer:
         check_job_name(request.job)
         parts = self._parts
-        run = WriteRun(request.table, request.job, request.session, request.batch, parts.broker.clock.wall_us() // 1000)
+        run = WriteRun(
+            table=request.table,
+            job=request.job,
+            session=request.session,
+            batch=request.batch,
+            now_ms=parts.broker.clock.wall_us() // 1000,
+        )
         one = _Commit(parts, request, run, deadline)
         try:
             record = await parts.store.change(request.table, request.job, one.note_record, deadline)
@@ -198,7 +204,7 @@ class _Commit:
         left = await self._stragglers()
         await self._change(lambda record: record_done(record, self._run))
         layers, rows = total_layers_and_rows(self.progress.adopted.values())
-        return CommitWriteAnswer((), left, layers, rows)
+        return CommitWriteAnswer(lacking=(), left_to_repair=left, layers=layers, rows=rows)
 
     def _layout(self, view: View) -> WriteLayout:
         if self._layouts is None or self._layouts[0] is not view:
@@ -227,7 +233,7 @@ class _Commit:
         if not there:
             return ()
         job = write_job_id(self._request.table, self._request.job)
-        scope = TransferScope(job, self._request.session, self._request.table, view.version)
+        scope = TransferScope(job=job, session=self._request.session, table=self._request.table, version=view.version)
         questions: FanOutCall[ReplicaStack, TransferTarget] = FanOutCall(
             ask=lambda place: self._parts.places.open(scope, place, self._staged.numbers.get(place, 0), self._deadline),
             enough=lambda _: True,
@@ -287,10 +293,10 @@ class _Commit:
     async def _seal_one(self, place: ReplicaStack) -> SealAnswer:
         target, runs = self._staged.targets[place], self._staged.runs_at(place)
         request = SealRequest(
-            target.session,
-            target.transfer,
-            runs[0].attempt,
-            (runs[0].file,),
+            session=target.session,
+            transfer=target.transfer,
+            attempt=runs[0].attempt,
+            files=(runs[0].file,),
             more=tuple((run.attempt, run.file) for run in runs[1:]),
         )
         within_ms = self._deadline.at_most_ms(self._limits.seal_ms)

@@ -25,7 +25,7 @@ KEPT_MAX = 2_000
 """Ended ones of one table; more go, the oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRun:
     """Somebody's attempt at a job."""
 
@@ -41,7 +41,13 @@ def record_opened(record: WriteJobRecord | None, run: WriteRun, timestamp_us: in
     record."""
     if record is None:
         return WriteJobRecord(
-            run.table, run.job, timestamp_us, WriteJobState.OPEN, run.session, run.now_ms, batch=run.batch
+            table=run.table,
+            job=run.job,
+            timestamp_us=timestamp_us,
+            state=WriteJobState.OPEN,
+            session=run.session,
+            opened_ms=run.now_ms,
+            batch=run.batch,
         )
     _check_kind(record, run)
     if is_done(record, run.batch):

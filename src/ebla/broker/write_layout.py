@@ -163,7 +163,7 @@ def staging_routes(layout: WriteLayout, places: Mapping[ReplicaStack, int]) -> t
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRuns:
     """What a job says it has staged, by where."""
 
@@ -204,7 +204,12 @@ def collect_staged(
     for each in brought:
         pieces = [piece for one in each.ranges for piece in one.unwrapped()]
         ranges[each.transfer] = merge_ranges(pieces, len(pieces))
-    return StagedRuns(by_place, numbers, {transfer: tuple(of.values()) for transfer, of in by_transfer.items()}, ranges)
+    return StagedRuns(
+        targets=by_place,
+        numbers=numbers,
+        runs={transfer: tuple(of.values()) for transfer, of in by_transfer.items()},
+        ranges=ranges,
+    )
 
 
 def routes_with_rows(layout: WriteLayout, staged: StagedRuns) -> tuple[WriteRoute, ...]:

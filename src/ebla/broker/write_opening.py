@@ -89,13 +89,13 @@ class StagingOpener:
         limits = self._parts.limits
         for life in range(number, number + INCARNATIONS_MAX):
             request = OpenStagingRequest(
-                scope.session,
-                transfer_id_of(scope.session, place, life),
-                scope.table,
-                place.replica.shard,
-                place.range,
-                scope.version,
-                StagingKind.ROWS,
+                session=scope.session,
+                transfer=transfer_id_of(scope.session, place, life),
+                table=scope.table,
+                shard=place.replica.shard,
+                range=place.range,
+                version=scope.version,
+                kind=StagingKind.ROWS,
             )
             within_ms = deadline.at_most_ms(limits.staging_ms)
             try:
@@ -180,7 +180,9 @@ class WriteOpener:
 
     def _run(self, request: OpenWriteRequest) -> WriteRun:
         now_ms = self._parts.clock.wall_us() // 1000
-        return WriteRun(request.table, request.job, request.session, request.batch, now_ms)
+        return WriteRun(
+            table=request.table, job=request.job, session=request.session, batch=request.batch, now_ms=now_ms
+        )
 
     def _wanted(self, request: OpenWriteRequest) -> TableWriteSpec:
         return TableWriteSpec(request.table, request.level, self._parts.datacenter)
@@ -196,19 +198,24 @@ class WriteOpener:
             )
         life_ms = request.life_ms or self._parts.limits.write_life_ms
         view = self._parts.view.current
-        scope = TransferScope(write_job_id(request.table, request.job), request.session, request.table, view.version)
+        scope = TransferScope(
+            job=write_job_id(request.table, request.job),
+            session=request.session,
+            table=request.table,
+            version=view.version,
+        )
         deadline_ms = await self._sessions.open(scope, life_ms, deadline)
         found = await self._open_places(request, deadline)
         view = self._parts.view.current
         places = tuple(found.targets)
         return StagingPlan(
-            schema_of(view, request.table),
-            WriteJobState.OPEN,
-            record.timestamp_us,
-            tuple(found.targets.values()),
-            staging_routes(found.layout, {place: number for number, place in enumerate(places)}),
-            self._parts.authority(),
-            deadline_ms,
+            schema=schema_of(view, request.table),
+            state=WriteJobState.OPEN,
+            timestamp_us=record.timestamp_us,
+            targets=tuple(found.targets.values()),
+            routes=staging_routes(found.layout, {place: number for number, place in enumerate(places)}),
+            authority=self._parts.authority(),
+            deadline_ms=deadline_ms,
         )
 
     async def _open_places(self, request: OpenWriteRequest, deadline: Deadline) -> OpenStagings:
@@ -231,7 +238,12 @@ class WriteOpener:
     ) -> FanOutResult[ReplicaStack, TransferTarget]:
         away = unreachable_hosts(view.snapshot, self._parts.view.down)
         places = [place for place in layout.places() if place.replica.host not in away]
-        scope = TransferScope(write_job_id(request.table, request.job), request.session, request.table, view.version)
+        scope = TransferScope(
+            job=write_job_id(request.table, request.job),
+            session=request.session,
+            table=request.table,
+            version=view.version,
+        )
         questions: FanOutCall[ReplicaStack, TransferTarget] = FanOutCall(
             ask=lambda place: self._places.open(scope, place, 0, deadline),
             enough=lambda found: first_unmet_route(layout, layout.routes, lambda place: place in found) is None,
@@ -242,7 +254,14 @@ class WriteOpener:
         return await fan_out(places, questions, pace, deadline)
 
     def _done_plan(self, schema: TableSchema, record: WriteJobRecord) -> StagingPlan:
-        return StagingPlan(schema, WriteJobState.DONE, record.timestamp_us, (), (), self._parts.authority())
+        return StagingPlan(
+            schema=schema,
+            state=WriteJobState.DONE,
+            timestamp_us=record.timestamp_us,
+            targets=(),
+            routes=(),
+            authority=self._parts.authority(),
+        )
 
     # ---- old records
 

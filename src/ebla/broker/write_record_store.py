@@ -48,7 +48,7 @@ class WriteRecordStore:
         raise unanswered or Unavailable(f"the record of job {job!r} changes too quickly", advice="try again")
 
     async def _read(self, table: TableId, job: str, deadline: Deadline) -> StoredRecord | None:
-        request = Group0ReadRequest((write_key(table, job),))
+        request = Group0ReadRequest(keys=(write_key(table, job),))
         answer = await read_all_pages(self._parts.doors.control, request, self._within(deadline))
         if not answer.found:
             return None
@@ -67,7 +67,7 @@ class WriteRecordStore:
 
     async def delete_expired(self, deadline: Deadline) -> int:
         """How many went. For whoever opens a job now and then."""
-        prefix = Group0ReadRequest((), (WRITES_PREFIX,))
+        prefix = Group0ReadRequest(keys=(), prefixes=(WRITES_PREFIX,))
         answer = await read_all_pages(self._parts.doors.control, prefix, self._within(deadline))
         revisions = {one.key: one.revision for one in answer.found}
         records = [decode_stored(WriteJobRecord, one.value).value for one in answer.found]

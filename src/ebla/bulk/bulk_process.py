@@ -25,7 +25,7 @@ from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import CHILD_BEAT, COMPACT, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BulkConfig:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
@@ -59,7 +59,13 @@ class BulkProcess:
         """Serves until cancelled. Raises where the address is taken."""
         setup, environment = self._setup, self._environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(environment.transport, environment.rng, setup.introduction, setup.wire, setup.report)
+            context = PeersContext(
+                transport=environment.transport,
+                rng=environment.rng,
+                introduction=setup.introduction,
+                limits=setup.wire,
+                report=setup.report,
+            )
             control = Peers(tasks, context)
             control.set_address(setup.introduction.host, setup.control_address)
             follower = self._following(control)
@@ -107,7 +113,12 @@ class BulkProcess:
         ours = setup.introduction
         clock = self._environment.clock
         following = TopologyFollowerConfig(
-            ours.process, setup.pid, ours.host, clock, setup.report, poll_ms=setup.heartbeat_ms
+            name=ours.process,
+            pid=setup.pid,
+            host=ours.host,
+            clock=clock,
+            report=setup.report,
+            poll_ms=setup.heartbeat_ms,
         )
         return TopologyFollower(control, following, self.view, self.sessions, self.sessions.report_of)
 
@@ -127,4 +138,10 @@ class BulkProcess:
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         ours = self._setup.introduction
-        return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)
+        return IdentityAnswer(
+            host=ours.host,
+            cluster=ours.cluster,
+            cluster_name=ours.cluster_name,
+            process=ours.process,
+            pid=self._setup.pid,
+        )

@@ -38,7 +38,7 @@ StreamServer = Callable[[StreamService], Coroutine[Any, Any, None]]
 """Serves the streams until it is cancelled: Flight, or its twin."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
     staging_folder: str
     checkpoints_folder: str
@@ -76,14 +76,14 @@ class BulkTransfers:
         self._machine = f"{setup.machine}.{around.rng.bytes(8).hex()}"
         self._counts = TransferMetrics(setup.metrics)
         parts = StagingDeps(
-            around.disk,
-            around.rng,
-            setup.staging_folder,
-            self._machine,
-            setup.isolation,
-            setup.building,
-            setup.limits,
-            report,
+            disk=around.disk,
+            rng=around.rng,
+            folder=setup.staging_folder,
+            machine=self._machine,
+            isolation=setup.isolation,
+            building=setup.building,
+            limits=setup.limits,
+            report=report,
         )
         self.staging = Staging(parts)
         self._puts = OpenPuts(parts, self.staging)
@@ -103,62 +103,84 @@ class BulkTransfers:
         await self.staging.recover()
         checkpoints = self.checkpoints = CheckpointStore(
             CheckpointStoreDeps(
-                around.disk,
-                around.rng,
-                setup.checkpoints_folder,
-                self._machine,
-                setup.isolation,
-                shards,
-                setup.limits,
-                self._report,
+                disk=around.disk,
+                rng=around.rng,
+                folder=setup.checkpoints_folder,
+                machine=self._machine,
+                isolation=setup.isolation,
+                shards=shards,
+                limits=setup.limits,
+                report=self._report,
             )
         )
         await checkpoints.recover()
         reads = TableSnapshots(
-            TableSnapshotsDeps(host, self._view, self._guards, checkpoints, self._counts, setup.limits, around.clock)
+            TableSnapshotsDeps(
+                host=host,
+                view=self._view,
+                guards=self._guards,
+                checkpoints=checkpoints,
+                counts=self._counts,
+                limits=setup.limits,
+                clock=around.clock,
+            )
         )
         self._read_desk = TableReadService(
             TableReadServiceDeps(
-                host, setup.flight, self._machine, reads, tickets, self._counts, setup.limits, around.clock
+                host=host,
+                flight=setup.flight,
+                machine=self._machine,
+                reads=reads,
+                tickets=tickets,
+                counts=self._counts,
+                limits=setup.limits,
+                clock=around.clock,
             )
         )
         self.stream_service = TransferStreams(
             TransferStreamsDeps(
-                tickets,
-                self._guards,
-                self.staging,
-                self._puts,
-                checkpoints,
-                reads,
-                self._counts,
-                setup.limits,
-                around.clock,
-                self._schema_of,
+                tickets=tickets,
+                guards=self._guards,
+                staging=self.staging,
+                puts=self._puts,
+                checkpoints=checkpoints,
+                reads=reads,
+                counts=self._counts,
+                limits=setup.limits,
+                clock=around.clock,
+                schema_of=self._schema_of,
             )
         )
         self._desk = TransferService(
             TransferServiceDeps(
-                host,
-                setup.flight,
-                self._machine,
-                self._view,
-                self._guards,
-                shards,
-                self.staging,
-                self._sealer,
-                checkpoints,
-                self.stream_service,
-                reads,
-                tickets,
-                self._counts,
-                setup.limits,
-                around.clock,
-                self._report,
-                self.sessions_changed,
+                host=host,
+                flight=setup.flight,
+                machine=self._machine,
+                view=self._view,
+                guards=self._guards,
+                shards=shards,
+                staging=self.staging,
+                sealer=self._sealer,
+                checkpoints=checkpoints,
+                stream_service=self.stream_service,
+                reads=reads,
+                tickets=tickets,
+                counts=self._counts,
+                limits=setup.limits,
+                clock=around.clock,
+                report=self._report,
+                released=self.sessions_changed,
             )
         )
         self._sweeper = Sweeper(
-            SweeperDeps(self._guards, self.staging, self.stream_service, checkpoints, reads, self._counts)
+            SweeperDeps(
+                guards=self._guards,
+                staging=self.staging,
+                stream_service=self.stream_service,
+                checkpoints=checkpoints,
+                reads=reads,
+                counts=self._counts,
+            )
         )
 
     def attach(self, server: Server) -> None:

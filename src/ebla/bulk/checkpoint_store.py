@@ -42,7 +42,7 @@ class ShardCaller(Protocol):
     async def call(self, shard: ShardNumber, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 
 
-class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     checkpoint: CheckpointId
     session: SessionId | None
     """None: for a read of the table, which is in the memory of this process alone."""
@@ -54,7 +54,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
     """The newest that a shard had installed when it was taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """What is to be in a checkpoint, and whose it is."""
 
@@ -67,7 +67,7 @@ class CheckpointSpec:
     shards: tuple[ShardNumber, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStoreDeps:
     disk: Disk
     rng: Rng
@@ -130,7 +130,15 @@ class CheckpointStore:
             version = max((wanted.version, *(seen for _, seen in taken)))
             machine = self._parts.machine
             self._disk.create(f"{folder}/{machine}").close()
-            record = CheckpointRecord(checkpoint, wanted.session, wanted.table, parts, wanted.schema, machine, version)
+            record = CheckpointRecord(
+                checkpoint=checkpoint,
+                session=wanted.session,
+                table=wanted.table,
+                parts=parts,
+                schema=wanted.schema,
+                machine=machine,
+                version=version,
+            )
             if wanted.session is not None:
                 await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
             self._kept[checkpoint] = record
@@ -159,7 +167,9 @@ class CheckpointStore:
     async def _of_shard(
         self, shard: ShardNumber, wanted: CheckpointSpec, folder: str, deadline_ms: int
     ) -> tuple[list[CheckpointPart], TopologyVersion]:
-        request = CheckpointRequest(wanted.session, wanted.table, wanted.range, wanted.version, folder)
+        request = CheckpointRequest(
+            session=wanted.session, table=wanted.table, range=wanted.range, version=wanted.version, folder=folder
+        )
         await self._make_folder(folder, wanted)
         answer = await self._parts.shards.call(shard, CHECKPOINT, request, deadline_ms)
         listing = [partial(self._listed, shard, stack, folder) for stack in answer.stacks]
@@ -175,7 +185,9 @@ class CheckpointStore:
         entry = _only_stack(manifest, stack.folder)
         layers = await self._disk.run(partial(self._layers, entry, stack.folder, root))
         rows = sum(layer.facts.rows for layer in entry.layers)
-        return CheckpointPart(shard, stack.range, tuple(layers), rows, entry.incarnation)
+        return CheckpointPart(
+            shard=shard, range=stack.range, layers=tuple(layers), rows=rows, incarnation=entry.incarnation
+        )
 
     def _layers(self, entry: StackEntry, stack: str, root: str) -> list[CheckpointLayer]:
         """Blocks. The live layer of a checkpoint is empty and has no folder."""

@@ -48,7 +48,7 @@ class FlightCertificate:
         return "FlightIdentity(…)"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Room:
     """How many calls are under way, of how many."""
 
@@ -91,7 +91,7 @@ class FlightServer:
         self._begin_thread = begin_thread
         self._limits = limits
         self._report = report
-        self._room = _Room(limits.streams_max)
+        self._room = _Room(calls_max=limits.streams_max)
         self._streams: Callable[[], FlightStreams] = lambda: FlightStreams(
             stream_service, scans, LoopBridge(asyncio.get_running_loop(), limits.loop_wait_s), limits
         )

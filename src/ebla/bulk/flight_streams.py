@@ -69,7 +69,7 @@ _gets = msgspec.msgpack.Decoder(FlightGet)
 _puts = msgspec.msgpack.Decoder(FlightPut)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlightLimits:
     piece_bytes: int = 2 << 20
     """Of a file, in one batch."""
@@ -171,14 +171,16 @@ class FlightStreams:
         """By a process that scans: this one opens no layers."""
         stream = self._calls.call(self._scans.start(self._limits.scan_s))
         try:
-            schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuery(layer.range)))
+            schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuery(range=layer.range)))
             yield from records_of(stream.batches(schema), self._limits.piece_bytes)
         finally:
             stream.close()
 
     def _located(self, source: SourceStream, query: LocateQuery) -> BatchAndMetadata:
         stacks = _stacks(source, query.range)
-        data = encode(CheckpointFiles(source.machine, source.folder, stacks, source.schema))
+        data = encode(
+            CheckpointFiles(machine=source.machine, folder=source.folder, stacks=stacks, schema=source.schema)
+        )
         self._calls.call(self._plane.admit_sending(source, len(data)))
         return bytes_batch(data), b""
 
@@ -310,7 +312,7 @@ def split_files(query: FilesQuery) -> list[FilesQuery]:
     """A question for each file of it. Raises `InvalidRequest`."""
     if len(query.more) >= FILES_TOGETHER_MAX:
         raise InvalidRequest(f"{len(query.more) + 1} files are more than come on one stream")
-    further = [FilesQuery(query.part, layer, file) for layer, file in query.more]
+    further = [FilesQuery(part=query.part, layer=layer, file=file) for layer, file in query.more]
     return [msgspec.structs.replace(query, more=()), *further]
 
 

@@ -59,7 +59,7 @@ def _checksum(file: File, size_bytes: int) -> int:
     return checksum
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _OpenPut:
     place: IncomingPut
     staged: StagedTransfer
@@ -126,7 +126,7 @@ class OpenPuts:
             received,
             checksum,
         )
-        self._open[key] = _OpenPut(place, staged, file)
+        self._open[key] = _OpenPut(place=place, staged=staged, file=file)
         return place
 
     def _attempts_max(self, kind: StagingKind) -> int:

@@ -44,7 +44,7 @@ class OwnedRanges:
     shard_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotCoverage:
     """Of one checkpoint."""
 
@@ -98,19 +98,19 @@ def coverage_of(parts: Sequence[CheckpointPart], before: OwnedRanges, after: Own
         and _covers(after.by_shard.get(part.shard, ()), part.range)
     )
     sizes = tuple(StackSizeEstimate(part.range, _scanned_bytes(part), part.rows) for part in counting)
-    return SnapshotCoverage(merge_ranges(part.range for part in counting), counting, sizes)
+    return SnapshotCoverage(ranges=merge_ranges(part.range for part in counting), parts=counting, sizes=sizes)
 
 
 def _of_vnodes(parts: Sequence[CheckpointPart], before: OwnedRanges, after: OwnedRanges) -> SnapshotCoverage:
     """Any range may have rows at any shard: with one of them missing, none is whole."""
     there = {part.shard for part in parts}
     if any(ShardNumber(number) not in there for number in range(after.shard_count)):
-        return SnapshotCoverage((), (), (), is_by_part=False)
+        return SnapshotCoverage(ranges=(), parts=(), sizes=(), is_by_part=False)
     ranges = _common(before.of_node, after.of_node)
     width = sum(one.width for one in ranges)
     size_bytes, rows = sum(map(_scanned_bytes, parts)), sum(part.rows for part in parts)
     sizes = [StackSizeEstimate(one, size_bytes * one.width // width, rows * one.width // width) for one in ranges]
-    return SnapshotCoverage(ranges, tuple(parts), tuple(sizes), is_by_part=False)
+    return SnapshotCoverage(ranges=ranges, parts=tuple(parts), sizes=tuple(sizes), is_by_part=False)
 
 
 def _scanned_bytes(part: CheckpointPart) -> int:

@@ -43,7 +43,7 @@ CONCURRENT_SYNCS_MAX = 8
 SEAL_CHUNK_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SealSpec:
     attempt: AttemptId
     files: tuple[StagedFile, ...]
@@ -114,7 +114,7 @@ class Sealer:
 
     async def _gathered(self, staged: StagedTransfer, order: SealSpec) -> SealedFile:
         if not order.files:
-            return SealedFile(order.attempt)
+            return SealedFile(attempt=order.attempt)
         folder = f"{staged.folder}/{self._folder_name(staged, order)}"
         staged.copied_files = 0
         match staged.target.kind:
@@ -154,7 +154,7 @@ class Sealer:
         layers = tuple(
             SealedLayer(_below(staged, one), token_range) for one, token_range in zip(below, order.layers, strict=True)
         )
-        return SealedFile(order.attempt, layers, size_bytes=sum(one.size_bytes for one in order.files))
+        return SealedFile(attempt=order.attempt, layers=layers, size_bytes=sum(one.size_bytes for one in order.files))
 
     def _take_all(self, source: str, folder: str, files: Sequence[StagedFile]) -> int:
         """Blocks. How many had to be copied."""
@@ -240,7 +240,7 @@ class Sealer:
     async def _rows(self, staged: StagedTransfer, order: SealSpec, folder: str) -> SealedFile:
         limits, token_range = self._parts.limits, staged.target.range
         runs = await self._taken_runs(staged, order, folder)
-        sealed = SealedFile(order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))
+        sealed = SealedFile(attempt=order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))
         if not runs:
             return sealed
         size_bytes = sum(file.size_bytes for _, file in order.runs)
@@ -255,7 +255,13 @@ class Sealer:
         layer = f"{folder}/0"
         for left in (layer, layer + ROUNDS_SUFFIX):  # of a seal that was interrupted
             await self._disk.run(partial(self._disk.remove_folder, left))
-        job = BuildJob(tuple(runs), layer, token_range, order.schema, tuple(runs.values()))
+        job = BuildJob(
+            rows_files=tuple(runs),
+            output_folder=layer,
+            range=token_range,
+            schema=order.schema,
+            checksums=tuple(runs.values()),
+        )
         await self._parts.building.build(job, limits.build_ms / 1000)
         return msgspec.structs.replace(sealed, layers=(SealedLayer(_below(staged, layer), token_range),))
 

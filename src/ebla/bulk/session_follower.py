@@ -33,11 +33,11 @@ class SessionFollower:
     def report_of(self, view: View) -> ChildReport:
         assert self.guards is not None, "a report speaks of what was installed"
         return ChildReport(
-            self._name,
-            self._pid,
-            view.version,
-            view.fence,
-            self._view.versions.oldest(view.version),
+            name=self._name,
+            pid=self._pid,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=self._view.versions.oldest(view.version),
             pending_replicas_open=True,
             closing_sessions=self.guards.closing,
         )

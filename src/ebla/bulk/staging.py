@@ -59,7 +59,7 @@ class RowLayerBuilder(Protocol):
     async def build(self, job: BuildJob, deadline_s: float) -> BuildResult: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagingDeps:
     disk: Disk
     rng: Rng
@@ -82,7 +82,7 @@ class StagingDeps:
             )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class StagedTransfer:
     """One place."""
 
@@ -106,7 +106,13 @@ class StagedTransfer:
         received = max(self.received.values(), default=0)
         if self.sealed is not None:
             received = max(received, self.sealed.size_bytes)
-        return StagingStatus(self.session, self.transfer, str(self.state.phase), received, len(self.state.attempts))
+        return StagingStatus(
+            session=self.session,
+            transfer=self.transfer,
+            phase=str(self.state.phase),
+            received_bytes=received,
+            attempts=len(self.state.attempts),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +164,14 @@ class Staging:
         if target is None:
             await self._disk.run(partial(self._disk.remove_folder, folder))
             return
-        staged = StagedTransfer(session, transfer, folder, target, sealed=sealed, sealed_is_durable=sealed is not None)
+        staged = StagedTransfer(
+            session=session,
+            transfer=transfer,
+            folder=folder,
+            target=target,
+            sealed=sealed,
+            sealed_is_durable=sealed is not None,
+        )
         attempts = [found for name in self._disk.list_folder(folder) if (found := parse_uuid(name)) is not None]
         staged.state = StagingState(attempts=frozenset(AttemptId(one) for one in attempts))
         if sealed is not None:
@@ -200,7 +213,9 @@ class Staging:
         except BaseException:
             self._disk.remove_folder(folder)
             raise
-        opened = self._transfers[transfer] = StagedTransfer(session, transfer, folder, target)
+        opened = self._transfers[transfer] = StagedTransfer(
+            session=session, transfer=transfer, folder=folder, target=target
+        )
         return opened
 
     async def _lay_out(self, session: SessionId, folder: str, target: TargetFile) -> None:

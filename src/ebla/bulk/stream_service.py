@@ -20,7 +20,7 @@ from ebla.model.transfers import CheckpointPart, StagingKind
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SourceStream:
     """A checkpoint that the holder of a ticket reads. One for each stream; `close_source` ends it."""
 

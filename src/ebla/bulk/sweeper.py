@@ -21,7 +21,7 @@ from ebla.model.identity import SessionId
 from ebla.observe.event_reporter import EventReporter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweeperDeps:
     guards: SessionGuards
     staging: Staging

@@ -20,7 +20,7 @@ from ebla.wire.table_calls import CloseTableReadRequest, OpenTableReadAnswer, Op
 from ebla.wire.verbs import CLOSE_TABLE_READ, OPEN_TABLE_READ, EmptyAnswer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableReadServiceDeps:
     host: HostId
     flight: Address
@@ -46,14 +46,16 @@ class TableReadService:
             raise InvalidRequest(f"a ticket cannot live for {request.life_ms} ms")
         life_ms = min(request.life_ms, parts.limits.read_life_ms_max)
         expires_ms = parts.clock.wall_us() // 1000 + life_ms
-        grant = Grant(GrantKind.READ, None, request.read, request.table, expires_ms)
+        grant = Grant(
+            kind=GrantKind.READ, session=None, subject=request.read, table=request.table, expires_ms=expires_ms
+        )
         try:
             point = await parts.reads.opened(grant, request.version, call.work_ms())
         except EblaError as error:
             parts.counts.refused(error)
             raise
         ticket = parts.tickets.sign(msgspec.structs.replace(grant, lives=point.coverage.lives))
-        source = ReadSource(parts.host, parts.flight, ticket, parts.machine)
+        source = ReadSource(host=parts.host, flight=parts.flight, ticket=ticket, machine=parts.machine)
         return OpenTableReadAnswer(source, point.coverage.sizes)
 
     async def close(self, request: CloseTableReadRequest, _call: IncomingCall) -> EmptyAnswer:

@@ -32,7 +32,7 @@ SNAPSHOT_TRIES_MAX = 3
 ANY_VERSION = TopologyVersion(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshotsDeps:
     host: HostId
     view: TopologyView
@@ -43,7 +43,7 @@ class TableSnapshotsDeps:
     clock: Clock
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class TableSnapshot:
     """A table as this node had it at one moment."""
 
@@ -58,7 +58,7 @@ class TableSnapshot:
     """Nobody is answered by it any more, not even who is in the middle of it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Kept:
     read: ReadId
     table: TableId
@@ -202,7 +202,9 @@ class TableSnapshots:
         kept = self._reads.get(read)
         if kept is None:
             self._make_room()
-            kept = self._reads[read] = _Kept(read, grant.table, grant.expires_ms, self._parts.clock.boot_ms())
+            kept = self._reads[read] = _Kept(
+                read=read, table=grant.table, expires_ms=grant.expires_ms, used_ms=self._parts.clock.boot_ms()
+            )
             self._note_kept()
         elif kept.table != grant.table:
             raise Refused(f"read {read} is of table {kept.table}, not of {grant.table}", advice="draw another id")
@@ -230,7 +232,14 @@ class TableSnapshots:
         node = before.snapshot.nodes.get(parts.host)
         shards = tuple(ShardNumber(number) for number in range(0 if node is None else node.shard_count))
         asked = max(version, before.version)
-        wanted = CheckpointSpec(None, table, WHOLE_RING, asked, self._schema(before, table), shards)
+        wanted = CheckpointSpec(
+            session=None,
+            table=table,
+            range=WHOLE_RING,
+            version=asked,
+            schema=self._schema(before, table),
+            shards=shards,
+        )
         record = await parts.checkpoints.take(wanted, min(deadline_ms, parts.limits.shard_ms))
         try:
             # A shard may have been ahead of this process. By what it had then its rows are read, and judged.
@@ -241,7 +250,13 @@ class TableSnapshots:
             raise
         owned = owned_ranges(before, table, parts.host), owned_ranges(after, table, parts.host)
         parts.counts.read_checkpoints.add()
-        return TableSnapshot(kept.read, record, schema, coverage_of(record.parts, *owned), _places(after, table))
+        return TableSnapshot(
+            read=kept.read,
+            record=record,
+            schema=schema,
+            coverage=coverage_of(record.parts, *owned),
+            places=_places(after, table),
+        )
 
     async def _view_at(self, version: TopologyVersion, deadline_ms: int) -> View:
         wait_ms = min(deadline_ms, self._parts.limits.barrier_ms)

@@ -32,7 +32,7 @@ class GrantKind(enum.StrEnum):
     READ = "read"
 
 
-class Grant(msgspec.Struct, frozen=True, array_like=True):
+class Grant(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     kind: GrantKind
     session: SessionId | None
     """None: of a read of a table."""

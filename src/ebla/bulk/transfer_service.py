@@ -40,7 +40,7 @@ from ebla.wire.transfer_messages import (
 from ebla.wire.verbs import BULK_STATUS, FIND_TARGET, OPEN_STAGING, RELEASE, SEAL, TAKE_CHECKPOINT, EmptyAnswer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferServiceDeps:
     host: HostId
     flight: Address
@@ -79,7 +79,14 @@ class TransferService:
             async with parts.guards.hold_guard(request.session, call.work_ms()):
                 schema = self._schema(request.session, request.table)
                 shards = self._shards(request.shard)
-                wanted = CheckpointSpec(request.session, request.table, request.range, request.version, schema, shards)
+                wanted = CheckpointSpec(
+                    session=request.session,
+                    table=request.table,
+                    range=request.range,
+                    version=request.version,
+                    schema=schema,
+                    shards=shards,
+                )
                 record = await parts.checkpoints.take(wanted, self._shard_ms(call))
                 return TakeCheckpointAnswer(self._source(request.session, record))
         except EblaError as error:
@@ -92,10 +99,16 @@ class TransferService:
             async with parts.guards.hold_guard(request.session, call.work_ms()):
                 self._schema(request.session, request.table)
                 self._shards(request.shard)
-                query = FindTargetRequest(request.session, request.table, request.range, request.version)
+                query = FindTargetRequest(
+                    session=request.session, table=request.table, range=request.range, version=request.version
+                )
                 found = await parts.shards.call(request.shard, FIND_TARGET, query, self._shard_ms(call))
                 target = TargetFile(
-                    request.table, request.shard, Incarnation(found.incarnation), request.range, request.kind
+                    table=request.table,
+                    shard=request.shard,
+                    incarnation=Incarnation(found.incarnation),
+                    range=request.range,
+                    kind=request.kind,
                 )
                 await parts.staging.open(request.session, request.transfer, target, request.size_bytes)
                 return OpenStagingAnswer(self._target(request))
@@ -111,7 +124,13 @@ class TransferService:
             async with parts.guards.hold_guard(request.session, call.work_ms()):
                 staged = parts.staging.find(request.session, request.transfer)
                 schema = self._schema(request.session, staged.target.table)
-                order = SealSpec(request.attempt, request.files, request.layers, schema, request.more)
+                order = SealSpec(
+                    attempt=request.attempt,
+                    files=request.files,
+                    layers=request.layers,
+                    schema=schema,
+                    more=request.more,
+                )
                 sealed = await parts.sealer.seal(staged, order)
         except EblaError as error:
             parts.counts.refused(error)
@@ -136,14 +155,14 @@ class TransferService:
     def status(self, request: BulkStatusRequest, _call: IncomingCall) -> BulkStatusAnswer:
         parts, counts = self._parts, self._parts.counts
         return BulkStatusAnswer(
-            parts.staging.statuses(request.session),
-            parts.checkpoints.count,
-            counts.refused_closed,
-            counts.refused_tickets,
-            counts.received_bytes,
-            counts.sent_bytes,
-            parts.stream_service.streams,
-            parts.reads.count,
+            stagings=parts.staging.statuses(request.session),
+            checkpoints=parts.checkpoints.count,
+            refused_closed_session=counts.refused_closed,
+            refused_tickets=counts.refused_tickets,
+            received_bytes=counts.received_bytes,
+            sent_bytes=counts.sent_bytes,
+            streams=parts.stream_service.streams,
+            reads=parts.reads.count,
         )
 
     # -- what is asked for -------------------------------------------------------------------------------------------
@@ -173,7 +192,13 @@ class TransferService:
 
     def _source(self, session: SessionId, record: CheckpointRecord) -> TransferSource:
         parts = self._parts
-        grant = Grant(GrantKind.GET, session, record.checkpoint, record.table, self._expires_ms(session))
+        grant = Grant(
+            kind=GrantKind.GET,
+            session=session,
+            subject=record.checkpoint,
+            table=record.table,
+            expires_ms=self._expires_ms(session),
+        )
         return TransferSource(
             parts.host,
             record.checkpoint,
@@ -188,7 +213,11 @@ class TransferService:
     def _target(self, request: OpenStagingRequest) -> TransferTarget:
         parts = self._parts
         grant = Grant(
-            GrantKind.PUT, request.session, request.transfer, request.table, self._expires_ms(request.session)
+            kind=GrantKind.PUT,
+            session=request.session,
+            subject=request.transfer,
+            table=request.table,
+            expires_ms=self._expires_ms(request.session),
         )
         return TransferTarget(
             parts.host,

@@ -21,7 +21,7 @@ from ebla.ports.clock import Clock
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStreamsDeps:
     tickets: TicketSigner
     guards: SessionGuards
@@ -65,7 +65,14 @@ class TransferStreams:
                 raise Refused(f"checkpoint {checkpoint} is not here any more", advice="start the job again")
             self._gets.enter()
         folder = self._parts.checkpoints.folder_of(checkpoint)
-        source = SourceStream(record.session, checkpoint, record.table, folder, record.parts, record.schema)
+        source = SourceStream(
+            session=record.session,
+            checkpoint=checkpoint,
+            table=record.table,
+            folder=folder,
+            parts=record.parts,
+            schema=record.schema,
+        )
         self._sources[source] = None
         self._note_streams()
         return source
@@ -83,7 +90,15 @@ class TransferStreams:
         record = point.record
         folder = parts.checkpoints.folder_of(record.checkpoint)
         counting = point.coverage.parts
-        source = SourceStream(None, record.checkpoint, record.table, folder, counting, point.schema, record.machine)
+        source = SourceStream(
+            session=None,
+            checkpoint=record.checkpoint,
+            table=record.table,
+            folder=folder,
+            parts=counting,
+            schema=point.schema,
+            machine=record.machine,
+        )
         self._reading[source] = point
         self._note_streams()
         return source
@@ -100,7 +115,9 @@ class TransferStreams:
             if schema is None:
                 raise NotFound(f"there is no table {staged.target.table}", advice="it was dropped")
             self._gets.enter()
-        source = SourceStream(session, None, staged.target.table, staged.folder, (), schema)
+        source = SourceStream(
+            session=session, checkpoint=None, table=staged.target.table, folder=staged.folder, parts=(), schema=schema
+        )
         self._sources[source] = None
         self._note_streams()
         return StagedRowsSource(source, rows)

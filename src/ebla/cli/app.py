@@ -143,7 +143,9 @@ def up_command(
     """
     console = Console()
     with reporting_errors():
-        shape = NewClusterSpec(nodes, shards, base_address, cluster_name, overrides or ())
+        shape = NewClusterSpec(
+            nodes=nodes, shards=shards, base_address=base_address, cluster_name=cluster_name, overrides=overrides or ()
+        )
         found = local_cluster.find_or_create_nodes(data, shape)
         with local_cluster.lock_data_folder(data):
             local_cluster.check_nodes(found)

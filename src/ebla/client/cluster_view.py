@@ -21,7 +21,7 @@ class NodeStatus(enum.StrEnum):
     DOWN = "down"
 
 
-class NodeProbe(msgspec.Struct, frozen=True):
+class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
     """A node that was asked, and what came of it. `trouble` says why there is no answer."""
 
     name: str
@@ -31,7 +31,7 @@ class NodeProbe(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-class ProcessView(msgspec.Struct, frozen=True):
+class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pid: int | None
     state: str
@@ -52,7 +52,7 @@ class ProcessView(msgspec.Struct, frozen=True):
         return self.name == PIPELINE
 
 
-class RingView(msgspec.Struct, frozen=True):
+class RingView(msgspec.Struct, frozen=True, kw_only=True):
     """The topology as one node has it."""
 
     version: int
@@ -66,7 +66,7 @@ class RingView(msgspec.Struct, frozen=True):
     waits_for: str
 
 
-class Group0View(msgspec.Struct, frozen=True):
+class Group0View(msgspec.Struct, frozen=True, kw_only=True):
     """A node's place in group 0, as it says itself. `lag` is what its leader knows it to be behind."""
 
     role: str
@@ -78,7 +78,7 @@ class Group0View(msgspec.Struct, frozen=True):
     lag: int | None
 
 
-class NodeView(msgspec.Struct, frozen=True):
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """One node. Where it could not be asked itself, `state` is the opinion of those that could."""
 
     name: str
@@ -123,7 +123,7 @@ def _why_not_serving(process: ProcessView) -> str:
     return f"{process.name} does not serve yet" if process.is_shard and not process.serving else ""
 
 
-class PipelineView(msgspec.Struct, frozen=True):
+class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
     """What the pipeline of the leader says of itself."""
 
     state: str
@@ -136,14 +136,15 @@ class PipelineView(msgspec.Struct, frozen=True):
 
 
 PIPELINE = "pipeline"
-NOT_STARTED = PipelineView("not started")
+NOT_STARTED = PipelineView(state="not started")
 NOT_RUNNING = PipelineView(
-    "not running",
-    "the leader runs none and jobs wait: either it has just begun to lead, or its option pipeline.enabled is false",
+    state="not running",
+    cause="the leader runs none and jobs wait: either it has just begun to lead, "
+    "or its option pipeline.enabled is false",
 )
 
 
-class ClusterView(msgspec.Struct, frozen=True):
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str | None
     cluster_name: str | None
     nodes: tuple[NodeView, ...]
@@ -170,13 +171,13 @@ def build_cluster_view(asked: Sequence[NodeProbe], pipeline: PipelineState | Non
     answers = [node.answer for node in asked if node.answer is not None]
     addresses = [node.address for node in asked]
     mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
-    everybody = [*asked, *(NodeProbe("", address) for address in mentioned)]
+    everybody = [*asked, *(NodeProbe(name="", address=address) for address in mentioned)]
     leader = next((answer.group0.leader for answer in answers if answer.group0 is not None), None)
     return ClusterView(
-        str(answers[0].cluster) if answers else None,
-        answers[0].cluster_name if answers else None,
-        tuple(_node_view(node, answers) for node in everybody),
-        pipeline_view(pipeline, leader, next((answer for answer in answers if answer.host == leader), None)),
+        cluster=str(answers[0].cluster) if answers else None,
+        cluster_name=answers[0].cluster_name if answers else None,
+        nodes=tuple(_node_view(node, answers) for node in everybody),
+        pipeline=pipeline_view(pipeline, leader, next((answer for answer in answers if answer.host == leader), None)),
     )
 
 
@@ -188,7 +189,13 @@ def pipeline_view(state: PipelineState | None, leader: HostId | None, told: Stat
     if state is None or (leader is not None and state.host != leader) or (runs and runs[0].pid != state.pid):
         return NOT_STARTED
     return PipelineView(
-        state.state, state.cause, state.master, state.version, state.user_interface, state.host, state.pid
+        state=state.state,
+        cause=state.cause,
+        master=state.master,
+        version=state.version,
+        user_interface=state.user_interface,
+        host=state.host,
+        pid=state.pid,
     )
 
 
@@ -199,18 +206,20 @@ def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
     was_asked = bool(node.name)
     up = node.answer is not None if was_asked else held_up_by > 0
     return NodeView(
-        node.name,
-        _host_of(node, opinions),
-        node.address,
-        NodeStatus.UP if up else NodeStatus.DOWN,
-        None if node.answer is None else node.answer.uptime_ms,
-        next((peer.round_trip_us for peer in opinions if peer.up and peer.round_trip_us is not None), None),
-        held_up_by,
-        len(others),
-        () if node.answer is None else tuple(_process_view(process) for process in node.answer.processes),
-        node.trouble or ("" if node.answer is None else node.answer.waits_for),
-        None if node.answer is None else _group0_view(node.answer, answers),
-        None if node.answer is None else _ring_view(node.answer),
+        name=node.name,
+        host=_host_of(node, opinions),
+        address=node.address,
+        state=NodeStatus.UP if up else NodeStatus.DOWN,
+        uptime_ms=None if node.answer is None else node.answer.uptime_ms,
+        round_trip_us=next(
+            (peer.round_trip_us for peer in opinions if peer.up and peer.round_trip_us is not None), None
+        ),
+        held_up_by=held_up_by,
+        asked_others=len(others),
+        processes=() if node.answer is None else tuple(_process_view(process) for process in node.answer.processes),
+        trouble=node.trouble or ("" if node.answer is None else node.answer.waits_for),
+        group0=None if node.answer is None else _group0_view(node.answer, answers),
+        ring=None if node.answer is None else _ring_view(node.answer),
     )
 
 
@@ -220,13 +229,13 @@ def _ring_view(answer: StatusAnswer) -> RingView | None:
         return None
     states = dict(topology.nodes)
     return RingView(
-        topology.version,
-        topology.fence,
-        states.get(answer.host, ""),
-        sum(state == TopologyState.NORMAL for state in states.values()),
-        len(states),
-        topology.transition,
-        topology.waits_for,
+        version=topology.version,
+        fence=topology.fence,
+        state=states.get(answer.host, ""),
+        normal=sum(state == TopologyState.NORMAL for state in states.values()),
+        members=len(states),
+        transition=topology.transition,
+        waits_for=topology.waits_for,
     )
 
 
@@ -238,14 +247,14 @@ def _host_of(node: NodeProbe, opinions: Sequence[PeerStatus]) -> HostId | None:
 
 def _process_view(process: ProcessStatus) -> ProcessView:
     return ProcessView(
-        process.name,
-        process.pid or None,
-        process.state,
-        process.restarts,
-        process.last_exit,
-        process.version,
-        process.serving,
-        process.trouble,
+        name=process.name,
+        pid=process.pid or None,
+        state=process.state,
+        restarts=process.restarts,
+        last_exit=process.last_exit,
+        version=process.version,
+        serving=process.serving,
+        trouble=process.trouble,
     )
 
 
@@ -256,13 +265,13 @@ def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group
     member = next((each.member for each in own.members if each.member.host == answer.host), None)
     lags = [each.lag for other in answers for each in _members_of(other) if each.member.host == answer.host]
     return Group0View(
-        own.role,
-        member is not None and member.role is MemberRole.VOTER,
-        own.leader == answer.host,
-        own.term,
-        own.commit,
-        own.applied,
-        next((lag for lag in lags if lag is not None), None),
+        role=own.role,
+        votes=member is not None and member.role is MemberRole.VOTER,
+        leads=own.leader == answer.host,
+        term=own.term,
+        commit=own.commit,
+        applied=own.applied,
+        lag=next((lag for lag in lags if lag is not None), None),
     )
 
 

@@ -46,7 +46,7 @@ class JobClient:
 
     async def jobs(self) -> list[JobRecord]:
         """All that are known, in the order in which they were asked for."""
-        found = await read_all_pages(self._ask, Group0ReadRequest((), (JOBS_PREFIX,)), self._deadline_ms)
+        found = await read_all_pages(self._ask, Group0ReadRequest(keys=(), prefixes=(JOBS_PREFIX,)), self._deadline_ms)
         jobs = [decode_stored(JobRecord, one.value).value for one in found.found]
         return sorted(jobs, key=lambda job: (job.submitted_ms, job.id))
 
@@ -65,7 +65,7 @@ class JobClient:
 
     async def pipeline(self) -> PipelineState | None:
         """What the pipeline last said of itself; None: none has ever run."""
-        found = await read_all_pages(self._ask, Group0ReadRequest((PIPELINE_KEY,)), self._deadline_ms)
+        found = await read_all_pages(self._ask, Group0ReadRequest(keys=(PIPELINE_KEY,)), self._deadline_ms)
         return next((decode_stored(PipelineState, one.value).value for one in found.found), None)
 
     async def follow(self, job: JobId) -> AsyncIterator[JobRecord]:
@@ -91,7 +91,7 @@ class JobClient:
     async def submit(self, spec: JobSpec, what: str, life_ms: int = LIFETIME_DEFAULT_MS) -> JobRecord:
         """Written when this returns. The id makes it safe to write it again where an answer was lost."""
         submitted_ms = self._clock.wall_us() // 1000
-        job = JobRecord(JobId(self._rng.uuid()), spec, what, submitted_ms, life_ms)
+        job = JobRecord(id=JobId(self._rng.uuid()), spec=spec, what=what, submitted_ms=submitted_ms, life_ms=life_ms)
         for number in range(ATTEMPTS_MAX):
             try:
                 answer = await self._write((KeyMissing(job_key(job.id)),), StoredValue(job))
@@ -126,7 +126,7 @@ class JobClient:
         raise Unavailable(f"job {job} changes too quickly to be cancelled", advice="try again")
 
     async def _read(self, job: JobId) -> tuple[StoredValue[JobRecord], Revision]:
-        found = await read_all_pages(self._ask, Group0ReadRequest((job_key(job),)), self._deadline_ms)
+        found = await read_all_pages(self._ask, Group0ReadRequest(keys=(job_key(job),)), self._deadline_ms)
         if not found.found:
             raise _gone(job)
         return decode_stored(JobRecord, found.found[0].value), found.found[0].revision

@@ -56,14 +56,14 @@ class RemoteRows:
 
     async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
         request = RouteReadRequest(
-            query.table,
-            query.spans,
-            level,
-            query.rows_max,
-            query.is_reversed,
-            query.partition_rows_max,
-            query.position,
-            query.now_s,
+            table=query.table,
+            spans=query.spans,
+            level=level,
+            rows_max=query.rows_max,
+            is_reversed=query.is_reversed,
+            partition_rows_max=query.partition_rows_max,
+            position=query.position,
+            now_s=query.now_s,
         )
         answer = await self._ask(ROUTE_READ, request, timeout_ms)
         return ReadPage(answer.items, answer.position)
@@ -79,9 +79,19 @@ class TableClient:
         clock, rng = ports
         rows, timestamps = RemoteRows(tasks, ask_shard), TimestampGenerator(clock)
         self._executor = CqlExecutor(
-            ExecutorDeps(self._view, rows, timestamps.next_us, self, {}, SchemaDescriber(""), clock, rng, NOBODY)
+            ExecutorDeps(
+                view=self._view,
+                router=rows,
+                next_timestamp_us=timestamps.next_us,
+                schema=self,
+                virtual={},
+                describe=SchemaDescriber(""),
+                clock=clock,
+                rng=rng,
+                own=NOBODY,
+            )
         )
-        self._session = ClientState("client")
+        self._session = ClientState(peer="client")
 
     @property
     def snapshot(self) -> Snapshot:

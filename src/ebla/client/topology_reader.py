@@ -28,5 +28,5 @@ async def read_all_pages(ask: VerbCaller, request: Group0ReadRequest, deadline_m
 
 async def read_topology(ask: VerbCaller, deadline_ms: int) -> tuple[Snapshot, Revision]:
     """Linearizable."""
-    whole = await read_all_pages(ask, Group0ReadRequest((), (PREFIX,), quorum=True), deadline_ms)
+    whole = await read_all_pages(ask, Group0ReadRequest(keys=(), prefixes=(PREFIX,), quorum=True), deadline_ms)
     return from_group0({entry.key: (entry.value, entry.revision) for entry in whole.found}), whole.revision

@@ -62,7 +62,7 @@ class ChildProcesses(Protocol):
     def statuses(self) -> tuple[ProcessStatus, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlConfig:
     introduction: Introduction
     address: Address
@@ -110,12 +110,20 @@ class ControlProcess:
         """Serves until cancelled. Raises where an address is taken."""
         setup, environment = self._setup, self._environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(environment.transport, environment.rng, setup.introduction, setup.wire, setup.report)
+            context = PeersContext(
+                transport=environment.transport,
+                rng=environment.rng,
+                introduction=setup.introduction,
+                limits=setup.wire,
+                report=setup.report,
+            )
             peers = Peers(tasks, context)
             self._group0 = Group0Node(environment, setup.group0, context, peers)
             # The wall clock may step back between two starts; then a restart shows only as a different number, which
             # is all that is asked of it.
-            liveness = HeartbeatConfig(environment.clock, self._group0, setup.liveness, self._started_wall_us)
+            liveness = HeartbeatConfig(
+                clock=environment.clock, members=self._group0, limits=setup.liveness, incarnation=self._started_wall_us
+            )
             self._liveness = HeartbeatMonitor(peers, context, liveness)
             for_peers = Server(tasks, setup.introduction, setup.wire, setup.report)
             for_own = Server(tasks, setup.introduction, setup.wire, setup.report)
@@ -126,9 +134,20 @@ class ControlProcess:
             self._feed = self._new_feed(self._group0, for_own, for_peers)
             self._liveness.on_change = self._feed.down_hosts_changed
             barriers = BarrierClient(setup.introduction.host, self._own_barrier, peers, self._down)
-            schema = SchemaService(SchemaDeps(self._group0, self.topology, barriers, self._down, environment.rng))
+            schema = SchemaService(
+                SchemaDeps(
+                    group0=self._group0, topology=self.topology, barriers=barriers, down=self._down, rng=environment.rng
+                )
+            )
             sessions = BulkSessionService(
-                SessionDeps(self._group0, self.topology, barriers, environment.rng, environment.clock, setup.report),
+                SessionDeps(
+                    group0=self._group0,
+                    topology=self.topology,
+                    barriers=barriers,
+                    rng=environment.rng,
+                    clock=environment.clock,
+                    report=setup.report,
+                ),
                 setup.bulk_job_life_ms,
             )
             self._first_nodes = self._new_first_nodes(self._group0, barriers)
@@ -196,17 +215,25 @@ class ControlProcess:
         setup, around = self._setup, self._environment
         member = setup.group0.member
         own = Node(
-            setup.introduction.host,
-            member.datacenter,
-            member.rack,
-            setup.shard_count,
-            0,
-            setup.release,
-            setup.address.host,
-            setup.num_tokens,
+            host=setup.introduction.host,
+            datacenter=member.datacenter,
+            rack=member.rack,
+            shard_count=setup.shard_count,
+            ignore_msb=0,
+            release_version=setup.release,
+            address=setup.address.host,
+            num_tokens=setup.num_tokens,
             supported_features=member.features,
         )
-        parts = JoinDeps(group0, self.topology, barriers, self._down, around.rng, around.clock, setup.report)
+        parts = JoinDeps(
+            group0=group0,
+            topology=self.topology,
+            barriers=barriers,
+            down=self._down,
+            rng=around.rng,
+            clock=around.clock,
+            report=setup.report,
+        )
         return JoinDriver(own, parts)
 
     def _new_feed(self, group0: Group0Node, for_own: Server, for_peers: Server) -> TopologyFeedService:
@@ -214,7 +241,13 @@ class ControlProcess:
             return await group0.running.calls.read_barrier(deadline_ms)
 
         feed = TopologyFeedService(
-            self.topology, FeedConfig(read_barrier, self._down, self._expected, lambda: not self._stop.is_set())
+            self.topology,
+            FeedConfig(
+                read_barrier=read_barrier,
+                down=self._down,
+                expected=self._expected,
+                serving=lambda: not self._stop.is_set(),
+            ),
         )
         feed.serve_children(for_own)
         feed.serve_peers(for_peers)
@@ -245,7 +278,13 @@ class ControlProcess:
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         ours = self._setup.introduction
-        return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self._setup.pid)
+        return IdentityAnswer(
+            host=ours.host,
+            cluster=ours.cluster,
+            cluster_name=ours.cluster_name,
+            process=ours.process,
+            pid=self._setup.pid,
+        )
 
     def _stop_asked(self, request: StopRequest, call: IncomingCall) -> EmptyAnswer:
         self._setup.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
@@ -259,20 +298,22 @@ class ControlProcess:
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
         setup, now_ms = self._setup, self._environment.clock.boot_ms()
-        own = ProcessStatus("control", setup.pid, self._started_wall_us, state=ProcessState.RUNNING)
+        own = ProcessStatus(
+            name="control", pid=setup.pid, started_wall_us=self._started_wall_us, state=ProcessState.RUNNING
+        )
         return StatusAnswer(
-            setup.introduction.host,
-            setup.introduction.cluster,
-            setup.introduction.cluster_name,
-            str(setup.address),
-            self._started_wall_us,
-            (own, *self._processes()),
-            tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
-            now_ms - self._started_boot_ms,
-            setup.release,
-            report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,
-            self._group0.formation.waits_for if self._group0 is not None else "",
-            self._topology_status(),
+            host=setup.introduction.host,
+            cluster=setup.introduction.cluster,
+            cluster_name=setup.introduction.cluster_name,
+            address=str(setup.address),
+            started_wall_us=self._started_wall_us,
+            processes=(own, *self._processes()),
+            peers=tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
+            uptime_ms=now_ms - self._started_boot_ms,
+            release=setup.release,
+            group0=report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,
+            waits_for=self._group0.formation.waits_for if self._group0 is not None else "",
+            topology=self._topology_status(),
         )
 
     def _processes(self) -> tuple[ProcessStatus, ...]:
@@ -292,10 +333,10 @@ class ControlProcess:
 
 def _as_status(opinion: PeerLiveness, now_ms: int) -> PeerStatus:
     return PeerStatus(
-        opinion.host,
-        str(opinion.peer),
-        opinion.state is PeerState.UP,
-        None if opinion.heard_ms is None else now_ms - opinion.heard_ms,
-        opinion.round_trip_us,
-        now_ms - opinion.since_ms,
+        host=opinion.host,
+        address=str(opinion.peer),
+        up=opinion.state is PeerState.UP,
+        heard_ms_ago=None if opinion.heard_ms is None else now_ms - opinion.heard_ms,
+        round_trip_us=opinion.round_trip_us,
+        since_ms_ago=now_ms - opinion.since_ms,
     )

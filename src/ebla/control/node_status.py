@@ -29,4 +29,6 @@ def _with_version(status: ProcessStatus, report: ChildReport | None, beat: Child
 def topology_status(snapshot: Snapshot, waits_for: str) -> TopologyStatus:
     nodes = tuple((node.host, node.state.value) for node in snapshot.members())
     transition = "" if snapshot.transition is None else snapshot.transition.value
-    return TopologyStatus(snapshot.version, snapshot.fence, nodes, transition, waits_for)
+    return TopologyStatus(
+        version=snapshot.version, fence=snapshot.fence, nodes=nodes, transition=transition, waits_for=waits_for
+    )

@@ -46,7 +46,7 @@ class AllowAllAuthentication:
         return ANONYMOUS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PasswordHash:
     """Written as `scrypt$cost$block$parallel$salt$digest`, the last two in base 64."""
 
@@ -67,13 +67,17 @@ class PasswordHash:
 def hash_password(password: str, rng: Rng) -> PasswordHash:
     """Takes tens of milliseconds."""
     salt = rng.bytes(SALT_BYTES)
-    return PasswordHash(COST, BLOCK, PARALLEL, salt, _digest(password, salt, (COST, BLOCK, PARALLEL)))
+    return PasswordHash(
+        cost=COST, block=BLOCK, parallel=PARALLEL, salt=salt, digest=_digest(password, salt, (COST, BLOCK, PARALLEL))
+    )
 
 
 def parse_password_hash(text: str) -> PasswordHash:
     try:
         scheme, cost, block, parallel, salt, digest = text.split("$")
-        found = PasswordHash(int(cost), int(block), int(parallel), b64decode(salt), b64decode(digest))
+        found = PasswordHash(
+            cost=int(cost), block=int(block), parallel=int(parallel), salt=b64decode(salt), digest=b64decode(digest)
+        )
         if scheme != _SCHEME or not found.digest:
             raise ValueError(scheme)
         found.is_of("")  # costs that scrypt does not take are found here, not at the first login
@@ -96,7 +100,7 @@ class PasswordAuthentication:
         self._users = dict(users)
         self._key = rng.bytes(32)
         # A name that nobody has takes as long to refuse as one that is known.
-        self._nobody = PasswordHash(COST, BLOCK, PARALLEL, rng.bytes(SALT_BYTES), b"\0")
+        self._nobody = PasswordHash(cost=COST, block=BLOCK, parallel=PARALLEL, salt=rng.bytes(SALT_BYTES), digest=b"\0")
         self._known: dict[bytes, None] = {}
         self._turns = asyncio.Semaphore(_CHECKS_AT_ONCE_MAX)
         self._waiting = 0

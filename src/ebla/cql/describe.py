@@ -44,7 +44,7 @@ class SchemaDescriber:
 
 
 def _rows(table: str, names: tuple[str, ...], entries: Iterable[Entry]) -> Rows:
-    columns = tuple(ColumnSpec("system", table, name, _TEXT) for name in names)
+    columns = tuple(ColumnSpec(keyspace="system", table=table, name=name, type=_TEXT) for name in names)
     return Rows(columns, [[None if text is None else text.encode() for text in entry] for entry in entries])
 
 

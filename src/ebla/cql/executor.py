@@ -108,7 +108,7 @@ class ExecutorLimits:
     batch_bytes_max: int = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorDeps:
     view: TopologyView
     router: RowRouter
@@ -127,7 +127,7 @@ class ExecutorDeps:
 Plan = SelectPlan | ModificationPlan | BatchPlan | CallPlan | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CompiledStatement:
     """A statement with its plan, good as long as its table is what it was."""
 
@@ -206,14 +206,19 @@ class CqlExecutor:
             raise InvalidRequest("bind markers are not allowed in this statement")
         self._prepared.put(found, compiled)
         if plan is None:
-            return PreparedResult(found, (), (), ())
+            return PreparedResult(id=found, variables=(), key_positions=(), columns=())
         if isinstance(plan, BatchPlan):
-            return PreparedResult(found, plan.variables, (), ())
+            return PreparedResult(id=found, variables=plan.variables, key_positions=(), columns=())
         if isinstance(plan, CallPlan):
-            return PreparedResult(found, plan.variables, (), plan.columns)
+            return PreparedResult(id=found, variables=plan.variables, key_positions=(), columns=plan.columns)
         columns = plan.columns if isinstance(plan, SelectPlan) else ()
         return PreparedResult(
-            found, plan.variables, plan.key_positions, columns, plan.schema.keyspace, plan.schema.name
+            id=found,
+            variables=plan.variables,
+            key_positions=plan.key_positions,
+            columns=columns,
+            keyspace=plan.schema.keyspace,
+            table=plan.schema.name,
         )
 
     async def execute(self, session: ClientState, statement_id: bytes, parameters: QueryParameters) -> CqlResponse:
@@ -234,7 +239,7 @@ class CqlExecutor:
                 raise InvalidRequest(
                     "Invalid statement in batch: only UPDATE, INSERT and DELETE statements are allowed."
                 )
-            bound = self._bound(compiled, QueryParameters(parameters.level, item.values, item.names))
+            bound = self._bound(compiled, QueryParameters(level=parameters.level, values=item.values, names=item.names))
             known = await self._lists(compiled.plan, bound, parameters.level)
             mutations += compiled.plan.mutations(bound, replace(moment, sequence=sequence), known)
         return await self._write_batch(kind, mutations, parameters.level, self._parts.limits.write_ms)
@@ -297,22 +302,39 @@ class CqlExecutor:
                 table = self._catalog().table(name, keyspace)
                 plan = plan_select(statement, table, parsed.markers)
                 if not isinstance(table, StoredTable):
-                    return CompiledStatement(parsed, plan, None, text, keyspace)
-                return CompiledStatement(parsed, plan, table.schema, text, keyspace, point_select(plan, table.id))
+                    return CompiledStatement(parsed=parsed, plan=plan, schema=None, text=text, keyspace=keyspace)
+                return CompiledStatement(
+                    parsed=parsed,
+                    plan=plan,
+                    schema=table.schema,
+                    text=text,
+                    keyspace=keyspace,
+                    point=point_select(plan, table.id),
+                )
             case InsertStatement() | UpdateStatement() | DeleteStatement():
                 schema = self._catalog().stored(statement.table, keyspace).schema
                 return CompiledStatement(
-                    parsed, plan_modification(statement, schema, parsed.markers), schema, text, keyspace
+                    parsed=parsed,
+                    plan=plan_modification(statement, schema, parsed.markers),
+                    schema=schema,
+                    text=text,
+                    keyspace=keyspace,
                 )
             case BatchStatement():
                 catalog = self._catalog()
                 batch = plan_batch(statement, lambda name: catalog.stored(name, keyspace).schema, parsed.markers)
-                return CompiledStatement(parsed, batch, None, text, keyspace)
+                return CompiledStatement(parsed=parsed, plan=batch, schema=None, text=text, keyspace=keyspace)
             case CallStatement():
                 names = () if self._parts.calls is None else self._parts.calls.names
-                return CompiledStatement(parsed, plan_call(statement, names, parsed.markers), None, text, keyspace)
+                return CompiledStatement(
+                    parsed=parsed,
+                    plan=plan_call(statement, names, parsed.markers),
+                    schema=None,
+                    text=text,
+                    keyspace=keyspace,
+                )
             case _:
-                return CompiledStatement(parsed, None, None, text, keyspace)
+                return CompiledStatement(parsed=parsed, plan=None, schema=None, text=text, keyspace=keyspace)
 
     # ---- running
 

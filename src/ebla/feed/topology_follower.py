@@ -46,7 +46,7 @@ class FeedControlClient(Protocol):
     async def call(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyFollowerConfig:
     name: str
     """The process as its control knows it: `shard-0`, `bulk`."""
@@ -129,7 +129,15 @@ class TopologyFollower:
             asked_ms = setup.clock.boot_ms()
             after, after_key = self._mirror.position()
             down = tuple(sorted(self._view.down))
-            request = FeedRequest(setup.name, setup.pid, after, down, setup.poll_ms, after_key, self._told_serial)
+            request = FeedRequest(
+                name=setup.name,
+                pid=setup.pid,
+                after=after,
+                down_seen=down,
+                wait_ms=setup.poll_ms,
+                after_key=after_key,
+                reported=self._told_serial,
+            )
             try:
                 answer = await self._control.call(setup.host, FEED, request, setup.poll_ms + setup.answer_ms)
             except EblaError:

@@ -17,7 +17,7 @@ from ebla.topology.snapshot import Snapshot
 from ebla.topology.version_tracker import VersionTracker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     snapshot: Snapshot
     sets: ReplicaSets
@@ -41,7 +41,15 @@ def view_of(snapshot: Snapshot, revision: Revision, before: View | None = None) 
     sets = ReplicaSets(snapshot, None if before is None else before.sets)
     same_tables = before is not None and before.snapshot.tables is snapshot.tables
     names = before.names if before is not None and same_tables else _names_of(snapshot)
-    return View(snapshot, sets, revision, schemas, snapshot.version, fence=snapshot.fence, names=names)
+    return View(
+        snapshot=snapshot,
+        sets=sets,
+        revision=revision,
+        schemas=schemas,
+        version=snapshot.version,
+        fence=snapshot.fence,
+        names=names,
+    )
 
 
 def _names_of(snapshot: Snapshot) -> Mapping[tuple[str, str], TableId]:

@@ -14,7 +14,7 @@ ANSWERS_PER_CLIENT_MAX = 512
 CLIENTS_MAX = 4_096
 
 
-class ClientAnswers(msgspec.Struct, array_like=True):
+class ClientAnswers(msgspec.Struct, array_like=True, kw_only=True):
     """One client's incarnation, its kept answers by serial, and the highest serial that is no longer kept."""
 
     incarnation: int
@@ -35,7 +35,7 @@ class AnswerCache:
     def remember(self, call: CallId, answer: CommandAnswer, index: int) -> None:
         memory = self.clients.get(call.client)
         if memory is None or call.incarnation > memory.incarnation:
-            memory = ClientAnswers(call.incarnation, 0, index, {})
+            memory = ClientAnswers(incarnation=call.incarnation, forgotten_through=0, last_index=index, answers={})
             self.clients[call.client] = memory
             self._bound_clients()
         answers = memory.answers

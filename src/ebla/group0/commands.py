@@ -12,7 +12,7 @@ from ebla.group0.members import Member
 from ebla.model.transaction import Revision, Transaction
 
 
-class CallId(msgspec.Struct, frozen=True, array_like=True):
+class CallId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One call of one client. `answered_through`: every serial up to it has been answered and may be forgotten."""
 
     client: uuid.UUID

@@ -60,7 +60,7 @@ class WaitForNodes:
 DiscoveryDecision = FoundCluster | JoinCluster | WaitForNodes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
     """What one fresh node has heard so far."""
 
@@ -74,7 +74,7 @@ class Discovery:
 
 def start_discovery(host: HostId, address: Address, cluster_name: str, contacts: Iterable[Address]) -> Discovery:
     known = tuple(sorted({contact for contact in contacts if contact != address}))
-    return Discovery(host, address, cluster_name, known)
+    return Discovery(host=host, address=address, cluster_name=cluster_name, known=known)
 
 
 def record_request(state: Discovery, asker: Address, their_known: Iterable[Address]) -> Discovery:

@@ -49,7 +49,7 @@ class PurgeState(msgspec.Struct, frozen=True, array_like=True):
     """Who wrote the tentative one. Only that node may make it effective: another may have begun anew since."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPrefix:
     prefix: str
     structs: tuple[str, ...]
@@ -59,43 +59,93 @@ class KeyPrefix:
 
 
 PREFIXES: tuple[KeyPrefix, ...] = (
-    KeyPrefix(MEMBERS_PREFIX, ("Member",), "one per host id, removed ones too", "membership entries alone"),
-    KeyPrefix("cluster/identity", ("ClusterIdentity",), "the cluster's id, name and founder", "formation"),
-    KeyPrefix("topology/", (), "one snapshot of the topology; one feed carries a whole version", "coordinator"),
     KeyPrefix(
-        "topology/state", ("TopologyState",), "version, fence, transition state, features, upgrade", "coordinator"
-    ),
-    KeyPrefix("topology/node/", ("Node",), "one per host id, for ever", "coordinator"),
-    KeyPrefix(
-        "topology/request/", ("NodeRequest", "GlobalRequest"), "what was asked for and how it went", "coordinator"
-    ),
-    KeyPrefix("topology/session/", ("Session",), "open sessions: stage, request, bulk job", "coordinator, bulk jobs"),
-    KeyPrefix(
-        "topology/cdc/", ("CdcGeneration", "CdcGenerationPart"), "generations, their data in parts", "coordinator"
-    ),
-    KeyPrefix("topology/keyspace/", ("Keyspace",), "one per keyspace", "schema changes"),
-    KeyPrefix("topology/table/", ("Table",), "one per table id", "schema changes"),
-    KeyPrefix(
-        "topology/tablets/",
-        ("TabletMapRow", "TabletChunkRow", "TabletTransition"),
-        "tablet maps in chunks, transitions, resize decisions",
-        "coordinator",
+        prefix=MEMBERS_PREFIX,
+        structs=("Member",),
+        holds="one per host id, removed ones too",
+        owner="membership entries alone",
     ),
     KeyPrefix(
-        PURGE_KEY, ("PurgeState",), "up to when deleted settings are purged, and who is about to", "purge activity"
+        prefix="cluster/identity",
+        structs=("ClusterIdentity",),
+        holds="the cluster's id, name and founder",
+        owner="formation",
     ),
     KeyPrefix(
-        UNFINISHED_OPERATION_KEY,
-        ("UnfinishedOperation",),
-        "the topology operation under way: its members and its lock",
-        "atomic changes",
+        prefix="topology/",
+        structs=(),
+        holds="one snapshot of the topology; one feed carries a whole version",
+        owner="coordinator",
     ),
-    KeyPrefix("jobs/", ("Job",), "work for the pipeline, waiting, running, and lately ended", "clients, the pipeline"),
-    KeyPrefix("pipeline/state", ("PipelineState",), "where the pipeline runs and whether it can", "the pipeline"),
     KeyPrefix(
-        "writes/", ("WriteRecord",), "write jobs of Spark users by table and job id, lately ended ones too", "shards"
+        prefix="topology/state",
+        structs=("TopologyState",),
+        holds="version, fence, transition state, features, upgrade",
+        owner="coordinator",
     ),
-    KeyPrefix("user/", (), "free for operators and tests: `ebla group0 put` writes here", "operators"),
+    KeyPrefix(prefix="topology/node/", structs=("Node",), holds="one per host id, for ever", owner="coordinator"),
+    KeyPrefix(
+        prefix="topology/request/",
+        structs=("NodeRequest", "GlobalRequest"),
+        holds="what was asked for and how it went",
+        owner="coordinator",
+    ),
+    KeyPrefix(
+        prefix="topology/session/",
+        structs=("Session",),
+        holds="open sessions: stage, request, bulk job",
+        owner="coordinator, bulk jobs",
+    ),
+    KeyPrefix(
+        prefix="topology/cdc/",
+        structs=("CdcGeneration", "CdcGenerationPart"),
+        holds="generations, their data in parts",
+        owner="coordinator",
+    ),
+    KeyPrefix(prefix="topology/keyspace/", structs=("Keyspace",), holds="one per keyspace", owner="schema changes"),
+    KeyPrefix(prefix="topology/table/", structs=("Table",), holds="one per table id", owner="schema changes"),
+    KeyPrefix(
+        prefix="topology/tablets/",
+        structs=("TabletMapRow", "TabletChunkRow", "TabletTransition"),
+        holds="tablet maps in chunks, transitions, resize decisions",
+        owner="coordinator",
+    ),
+    KeyPrefix(
+        prefix=PURGE_KEY,
+        structs=("PurgeState",),
+        holds="up to when deleted settings are purged, and who is about to",
+        owner="purge activity",
+    ),
+    KeyPrefix(
+        prefix=UNFINISHED_OPERATION_KEY,
+        structs=("UnfinishedOperation",),
+        holds="the topology operation under way: its members and its lock",
+        owner="atomic changes",
+    ),
+    KeyPrefix(
+        prefix="jobs/",
+        structs=("Job",),
+        holds="work for the pipeline, waiting, running, and lately ended",
+        owner="clients, the pipeline",
+    ),
+    KeyPrefix(
+        prefix="pipeline/state",
+        structs=("PipelineState",),
+        holds="where the pipeline runs and whether it can",
+        owner="the pipeline",
+    ),
+    KeyPrefix(
+        prefix="writes/",
+        structs=("WriteRecord",),
+        holds="write jobs of Spark users by table and job id, lately ended ones too",
+        owner="shards",
+    ),
+    KeyPrefix(
+        prefix="user/",
+        structs=(),
+        holds="free for operators and tests: `ebla group0 put` writes here",
+        owner="operators",
+    ),
 )
 
 

@@ -16,7 +16,7 @@ class MemberRole(enum.StrEnum):
     REMOVED = "removed"
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class Member(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One host of group 0, as stored under `members/<host id>`."""
 
     host: HostId

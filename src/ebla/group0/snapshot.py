@@ -23,7 +23,7 @@ CHUNK_BYTES = 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 
-class SnapshotHeader(msgspec.Struct, frozen=True, tag="head", array_like=True):
+class SnapshotHeader(msgspec.Struct, frozen=True, tag="head", array_like=True, kw_only=True):
     format: int
     chain: tuple[HistoryStart, ...]
     index: int
@@ -62,7 +62,12 @@ def freeze(store: Group0Store) -> Group0Store:
     copy.rebuild_indexes(store.order().copy())
     copy.answers = AnswerCache(
         {
-            client: ClientAnswers(kept.incarnation, kept.forgotten_through, kept.last_index, kept.answers.copy())
+            client: ClientAnswers(
+                incarnation=kept.incarnation,
+                forgotten_through=kept.forgotten_through,
+                last_index=kept.last_index,
+                answers=kept.answers.copy(),
+            )
             for client, kept in store.answers.clients.items()
         }
     )
@@ -77,7 +82,7 @@ def encode(frozen: Group0Store) -> Iterator[bytes]:
 
 
 def _chunks(frozen: Group0Store) -> Iterator[SnapshotPart]:
-    yield SnapshotHeader(FORMAT, frozen.chain, frozen.index, frozen.lock)
+    yield SnapshotHeader(format=FORMAT, chain=frozen.chain, index=frozen.index, lock=frozen.lock)
     batch: list[tuple[str, bytes, int]] = []
     size = 0
     for key in frozen.order().below(""):

@@ -65,7 +65,7 @@ class RecordBatch:
         return self.first_sequence + len(self.records)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameHeader:
     first_sequence: int
     payload_bytes: int
@@ -122,7 +122,14 @@ def decode_frame_header(log_id: int, offset: int, header: bytes) -> FrameHeader 
     if _CHECKSUM.unpack_from(header)[0] != zlib.crc32(body, _seed(log_id, offset)):
         return None
     first_sequence, length, payload_checksum, count, mask, kind, _end = _FRAME_BODY.unpack(body)
-    return FrameHeader(first_sequence, length, payload_checksum, count, mask, kind)
+    return FrameHeader(
+        first_sequence=first_sequence,
+        payload_bytes=length,
+        payload_checksum=payload_checksum,
+        record_count=count,
+        mask=mask,
+        kind=kind,
+    )
 
 
 def decode_frame_body(header: FrameHeader, body: bytes) -> RecordBatch | None:

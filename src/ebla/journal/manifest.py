@@ -14,7 +14,7 @@ JOURNAL_MANIFEST_NAME = "manifest"
 SEGMENT_SUFFIX = ".log"
 
 
-class JournalManifest(msgspec.Struct, frozen=True, array_like=True):
+class JournalManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     format: int
     log_id: int
     segments: tuple[int, ...]

@@ -99,7 +99,9 @@ async def _begin_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
     await _discard_unfinished_beginning(place)
     log_id = int.from_bytes(rng.bytes(8), "little")
     newest = await make_segment(place, SegmentHeader(log_id, FIRST_SEQUENCE))
-    manifest = JournalManifest(LOG_FORMAT, log_id, (FIRST_SEQUENCE,), FIRST_SEQUENCE - 1)
+    manifest = JournalManifest(
+        format=LOG_FORMAT, log_id=log_id, segments=(FIRST_SEQUENCE,), acknowledged=FIRST_SEQUENCE - 1
+    )
     try:
         await save_manifest(place.disk, place.folder, manifest)
     except BaseException:

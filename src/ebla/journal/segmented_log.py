@@ -261,7 +261,9 @@ class SegmentedLog:
 
     async def _save_manifest(self, segments: tuple[int, ...]) -> None:
         assert not self._unsynced
-        manifest = JournalManifest(LOG_FORMAT, self._log_id, segments, self._next_sequence - 1)
+        manifest = JournalManifest(
+            format=LOG_FORMAT, log_id=self._log_id, segments=segments, acknowledged=self._next_sequence - 1
+        )
         try:
             await save_manifest(self._place.disk, self._place.folder, manifest)
         except OSError as failure:

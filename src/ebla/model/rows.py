@@ -16,7 +16,7 @@ NEVER_US = -(1 << 63)
 K = TypeVar("K")
 
 
-class Cell(msgspec.Struct, frozen=True, array_like=True):
+class Cell(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A value written at a time; without a value it is a tombstone.
 
     `at_s` (wall seconds) is when a value with a TTL expires, and when a tombstone was made: both count from there
@@ -61,7 +61,7 @@ class CollectionCells(msgspec.Struct, frozen=True, array_like=True):
     cells: dict[bytes, Cell] = {}
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One row, or the static part of a partition. Cells and collections by column number."""
 
     marker: RowMarker | None = None
@@ -130,7 +130,7 @@ def merge_rows(one: Row, other: Row) -> Row:
         for number, elements in other.collections.items():
             mine = collections.get(number)
             collections[number] = elements if mine is None else merge_collections(mine, elements)
-    merged = Row(marker, deletion, cells, collections)
+    merged = Row(marker=marker, deletion=deletion, cells=cells, collections=collections)
     return merged if deletion is None else without_deleted(merged, deletion)
 
 
@@ -165,7 +165,7 @@ def without_deleted(row: Row, deletion: Deletion) -> Row:
             left = CollectionCells(None, left.cells)
         if left.deletion is not None or left.cells:
             collections[number] = left
-    return Row(marker, kept, cells, collections)
+    return Row(marker=marker, deletion=kept, cells=cells, collections=collections)
 
 
 def _uncovered_elements(elements: CollectionCells, deletion: Deletion | None) -> CollectionCells:

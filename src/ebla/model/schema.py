@@ -31,7 +31,7 @@ class TombstoneGc(enum.StrEnum):
     DISABLED = "disabled"
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True):
+class Column(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     name: str
     type: CqlType
     kind: ColumnKind
@@ -42,7 +42,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
     """What stored cells call it: given once, never reused, so that a dropped and re-created name is another column."""
 
 
-class TableOptions(msgspec.Struct, frozen=True, array_like=True):
+class TableOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     comment: str = ""
     default_ttl_s: int = 0
     gc_grace_s: int = 864_000
@@ -51,7 +51,7 @@ class TableOptions(msgspec.Struct, frozen=True, array_like=True):
     """Options that are accepted and shown, as CQL text, and decide nothing here."""
 
 
-class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True):
+class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True, kw_only=True):
     """Columns in this order: partition key, clustering, static, regular, the last two by name."""
 
     id: TableId
@@ -129,7 +129,15 @@ def new_schema(
     table_id, keyspace, name = identity
     ordered = sort_columns(columns)
     numbered = tuple(msgspec.structs.replace(column, number=number) for number, column in enumerate(ordered))
-    schema = TableSchema(table_id, keyspace, name, numbered, options or TableOptions(), 1, len(numbered))
+    schema = TableSchema(
+        id=table_id,
+        keyspace=keyspace,
+        name=name,
+        columns=numbered,
+        options=options or TableOptions(),
+        version=1,
+        next_number=len(numbered),
+    )
     schema = msgspec.structs.replace(schema, layouts=(_layout(numbered),))
     check_schema(schema)
     return schema

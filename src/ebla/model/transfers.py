@@ -44,7 +44,7 @@ class CheckpointLayer(msgspec.Struct, frozen=True, array_like=True):
         return sum(file.size_bytes for file in self.files)
 
 
-class CheckpointPart(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One stack of the source, as it was when the checkpoint was taken. Oldest layer first."""
 
     shard: ShardNumber
@@ -123,7 +123,7 @@ class RowTarget(msgspec.Struct, frozen=True, array_like=True):
     """Which of the sources is this node's own: what it has already is not written again. None: everything is."""
 
 
-class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move"):
+class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move", kw_only=True):
     """Rows of a range, merged cell by cell from one or several replicas, to those that lack them."""
 
     range: TokenRange
@@ -134,7 +134,7 @@ class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move"):
     the move is made again with that."""
 
 
-class ComparisonTask(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare"):
+class ComparisonTask(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare", kw_only=True):
     """A range on all its replicas, by hashes of `buckets` equal parts of it."""
 
     range: TokenRange
@@ -147,7 +147,7 @@ class ComparisonTask(msgspec.Struct, frozen=True, array_like=True, tag="range_to
 TransferTask = FileMove | RowMove | ComparisonTask
 
 
-class MoveResult(msgspec.Struct, frozen=True, array_like=True, tag="moved"):
+class MoveResult(msgspec.Struct, frozen=True, array_like=True, tag="moved", kw_only=True):
     """What one attempt at a transfer has staged. Several of one transfer may be told of; one of them is sealed."""
 
     transfer: TransferId

@@ -79,9 +79,11 @@ async def _run(options: NodeOptions, identity: NodeIdentity, report: EventReport
     front = FlightService(options.flight_address, TlsFolder(folder.tls), report)
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         bulk = BulkProcess(
-            Environment(SystemClock(), SystemRng(), FileDisk(BULK_DISK), transport),
+            Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(BULK_DISK), transport=transport),
             BulkConfig(
-                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, NAME),
+                introduction=Introduction(
+                    host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process=NAME
+                ),
                 address=Address(str(folder.bulk_socket)),
                 control_address=Address(str(folder.control_socket)),
                 heartbeat_ms=options.limits.child_heartbeat_ms,

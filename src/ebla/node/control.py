@@ -144,13 +144,13 @@ async def _run_control(
     # Before the certificates are read: those that change in between would else be missed until the next change.
     on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
     tls = NodeTls(TlsFolder(folder.tls))
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name)
+    introduction = Introduction(host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name)
     async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
         desk = Server(tasks, introduction, JOIN_LIMITS, report)
         AuthorityService(TlsFolder(folder.tls), identity.cluster, clock, desk)
         doors = JoinTransport(transport, options.control_address, desk.accept)
         control = ControlProcess(
-            Environment(clock, SystemRng(), FileDisk(), doors),
+            Environment(clock=clock, rng=SystemRng(), disk=FileDisk(), transport=doors),
             ControlConfig(
                 introduction=introduction,
                 address=options.control_address,
@@ -194,19 +194,19 @@ async def _run_control(
 
 def _group0_setup(options: NodeOptions, identity: NodeIdentity) -> Group0Config:
     own = Member(
-        identity.host,
-        MemberRole.LEARNER,
-        options.control_address,
-        options.datacenter,
-        options.rack,
+        host=identity.host,
+        role=MemberRole.LEARNER,
+        address=options.control_address,
+        datacenter=options.datacenter,
+        rack=options.rack,
         release=release(),
     )
     return Group0Config(
-        own,
-        identity.cluster,
-        identity.cluster_name,
-        options.peer_addresses,
-        str(DataFolder(options.folder).group0.absolute()),
+        member=own,
+        cluster=identity.cluster,
+        cluster_name=identity.cluster_name,
+        contacts=options.peer_addresses,
+        folder=str(DataFolder(options.folder).group0.absolute()),
         tick_ms=options.limits.raft_tick_ms,
         election_ticks=max(2, options.limits.raft_election_ms // options.limits.raft_tick_ms),
     )

@@ -44,7 +44,7 @@ POLL_S = 0.1
 STATUS_MS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """For the calls of jobs."""
 
@@ -54,7 +54,7 @@ class BrokerConfig:
     limits: BrokerLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CqlConfig:
     addresses: tuple[Address, Address]
     """For every client, and for those that choose their shard."""
@@ -77,7 +77,13 @@ class LocalControlClient:
 
     def __init__(self, context: ShardServiceContext, address: Address) -> None:
         environment = context.environment
-        peers = PeersContext(environment.transport, environment.rng, context.introduction, context.wire, context.report)
+        peers = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=context.introduction,
+            limits=context.wire,
+            report=context.report,
+        )
         self._peers = Peers(context.tasks, peers)
         self._peers.set_address(context.own.host, address)
         self._host: HostId = context.own.host
@@ -104,7 +110,13 @@ class CqlShardService:
         self._events = EventPublisher(setup.addresses[0].port)
         self._seen = VersionHistory()
         environment = context.environment
-        peers = PeersContext(environment.transport, environment.rng, context.introduction, context.wire, context.report)
+        peers = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=context.introduction,
+            limits=context.wire,
+            report=context.report,
+        )
         self._doors = WireClusterClient(context.tasks, peers, setup.broker.places)
         rng = context.environment.rng
         self.server = CqlServer(
@@ -181,7 +193,13 @@ class CqlShardService:
         node = self._context.view.current.snapshot.node(own.host)
         port = setup.addresses[1].port
         return supported_options(
-            ShardingInfo(own.shard, setup.shard_count, node.ignore_msb, port, is_tls=setup.tls is not None)
+            ShardingInfo(
+                shard=own.shard,
+                shard_count=setup.shard_count,
+                ignore_msb=node.ignore_msb,
+                shard_aware_port=port,
+                is_tls=setup.tls is not None,
+            )
         )
 
     # ---- parts

@@ -79,9 +79,11 @@ async def _run(options: NodeOptions, identity: NodeIdentity, report: EventReport
     engine = SparkEngine(_spark_options(options, folder), TlsFolder(folder.tls).trusted_pem(), stand_back)
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         pipeline = PipelineProcess(
-            Environment(SystemClock(), SystemRng(), FileDisk(), transport),
+            Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport),
             PipelineConfig(
-                introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, NAME),
+                introduction=Introduction(
+                    host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process=NAME
+                ),
                 places=_places(options, identity, folder),
                 wire=WireLimits(),
                 report=report,
@@ -117,7 +119,7 @@ def _places(options: NodeOptions, identity: NodeIdentity, folder: DataFolder) ->
 
 def _spark_options(options: NodeOptions, folder: DataFolder) -> SparkOptions:
     chosen = options.pipeline
-    embedded = SparkOptions(folder.pipeline, chosen.master).is_embedded
+    embedded = SparkOptions(folder=folder.pipeline, master=chosen.master).is_embedded
     return SparkOptions(
         folder=folder.pipeline.absolute(),
         master=chosen.master,

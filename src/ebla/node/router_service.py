@@ -23,7 +23,7 @@ from ebla.wire.server import Server
 MakeReplicaClients = Callable[[asyncio.TaskGroup, PeersContext, ReplicaAddresses, LocalReplica], ShardClients]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     datacenter: str
     shards_from: int
@@ -63,19 +63,25 @@ class RouterService:
     def __init__(self, context: ShardServiceContext, setup: RouterConfig) -> None:
         environment = context.environment
         self._context = context
-        peers = PeersContext(environment.transport, environment.rng, context.introduction, context.wire, context.report)
+        peers = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=context.introduction,
+            limits=context.wire,
+            report=context.report,
+        )
         places = ReplicaAddresses(context.own, setup.shards_from, setup.socket_of)
         self._doors = setup.make_doors(context.tasks, peers, places, context.replica)
         self.router = Router(
             RouterDeps(
-                context.view,
-                context.own,
-                setup.datacenter,
-                self._doors,
-                environment.clock,
-                setup.limits,
-                context.metrics,
-                context.tasks,
+                view=context.view,
+                own=context.own,
+                datacenter=setup.datacenter,
+                clients=self._doors,
+                clock=environment.clock,
+                limits=setup.limits,
+                metrics=context.metrics,
+                tasks=context.tasks,
             )
         )
         routing = TimeoutCappedRouter(self.router, setup)

@@ -87,14 +87,16 @@ async def _run(options: NodeOptions, setup: ShardConfig) -> None:
             metrics=Metrics(),
             services=cql_services(_router_setup(options), _cql_setup(options, front_tls, setup.introduction.host)),
         )
-        environment = Environment(SystemClock(), SystemRng(), disk, transport)
+        environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=disk, transport=transport)
         await run_until_stopped(ShardProcess(environment, setup, parts).run())
 
 
 def _setup(options: NodeOptions, identity: NodeIdentity, number: ShardNumber, open_files: int) -> ShardConfig:
     folder = DataFolder(options.folder)
     return ShardConfig(
-        introduction=Introduction(identity.host, identity.cluster, identity.cluster_name, f"shard-{number}"),
+        introduction=Introduction(
+            host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process=f"shard-{number}"
+        ),
         number=number,
         folder=str(folder.shard(number).absolute()),
         address=options.shard_address(number),

@@ -23,7 +23,7 @@ class Severity(enum.StrEnum):
     """Something asked for did not happen."""
 
 
-class LogEvent(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     wall_us: int
     severity: Severity
     name: str

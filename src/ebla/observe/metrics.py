@@ -62,7 +62,7 @@ class HistogramSeries:
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     name: str
     help: str
@@ -116,15 +116,15 @@ class Metrics:
 
     def counter(self, name: str, help_text: str, *, labels: Sequence[str] = ()) -> Counter:
         assert name.endswith("_total"), "Prometheus names counters so"
-        return self._one(self.counters, Description(name, help_text, tuple(labels)), CounterSeries)
+        return self._one(self.counters, Description(name=name, help=help_text, labels=tuple(labels)), CounterSeries)
 
     def gauge(self, name: str, help_text: str, *, labels: Sequence[str] = ()) -> Gauge:
-        return self._one(self.gauges, Description(name, help_text, tuple(labels)), GaugeSeries)
+        return self._one(self.gauges, Description(name=name, help=help_text, labels=tuple(labels)), GaugeSeries)
 
     def histogram(
         self, name: str, help_text: str, *, bounds: Sequence[float] = LATENCY_BOUNDS_S, labels: Sequence[str] = ()
     ) -> Histogram:
-        description = Description(name, help_text, tuple(labels), tuple(bounds))
+        description = Description(name=name, help=help_text, labels=tuple(labels), bounds=tuple(bounds))
         return self._one(self.histograms, description, lambda: HistogramSeries(description.bounds))
 
     def _one(self, home: dict[str, Metric[S]], description: Description, new_series: Callable[[], S]) -> Metric[S]:

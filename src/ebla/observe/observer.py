@@ -23,7 +23,9 @@ class Observer:
         self._counted = self.metrics.counter("events_total", "Events told.", labels=("severity",))
 
     def emit(self, name: str, subject: str = "", /, *, severity: Severity = Severity.NOTE, **fields: object) -> None:
-        event = LogEvent(self._clock.wall_us(), severity, name, subject, field_values(fields))
+        event = LogEvent(
+            wall_us=self._clock.wall_us(), severity=severity, name=name, subject=subject, fields=field_values(fields)
+        )
         self._counted.series(severity.value).add()
         if subject:
             self._stories.record(event)

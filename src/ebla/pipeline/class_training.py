@@ -40,7 +40,9 @@ class ClassTraining:
         command = ["nice", "-n", str(LOWEST_PRIORITY), sys.executable, "-m", "ebla.pipeline.train_classes"]
         arguments = [str(folder / "spark"), options.java_home, str(options.archive_folder)]
         self._maker = PipedProcess(
-            ProcessSpec([*command, *arguments], dict(os.environ), folder, folder / "training.log")
+            ProcessSpec(
+                command=[*command, *arguments], environment=dict(os.environ), folder=folder, log=folder / "training.log"
+            )
         )
 
     def stop(self) -> None:

@@ -83,7 +83,7 @@ async def _look(run: JobRun, cuts: Sequence[_Cut], words: str) -> ComparePass:
         for piece, buckets in compared:
             own = tuple(narrow_source(sources[host], piece.range) for host in _hosts(piece))
             count = min(buckets or _buckets(own, piece.range, run.parts.limits), piece.range.width)
-            work.append(ComparisonTask(piece.range, own, count, gc_before))
+            work.append(ComparisonTask(range=piece.range, sources=own, buckets=count, gc_before_s=gc_before))
         run.meter.step(f"{words}{share}")
         results = await run.run_on_engine(work)
         look.ranges += len(work)

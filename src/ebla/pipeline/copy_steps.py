@@ -30,7 +30,7 @@ from ebla.transfers.task_bundles import file_move_bytes
 from ebla.transfers.transfer_client import TRANSIENT_ERRORS, TransferClient, TransferScope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTotals:
     """What moves have brought into stacks."""
 
@@ -41,10 +41,10 @@ class TransferTotals:
 
     def __add__(self, other: "TransferTotals") -> "TransferTotals":
         return TransferTotals(
-            self.size_bytes + other.size_bytes,
-            self.rows + other.rows,
-            self.layers + other.layers,
-            self.short_cut or other.short_cut,
+            size_bytes=self.size_bytes + other.size_bytes,
+            rows=self.rows + other.rows,
+            layers=self.layers + other.layers,
+            short_cut=self.short_cut or other.short_cut,
         )
 
 
@@ -143,7 +143,7 @@ async def copy_rows(run: JobRun, wanted: Sequence[RowCopy], words: str) -> Trans
         own = {host: number for number, host in enumerate(one.sources)}
         row_targets = tuple(RowTarget(next(remaining), own.get(place.host)) for place in one.targets)
         parts = tuple(narrow_source(sources[host], one.range) for host in one.sources)
-        moves.append(RowMove(one.range, parts, row_targets, schema))
+        moves.append(RowMove(range=one.range, sources=parts, targets=row_targets, schema=schema))
     run.meter.expect(0)  # how much is lacking nobody knows
     run.meter.step(words)
     results = await run.run_on_engine(moves, targets)
@@ -233,7 +233,9 @@ async def _settle_one(
         return TransferTotals()  # nothing was lacking
     winner = await _seal(run, target, [attempt for attempt in attempts if attempt.files], ranges)
     adopted = await run.parts.steps.adopt(run.scope, target)
-    return TransferTotals(winner.size_bytes, winner.rows, adopted.layers, winner.short_cut)
+    return TransferTotals(
+        size_bytes=winner.size_bytes, rows=winner.rows, layers=adopted.layers, short_cut=winner.short_cut
+    )
 
 
 async def _seal(run: JobRun, target: TransferTarget, attempts: Sequence[MoveResult], ranges: LayerRanges) -> MoveResult:

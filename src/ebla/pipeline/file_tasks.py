@@ -74,4 +74,6 @@ def move_files(client: FlightClient, move: FileMove) -> MoveResult:
         for file in layer.files
     ]
     staged = client.move_files(move.source, places, move.target, attempt)
-    return MoveResult(move.target.transfer, attempt, staged, size_bytes=sum(file.size_bytes for file in staged))
+    return MoveResult(
+        transfer=move.target.transfer, attempt=attempt, files=staged, size_bytes=sum(file.size_bytes for file in staged)
+    )

@@ -25,7 +25,7 @@ from ebla.wire.transfer_messages import HashesQuery
 HASHES_SCHEMA = "range int, bucket int, replica int, host string, hash binary, rows bigint, replica_rows bigint"
 
 
-class HashRead(msgspec.Struct, frozen=True, array_like=True):
+class HashRead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The hashes of one range on one of its replicas. Both numbers are places in the job's lists."""
 
     range: int
@@ -42,11 +42,11 @@ _orders = msgspec.msgpack.Decoder(tuple[HashRead, ...])
 def hash_reads(ranges: Sequence[ComparisonTask]) -> list[HashRead]:
     return [
         HashRead(
-            place,
-            replica,
-            msgspec.structs.replace(source, parts=()),
-            HashesQuery(asked.range, asked.buckets, asked.gc_before_s),
-            estimate_range_bytes(source, asked.range),
+            range=place,
+            replica=replica,
+            source=msgspec.structs.replace(source, parts=()),
+            query=HashesQuery(asked.range, asked.buckets, asked.gc_before_s),
+            size_bytes=estimate_range_bytes(source, asked.range),
         )
         for place, asked in enumerate(ranges)
         for replica, source in enumerate(asked.sources)

@@ -52,7 +52,7 @@ class JavaProbe:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
     """One that Spark can run on."""
 
@@ -81,7 +81,12 @@ def choose_java(places: Sequence[JavaCandidate], probe: Callable[[Path], JavaPro
     for candidate in places:
         probed = probe(candidate.program)
         if not probed.trouble and probed.version >= JAVA_VERSION_MIN:
-            return Java(candidate.place, candidate.program, probed.version, needs_shim=not probed.has_vectors)
+            return Java(
+                place=candidate.place,
+                program=candidate.program,
+                version=probed.version,
+                needs_shim=not probed.has_vectors,
+            )
         why = probed.trouble or f"is version {probed.version}, Spark needs {JAVA_VERSION_MIN}"
         refused.append(f"{candidate.program} ({candidate.place}) {why}")
     raise NoJava(f"no Java found: {', '.join(refused)}", advice=_ADVICE)

@@ -27,7 +27,7 @@ LOG_BYTES_MAX = 8 << 20
 NICENESS_MAX = 19
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     command: Sequence[str]
     environment: Mapping[str, str]

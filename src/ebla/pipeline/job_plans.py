@@ -47,7 +47,7 @@ class FileCopyPlan:
     """From one host, to one host."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowStreamPlan:
     table: TableId
     sources: tuple[HostId, ...]
@@ -133,7 +133,9 @@ def _stream(sets: ReplicaSets, spec: StreamRange, down: Collection[HostId]) -> R
             raise InvalidRequest(
                 f"node {_node_name(snapshot, spec.target)} is no replica of {name} in {format_range(piece.range)}"
             )
-    return RowStreamPlan(spec.table, tuple(dict.fromkeys(spec.sources)), spec.target, pieces)
+    return RowStreamPlan(
+        table=spec.table, sources=tuple(dict.fromkeys(spec.sources)), target=spec.target, pieces=pieces
+    )
 
 
 def _compare(sets: ReplicaSets, spec: CompareReplicas, down: Collection[HostId]) -> ComparePlan:

@@ -53,7 +53,7 @@ class JobRunnerPort(Protocol):
     async def close(self, session: SessionId) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
     book: SchedulerLimits = field(default_factory=SchedulerLimits)
     records: RecordLimits = field(default_factory=RecordLimits)
@@ -66,7 +66,7 @@ class QueueLimits:
     backoff_max_ms: int = 60_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
     host: HostId
     pid: int
@@ -136,13 +136,13 @@ class JobQueue:
         known = {job: self._seen.get(job, (None, 0)) for job in runs}
         self._seen = {job: known[job] if known[job][0] == run else (run, now_ms) for job, run in runs.items()}
         return SchedulerState(
-            jobs,
-            {job: seat.as_attended() for job, seat in self._seats.items()},
-            self._keeper,
-            None if status.state is EngineState.READY else status.cause or f"Spark is {status.state}",
-            self._resting,
-            now_ms,
-            {job: since_ms for job, (_, since_ms) in self._seen.items()},
+            records=jobs,
+            active={job: seat.as_attended() for job, seat in self._seats.items()},
+            owner=self._keeper,
+            unavailable=None if status.state is EngineState.READY else status.cause or f"Spark is {status.state}",
+            backing_off_until=self._resting,
+            now_boot_ms=now_ms,
+            foreign_since_ms={job: since_ms for job, (_, since_ms) in self._seen.items()},
         )
 
     def _take(self, tasks: asyncio.TaskGroup, step: JobStep) -> None:
@@ -168,7 +168,7 @@ class JobQueue:
             case TakeOverJob(job):
                 await self._take_over(job)
             case CancelWaitingJob(job):
-                await self._note(job, JobTransition(JobEvent.CANCELLED, self._now_ms()), None)
+                await self._note(job, JobTransition(event=JobEvent.CANCELLED, now_ms=self._now_ms()), None)
             case ExplainWait(job, cause):
                 await self._records.try_write(job, lambda record: _explained(record, cause))
             case PruneJob(job):
@@ -202,7 +202,7 @@ class JobQueue:
     async def _attend(self, job: JobId, seat: _Seat) -> None:
         drawn = self._runner.draw()
         session = drawn.session
-        begun = JobTransition(JobEvent.BEGUN, self._now_ms(), session=session, owner=self._keeper)
+        begun = JobTransition(event=JobEvent.BEGUN, now_ms=self._now_ms(), session=session, owner=self._keeper)
         record = await self._records.write(
             job, lambda found: None if found.cancel_requested else apply_transition(found, begun, self._limits.book)
         )
@@ -232,17 +232,17 @@ class JobQueue:
         # has happened. One that the closed session broke is what was asked for.
         if was_done and (not seat.end.is_set() or running.result().event is JobEvent.SUCCEEDED):
             return running.result()
-        return JobTransition(JobEvent.CANCELLED, self._now_ms())
+        return JobTransition(event=JobEvent.CANCELLED, now_ms=self._now_ms())
 
     async def _outcome(self, job: JobRecord, drawn: NewSession, seat: _Seat) -> JobTransition:
         try:
             result = await self._runner.run(job, drawn, seat)
         except PipelineUnavailable as error:
-            return JobTransition(JobEvent.AWAY, self._now_ms(), f"{UNAVAILABLE}: {error}")
+            return JobTransition(event=JobEvent.AWAY, now_ms=self._now_ms(), cause=f"{UNAVAILABLE}: {error}")
         except EblaError as error:
             event = JobEvent.REFUSED if is_final(error) else JobEvent.BROKE
-            return JobTransition(event, self._now_ms(), str(error))
-        return JobTransition(JobEvent.SUCCEEDED, self._now_ms(), result=result)
+            return JobTransition(event=event, now_ms=self._now_ms(), cause=str(error))
+        return JobTransition(event=JobEvent.SUCCEEDED, now_ms=self._now_ms(), result=result)
 
     async def _write_progress(self, job: JobId, session: SessionId, seat: _Seat) -> None:
         def with_progress(found: JobRecord) -> JobRecord | None:
@@ -286,13 +286,13 @@ class JobQueue:
         while True:
             status, setup = self._transfers.status(), self._setup
             state = PipelineState(
-                setup.host,
-                setup.pid,
-                status.state,
-                status.cause,
-                status.master,
-                status.version,
-                status.user_interface,
+                host=setup.host,
+                pid=setup.pid,
+                state=status.state,
+                cause=status.cause,
+                master=status.master,
+                version=status.version,
+                user_interface=status.user_interface,
             )
             if state != told:
                 now = msgspec.structs.replace(state, reported_ms=self._now_ms())

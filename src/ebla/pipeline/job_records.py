@@ -164,7 +164,7 @@ class JobRecords:
         key = job_key(job)
         while True:
             try:
-                answer = await self._ask(GROUP0_READ, Group0ReadRequest((key,)), self._limits.answer_ms)
+                answer = await self._ask(GROUP0_READ, Group0ReadRequest(keys=(key,)), self._limits.answer_ms)
             except EblaError:
                 await asyncio.sleep(self._limits.retry_ms / 1000)
                 continue

@@ -20,7 +20,7 @@ from ebla.transfers.transfer_client import TransferClient, TransferScope
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
     topology_ms: int = 30_000
     """How long the process may take to hear of the version that a session was opened on."""
@@ -41,7 +41,7 @@ class RunLimits:
     differences_kept_max: int = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDeps:
     steps: TransferClient
     transfers: TransferEngine
@@ -102,7 +102,7 @@ class ProgressMeter:
             self._tell(changed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
     job: JobRecord
     drawn: NewSession
@@ -120,7 +120,9 @@ class JobRun:
     @property
     def scope(self) -> TransferScope:
         """By the newest version: a job may outlive the one that it began on."""
-        return TransferScope(self.job.id, self.session, self.job.spec.table, self.view.version)
+        return TransferScope(
+            job=self.job.id, session=self.session, table=self.job.spec.table, version=self.view.version
+        )
 
     async def run_on_engine(
         self, work: Sequence[TransferTask], targets: Collection[TransferTarget] = ()

@@ -31,7 +31,7 @@ class JobRunner:
     async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
         """Raises `InvalidRequest` for what cannot be done at all, `PipelineUnavailable`, and any other `EblaError` for
         what broke on the way."""
-        run = JobRun(job, drawn, ProgressMeter(handle.tell), self._parts)
+        run = JobRun(job=job, drawn=drawn, meter=ProgressMeter(handle.tell), parts=self._parts)
         try:
             async with asyncio.timeout(job.life_ms / 1000):
                 return await self._run(run, handle)

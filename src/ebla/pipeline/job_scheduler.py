@@ -31,7 +31,7 @@ from ebla.model.records.jobs import (
 UNAVAILABLE = "pipeline unavailable"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     file_jobs_max: int = 2
     row_jobs_max: int = 2
@@ -81,7 +81,7 @@ TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = MappingProxyType(
 COUNTED_EVENTS = (JobEvent.BROKE, JobEvent.LEFT)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobTransition:
     """What has happened to a job. Every one but BEGUN is written after the session of its record was closed."""
 
@@ -124,7 +124,7 @@ def apply_transition(job: JobRecord, change: JobTransition, limits: SchedulerLim
 def abandoned(job: JobRecord, now_ms: int) -> JobTransition:
     """Of a job whose run nobody attends to, once its session is closed."""
     event = JobEvent.CANCELLED if job.cancel_requested else JobEvent.LEFT
-    return JobTransition(event, now_ms, "" if job.cancel_requested else "whoever ran it went away")
+    return JobTransition(event=event, now_ms=now_ms, cause="" if job.cancel_requested else "whoever ran it went away")
 
 
 # ---- what a job is in the way of
@@ -224,7 +224,7 @@ class ActiveJob:
     """Its record is written and nothing else is done: it takes no place."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerState:
     """Everything that is decided by."""
 

@@ -28,7 +28,7 @@ from ebla.wire.verbs import CHILD_BEAT, ChildBeatRequest
 NAME = "pipeline"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineLimits:
     heartbeat_ms: int = 1_000
     silence_ms: int = 5_000
@@ -38,7 +38,7 @@ class PipelineLimits:
     steps: TransferCallLimits = field(default_factory=TransferCallLimits)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
@@ -71,11 +71,22 @@ class PipelineProcess:
         """Until cancelled."""
         setup, around = self._setup, self._environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(around.transport, around.rng, setup.introduction, setup.wire, setup.report)
+            context = PeersContext(
+                transport=around.transport,
+                rng=around.rng,
+                introduction=setup.introduction,
+                limits=setup.wire,
+                report=setup.report,
+            )
             self._doors = doors = WireClusterClient(tasks, context, setup.places)
             ours, poll_ms = setup.introduction, setup.limits.heartbeat_ms
             following = TopologyFollowerConfig(
-                ours.process, setup.pid, ours.host, around.clock, setup.report, poll_ms=poll_ms
+                name=ours.process,
+                pid=setup.pid,
+                host=ours.host,
+                clock=around.clock,
+                report=setup.report,
+                poll_ms=poll_ms,
             )
             follower = TopologyFollower(doors, following, self.view, self, self._report_of)
             tasks.create_task(follower.run())
@@ -93,13 +104,25 @@ class PipelineProcess:
             await self._acts.wait()
             setup.report("pipeline.acts", {})
             steps = TransferClient(doors, around.rng, setup.limits.steps, setup.report)
-            parts = RunDeps(steps, self._transfers, self.view, around.clock, around.rng, setup.limits.run)
+            parts = RunDeps(
+                steps=steps,
+                transfers=self._transfers,
+                view=self.view,
+                clock=around.clock,
+                rng=around.rng,
+                limits=setup.limits.run,
+            )
             queue = JobQueue(
                 doors.control,
                 JobRunner(parts),
                 self._transfers,
                 QueueConfig(
-                    setup.introduction.host, setup.pid, around.clock, around.rng, setup.report, setup.limits.queue
+                    host=setup.introduction.host,
+                    pid=setup.pid,
+                    clock=around.clock,
+                    rng=around.rng,
+                    report=setup.report,
+                    limits=setup.limits.queue,
                 ),
             )
             async with asyncio.TaskGroup() as tasks:
@@ -145,4 +168,11 @@ class PipelineProcess:
     def _report_of(self, view: View) -> ChildReport:
         """No barrier waits for it: it holds no version, and its effects are other processes' under a session."""
         name, pid = self._setup.introduction.process, self._setup.pid
-        return ChildReport(name, pid, view.version, view.fence, view.version, pending_replicas_open=True)
+        return ChildReport(
+            name=name,
+            pid=pid,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=view.version,
+            pending_replicas_open=True,
+        )

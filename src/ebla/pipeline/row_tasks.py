@@ -65,7 +65,7 @@ def _outcomes(move: RowMove, authority: bytes) -> Sequence[MoveResult | TaskFail
 def move_rows(move: RowMove, authority: bytes) -> list[MoveResult]:
     attempt = new_attempt_id()
     own = [to.own for to in move.targets if to.own is not None]
-    writers = [_Writer(to, attempt, authority) for to in move.targets]
+    writers = [_Writer(to=to, attempt=attempt, authority=authority) for to in move.targets]
     with FlightClient(authority) as client:
         streams = [client.get_rows(source, move.range) for source in move.sources]
         replicas = ReplicaMerge(streams, move.schema, own)
@@ -86,7 +86,7 @@ class _Broken(Exception):
     """The rows have come to no end, so what was staged of them must not look whole."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Writer:
     """One target, written to by a thread of its own. No row, no file."""
 
@@ -116,7 +116,9 @@ class _Writer:
             raise self.error
         files = (self.staged,) if self.staged is not None else ()
         size = sum(file.size_bytes for file in files)
-        return MoveResult(self.to.target.transfer, self.attempt, files, rows=self.rows, size_bytes=size)
+        return MoveResult(
+            transfer=self.to.target.transfer, attempt=self.attempt, files=files, rows=self.rows, size_bytes=size
+        )
 
     def abandon(self) -> None:
         self.given_up = True

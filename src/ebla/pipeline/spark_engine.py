@@ -50,7 +50,7 @@ class _Live:
     """Why it cannot be used any more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Running:
     job: JobId
     tag: str
@@ -68,7 +68,7 @@ class SparkEngine:
         self._options = options
         self._authority = authority
         self._live: _Live | None = None
-        self._status = EngineStatus(EngineState.STARTING, "Spark is starting", options.master)
+        self._status = EngineStatus(state=EngineState.STARTING, cause="Spark is starting", master=options.master)
         self._training = ClassTraining(options)
         self._running: list[_Running] = []
         self._serial = 0
@@ -94,8 +94,10 @@ class SparkEngine:
         if live is None:
             raise PipelineUnavailable(self._status.cause, advice="it is started again by itself")
         self._serial += 1
-        running = _Running(job, f"{job}-{self._serial}")
-        context = SparkJobContext(live.session, live.adapter, self._authority, self._options.task_bytes)
+        running = _Running(job=job, tag=f"{job}-{self._serial}")
+        context = SparkJobContext(
+            session=live.session, adapter=live.adapter, authority=self._authority, task_bytes=self._options.task_bytes
+        )
         future = self._job_threads.submit(run_spark_job, context, running.tag, tuple(work), running.given_up)
         self._running.append(running)
         try:
@@ -158,7 +160,11 @@ class SparkEngine:
         live = _Live(session, ClassicAdapter(session.spark))
         try:
             self._status = EngineStatus(
-                EngineState.READY, "", self._options.master, session.spark.version, live.adapter.user_interface()
+                state=EngineState.READY,
+                cause="",
+                master=self._options.master,
+                version=session.spark.version,
+                user_interface=live.adapter.user_interface(),
             )
             self._live = live
             if self._on_ready is not None:
@@ -205,7 +211,7 @@ class SparkEngine:
             await self._on(self._life_thread, lambda: self._training.look(live.session, loop.time() - ready_at))
 
     def _say(self, state: EngineState, cause: str) -> None:
-        self._status = EngineStatus(state, cause, self._options.master)
+        self._status = EngineStatus(state=state, cause=cause, master=self._options.master)
 
     # -- threads -----------------------------------------------------------------------------------------------------
 

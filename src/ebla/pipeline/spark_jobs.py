@@ -19,7 +19,7 @@ from ebla.ports.transfer_engine import PipelineUnavailable
 from ebla.transfers.task_bundles import file_move_bytes, pack_row_tasks, pack_tasks, row_move_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkJobContext:
     session: SparkRuntime
     adapter: SparkAdapter

@@ -40,7 +40,7 @@ JAVA_NICENESS = 9
 """Beyond our own: tasks move bytes, and this process has to be heard by its control while they do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkRuntime:
     spark: SparkSession
     java: Java
@@ -98,7 +98,7 @@ class SparkStart:
             if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
                 raise
             raise PipelineUnavailable(f"Spark did not start: {cause}; it said: {words}") from error
-        return SparkRuntime(spark, java, process, places)
+        return SparkRuntime(spark=spark, java=java, process=process, places=places)
 
     def abort(self) -> None:
         """Returns when no process of it is left; `run` raises."""
@@ -113,7 +113,13 @@ class SparkStart:
             command += ["--conf", f"{name}={value}"]
         environment = spark_environment(self._options, places, os.environ)
         log = self._options.folder / "spark.log"
-        start = ProcessSpec([*command, "pyspark-shell"], environment, places.work, log, JAVA_NICENESS)
+        start = ProcessSpec(
+            command=[*command, "pyspark-shell"],
+            environment=environment,
+            folder=places.work,
+            log=log,
+            niceness=JAVA_NICENESS,
+        )
         with self._lock:
             if self._aborted:
                 raise PipelineUnavailable("Spark is being stopped")

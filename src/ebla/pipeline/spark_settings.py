@@ -24,7 +24,7 @@ _FOREIGN = (
 """Of whatever started us: each would lead Spark somewhere else than the settings say."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
     folder: Path
     """For everything that Spark writes on this machine. One engine at a time."""
@@ -56,7 +56,7 @@ class SparkOptions:
         return tuple((host, int(port)) for host, _, port in (one.rpartition(":") for one in named))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkFolders:
     """What stands ready for a start."""
 

@@ -26,7 +26,7 @@ def train(folder: Path, java_home: str, archives: Path) -> Path:
     made = archive_path(archives, find_java(java_home, os.environ), SPARK_HOME)
     archives.mkdir(parents=True, exist_ok=True)
     fresh = empty_folder(folder) / "classes.jsa"
-    session = SparkStart(SparkOptions(folder / "spark", "local[2]", java_home), fresh).run()
+    session = SparkStart(SparkOptions(folder=folder / "spark", master="local[2]", java_home=java_home), fresh).run()
     try:
         sample = session.spark.range(0, 4, 1, 2).mapInArrow(import_everything, "id bigint")
         hashes = sample.selectExpr(

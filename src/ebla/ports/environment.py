@@ -8,7 +8,7 @@ from ebla.ports.rng import Rng
 from ebla.ports.transport import Transport
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     clock: Clock
     rng: Rng

@@ -33,7 +33,7 @@ class EngineState(enum.StrEnum):
     UNAVAILABLE = "unavailable"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     state: EngineState
     cause: str = ""

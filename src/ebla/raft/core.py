@@ -179,11 +179,11 @@ class RaftCore:
         if log.applying < log.committed:
             entries = log.take_committed(unstable_too=state.options.apply_unstable)
         return Effects(
-            self._take_standing(),
-            tuple(messages),
-            write,
-            self._apply(entries) if entries else None,
-            tuple(reads),
+            status=self._take_standing(),
+            messages=tuple(messages),
+            write=write,
+            apply=self._apply(entries) if entries else None,
+            reads=tuple(reads),
         )
 
     def _take_standing(self) -> RaftStatus | None:
@@ -209,15 +209,22 @@ class RaftCore:
             answers.append(self._written(snapshot))
         # A commit index alone may be lost: it can be learned again.
         must_sync = bool(entries) or given.term != state.term or given.vote != state.vote
-        return LogWrite(hard_state, entries, snapshot, must_sync, tuple(answers))
+        return LogWrite(
+            hard_state=hard_state, entries=entries, snapshot=snapshot, must_sync=must_sync, answers=tuple(answers)
+        )
 
     def _written(self, snapshot: SnapshotMeta | None) -> WriteCompleted:
         state, log = self.state, self.state.log
         if log.stable == log.last_index:
-            return WriteCompleted(state.peer, state.term, 0, 0, snapshot)
-        return WriteCompleted(state.peer, state.term, log.last_index, log.last_term, snapshot)
+            return WriteCompleted(to=state.peer, term=state.term, last_index=0, last_term=0, snapshot=snapshot)
+        return WriteCompleted(
+            to=state.peer, term=state.term, last_index=log.last_index, last_term=log.last_term, snapshot=snapshot
+        )
 
     def _apply(self, entries: tuple[Entry, ...]) -> ApplyEntries:
         size = self.state.log.size_of(entries)
         payload_bytes = size - len(entries) * ENTRY_OVERHEAD_BYTES
-        return ApplyEntries(entries, ApplyCompleted(self.state.peer, entries[-1].index, size, payload_bytes))
+        return ApplyEntries(
+            entries,
+            ApplyCompleted(to=self.state.peer, last_index=entries[-1].index, size=size, payload_bytes=payload_bytes),
+        )

@@ -32,7 +32,7 @@ class ConfirmedRead(msgspec.Struct, frozen=True, gc=False):
     context: bytes
 
 
-class LogWrite(msgspec.Struct, frozen=True):
+class LogWrite(msgspec.Struct, frozen=True, kw_only=True):
     hard_state: HardState | None
     entries: tuple[Entry, ...]
     """They replace whatever the log holds at and behind the first one's index."""
@@ -46,7 +46,7 @@ class ApplyEntries(msgspec.Struct, frozen=True):
     answer: ApplyCompleted
 
 
-class Effects(msgspec.Struct, frozen=True):
+class Effects(msgspec.Struct, frozen=True, kw_only=True):
     status: RaftStatus | None
     """Where it changed since the last batch."""
     messages: tuple[Message, ...]

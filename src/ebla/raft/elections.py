@@ -42,9 +42,13 @@ def _ask_first(state: RaftState) -> None:
     term, log = state.term + 1, state.log
     for peer in state.membership.all_voters():
         if peer == state.peer:
-            state.respond_when_durable(PreVoteResponse(peer, peer, term, granted=True))
+            state.respond_when_durable(PreVoteResponse(sender=peer, to=peer, term=term, granted=True))
         else:
-            state.messages.append(PreVoteRequest(state.peer, peer, term, log.last_index, log.last_term))
+            state.messages.append(
+                PreVoteRequest(
+                    sender=state.peer, to=peer, term=term, last_index=log.last_index, last_term=log.last_term
+                )
+            )
 
 
 def _campaign(state: RaftState, *, transfer: bool) -> None:
@@ -53,15 +57,26 @@ def _campaign(state: RaftState, *, transfer: bool) -> None:
     for peer in state.membership.all_voters():
         if peer == state.peer:
             # Our own vote counts once it is durable, like anybody else's.
-            state.respond_when_durable(VoteResponse(peer, peer, term, granted=True))
+            state.respond_when_durable(VoteResponse(sender=peer, to=peer, term=term, granted=True))
         else:
-            state.messages.append(VoteRequest(state.peer, peer, term, log.last_index, log.last_term, transfer))
+            state.messages.append(
+                VoteRequest(
+                    sender=state.peer,
+                    to=peer,
+                    term=term,
+                    last_index=log.last_index,
+                    last_term=log.last_term,
+                    transfer=transfer,
+                )
+            )
 
 
 def append_as_leader(state: RaftState, leader: Leader, entries: list[Entry]) -> None:
     state.log.append(entries)
     # The leader acknowledges its own entries by the same message as everybody else, when they are durable (INV-RAFT-7).
-    state.respond_when_durable(AppendResponse(state.peer, state.peer, state.term, entries[-1].index))
+    state.respond_when_durable(
+        AppendResponse(sender=state.peer, to=state.peer, term=state.term, index=entries[-1].index)
+    )
     broadcast_append(state, leader)
 
 
@@ -69,7 +84,7 @@ def _take_office(state: RaftState) -> None:
     state.become_leader()
     assert isinstance(state.role, Leader)
     # An entry of the new term: nothing older can be committed, and no read be answered, before one is.
-    append_as_leader(state, state.role, [Entry(state.log.last_index + 1, state.term)])
+    append_as_leader(state, state.role, [Entry(index=state.log.last_index + 1, term=state.term)])
 
 
 def on_vote_response(state: RaftState, answer: VoteResponse) -> None:
@@ -112,7 +127,7 @@ def on_vote_request(state: RaftState, request: VoteRequest) -> None:
     """One vote per term (INV-RAFT-1), to a candidate that holds all we know to be possibly committed (INV-RAFT-3)."""
     is_free = state.vote == request.sender or (state.vote == NO_PEER and state.role.leader == NO_PEER)
     granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)
-    state.respond_when_durable(VoteResponse(state.peer, request.sender, state.term, granted))
+    state.respond_when_durable(VoteResponse(sender=state.peer, to=request.sender, term=state.term, granted=granted))
     if granted:
         state.vote = request.sender
         state.election_elapsed = 0
@@ -128,7 +143,7 @@ def on_pre_vote_request(state: RaftState, request: PreVoteRequest) -> None:
     )
     granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)
     term = request.term if granted else state.term
-    state.respond_when_durable(PreVoteResponse(state.peer, request.sender, term, granted))
+    state.respond_when_durable(PreVoteResponse(sender=state.peer, to=request.sender, term=term, granted=granted))
     if is_free and not granted and state.options.campaign_early_when_ahead and type(state.role) is Follower:
         # By chance, since several may be ahead of who asked.
         soon = state.election_timeout - state.rng.randrange(1, EARLY_CAMPAIGN_TICKS + 1)
@@ -170,12 +185,12 @@ def _refuse_old_leader(state: RaftState, message: Append | Heartbeat) -> None:
     """Under check-quorum or pre-vote our higher term may have reached nobody: a candidate that was cut off comes back,
     ignores the leader's messages as old, and its own requests are ignored. The answer's term brings the leader down."""
     if state.options.check_quorum or state.options.pre_vote:
-        state.respond_when_durable(AppendResponse(state.peer, message.sender, state.term))
+        state.respond_when_durable(AppendResponse(sender=state.peer, to=message.sender, term=state.term))
 
 
 def _refuse_old_pre_vote(state: RaftState, request: PreVoteRequest) -> None:
     """Told our term, or a cluster in which the higher term has the shorter log would never elect anybody."""
-    state.respond_when_durable(PreVoteResponse(state.peer, request.sender, state.term, granted=False))
+    state.respond_when_durable(PreVoteResponse(sender=state.peer, to=request.sender, term=state.term, granted=False))
 
 
 _Refuse = Callable[[RaftState, Message], None]

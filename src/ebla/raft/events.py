@@ -78,7 +78,7 @@ class ApplyMembership(msgspec.Struct, frozen=True):
     change: MembershipChange
 
 
-class WriteCompleted(msgspec.Struct, frozen=True):
+class WriteCompleted(msgspec.Struct, frozen=True, kw_only=True):
     """A write is durable, and all before it. Comes with the write's answers and is given back unchanged."""
 
     to: PeerId
@@ -98,7 +98,7 @@ class SendCommit(msgspec.Struct, frozen=True, gc=False):
     """This one alone; `NO_PEER`: everybody."""
 
 
-class ApplyCompleted(msgspec.Struct, frozen=True, gc=False):
+class ApplyCompleted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The entries of one `Apply` have taken effect. Comes with it and is given back unchanged."""
 
     to: PeerId

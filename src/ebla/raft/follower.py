@@ -50,10 +50,10 @@ def on_append(state: RaftState, append: Append) -> None:
     hint_index, hint_term = log.agreement_hint(min(append.prev_index, log.last_index), append.prev_term)
     state.respond_when_durable(
         AppendResponse(
-            state.peer,
-            append.sender,
-            state.term,
-            append.prev_index,
+            sender=state.peer,
+            to=append.sender,
+            term=state.term,
+            index=append.prev_index,
             rejected=True,
             hint_index=hint_index,
             hint_term=hint_term,
@@ -62,13 +62,15 @@ def on_append(state: RaftState, append: Append) -> None:
 
 
 def _acknowledge(state: RaftState, message: FromLeader, index: int) -> None:
-    state.respond_when_durable(AppendResponse(state.peer, message.sender, state.term, index))
+    state.respond_when_durable(AppendResponse(sender=state.peer, to=message.sender, term=state.term, index=index))
 
 
 def on_heartbeat(state: RaftState, heartbeat: Heartbeat) -> None:
     _hear_leader(state, heartbeat)
     state.log.commit_to(heartbeat.commit)
-    state.messages.append(HeartbeatResponse(state.peer, heartbeat.sender, state.term, heartbeat.read_context))
+    state.messages.append(
+        HeartbeatResponse(sender=state.peer, to=heartbeat.sender, term=state.term, read_context=heartbeat.read_context)
+    )
 
 
 def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
@@ -109,7 +111,7 @@ def _pass_on(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | No
         return StepRefusal.NO_LEADER
     if not state.options.forward_proposals:
         return StepRefusal.FORWARDING_OFF
-    state.messages.append(Proposal(state.peer, leader, proposed.kind, proposed.payloads))
+    state.messages.append(Proposal(sender=state.peer, to=leader, kind=proposed.kind, payloads=proposed.payloads))
     return None
 
 
@@ -137,7 +139,7 @@ def _pass_transfer_on(state: RaftState, wish: TransferLeadership | LeaderTransfe
     leader = state.role.leader
     if leader == NO_PEER:
         return StepRefusal.NO_LEADER
-    state.messages.append(LeaderTransferRequest(state.peer, leader, state.term, wish.target))
+    state.messages.append(LeaderTransferRequest(sender=state.peer, to=leader, term=state.term, target=wish.target))
     return None
 
 

@@ -62,7 +62,7 @@ def accept_proposal(state: RaftState, kind: EntryKind, payloads: tuple[bytes, ..
         return StepRefusal.TRANSFERRING
     first, term = state.log.last_index + 1, state.term
     if kind is EntryKind.COMMAND:
-        entries = [Entry(index, term, data) for index, data in enumerate(payloads, first)]
+        entries = [Entry(index=index, term=term, data=data) for index, data in enumerate(payloads, first)]
         pending = leader.pending_change_index
     else:
         entries, pending = _change_entries(state, leader, kind, payloads)
@@ -83,10 +83,10 @@ def _change_entries(
     pending, entries = leader.pending_change_index, []
     for index, data in enumerate(payloads, state.log.last_index + 1):
         if state.options.validate_changes and not _may_change_now(state, data, pending):
-            entries.append(Entry(index, state.term))
+            entries.append(Entry(index=index, term=state.term))
         else:
             pending = index
-            entries.append(Entry(index, state.term, data, kind))
+            entries.append(Entry(index=index, term=state.term, data=data, kind=kind))
     return entries, pending
 
 
@@ -219,7 +219,7 @@ def _take_read(state: RaftState, sender: PeerId, context: bytes) -> StepRefusal 
     leader = _leader(state)
     if len(leader.reads) >= state.options.waiting_reads_max:
         return StepRefusal.TOO_MANY_READS
-    read = PendingRead(sender, context)
+    read = PendingRead(sender=sender, context=context)
     if state.log.term_at(state.log.committed) != state.term:
         # An earlier leader may have committed more than we know, or we ourselves before a restart; our own first entry
         # will tell.
@@ -256,7 +256,9 @@ def _answer_read(state: RaftState, sender: PeerId, index: int, context: bytes) -
     if sender == state.peer:
         state.reads.append(ConfirmedRead(index, context))
     else:
-        state.messages.append(ReadIndexResponse(state.peer, sender, state.term, index, context))
+        state.messages.append(
+            ReadIndexResponse(sender=state.peer, to=sender, term=state.term, index=index, read_context=context)
+        )
 
 
 # Handing over.

@@ -28,7 +28,7 @@ class EntryKind(enum.IntEnum):
     """Any number of peers, joint where needed; empty bytes leave a joint membership."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """One position of the log. Equal index and term mean equal content, everywhere and for ever (INV-RAFT-2)."""
 
     index: int
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: EntryKind = EntryKind.COMMAND
 
 
-class Membership(msgspec.Struct, frozen=True, array_like=True):
+class Membership(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Who counts. `outgoing` is not empty only while two majorities must agree (joint).
 
     All are sorted. `learners_next` are voters of `outgoing` who become learners once the joint phase is left: until
@@ -88,7 +88,7 @@ class HardState(msgspec.Struct, frozen=True, array_like=True):
     commit: int = 0
 
 
-class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
@@ -98,14 +98,14 @@ class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The leader itself asked for this election, so nobody's trust in a live leader stands against it."""
 
 
-class VoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class VoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=2, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
     granted: bool
 
 
-class PreVoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class PreVoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=3, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
@@ -113,14 +113,14 @@ class PreVoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
     last_term: int
 
 
-class PreVoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class PreVoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=4, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
     granted: bool
 
 
-class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class Append(msgspec.Struct, frozen=True, array_like=True, tag=5, kw_only=True):
     """Entries that follow `(prev_index, prev_term)`; without entries it probes or tells the commit index."""
 
     sender: PeerId
@@ -132,7 +132,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5):
     entries: tuple[Entry, ...] = ()
 
 
-class AppendResponse(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class AppendResponse(msgspec.Struct, frozen=True, array_like=True, tag=6, kw_only=True):
     """`index` is held and durable; when rejected, `index` is the refused `prev_index` and `(hint_index, hint_term)`
     the last place where the two logs may still agree."""
 
@@ -145,7 +145,7 @@ class AppendResponse(msgspec.Struct, frozen=True, array_like=True, tag=6):
     hint_term: int = 0
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=7, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
@@ -153,14 +153,14 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=7):
     read_context: bytes = b""
 
 
-class HeartbeatResponse(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class HeartbeatResponse(msgspec.Struct, frozen=True, array_like=True, tag=8, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
     read_context: bytes = b""
 
 
-class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=9, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int
@@ -175,7 +175,7 @@ class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, tag=10):
     term: int
 
 
-class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11, kw_only=True):
     """A follower passes on somebody's wish that `target` should lead."""
 
     sender: PeerId
@@ -184,7 +184,7 @@ class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11
     target: PeerId
 
 
-class Proposal(msgspec.Struct, frozen=True, array_like=True, tag=12):
+class Proposal(msgspec.Struct, frozen=True, array_like=True, tag=12, kw_only=True):
     """Proposed at a follower and passed on to the leader. Without a term: whoever leads may take it."""
 
     sender: PeerId
@@ -199,7 +199,7 @@ class ReadIndexRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
     read_context: bytes
 
 
-class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=14, kw_only=True):
     sender: PeerId
     to: PeerId
     term: int

@@ -14,7 +14,7 @@ class ReadIndexMode(enum.Enum):
     """The leader answers at once while the last check of its quorum holds. Wrong where clocks drift without bound."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaftOptions:
     peer: PeerId
     tick_ms: int = 100

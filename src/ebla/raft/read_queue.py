@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ebla.raft.messages import PeerId
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PendingRead:
     sender: PeerId
     context: bytes

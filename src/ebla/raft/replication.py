@@ -24,7 +24,17 @@ def send_append(state: RaftState, leader: Leader, peer: PeerId, *, even_empty: b
         entries = log.slice(progress.next_index, log.last_index, state.options.message_bytes_max)
     if not entries and not even_empty:
         return False
-    state.messages.append(Append(state.peer, peer, state.term, prev_index, prev_term, log.committed, entries))
+    state.messages.append(
+        Append(
+            sender=state.peer,
+            to=peer,
+            term=state.term,
+            prev_index=prev_index,
+            prev_term=prev_term,
+            commit=log.committed,
+            entries=entries,
+        )
+    )
     progress.sent_entries(len(entries), log.size_of(entries) if entries else 0)
     progress.sent_commit = log.committed
     return True
@@ -36,7 +46,7 @@ def _send_snapshot(state: RaftState, peer: PeerId, progress: PeerProgress) -> bo
     if not progress.recently_active or snapshot.index < state.log.base_index:
         return False
     progress.become_snapshot(snapshot.index)
-    state.messages.append(InstallSnapshot(state.peer, peer, state.term, snapshot))
+    state.messages.append(InstallSnapshot(sender=state.peer, to=peer, term=state.term, snapshot=snapshot))
     return True
 
 
@@ -51,7 +61,9 @@ def broadcast_heartbeat(state: RaftState, leader: Leader, read_context: bytes) -
     for peer, progress in leader.progress.items():
         if peer != state.peer:
             commit = min(progress.match, state.log.committed)
-            state.messages.append(Heartbeat(state.peer, peer, state.term, commit, read_context))
+            state.messages.append(
+                Heartbeat(sender=state.peer, to=peer, term=state.term, commit=commit, read_context=read_context)
+            )
             progress.sent_commit = commit
 
 

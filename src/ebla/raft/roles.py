@@ -32,7 +32,7 @@ class Candidate:
         return NO_PEER
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Leader:
     leader: PeerId
     progress: dict[PeerId, PeerProgress]

@@ -22,7 +22,7 @@ from ebla.storage.store import ShardStore
 from ebla.wire.transfer_messages import CheckpointAnswer, CheckpointedStack, CheckpointRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTransferDeps:
     """What the shard's part in transfers works with."""
 

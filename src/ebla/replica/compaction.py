@@ -108,7 +108,7 @@ def gc_terms(view: View, stack: Stack, now_s: int) -> GcContext:
     """What the topology says about the tombstones of a stack. Pure."""
     table = stack.entry.table
     factor = view.snapshot.replication_of(table).total if table in view.snapshot.tables else 0
-    return GcContext(now_s, factor, _repaired(view, stack.entry.range, stack))
+    return GcContext(now_s=now_s, replication_factor=factor, repaired=_repaired(view, stack.entry.range, stack))
 
 
 def _repaired(view: View, token_range: TokenRange, stack: Stack) -> tuple[RepairedRange, ...]:

@@ -41,7 +41,7 @@ class ServingRightLost(Unavailable):
     outcome = Outcome.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaServerDeps:
     writer: ReplicaWriter
     reader: ReplicaReader

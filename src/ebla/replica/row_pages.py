@@ -95,7 +95,9 @@ class StackPageReader:
         digest = digest_rows(self._items, self._schema, request.gc_before_s)
         items = () if request.digest_only else tuple(self._items)
         last_key = b"" if self._is_whole else self._last_key
-        return ReadRowsAnswer(items, digest, self._is_whole, last_key, self._live_rows)
+        return ReadRowsAnswer(
+            items=items, digest=digest, is_whole=self._is_whole, last_key=last_key, live_rows=self._live_rows
+        )
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +266,13 @@ def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> Read
     if request.is_reversed:
         items.reverse()
     digest = digest_rows(items, schema, request.gc_before_s)
-    return ReadRowsAnswer(() if request.digest_only else tuple(items), digest, True, b"", live_rows)
+    return ReadRowsAnswer(
+        items=() if request.digest_only else tuple(items),
+        digest=digest,
+        is_whole=True,
+        last_key=b"",
+        live_rows=live_rows,
+    )
 
 
 def are_single_keys(spans: Sequence[Span]) -> bool:

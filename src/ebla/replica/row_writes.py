@@ -50,7 +50,9 @@ class _Batch:
 
     def fail(self, index: int, error: EblaError) -> None:
         told = failure_frame(0, error)
-        self.failures.append(WriteFailure(index, told.error, told.outcome, told.message, told.advice))
+        self.failures.append(
+            WriteFailure(index=index, error=told.error, outcome=told.outcome, message=told.message, advice=told.advice)
+        )
 
     def fail_made(self, error: EblaError) -> None:
         """An error that leaves the outcome of all that was made unknown."""
@@ -245,7 +247,9 @@ class ReplicaWriter:
             except EblaError as error:
                 told = failure_frame(0, error)
                 failures = [
-                    WriteFailure(number, told.error, told.outcome, told.message, told.advice)
+                    WriteFailure(
+                        index=number, error=told.error, outcome=told.outcome, message=told.message, advice=told.advice
+                    )
                     for number in range(len(indexes))
                 ]
             else:
@@ -272,4 +276,6 @@ def _half_made(batch: _Batch, index: int, failure: WriteFailure) -> None:
     if is_made:
         batch.made.remove(index)
     outcome = Outcome.UNKNOWN if is_made else failure.outcome
-    batch.failures.append(WriteFailure(index, failure.error, outcome, failure.message, failure.advice))
+    batch.failures.append(
+        WriteFailure(index=index, error=failure.error, outcome=outcome, message=failure.message, advice=failure.advice)
+    )

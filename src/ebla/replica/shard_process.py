@@ -49,7 +49,7 @@ CONFIRM_RETRY_S = 1.0
 DRAIN_CHECK_MS = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardConfig:
     introduction: Introduction
     """Its process name is the one its control knows it by."""
@@ -93,39 +93,39 @@ class _Shard:
         self.metrics = ShardMetrics(process.parts.metrics)
         streams = RowStreamReceiver(view, store, self.stacks, self.guards)
         transfers = ShardTransferDeps(
-            around.disk,
-            parent_folder(setup.folder),
-            setup.number,
-            view,
-            store,
-            self.stacks,
-            self.guards,
-            limits,
+            disk=around.disk,
+            data_folder=parent_folder(setup.folder),
+            shard=setup.number,
+            view=view,
+            store=store,
+            stacks=self.stacks,
+            guards=self.guards,
+            limits=limits,
         )
         self._adoptions = ShardAdoptions(transfers)
         self.replica = ReplicaServer(
             ReplicaServerDeps(
-                self.writer,
-                self.reader,
-                streams,
-                ShardCheckpoints(transfers),
-                self._adoptions,
-                self.metrics,
-                process.serves,
+                writer=self.writer,
+                reader=self.reader,
+                streams=streams,
+                checkpoints=ShardCheckpoints(transfers),
+                adoptions=self._adoptions,
+                metrics=self.metrics,
+                serves=process.serves,
             )
         )
         self._fronts = process.parts.services(
             ShardServiceContext(
-                around,
-                tasks,
-                view,
-                own,
-                self.replica,
-                process.serves,
-                setup.introduction,
-                setup.wire,
-                setup.report,
-                process.parts.metrics,
+                environment=around,
+                tasks=tasks,
+                view=view,
+                own=own,
+                replica=self.replica,
+                serves=process.serves,
+                introduction=setup.introduction,
+                wire=setup.wire,
+                report=setup.report,
+                metrics=process.parts.metrics,
             )
         )
 
@@ -134,7 +134,12 @@ class _Shard:
         ours = setup.introduction
         # A poll that is held longer than a heartbeat would look like silence where the bound on that is short.
         following = TopologyFollowerConfig(
-            ours.process, setup.pid, ours.host, process.environment.clock, setup.report, poll_ms=setup.heartbeat_ms
+            name=ours.process,
+            pid=setup.pid,
+            host=ours.host,
+            clock=process.environment.clock,
+            report=setup.report,
+            poll_ms=setup.heartbeat_ms,
         )
         return TopologyFollower(process.control, following, self._view, self, self.report_of)
 
@@ -152,11 +157,11 @@ class _Shard:
     def report_of(self, view: View) -> ChildReport:
         ours = self._process.setup
         return ChildReport(
-            ours.introduction.process,
-            ours.pid,
-            view.version,
-            view.fence,
-            self._view.versions.oldest(view.version),
+            name=ours.introduction.process,
+            pid=ours.pid,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=self._view.versions.oldest(view.version),
             pending_replicas_open=self.stacks.pending_replicas_open,
             closing_sessions=self.guards.closing,
         )
@@ -249,7 +254,13 @@ class ShardProcess:
         """Serves until cancelled. Raises where the address is taken, and what the store's disk did to it."""
         setup, around = self.setup, self.environment
         async with asyncio.TaskGroup() as tasks:
-            context = PeersContext(around.transport, around.rng, setup.introduction, setup.wire, setup.report)
+            context = PeersContext(
+                transport=around.transport,
+                rng=around.rng,
+                introduction=setup.introduction,
+                limits=setup.wire,
+                report=setup.report,
+            )
             self._control = Peers(tasks, context)
             self._control.set_address(setup.introduction.host, setup.control_address)
             beating = tasks.create_task(self._keep_in_touch(self._control))
@@ -382,7 +393,13 @@ class ShardProcess:
             silent_ms = self._right.silent_ms(self.environment.clock.boot_ms())
             raise Unavailable(f"{self.setup.introduction.process} does not serve: control silent for {silent_ms} ms")
         ours = self.setup.introduction
-        return IdentityAnswer(ours.host, ours.cluster, ours.cluster_name, ours.process, self.setup.pid)
+        return IdentityAnswer(
+            host=ours.host,
+            cluster=ours.cluster,
+            cluster_name=ours.cluster_name,
+            process=ours.process,
+            pid=self.setup.pid,
+        )
 
     def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
         return collect_metrics(self.parts.metrics)

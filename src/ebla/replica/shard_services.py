@@ -37,7 +37,7 @@ class ShardService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardServiceContext:
     environment: Environment
     tasks: asyncio.TaskGroup
@@ -66,7 +66,7 @@ class Compactor(Protocol):
     async def compact(self, job: CompactionJob) -> CompactionResult: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDeps:
     """Real ones in production, twins in the simulator."""
 

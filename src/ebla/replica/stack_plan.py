@@ -28,7 +28,7 @@ class Hop:
     """Whether it is written here as well."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableStackPlan:
     """One table on one shard. A key's number is its token's bits above the `shift` lowest."""
 
@@ -66,8 +66,8 @@ def plan_shard(
     return plan
 
 
-_VNODES = TableStackPlan(TOKEN_BITS, {0: WHOLE_RING})
-_VNODES_MOVING = TableStackPlan(TOKEN_BITS, {0: WHOLE_RING}, moving=(0,))
+_VNODES = TableStackPlan(shift=TOKEN_BITS, ranges={0: WHOLE_RING})
+_VNODES_MOVING = TableStackPlan(shift=TOKEN_BITS, ranges={0: WHOLE_RING}, moving=(0,))
 
 
 def _plan_tablets(tablets: TabletMap, own: Replica) -> TableStackPlan:
@@ -86,7 +86,7 @@ def _plan_tablets(tablets: TabletMap, own: Replica) -> TableStackPlan:
             pending.append(number)
         elif (hop := _hop(tablets, number, own)) is not None:
             hops[number] = hop
-    return TableStackPlan(tablets.shift, ranges, tuple(pending), tuple(moving), hops)
+    return TableStackPlan(shift=tablets.shift, ranges=ranges, pending=tuple(pending), moving=tuple(moving), hops=hops)
 
 
 def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:

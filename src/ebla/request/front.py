@@ -54,13 +54,13 @@ class RowsFront:
     def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer | Continuation[RouteReadAnswer]:
         self._require_serving()
         query = ReadQuery(
-            request.table,
-            request.spans,
-            request.rows_max,
-            request.now_s or self._clock.wall_us() // 1_000_000,
-            request.is_reversed,
-            request.partition_rows_max,
-            request.position,
+            table=request.table,
+            spans=request.spans,
+            rows_max=request.rows_max,
+            now_s=request.now_s or self._clock.wall_us() // 1_000_000,
+            is_reversed=request.is_reversed,
+            partition_rows_max=request.partition_rows_max,
+            position=request.position,
         )
         page = self._router.try_read(query, request.level)
         if page is None:

@@ -172,7 +172,9 @@ class Outbox:
                 copy[2].acknowledged(copy[3])
             return
         failures = {
-            told.index: ReplicaWriteFailure(self.target, told.error, told.message, told.advice)
+            told.index: ReplicaWriteFailure(
+                target=self.target, error=told.error, message=told.message, advice=told.advice
+            )
             for told in result.failures
         }
         for index, copy in enumerate(frame):

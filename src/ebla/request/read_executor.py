@@ -21,7 +21,7 @@ from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 _FAILURES_TOLD_MAX = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadExecutorDeps:
     """What all questions of a router share."""
 
@@ -31,7 +31,7 @@ class ReadExecutorDeps:
     repeated: CounterSeries
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaQuery:
     version: TopologyVersion
     data: ReadRowsRequest
@@ -211,10 +211,10 @@ class ReadExecutor:
             self._question.level,
             self._chosen.needed,
             ReadProgress(
-                len(self.answers),
-                self.data is not None,
-                tuple(self._failures.items()),
-                self._meets((*self.answers, *self._silent())),
+                received=len(self.answers),
+                has_data=self.data is not None,
+                failures=tuple(self._failures.items()),
+                only_time_lacked=self._meets((*self.answers, *self._silent())),
             ),
         )
 
@@ -223,7 +223,7 @@ class ReadExecutor:
         return (*late, *self._sent_at)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadProgress:
     """How far a read came that failed."""
 

@@ -107,7 +107,10 @@ class ReadRepair:
             raise stale
         silent = (each for each, error in self._failures.items() if isinstance(error, DeadlineExceeded))
         standing = ReadProgress(
-            len(self._done), True, tuple(self._failures.items()), self._meets((*self._done, *silent))
+            received=len(self._done),
+            has_data=True,
+            failures=tuple(self._failures.items()),
+            only_time_lacked=self._meets((*self._done, *silent)),
         )
         raise read_error(self._question.level, self._plan.route.needed, standing)
 

@@ -108,7 +108,7 @@ class ReadMetrics:
         self._ended.series(failure_frame(0, error).error).add()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRound:
     """What the pieces of one round share."""
 
@@ -130,7 +130,9 @@ class ReadRouter:
         self._loop = asyncio.get_running_loop()
         self._counts = ReadMetrics(parts)
         self._speculation = SpeculativeRetry(self._limits.speculation)
-        self._asker = ReadExecutorDeps(parts, self._speculation, self._loop, self._counts.repeated)
+        self._asker = ReadExecutorDeps(
+            parts=parts, speculation=self._speculation, loop=self._loop, repeated=self._counts.repeated
+        )
         self._place = RouterLocation(parts.own, parts.datacenter)
         self._planner: ReadPlanner | None = None
         self._in_flight = 0
@@ -179,15 +181,15 @@ class ReadRouter:
             return None
         check_query(query)
         request = ReadRowsRequest(
-            view.version,
-            query.table,
-            query.spans,
-            query.rows_max,
-            query.now_s,
-            0,
-            query.is_reversed,
-            False,
-            query.partition_rows_max,
+            version=view.version,
+            table=query.table,
+            spans=query.spans,
+            rows_max=query.rows_max,
+            now_s=query.now_s,
+            gc_before_s=0,
+            is_reversed=query.is_reversed,
+            digest_only=False,
+            partition_rows_max=query.partition_rows_max,
         )
         try:
             answer = self._parts.clients.read_now(own, request)
@@ -259,14 +261,14 @@ class ReadRouter:
             raise NotFound(f"table {query.table} has no definition")
         row_context = LiveRowContext(schema, query.now_s)
         return ReadRound(
-            query,
-            level,
-            expires_at,
-            view,
-            self._planner_of(view),
-            row_context,
-            gc_before_s(view, query.table, query.now_s),
-            builder.rows_left,
+            query=query,
+            level=level,
+            expires_at=expires_at,
+            view=view,
+            planner=self._planner_of(view),
+            row_context=row_context,
+            gc_before_s=gc_before_s(view, query.table, query.now_s),
+            rows_max=builder.rows_left,
         )
 
     def _planner_of(self, view: View) -> ReadPlanner:
@@ -334,26 +336,36 @@ class ReadRouter:
         now_ms = self._parts.clock.boot_ms()
         chosen = replace_slow(chosen, lambda each: self._speculation.is_avoided(each, now_ms), planner.datacenter_of)
         data = ReadRowsRequest(
-            current.view.version,
-            query.table,
-            piece.spans,
-            current.rows_max,
-            query.now_s,
-            current.gc_before_s,
-            query.is_reversed,
-            False,
-            piece.partition_rows_max,
+            version=current.view.version,
+            table=query.table,
+            spans=piece.spans,
+            rows_max=current.rows_max,
+            now_s=query.now_s,
+            gc_before_s=current.gc_before_s,
+            is_reversed=query.is_reversed,
+            digest_only=False,
+            partition_rows_max=piece.partition_rows_max,
         )
         digest = msgspec.structs.replace(data, digest_only=True) if len(chosen.contacts) > 1 else None
         replica_query = ReplicaQuery(
-            current.view.version, data, digest, current.level, planner.datacenter_of, current.expires_at
+            version=current.view.version,
+            data=data,
+            digest=digest,
+            level=current.level,
+            datacenter_of=planner.datacenter_of,
+            expires_at=current.expires_at,
         )
         gather = ReadExecutor(self._asker, replica_query, chosen)
         await gather.answered()
         assert gather.data is not None
         check_schema_versions(gather.data.items, current.row_context)
         answers = tuple(gather.answers.values())
-        terms = ReconcileOptions(current.row_context, current.gc_before_s, query.is_reversed, piece.partition_rows_max)
+        terms = ReconcileOptions(
+            row_context=current.row_context,
+            gc_before_s=current.gc_before_s,
+            is_reversed=query.is_reversed,
+            partition_rows_max=piece.partition_rows_max,
+        )
         if digests_match(answers):
             return page_of_matching(gather.data, answers, terms)
         self._counts.mismatches.add()

@@ -42,7 +42,7 @@ class ReplicaAnswer:
     """Heads of partitions in the page that were asked for apart from it (`missing_heads`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOptions:
     row_context: LiveRowContext
     gc_before_s: int

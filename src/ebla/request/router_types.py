@@ -28,7 +28,7 @@ class Mutation(msgspec.Struct, frozen=True, gc=False):
     items: tuple[Item, ...]
 
 
-class ReadQuery(msgspec.Struct, frozen=True):
+class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
     table: TableId
     spans: tuple[Span, ...]
     rows_max: int
@@ -110,7 +110,7 @@ class RouterLimits:
         assert self.frames_in_flight_max > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterDeps:
     view: TopologyView
     own: Replica

@@ -15,7 +15,7 @@ from ebla.model.identity import Replica
 from ebla.wire.errors import failure_frame
 
 
-class AckRule(msgspec.Struct, frozen=True):
+class AckRule(msgspec.Struct, frozen=True, kw_only=True):
     """What the copies of one write must bring; shared by all writes that go the same way. A copy is known by its
     position among the targets. Made by `make_ack_rule`."""
 
@@ -40,7 +40,9 @@ def make_ack_rule(needed: Sequence[int], counts_for: Sequence[tuple[int, ...]]) 
         for requirement in requirements:
             counting[requirement] += 1
     spare = tuple(have - want for have, want in zip(counting, needed))
-    return AckRule(tuple(needed), tuple(counts_for), spare, sum(1 for want in needed if want > 0))
+    return AckRule(
+        needed=tuple(needed), counts_for=tuple(counts_for), spare=spare, lacking=sum(1 for want in needed if want > 0)
+    )
 
 
 class AckCounter:
@@ -110,7 +112,7 @@ class ReplicaRefusal(enum.Enum):
     """This copy will not be acknowledged any more: refused, not sent, or the connection ended."""
 
 
-class ReplicaWriteFailure(msgspec.Struct, frozen=True):
+class ReplicaWriteFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A copy of a write that was not acknowledged. Error and outcome as in a `Failure` frame."""
 
     target: Replica
@@ -129,4 +131,4 @@ _REFUSALS = {"stale": ReplicaRefusal.STALE, "deadline_exceeded": ReplicaRefusal.
 def replica_write_failure(target: Replica, error: EblaError) -> ReplicaWriteFailure:
     """For a whole frame that was not answered."""
     told = failure_frame(0, error)
-    return ReplicaWriteFailure(target, told.error, told.message, told.advice)
+    return ReplicaWriteFailure(target=target, error=told.error, message=told.message, advice=told.advice)

@@ -14,7 +14,7 @@ _MAYBE = "it may be there or appear later; repeat it with the same timestamp"
 _FAILURES_TOLD_MAX = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteProgress:
     """How far the writes of one request are that are not acknowledged."""
 

@@ -22,7 +22,7 @@ PLANS_MAX = 16_384
 """Of one view and level. A tablet has one; a vnode one per shard."""
 
 
-class WriteReplicaPlan(msgspec.Struct, frozen=True, eq=False):
+class WriteReplicaPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One object for all writes that go the same way, known by its identity."""
 
     targets: ReplicaSet
@@ -68,7 +68,7 @@ def plan_without(plan: WriteReplicaPlan, left_out: frozenset[Replica]) -> WriteR
 
 
 def _plan(targets: Sequence[Replica], skipped: Sequence[Replica], rule: AckRule) -> WriteReplicaPlan:
-    return WriteReplicaPlan(tuple(targets), tuple(skipped), rule, rule.can_be_met)
+    return WriteReplicaPlan(targets=tuple(targets), skipped=tuple(skipped), rule=rule, is_available=rule.can_be_met)
 
 
 def _requirements_of(datacenter: str, needed: tuple[RequiredReplies, ...]) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ SizedMutations = list[tuple[Mutation, int]]
 """Mutations with their bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
     """What a client asked for; `began_at` and `expires_at` by the loop's clock."""
 
@@ -108,7 +108,9 @@ class WriteRouter:
         up waiting; what was sent goes on."""
         began_at = self._loop.time()
         try:
-            request = WriteRequest(self._sized(mutations), level, began_at, began_at + timeout_ms / 1000)
+            request = WriteRequest(
+                writes=self._sized(mutations), level=level, began_at=began_at, expires_at=began_at + timeout_ms / 1000
+            )
             attempt = self._start(request)
         except EblaError as error:
             self._counts.failed(error)
@@ -377,4 +379,4 @@ def _give(decided: "asyncio.Future[None]", _attempt: WriteCall) -> None:
 
 def _standing(request: WriteRequest, attempt: WriteCall) -> WriteProgress:
     acks = [write.acks for write in attempt.lacking()]
-    return WriteProgress(request.level, len(request.writes), acks, attempt.failures)
+    return WriteProgress(level=request.level, writes=len(request.writes), lacking=acks, failures=attempt.failures)

@@ -67,10 +67,15 @@ class AuthorityService:
             raise
         self._server.report("join.authority_handed_over", {"host": host})
         name = self._server.introduction.cluster_name
-        return HandOverAnswer(self._cluster, name, authority.certificate_pem, authority.key_pem)
+        return HandOverAnswer(
+            cluster=self._cluster,
+            cluster_name=name,
+            certificate_pem=authority.certificate_pem,
+            key_pem=authority.key_pem,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JoiningNode:
     """A node that wants in. It knows the cluster's name and one member's address."""
 
@@ -96,7 +101,13 @@ async def fetch_authority(newcomer: JoiningNode, address: Address, token: JoinTo
 
 async def _ask(newcomer: JoiningNode, address: Address, tls: JoiningNodeTls, verb: Verb[Q, A], request: Q) -> A:
     async with TcpTransport(tls, newcomer.transport_limits, newcomer.report) as transport:
-        context = PeersContext(transport, newcomer.rng, newcomer.introduction, newcomer.limits, newcomer.report)
+        context = PeersContext(
+            transport=transport,
+            rng=newcomer.rng,
+            introduction=newcomer.introduction,
+            limits=newcomer.limits,
+            report=newcomer.report,
+        )
         caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
         try:
             async with asyncio.timeout(newcomer.limits.connect_ms / 1000):

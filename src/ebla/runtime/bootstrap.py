@@ -43,8 +43,14 @@ def join_from_folder(options: NodeOptions, member: DataFolder, clock: Clock, rng
 def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, rng: Rng) -> NodeIdentity:
     """A further node, handed the authority by the first of its peers that answers."""
     host = HostId(rng.uuid())
-    introduction = Introduction(host, None, options.cluster_name)
-    newcomer = JoiningNode(introduction, rng, WireLimits(), TransportLimits(), discard_event)
+    introduction = Introduction(host=host, cluster=None, cluster_name=options.cluster_name)
+    newcomer = JoiningNode(
+        introduction=introduction,
+        rng=rng,
+        limits=WireLimits(),
+        transport_limits=TransportLimits(),
+        report=discard_event,
+    )
     handed = asyncio.run(_first_to_answer(newcomer, options.peer_addresses, token))
     identity = NodeIdentity(host, handed.cluster, handed.cluster_name)
     return _settle(options, identity, Authority(handed.certificate_pem, handed.key_pem), clock)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
     start_ms: int
     silence_ms: int
@@ -157,7 +157,7 @@ class Kill:
 ChildEffect: TypeAlias = Spawn | Terminate | Kill
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Child:
     """One child and its story."""
 
@@ -184,9 +184,9 @@ class ChildPolicy:
     def __init__(self, names: Sequence[str], limits: ChildLimits, now_ms: int, *, optional: Sequence[str] = ()) -> None:
         assert len({*names, *optional}) == len(names) + len(optional)
         self.limits = limits
-        self.children = {name: Child(name, StartPending(now_ms)) for name in names}
+        self.children = {name: Child(name=name, state=StartPending(now_ms)) for name in names}
         for name in optional:
-            self.children[name] = Child(name, NotStarted(), kind=ChildKind.OPTIONAL, wanted=False)
+            self.children[name] = Child(name=name, state=NotStarted(), kind=ChildKind.OPTIONAL, wanted=False)
         self.gave_up: str | None = None
         self.stopping = False
         self._ticked_ms = now_ms

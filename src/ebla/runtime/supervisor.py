@@ -108,12 +108,12 @@ class Supervisor:
         """Of every child but those that nobody wants and that are not there."""
         return tuple(
             ProcessStatus(
-                child.name,
-                pid_of(child.state) or 0,
-                self._started_wall_us.get(child.name, 0),
-                child.exits_total,
-                PROCESS_STATES[type(child.state)],
-                child.last_exit,
+                name=child.name,
+                pid=pid_of(child.state) or 0,
+                started_wall_us=self._started_wall_us.get(child.name, 0),
+                restarts=child.exits_total,
+                state=PROCESS_STATES[type(child.state)],
+                last_exit=child.last_exit,
             )
             for child in self._policy.children.values()
             if not isinstance(child.state, NotStarted)

@@ -33,7 +33,7 @@ class _Written:
     data: bytes | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Content:
     """A file apart from its names. `durable` is what a crash finds, before the unsynced writes have their fates."""
 
@@ -95,7 +95,7 @@ class DiskFault:
     capacity_bytes: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DiskBehaviour:
     """How the device behaves by itself. `SimDisk.heal` puts it back to this."""
 

@@ -28,7 +28,7 @@ SERIAL_S = 1e-7
 EPHEMERAL_PORT = 40_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class NetworkConditions:
     """What holds on every path unless a fault says otherwise. Times in ms."""
 
@@ -51,7 +51,7 @@ class PathFault:
     bytes_per_s: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class NetworkPath:
     """One direction between two units. `cuts` and `clogs` count, since two faults may strike the same path."""
 
@@ -86,7 +86,7 @@ class NetworkPath:
         self.bytes_per_s = min(paces, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEndpoint:
     """Who is at one end: the unit's name and number, its machine's address, and its certificate's identity."""
 
@@ -103,7 +103,7 @@ class LinkEnd:
     cause: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Listener:
     endpoint: NetworkEndpoint
     incarnation: ProcessIncarnation
@@ -257,7 +257,9 @@ class SimTransport:
         if not address.is_local_socket and address.host != self._here.host:
             raise InvalidRequest(f"{address} is not an address of {self._here.name}, which is at {self._here.host}")
         key = self._network.key(self._here, address)
-        self._network.start_listening(key, _Listener(self._here, self._incarnation, address, on_open))
+        self._network.start_listening(
+            key, _Listener(endpoint=self._here, incarnation=self._incarnation, address=address, on_open=on_open)
+        )
         return SimListening(self._network, self._incarnation, key)
 
 

@@ -15,7 +15,7 @@ from ebla.sim.world import World
 REPORT_LINES_MAX = 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """`run` builds the units, lets them live for about `world.seconds`, and raises where something is wrong."""
 
@@ -25,7 +25,7 @@ class Scenario:
     run: Callable[[World], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """How one run ended. `failure` is None for a good one."""
 

@@ -70,7 +70,7 @@ class UnitState(enum.Enum):
     PAUSED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimMachine:
     """What outlives a process: an address, a disk, clocks. Several units may share one; and two of them may be one
     piece of hardware with two addresses, on the same disk."""
@@ -202,7 +202,9 @@ class World:
                 clock = SimClock(self.loop.time, rng.fork("clock").random)
             else:
                 disk, clock = self._machines[beside].disk, self._machines[beside].clock
-            found = self._machines[name] = SimMachine(name, f"10.0.{number // 250}.{number % 250}", disk, clock)
+            found = self._machines[name] = SimMachine(
+                name=name, host=f"10.0.{number // 250}.{number % 250}", disk=disk, clock=clock
+            )
         return found
 
     def unit(self, name: str, main: Main, *, machine: str | None = None, host_id: HostId | None = None) -> Unit:
@@ -233,7 +235,7 @@ class World:
 
     def _endpoint(self, name: str, machine: SimMachine, host_id: HostId | None) -> NetworkEndpoint:
         self._endpoints += 1
-        return NetworkEndpoint(name, self._endpoints, machine.host, host_id)
+        return NetworkEndpoint(name=name, number=self._endpoints, host=machine.host, host_id=host_id)
 
     # -- during the run ------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ ERROR_CLASSES: Mapping[int, type[EblaError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CqlSecurity:
     """How to connect. Certificates of nodes name them by their ids and not by addresses, so it is the authority alone
     that is checked: it signs nothing but nodes of its cluster."""

@@ -22,7 +22,7 @@ class OptionSide(enum.StrEnum):
     WRITE = "writing"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOption:
     name: str
     meaning: str
@@ -31,77 +31,127 @@ class SparkOption:
 
 
 OPTIONS: tuple[SparkOption, ...] = (
-    SparkOption("contact", "CQL addresses of nodes, any of them: host:port, with commas between", "127.0.0.1:9042"),
-    SparkOption("keyspace", "the table's keyspace"),
-    SparkOption("table", "the table's name; keyspace.table names both, and so does load('keyspace.table')"),
-    SparkOption("username", "who logs in, where nodes ask for it"),
-    SparkOption("password", "of the user"),
-    SparkOption("ssl", "true: the CQL port of the nodes wants TLS", "false"),
-    SparkOption("ssl.ca", "file with the certificate of the cluster's authority, tls/authority.pem in a node's folder"),
     SparkOption(
-        "ssl.verify", "false: any certificate is taken, so that whoever is in between can read the password", "true"
+        name="contact",
+        meaning="CQL addresses of nodes, any of them: host:port, with commas between",
+        default="127.0.0.1:9042",
     ),
-    SparkOption("consistency", "ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM", "LOCAL_QUORUM"),
-    SparkOption("timeout", "how long nodes may take to answer what the driver asks", "60s"),
+    SparkOption(name="keyspace", meaning="the table's keyspace"),
     SparkOption(
-        "shortcut", "false: files are not read or written directly where nodes are on the same machine", "true"
+        name="table", meaning="the table's name; keyspace.table names both, and so does load('keyspace.table')"
     ),
+    SparkOption(name="username", meaning="who logs in, where nodes ask for it"),
+    SparkOption(name="password", meaning="of the user"),
+    SparkOption(name="ssl", meaning="true: the CQL port of the nodes wants TLS", default="false"),
     SparkOption(
-        "columns", "names of the columns to read, with commas between; all, unless given", side=OptionSide.READ
-    ),
-    SparkOption("token", "name of a further column that has the token of each row's partition", side=OptionSide.READ),
-    SparkOption(
-        "writetime", "columns whose write times, in microseconds, come as <column>_writetime", side=OptionSide.READ
-    ),
-    SparkOption("ttl", "columns whose seconds left to live come as <column>_ttl", side=OptionSide.READ),
-    SparkOption(
-        "where", "conditions on key columns and token() in CQL; nodes leave out other rows", side=OptionSide.READ
+        name="ssl.ca",
+        meaning="file with the certificate of the cluster's authority, tls/authority.pem in a node's folder",
     ),
     SparkOption(
-        "pushdown",
-        "true: filters on keys go to nodes, of frames used once in one query alone",
-        "false",
-        OptionSide.READ,
+        name="ssl.verify",
+        meaning="false: any certificate is taken, so that whoever is in between can read the password",
+        default="true",
     ),
-    SparkOption("split_bytes", "about how much a task reads", "128m", OptionSide.READ),
-    SparkOption("life", "how long a DataFrame may be used again: the right to read ends then", "24h", OptionSide.READ),
     SparkOption(
-        "job",
-        "a name for what is written: the same job again writes with the same timestamp, and nothing at all once it has "
+        name="consistency",
+        meaning="ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM",
+        default="LOCAL_QUORUM",
+    ),
+    SparkOption(name="timeout", meaning="how long nodes may take to answer what the driver asks", default="60s"),
+    SparkOption(
+        name="shortcut",
+        meaning="false: files are not read or written directly where nodes are on the same machine",
+        default="true",
+    ),
+    SparkOption(
+        name="columns",
+        meaning="names of the columns to read, with commas between; all, unless given",
+        side=OptionSide.READ,
+    ),
+    SparkOption(
+        name="token",
+        meaning="name of a further column that has the token of each row's partition",
+        side=OptionSide.READ,
+    ),
+    SparkOption(
+        name="writetime",
+        meaning="columns whose write times, in microseconds, come as <column>_writetime",
+        side=OptionSide.READ,
+    ),
+    SparkOption(name="ttl", meaning="columns whose seconds left to live come as <column>_ttl", side=OptionSide.READ),
+    SparkOption(
+        name="where",
+        meaning="conditions on key columns and token() in CQL; nodes leave out other rows",
+        side=OptionSide.READ,
+    ),
+    SparkOption(
+        name="pushdown",
+        meaning="true: filters on keys go to nodes, of frames used once in one query alone",
+        default="false",
+        side=OptionSide.READ,
+    ),
+    SparkOption(name="split_bytes", meaning="about how much a task reads", default="128m", side=OptionSide.READ),
+    SparkOption(
+        name="life",
+        meaning="how long a DataFrame may be used again: the right to read ends then",
+        default="24h",
+        side=OptionSide.READ,
+    ),
+    SparkOption(
+        name="job",
+        meaning="a name for what is written: the same job again writes with the same timestamp, and nothing "
+        "at all once it has "
         "ended well; of a stream, the id in its checkpoint unless given",
         side=OptionSide.WRITE,
     ),
     SparkOption(
-        "nulls", "unset: a null leaves the column as it is; delete: it deletes the value", "unset", OptionSide.WRITE
-    ),
-    SparkOption(
-        "ttl", "how long what is written stays; 0: for ever; the table's default unless given", side=OptionSide.WRITE
-    ),
-    SparkOption(
-        "ttl_column",
-        "column that has the TTL of each row in seconds; where it is null, `ttl` counts",
+        name="nulls",
+        meaning="unset: a null leaves the column as it is; delete: it deletes the value",
+        default="unset",
         side=OptionSide.WRITE,
     ),
     SparkOption(
-        "op", "column that says what each row is for: upsert, delete or delete_partition", side=OptionSide.WRITE
+        name="ttl",
+        meaning="how long what is written stays; 0: for ever; the table's default unless given",
+        side=OptionSide.WRITE,
     ),
     SparkOption(
-        "timestamps",
-        "exact: microseconds in a timestamp are an error; cut: they are dropped",
-        "exact",
-        OptionSide.WRITE,
+        name="ttl_column",
+        meaning="column that has the TTL of each row in seconds; where it is null, `ttl` counts",
+        side=OptionSide.WRITE,
     ),
     SparkOption(
-        "confirm.truncate", "true: mode overwrite may delete all rows of the table first", "false", OptionSide.WRITE
+        name="op",
+        meaning="column that says what each row is for: upsert, delete or delete_partition",
+        side=OptionSide.WRITE,
     ),
     SparkOption(
-        "small_rows",
-        "a task with at most so many rows leaves it to the driver to write them by CQL",
-        "1000",
-        OptionSide.WRITE,
+        name="timestamps",
+        meaning="exact: microseconds in a timestamp are an error; cut: they are dropped",
+        default="exact",
+        side=OptionSide.WRITE,
     ),
-    SparkOption("run_bytes", "how much a task gathers and sorts before it sends it", "64m", OptionSide.WRITE),
-    SparkOption("life", "how long the job may take; the nodes' own limit unless given", side=OptionSide.WRITE),
+    SparkOption(
+        name="confirm.truncate",
+        meaning="true: mode overwrite may delete all rows of the table first",
+        default="false",
+        side=OptionSide.WRITE,
+    ),
+    SparkOption(
+        name="small_rows",
+        meaning="a task with at most so many rows leaves it to the driver to write them by CQL",
+        default="1000",
+        side=OptionSide.WRITE,
+    ),
+    SparkOption(
+        name="run_bytes",
+        meaning="how much a task gathers and sorts before it sends it",
+        default="64m",
+        side=OptionSide.WRITE,
+    ),
+    SparkOption(
+        name="life", meaning="how long the job may take; the nodes' own limit unless given", side=OptionSide.WRITE
+    ),
 )
 """What stands here is what the documentation shows."""
 
@@ -178,7 +228,7 @@ def suggest_name(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]!r}? There are: {there}" if close else f"there are: {there}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableAccess:
     """How to get at a table."""
 
@@ -197,13 +247,24 @@ class TableAccess:
 def parse_table_access(given: OptionValues) -> TableAccess:
     keyspace, table = _named_table(given)
     security = CqlSecurity(
-        given.text("username"), given.text("password"), given.flag("ssl"), _authority(given), given.flag("ssl.verify")
+        username=given.text("username"),
+        password=given.text("password"),
+        is_tls=given.flag("ssl"),
+        authority_pem=_authority(given),
+        verifies=given.flag("ssl.verify"),
     )
     contact = ContactPoints(parse_contacts(given.text("contact")), security)
-    return TableAccess(contact, keyspace, table, given.level(), given.seconds("timeout"), given.flag("shortcut"))
+    return TableAccess(
+        contact=contact,
+        keyspace=keyspace,
+        table=table,
+        level=given.level(),
+        timeout_s=given.seconds("timeout"),
+        uses_local_files=given.flag("shortcut"),
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     access: TableAccess
     columns: tuple[str, ...]
@@ -220,15 +281,15 @@ class ReadOptions:
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     given = OptionValues(options, OptionSide.READ)
     return ReadOptions(
-        parse_table_access(given),
-        given.names("columns"),
-        given.text("token"),
-        given.names("writetime"),
-        given.names("ttl"),
-        given.text("where"),
-        given.flag("pushdown"),
-        given.size("split_bytes"),
-        int(given.seconds("life") * 1000),
+        access=parse_table_access(given),
+        columns=given.names("columns"),
+        token=given.text("token"),
+        writetimes=given.names("writetime"),
+        ttls=given.names("ttl"),
+        where=given.text("where"),
+        takes_filters=given.flag("pushdown"),
+        split_bytes=given.size("split_bytes"),
+        life_ms=int(given.seconds("life") * 1000),
     )
 
 

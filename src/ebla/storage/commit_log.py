@@ -31,7 +31,7 @@ class SyncMode(enum.StrEnum):
     PERIODIC = "periodic"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLogLimits:
     mode: SyncMode = SyncMode.SYNC
     period_ms: int = 10

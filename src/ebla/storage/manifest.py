@@ -31,7 +31,7 @@ Incarnation = NewType("Incarnation", int)
 LayerId = NewType("LayerId", int)
 
 
-class LayerEntry(msgspec.Struct, frozen=True, array_like=True):
+class LayerEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     id: LayerId
     range: TokenRange
     """Rows outside of it are no part of the stack, whatever the layer's files hold."""
@@ -44,7 +44,7 @@ class LayerEntry(msgspec.Struct, frozen=True, array_like=True):
     """Why it was set aside; empty: it is well."""
 
 
-class StackEntry(msgspec.Struct, frozen=True, array_like=True):
+class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     incarnation: Incarnation
     table: TableId
     range: TokenRange
@@ -63,7 +63,7 @@ class StackEntry(msgspec.Struct, frozen=True, array_like=True):
         return (*self.bases, self.live)
 
 
-class ShardManifest(msgspec.Struct, frozen=True, array_like=True):
+class ShardManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     format: int = MANIFEST_FORMAT
     generation: int = 0
     """Grows with every write of it."""

@@ -215,7 +215,7 @@ class Stack:
         old one as the live layer, and the log must give it everything that is in either."""
         assert self.frozen is None
         self.frozen = self.live
-        self.live = LayerEntry(fresh, self.entry.range)
+        self.live = LayerEntry(id=fresh, range=self.entry.range)
         self.replay_from = next_sequence
         self.begin_flush()
         self._arrange()
@@ -336,4 +336,6 @@ def _clipped(spans: list[KeySpan], clip: tuple[KeySpan, ...] | None) -> list[Key
 
 
 def _stacked(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> LayerSummary:
-    return LayerSummary(entry.id, entry.range, facts, size_bytes, is_damaged=bool(entry.damage))
+    return LayerSummary(
+        id=entry.id, range=entry.range, facts=facts, size_bytes=size_bytes, is_damaged=bool(entry.damage)
+    )

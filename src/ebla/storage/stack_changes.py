@@ -50,7 +50,7 @@ from ebla.storage.manifest import (
 from ebla.storage.stack import Stack
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StoreContext:
     """What changes of a stack work with."""
 
@@ -190,7 +190,13 @@ async def _link_base(parts: StoreContext, stack: Stack, adoption: Adoption, laye
     source = await parts.engine.open(adoption.folder, writable=False)
     try:
         await source.checkpoint(layer_folder(parts.folder, stack.incarnation, layer_id))
-        return LayerEntry(layer_id, adoption.range, source.facts, source.size_bytes(), adoption.origin)
+        return LayerEntry(
+            id=layer_id,
+            range=adoption.range,
+            facts=source.facts,
+            size_bytes=source.size_bytes(),
+            origin=adoption.origin,
+        )
     finally:
         await source.discard()
 
@@ -244,7 +250,7 @@ async def checkpoint(parts: StoreContext, stack: Stack, folder: str, *, durable:
                     continue
                 await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), durable=durable)
                 entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
-        empty = LayerEntry(parts.new_layer_id(), stack.entry.range)
+        empty = LayerEntry(id=parts.new_layer_id(), range=stack.entry.range)
         whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
     manifest = ShardManifest(tables=(stack.schema,), stacks=(whole,))
     # The layers' names are durable by their own checkpoints; those above them by the syncs around the manifest.
@@ -284,7 +290,14 @@ async def begin_compaction(
             raise
         output_folder = layer_folder(parts.folder, stack.incarnation, output)
         return CompactionJob(
-            stack.incarnation, tuple(linked), output, output_folder, stack.entry.range, rule, stack.schema, scratch
+            incarnation=stack.incarnation,
+            inputs=tuple(linked),
+            output=output,
+            output_folder=output_folder,
+            range=stack.entry.range,
+            rule=rule,
+            schema=stack.schema,
+            scratch_folder=scratch,
         )
 
 
@@ -324,7 +337,7 @@ async def finish_compaction(
 async def _swap(parts: StoreContext, stack: Stack, job: CompactionJob) -> None:
     built = await parts.engine.open(job.output_folder, writable=False)
     try:
-        entry = LayerEntry(job.output, job.range, built.facts, built.size_bytes())
+        entry = LayerEntry(id=job.output, range=job.range, facts=built.facts, size_bytes=built.size_bytes())
     finally:
         await built.discard()
     replaced = [one for one in stack.entry.bases if any(one.id == used.id for used in job.inputs)]

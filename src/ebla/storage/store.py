@@ -42,7 +42,7 @@ from ebla.storage.stack_changes import Adoption, StoreContext
 GC_HOLD_AT_START = "not yet told of transitions and stagings"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
     log: CommitLogLimits = field(default_factory=CommitLogLimits)
     compact: CompactionLimits = field(default_factory=CompactionLimits)
@@ -230,10 +230,10 @@ class ShardStore:
             raise InvalidRequest(f"table {table} is not known here")
         incarnation = Incarnation(int.from_bytes(self._parts.rng.bytes(8)))
         entry = StackEntry(
-            incarnation,
-            table,
-            token_range,
-            LayerEntry(self._parts.new_layer_id(), token_range),
+            incarnation=incarnation,
+            table=table,
+            range=token_range,
+            live=LayerEntry(id=self._parts.new_layer_id(), range=token_range),
             replay_from=self._parts.log.next_sequence,
         )
         stack = Stack(self._parts.folder, entry, schema, self._parts.layers)

@@ -43,7 +43,15 @@ async def open_store(
     log = await CommitLog.open(disk, rng, log_folder(folder), limits.log)
     manifest = await _clamp(disk, folder, manifest, log.next_sequence)
     layers = LayerCache(engine, open_max=limits.layers_open_max)
-    parts = StoreContext(disk, rng, folder, engine, layers, ManifestWriter(disk, folder, manifest), log)
+    parts = StoreContext(
+        disk=disk,
+        rng=rng,
+        folder=folder,
+        engine=engine,
+        layers=layers,
+        manifest=ManifestWriter(disk, folder, manifest),
+        log=log,
+    )
     stacks = [_stack(parts, manifest, number) for number in range(len(manifest.stacks))]
     store = ShardStore(parts, stacks, limits)
     await _Replay(store, log).run()

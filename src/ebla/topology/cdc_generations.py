@@ -39,7 +39,7 @@ PART_BYTES_MAX = 256 << 10
 """A value of group 0 has at most 512 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamParts:
     """What a stream id is made of."""
 
@@ -61,7 +61,9 @@ def stream_id(parts: StreamParts) -> StreamId:
 def stream_parts(stream: StreamId) -> StreamParts:
     token, low = struct.unpack(">qQ", stream)
     index = low >> VERSION_BITS & (1 << INDEX_BITS) - 1
-    return StreamParts(token, low >> (INDEX_BITS + VERSION_BITS), index, low & (1 << VERSION_BITS) - 1)
+    return StreamParts(
+        token=token, random=low >> (INDEX_BITS + VERSION_BITS), index=index, version=low & (1 << VERSION_BITS) - 1
+    )
 
 
 # Generations of vnodes
@@ -78,9 +80,9 @@ def generation_ranges(nodes: Iterable[Node], rng: Rng) -> tuple[CdcRange, ...]:
         streams = tuple(
             stream_id(
                 StreamParts(
-                    first_token_in_range(within, shard, owner.shard_count, owner.ignore_msb),
-                    rng.randrange(0, 1 << RANDOM_BITS),
-                    index,
+                    token=first_token_in_range(within, shard, owner.shard_count, owner.ignore_msb),
+                    random=rng.randrange(0, 1 << RANDOM_BITS),
+                    index=index,
                 )
             )
             for shard in range(owner.shard_count)
@@ -235,7 +237,9 @@ def tablet_stream_ids(streams: TabletStreams) -> Iterator[StreamId]:
 
 
 def _tablet_stream_id(streams: TabletStreams, number: int) -> StreamId:
-    return stream_id(StreamParts(last_token(number, shift_of(streams.tablet_count)), streams.mark, 0))
+    return stream_id(
+        StreamParts(token=last_token(number, shift_of(streams.tablet_count)), random=streams.mark, index=0)
+    )
 
 
 def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us: int) -> StreamId:

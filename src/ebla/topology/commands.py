@@ -21,7 +21,7 @@ from ebla.topology.snapshot import (
 from ebla.topology.states import ResizeType, TabletStage, TransitionKind, TransitionState
 
 
-class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_like=True):
+class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_like=True, kw_only=True):
     """The first node: normal at once, with its tokens and a CDC generation. The topology is born upgraded."""
 
     node: Node
@@ -78,7 +78,7 @@ class ChooseTokens(msgspec.Struct, frozen=True, tag="choose_tokens", array_like=
     generation: GenerationId | None
 
 
-class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generation", array_like=True):
+class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generation", array_like=True, kw_only=True):
     """Ends `commit_cdc_generation`. `session` opens with `write_both_read_old` when a node is joining."""
 
     timestamp_ms: int
@@ -87,7 +87,7 @@ class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generatio
     fence: TopologyVersion = TopologyVersion(0)
 
 
-class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=True):
+class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=True, kw_only=True):
     """What (node state, transition state) asked for is done: on to the next, as the node table says."""
 
     host: HostId
@@ -98,7 +98,7 @@ class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=Tr
     """The version whose barrier went through; the fence rises to it in the same commit. 0: none."""
 
 
-class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like=True):
+class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like=True, kw_only=True):
     """It failed: the way the node table's failure column says. Refused where that column says to repeat."""
 
     host: HostId
@@ -136,7 +136,7 @@ class SetIgnoredNodes(msgspec.Struct, frozen=True, tag="set_ignored_nodes", arra
     hosts: tuple[HostId, ...]
 
 
-class RefreshNode(msgspec.Struct, frozen=True, tag="refresh_node", array_like=True):
+class RefreshNode(msgspec.Struct, frozen=True, tag="refresh_node", array_like=True, kw_only=True):
     """A node started again, perhaps with another release, address or number of shards."""
 
     host: HostId
@@ -177,7 +177,7 @@ class StartRfChange(msgspec.Struct, frozen=True, tag="start_rf_change", array_li
     moves: "tuple[TabletMove, ...]"
 
 
-class WriteCdcPart(msgspec.Struct, frozen=True, tag="write_cdc_part", array_like=True):
+class WriteCdcPart(msgspec.Struct, frozen=True, tag="write_cdc_part", array_like=True, kw_only=True):
     """A piece of a generation that nobody uses yet; bound by no step."""
 
     generation: GenerationId
@@ -196,7 +196,7 @@ class DropCdcGenerations(msgspec.Struct, frozen=True, tag="drop_cdc_generations"
     generations: tuple[GenerationId, ...]
 
 
-class TabletMove(msgspec.Struct, frozen=True, tag="tablet_move", array_like=True):
+class TabletMove(msgspec.Struct, frozen=True, tag="tablet_move", array_like=True, kw_only=True):
     table: TableId
     tablet: int
     kind: TransitionKind
@@ -210,7 +210,7 @@ class StartMoves(msgspec.Struct, frozen=True, tag="start_moves", array_like=True
     moves: tuple[TabletMove, ...]
 
 
-class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_like=True):
+class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_like=True, kw_only=True):
     table: TableId
     tablet: int
     leaving: TabletStage
@@ -337,7 +337,7 @@ class StartUpgrade(msgspec.Struct, frozen=True, tag="start_upgrade", array_like=
     """The operator starts the upgrade from settings-based topology."""
 
 
-class BuildCoordinatorState(msgspec.Struct, frozen=True, tag="build_coordinator_state", array_like=True):
+class BuildCoordinatorState(msgspec.Struct, frozen=True, tag="build_coordinator_state", array_like=True, kw_only=True):
     """The coordinator writes what the settings said into group 0, and the upgrade is done."""
 
     nodes: tuple[Node, ...]

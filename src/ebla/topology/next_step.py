@@ -61,7 +61,7 @@ class RollBack:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoveTablets:
     """Drive these tablets, by table id and number; and, if told so, ask the balancer for more."""
 
@@ -189,12 +189,20 @@ def _step_of_draining(snapshot: Snapshot, node: Node, row: NodeRow) -> Step:
     moving = _moving(snapshot)
     if request is not None and request.error:
         if moving:
-            return MoveTablets(moving, False, (), f"moves must end before the rollback ({request.error})")
+            return MoveTablets(
+                tablets=moving,
+                ask_balancer=False,
+                draining=(),
+                why=f"moves must end before the rollback ({request.error})",
+            )
         return RollBack(node.host, row, request.error)
     must_drain = node.state is not NodeState.REPLACING
     if moving or (must_drain and snapshot.has_tablets(node.host)):
         return MoveTablets(
-            moving, True, draining_hosts(snapshot), f"tablets must leave {node.host}, which is {node.state}"
+            tablets=moving,
+            ask_balancer=True,
+            draining=draining_hosts(snapshot),
+            why=f"tablets must leave {node.host}, which is {node.state}",
         )
     return DriveNode(node.host, row, f"{node.host} has no tablets to move")
 
@@ -222,9 +230,9 @@ def _step_of_migration(snapshot: Snapshot, plan_is_empty: bool) -> Step:
     may_ask = snapshot.state.balancing_enabled and not waiting and not plan_is_empty
     if moving:
         why = "a request waits, so no new moves are begun" if waiting else "tablets are in transition"
-        return MoveTablets(moving, may_ask, (), why)
+        return MoveTablets(tablets=moving, ask_balancer=may_ask, draining=(), why=why)
     if may_ask:
-        return MoveTablets((), True, (), "the balancer may have more moves")
+        return MoveTablets(tablets=(), ask_balancer=True, draining=(), why="the balancer may have more moves")
     return LeaveTrack("a request waits" if waiting else "nothing is left to move")
 
 

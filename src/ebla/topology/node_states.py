@@ -215,7 +215,7 @@ class NodeEdgeCause(enum.StrEnum):
     REJECTED = "rejected"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEdge:
     """One commit that the table allows."""
 
@@ -228,13 +228,15 @@ class NodeEdge:
 def node_edges() -> Iterator[NodeEdge]:
     """Every commit of a node operation, in the order of the rows."""
     for kind, start in REQUEST_STARTS.items():
-        yield NodeEdge(StatePair(start.source, None), start.target, NodeEdgeCause.REQUESTED, kind)
-    yield NodeEdge(StatePair(NodeState.NONE, None), REFUSED_BEFORE_START, NodeEdgeCause.REJECTED)
+        yield NodeEdge(
+            source=StatePair(start.source, None), target=start.target, cause=NodeEdgeCause.REQUESTED, request=kind
+        )
+    yield NodeEdge(source=StatePair(NodeState.NONE, None), target=REFUSED_BEFORE_START, cause=NodeEdgeCause.REJECTED)
     for row in _ROWS:
         if row.here.state is None:
             continue
-        yield NodeEdge(row.here, row.next, NodeEdgeCause.DONE)
+        yield NodeEdge(source=row.here, target=row.next, cause=NodeEdgeCause.DONE)
         if row.on_failure is not None:
-            yield NodeEdge(row.here, row.on_failure, NodeEdgeCause.FAILED)
+            yield NodeEdge(source=row.here, target=row.on_failure, cause=NodeEdgeCause.FAILED)
         if row.rejected is not None:
-            yield NodeEdge(row.here, row.rejected, NodeEdgeCause.REJECTED)
+            yield NodeEdge(source=row.here, target=row.rejected, cause=NodeEdgeCause.REJECTED)

@@ -107,7 +107,7 @@ def _existing_load(snapshot: Snapshot) -> dict[Replica, int]:
     return load
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Room:
     """One node while a table is placed."""
 
@@ -144,7 +144,12 @@ class _Pool:
                 (0, existing.get(Replica(node.host, ShardNumber(shard)), 0), shard) for shard in range(node.shard_count)
             ]
             heapq.heapify(shards)
-            room = _Room(node, capacities.of(node.host), sum(others for _, others, _ in shards), shards)
+            room = _Room(
+                node=node,
+                capacity=capacities.of(node.host),
+                others=sum(others for _, others, _ in shards),
+                shards=shards,
+            )
             heapq.heappush(self._racks.setdefault(node.rack, []), (room.fullness, room))
 
     def take(self, factor: int) -> Iterable[Replica]:

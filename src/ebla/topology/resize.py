@@ -15,7 +15,7 @@ from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, Resize, TabletMap, 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRules:
     target_bytes: int = 5 << 30
     split_above_percent: int = 200

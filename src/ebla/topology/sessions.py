@@ -40,7 +40,7 @@ class SessionCloseCause(enum.StrEnum):
     """Committed, cancelled, or past its deadline, which the leader enforces."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRule:
     opened: SessionOpenCause
     closed: SessionCloseCause
@@ -54,22 +54,22 @@ class SessionRule:
 SESSION_RULES: Mapping[SessionKind, SessionRule] = MappingProxyType(
     {
         SessionKind.STAGE: SessionRule(
-            SessionOpenCause.ENTERING_STAGE,
-            SessionCloseCause.LEAVING_STAGE,
+            opened=SessionOpenCause.ENTERING_STAGE,
+            closed=SessionCloseCause.LEAVING_STAGE,
             names_tablet=True,
             has_deadline=False,
             survives_retry=True,
         ),
         SessionKind.REQUEST: SessionRule(
-            SessionOpenCause.STARTING_REQUEST,
-            SessionCloseCause.ENDING_REQUEST,
+            opened=SessionOpenCause.STARTING_REQUEST,
+            closed=SessionCloseCause.ENDING_REQUEST,
             names_tablet=False,
             has_deadline=False,
             survives_retry=True,
         ),
         SessionKind.BULK_JOB: SessionRule(
-            SessionOpenCause.SUBMITTING_JOB,
-            SessionCloseCause.ENDING_JOB,
+            opened=SessionOpenCause.SUBMITTING_JOB,
+            closed=SessionCloseCause.ENDING_JOB,
             names_tablet=False,
             has_deadline=True,
             survives_retry=False,

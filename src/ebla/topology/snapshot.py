@@ -28,7 +28,7 @@ from ebla.topology.tablet_map import TabletMap
 GenerationId = uuid.UUID
 
 
-class Node(msgspec.Struct, frozen=True, tag="node", array_like=True):
+class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=True):
     """A member, or one that left. The row of the seed's `system.topology`."""
 
     host: HostId
@@ -56,7 +56,7 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True):
         return self.state not in (NodeState.NONE, NodeState.NORMAL, NodeState.LEFT)
 
 
-class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True):
+class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True, kw_only=True):
     """What somebody asked for one node, and what became of it."""
 
     id: RequestId
@@ -76,7 +76,7 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
         return self.outcome in (RequestOutcome.PENDING, RequestOutcome.RUNNING)
 
 
-class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_like=True):
+class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_like=True, kw_only=True):
     """What somebody asked for the whole cluster, and what became of it."""
 
     id: RequestId
@@ -95,7 +95,7 @@ class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_lik
         return self.outcome in (RequestOutcome.PENDING, RequestOutcome.RUNNING)
 
 
-class Session(msgspec.Struct, frozen=True, tag="session", array_like=True):
+class Session(msgspec.Struct, frozen=True, tag="session", array_like=True, kw_only=True):
     """The right of one operation to have side effects. Listed = open; not listed = closing or closed."""
 
     id: SessionId
@@ -124,7 +124,7 @@ class Replication(msgspec.Struct, frozen=True, tag="replication", array_like=Tru
         return sum(count for _, count in self.factors)
 
 
-class Keyspace(msgspec.Struct, frozen=True, tag="keyspace", array_like=True):
+class Keyspace(msgspec.Struct, frozen=True, tag="keyspace", array_like=True, kw_only=True):
     name: str
     replication: Replication
     on_tablets: bool
@@ -133,7 +133,7 @@ class Keyspace(msgspec.Struct, frozen=True, tag="keyspace", array_like=True):
     durable_writes: bool = True
 
 
-class Table(msgspec.Struct, frozen=True, tag="table", array_like=True):
+class Table(msgspec.Struct, frozen=True, tag="table", array_like=True, kw_only=True):
     """What the topology must know of a table. `definition` (columns, options) is carried, never looked into."""
 
     id: TableId
@@ -162,7 +162,7 @@ class CdcGenerationPart(msgspec.Struct, frozen=True, tag="cdc_generation_part", 
     ranges: tuple[CdcRange, ...]
 
 
-class CdcGeneration(msgspec.Struct, frozen=True, tag="cdc_generation", array_like=True):
+class CdcGeneration(msgspec.Struct, frozen=True, tag="cdc_generation", array_like=True, kw_only=True):
     """One vnode generation. Its data is written first; the timestamp is set when it is committed."""
 
     id: GenerationId
@@ -171,7 +171,7 @@ class CdcGeneration(msgspec.Struct, frozen=True, tag="cdc_generation", array_lik
     published: bool = False
 
 
-class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True):
+class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True, kw_only=True):
     """The static columns: one row for the whole cluster, rewritten by every step."""
 
     version: TopologyVersion = TopologyVersion(1)
@@ -198,7 +198,7 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     """By which version each of `bulk_closed` was closed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The cluster at one revision of group 0 (or one state of the settings: a user cannot tell which).
 

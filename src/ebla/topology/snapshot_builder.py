@@ -269,7 +269,9 @@ def _tablet_map(
     if len(complete) != expected:
         raise Corruption(f"tablets of table {table}: {expected - len(complete)} of {expected} chunks are missing")
     moving = _with_transitions(complete, rows.transitions)
-    built = TabletMap(table, count, moving, head.resize, shift_of(count), head.streams)
+    built = TabletMap(
+        table=table, tablet_count=count, chunks=moving, resize=head.resize, shift=shift_of(count), streams=head.streams
+    )
     assert not rows.chunks or sum(len(chunk.replicas) for chunk in built.chunks) == count
     return built
 

@@ -34,7 +34,7 @@ assert -TOKEN_BIAS == TOKEN_MIN
 ReplicaSet = tuple[Replica, ...]
 
 
-class TabletTransition(msgspec.Struct, frozen=True, tag="tablet_transition", array_like=True):
+class TabletTransition(msgspec.Struct, frozen=True, tag="tablet_transition", array_like=True, kw_only=True):
     """One tablet on its way from `replicas` (in the map) to `new_replicas`."""
 
     kind: TransitionKind
@@ -82,7 +82,7 @@ class TabletChunk:
         object.__setattr__(self, "hosts", hosts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tablet:
     """One tablet, put together for whoever wants to look at it whole. `first` is exclusive, `last` inclusive."""
 
@@ -94,7 +94,7 @@ class Tablet:
     transition: TabletTransition | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TabletMap:
     table: TableId
     tablet_count: int
@@ -136,12 +136,12 @@ class TabletMap:
     def tablet(self, number: int) -> Tablet:
         assert 0 <= number < self.tablet_count
         return Tablet(
-            number,
-            self.after_token(number),
-            self.last_token(number),
-            self.replicas(number),
-            self.repair_time_ms(number),
-            self.transition(number),
+            number=number,
+            after_token=self.after_token(number),
+            last_token=self.last_token(number),
+            replicas=self.replicas(number),
+            repair_time_ms=self.repair_time_ms(number),
+            transition=self.transition(number),
         )
 
     def replica_sets(self) -> Iterator[ReplicaSet]:
@@ -227,7 +227,7 @@ def tablet_map(
         TabletChunk(sets[start : start + CHUNK_TABLETS], _times(repair_times_ms[start : start + CHUNK_TABLETS]))
         for start in range(0, count, CHUNK_TABLETS)
     )
-    return TabletMap(table, count, chunks, resize or Resize(), shift_of(count))
+    return TabletMap(table=table, tablet_count=count, chunks=chunks, resize=resize or Resize(), shift=shift_of(count))
 
 
 def _times(times_ms: Sequence[int]) -> tuple[int, ...]:

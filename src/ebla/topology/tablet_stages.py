@@ -213,7 +213,7 @@ class EdgeCause(enum.StrEnum):
     CHOSE_BACK = "chose_back"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageEdge:
     """One commit. `source` None: the tablet was at rest; `target` None: it is again."""
 
@@ -230,16 +230,16 @@ def stage_row(transition: TabletTransition) -> StageRow:
 
 def stage_edges(kind: TransitionKind) -> Iterator[StageEdge]:
     """Every commit the table allows, in the order of the rows."""
-    yield StageEdge(None, FIRST_STAGE, EdgeCause.STARTED, after_barrier=False)
+    yield StageEdge(source=None, target=FIRST_STAGE, cause=EdgeCause.STARTED, after_barrier=False)
     for row in _ROWS_OF_KIND[kind]:
-        yield StageEdge(row.stage, row.next, EdgeCause.DONE, after_barrier=row.barrier)
+        yield StageEdge(source=row.stage, target=row.next, cause=EdgeCause.DONE, after_barrier=row.barrier)
         if row.back is None:
             continue
         if row.back_if_next_lost_more:
-            yield StageEdge(row.stage, row.next, EdgeCause.CHOSE_FORWARD, after_barrier=row.barrier)
-            yield StageEdge(row.stage, row.back, EdgeCause.CHOSE_BACK, after_barrier=False)
+            yield StageEdge(source=row.stage, target=row.next, cause=EdgeCause.CHOSE_FORWARD, after_barrier=row.barrier)
+            yield StageEdge(source=row.stage, target=row.back, cause=EdgeCause.CHOSE_BACK, after_barrier=False)
         else:
-            yield StageEdge(row.stage, row.back, EdgeCause.FAILED, after_barrier=False)
+            yield StageEdge(source=row.stage, target=row.back, cause=EdgeCause.FAILED, after_barrier=False)
 
 
 def pending_replicas(replicas: ReplicaSet, new_replicas: ReplicaSet) -> ReplicaSet:

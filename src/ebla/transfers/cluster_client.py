@@ -23,7 +23,7 @@ class ClusterClient(Protocol):
     async def shard(self, replica: Replica, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAddresses:
     own: HostId
     control_socket: Address

@@ -22,7 +22,7 @@ from ebla.wire.transfer_messages import PutAnswer
 _answers = msgspec.msgpack.Decoder(PutAnswer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlightClientLimits:
     call_s: float = 60.0
     """For a call that moves nothing, and for the begin of each."""

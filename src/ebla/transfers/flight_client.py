@@ -104,12 +104,12 @@ class FlightClient:
 
     def get_file(self, source: TransferSource, place: CheckpointFileRef, offset: int = 0) -> FileStream:
         size = _size_of(source, place)
-        query = FilesQuery(place.part, place.layer, place.file, offset)
+        query = FilesQuery(part=place.part, layer=place.layer, file=place.file, offset=offset)
         return FileStream(self._ask(source, query, self._time_for(size)), str(source.flight))
 
     def get_rows(self, source: TransferSource, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
         """Stored rows in key order: columns `key` and `value`."""
-        return self._batches(source, StoredRowsQuery(token_range))
+        return self._batches(source, StoredRowsQuery(range=token_range))
 
     def get_typed_rows(self, source: TransferSource, query: TypedRowsQuery) -> Iterator[pa.RecordBatch]:
         return self._batches(source, query)
@@ -155,7 +155,9 @@ class FlightClient:
         def read(offset: int) -> ByteBatches:
             return self._read(self.get_file(source, place, offset), size - offset, expected)
 
-        answer = self._put_bytes(target, FlightPut(target.ticket, attempt, name, size), read)
+        answer = self._put_bytes(
+            target, FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size), read
+        )
         if answer.checksum != expected[-1]:
             raise _other_bytes(name, source, target, answer, expected[-1])
         return StagedFile(name, size, answer.checksum)
@@ -189,12 +191,22 @@ class FlightClient:
         sizes = [_size_of(source, place) for place in places]
         more = tuple((place.staged_name, size) for place, size in zip(others, sizes[1:]))
         time_s, expected = self._time_for(sum(sizes)), list[int]()
-        stream = self.open_put(target, FlightPut(target.ticket, attempt, first.staged_name, sizes[0], 0, more), time_s)
+        stream = self.open_put(
+            target,
+            FlightPut(
+                ticket=target.ticket, attempt=attempt, name=first.staged_name, size_bytes=sizes[0], offset=0, more=more
+            ),
+            time_s,
+        )
         try:
             if stream.begin.files != len(places):
                 return None
             query = FilesQuery(
-                first.part, first.layer, first.file, 0, tuple((place.layer, place.file) for place in others)
+                part=first.part,
+                layer=first.layer,
+                file=first.file,
+                offset=0,
+                more=tuple((place.layer, place.file) for place in others),
             )
             content = FileStream(self._ask(source, query, time_s), str(source.flight), len(places))
             pieces = self._read(content, sum(sizes), expected)
@@ -226,7 +238,9 @@ class FlightClient:
         def read(offset: int) -> ByteBatches:
             return LocalFileRead(path, offset, checksums)
 
-        answer = self._put_bytes(target, FlightPut(target.ticket, attempt, name, size), read)
+        answer = self._put_bytes(
+            target, FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size), read
+        )
         if answer.checksum != checksums[-1]:
             raise Corruption(f"{name} came to {target.flight} with other bytes than were sent")
         return StagedFile(name, size, answer.checksum)

@@ -186,7 +186,13 @@ class RowUpload:
             return stream
 
     def _open(self) -> PutStream:
-        put = FlightPut(self._target.ticket, self._attempt, ROWS_NAME, 0, self._confirmed_bytes)
+        put = FlightPut(
+            ticket=self._target.ticket,
+            attempt=self._attempt,
+            name=ROWS_NAME,
+            size_bytes=0,
+            offset=self._confirmed_bytes,
+        )
         self._stream = self._client.open_put(self._target, put, self._limits.scan_s)
         self._sent = 0
         self._confirm(self._stream.begin.received_bytes)

@@ -59,7 +59,7 @@ def link_files(source: TransferSource, part: CheckpointPart, target: TransferTar
             origin = Path(source.folder, layer.folder, file.name)
             staged.append(_hand_over(origin, folder / file.name, f"{place}/{file.name}", file))
     size = sum(file.size_bytes for file in staged)
-    return MoveResult(target.transfer, attempt, tuple(staged), size_bytes=size, short_cut=True)
+    return MoveResult(transfer=target.transfer, attempt=attempt, files=tuple(staged), size_bytes=size, short_cut=True)
 
 
 def _hand_over(origin: Path, to: Path, name: str, file: CheckpointFile) -> StagedFile:

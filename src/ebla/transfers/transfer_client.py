@@ -56,7 +56,7 @@ TRANSIENT_ERRORS = (Unreachable, ConnectionLost, DeadlineExceeded, Overloaded, U
 """A process that starts anew, or has too much to do: asked again in a while it may answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferCallLimits:
     open_session_ms: int = 15_000
     close_session_ms: int = 60_000
@@ -77,7 +77,7 @@ class TransferCallLimits:
     """Questions of one job under way at the same time: those that wait for the same disk share its syncs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferScope:
     """What a run's questions have in common."""
 
@@ -101,7 +101,9 @@ class TransferClient:
     async def open_session(
         self, scope: TransferScope, life_ms: int, known_version: TopologyVersion
     ) -> OpenSessionAnswer:
-        request = OpenSessionRequest(scope.session, scope.table, scope.job, life_ms, known_version)
+        request = OpenSessionRequest(
+            session=scope.session, table=scope.table, job=scope.job, life_ms=life_ms, known_version=known_version
+        )
         return await self._patiently(lambda: self._doors.control(OPEN_SESSION, request, self._limits.open_session_ms))
 
     async def close_session(self, session: SessionId) -> CloseSessionAnswer:
@@ -130,7 +132,14 @@ class TransferClient:
         """`again`: one that is open, and what is to come, so that a disk without room says so now."""
         transfer, size_bytes = (TransferId(self._rng.uuid()), 0) if again is None else (again[0].transfer, again[1])
         request = OpenStagingRequest(
-            scope.session, transfer, scope.table, place.shard, part, scope.version, kind, size_bytes
+            session=scope.session,
+            transfer=transfer,
+            table=scope.table,
+            shard=place.shard,
+            range=part,
+            version=scope.version,
+            kind=kind,
+            size_bytes=size_bytes,
         )
         answer = await self._patiently(
             lambda: self._doors.bulk(place.host, OPEN_STAGING, request, self._limits.staging_ms)
@@ -139,13 +148,25 @@ class TransferClient:
 
     async def seal(self, target: TransferTarget, attempt: MoveResult, layers: tuple[TokenRange, ...]) -> int:
         """`layers`: of files, what is to be taken of each layer of the source."""
-        request = SealRequest(target.session, target.transfer, attempt.attempt, attempt.files, layers)
+        request = SealRequest(
+            session=target.session,
+            transfer=target.transfer,
+            attempt=attempt.attempt,
+            files=attempt.files,
+            layers=layers,
+        )
         answer = await self._patiently(lambda: self._doors.bulk(target.host, SEAL, request, self._limits.seal_ms))
         return answer.size_bytes
 
     async def adopt(self, scope: TransferScope, target: TransferTarget) -> AdoptAnswer:
         """No fence is named: what is brought is older than the session, and so is whatever could still overtake it."""
-        request = AdoptRequest(target.session, target.transfer, scope.table, target.range, TopologyVersion(0))
+        request = AdoptRequest(
+            session=target.session,
+            transfer=target.transfer,
+            table=scope.table,
+            range=target.range,
+            fence=TopologyVersion(0),
+        )
         place = Replica(target.host, target.shard)
         return await self._patiently(lambda: self._doors.shard(place, ADOPT, request, self._limits.adopt_ms))
 
@@ -163,7 +184,9 @@ class TransferClient:
         self, scope: TransferScope, host: HostId, part: TokenRange, shard: Replica | None
     ) -> TransferSource:
         number = None if shard is None else shard.shard
-        request = TakeCheckpointRequest(scope.session, scope.table, part, scope.version, number)
+        request = TakeCheckpointRequest(
+            session=scope.session, table=scope.table, range=part, version=scope.version, shard=number
+        )
         answer = await self._patiently(
             lambda: self._doors.bulk(host, TAKE_CHECKPOINT, request, self._limits.checkpoint_ms)
         )

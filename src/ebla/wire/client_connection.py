@@ -100,12 +100,12 @@ class RpcClientConnection:
             link.close(f"the certificate belongs to host {link.peer_host}, expected was {expected}")
             return self
         hello = HelloFrame(
-            PROTOCOL_OLDEST,
-            PROTOCOL_NEWEST,
-            self._target.lane,
-            self._limits.frame_bytes_max,
-            self._introduction,
-            expected,
+            oldest=PROTOCOL_OLDEST,
+            newest=PROTOCOL_NEWEST,
+            lane=self._target.lane,
+            frame_bytes_max=self._limits.frame_bytes_max,
+            introduction=self._introduction,
+            expected_host=expected,
         )
         link.send(encode(hello))
         return self
@@ -206,7 +206,7 @@ class RpcClientConnection:
         if self.closed_cause is not None or link is None:
             raise Unreachable(f"{self._peer_name()}: {self.closed_cause}")
         request_id = self._next_id
-        frame = encode(RequestFrame(request_id, verb.number, deadline_ms, with_body(request)))
+        frame = encode(RequestFrame(id=request_id, verb=verb.number, remaining_ms=deadline_ms, body=with_body(request)))
         size = len(frame)
         if size > self._frame_bytes_max:
             raise _too_large(verb.name, size, self._frame_bytes_max)

@@ -77,7 +77,7 @@ _TAG_OF: dict[type[EblaError], str] = {kind: tag for tag, kind in ERROR_TAGS.ite
 def failure_frame(request_id: int, error: EblaError) -> FailureFrame:
     """An error of a class that has no tag travels as its nearest ancestor that has one."""
     tag = next((_TAG_OF[kind] for kind in type(error).__mro__ if kind in _TAG_OF), "internal")
-    return FailureFrame(request_id, tag, error.outcome, error.message, error.advice)
+    return FailureFrame(id=request_id, error=tag, outcome=error.outcome, message=error.message, advice=error.advice)
 
 
 def error_from_frame(failure: FailureFrame) -> EblaError:

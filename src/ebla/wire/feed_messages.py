@@ -19,7 +19,7 @@ class FeedChange(msgspec.Struct, frozen=True, array_like=True):
     revision: Revision
 
 
-class FeedRequest(msgspec.Struct, frozen=True, array_like=True):
+class FeedRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     name: str
     pid: int
     after: Revision | None
@@ -33,7 +33,7 @@ class FeedRequest(msgspec.Struct, frozen=True, array_like=True):
     """The serial of the last report that control took; one that does not know of it answers at once."""
 
 
-class FeedAnswer(msgspec.Struct, frozen=True, array_like=True):
+class FeedAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The changes up to `revision`, whole transactions, oldest first. `reset`: they are not changes but everything."""
 
     revision: Revision
@@ -49,7 +49,7 @@ class FeedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """This control process has not been told how far the child is: it shall report again."""
 
 
-class ChildReport(msgspec.Struct, frozen=True, array_like=True):
+class ChildReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How far a child is with the newest version it has. Every field speaks of one moment."""
 
     name: str

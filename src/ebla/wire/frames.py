@@ -36,7 +36,7 @@ class RefusalReason(enum.IntEnum):
     BUSY = 5
 
 
-class Introduction(msgspec.Struct, frozen=True, array_like=True):
+class Introduction(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a process says of itself. `cluster` is None until the node belongs to one."""
 
     host: HostId
@@ -46,7 +46,7 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True):
     features: tuple[str, ...] = ()
 
 
-class HelloFrame(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class HelloFrame(msgspec.Struct, frozen=True, array_like=True, tag=1, kw_only=True):
     """The first frame of whoever connected. `expected_host` is who it believes to have reached."""
 
     oldest: int
@@ -69,7 +69,7 @@ class RefusalFrame(msgspec.Struct, frozen=True, array_like=True, tag=3):
     message: str
 
 
-class RequestFrame(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+class RequestFrame(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False, kw_only=True):
     """`id` counts up by one on each connection, from 1: a repeated frame is recognised by it."""
 
     id: int
@@ -83,7 +83,7 @@ class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False)
     body: msgspec.Raw
 
 
-class FailureFrame(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class FailureFrame(msgspec.Struct, frozen=True, array_like=True, tag=6, kw_only=True):
     id: int
     error: str
     outcome: Outcome

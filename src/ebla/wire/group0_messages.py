@@ -10,7 +10,7 @@ from ebla.model.transaction import Revision, Transaction
 from ebla.raft.messages import EntryKind, InstallSnapshot, Message
 
 
-class RaftMessages(msgspec.Struct, frozen=True, array_like=True):
+class RaftMessages(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Messages of one turn for one peer. Those of another history are not read: the side that was given up by a quorum
     failover can never write back."""
 
@@ -21,7 +21,7 @@ class RaftMessages(msgspec.Struct, frozen=True, array_like=True):
     address: Address
 
 
-class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One piece of the snapshot that `message` announces; the peer hears the message itself with the last one."""
 
     history: HistoryId
@@ -85,7 +85,7 @@ class MembershipAnswer(msgspec.Struct, frozen=True, array_like=True):
     revision: Revision
 
 
-class Group0ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+class Group0ReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Keys, and everything below the prefixes. `quorum`: linearizable; otherwise what this node has applied."""
 
     keys: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class ExecuteAnswer(msgspec.Struct, frozen=True, array_like=True):
     answer: CommandAnswer
 
 
-class WatchRequest(msgspec.Struct, frozen=True, array_like=True):
+class WatchRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Changes below a prefix after a revision; waits for one up to `wait_ms`. Without a revision: all that is there."""
 
     prefix: str
@@ -137,7 +137,7 @@ class WatchedChange(msgspec.Struct, frozen=True, array_like=True):
     index: int
 
 
-class WatchAnswer(msgspec.Struct, frozen=True, array_like=True):
+class WatchAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The changes up to `revision`, whole transactions, as many as fit: the rest is there at once when asked for.
 
     `reset`: the feed does not reach back to what was asked for, and `changes` is the content of the prefix, with `more`
@@ -170,7 +170,7 @@ class MemberReport(msgspec.Struct, frozen=True, array_like=True):
     lag: int | None = None
 
 
-class Group0Report(msgspec.Struct, frozen=True, array_like=True):
+class Group0Report(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Group 0 as this node sees it, from its own state alone."""
 
     history: HistoryId
@@ -184,7 +184,7 @@ class Group0Report(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[MemberReport, ...] = ()
 
 
-class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True):
+class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Give a host another role. A lock, where one is named, must still be the newest when the change is applied."""
 
     host: HostId

@@ -58,7 +58,7 @@ class WatchPager:
         self._beginnings = _Beginnings()
 
     def request(self, wait_ms: int) -> WatchRequest:
-        return WatchRequest(self._prefix, self.after, wait_ms, len(self._content))
+        return WatchRequest(prefix=self._prefix, after=self.after, wait_ms=wait_ms, start=len(self._content))
 
     def take(self, answer: WatchAnswer) -> WatchAnswer | None:
         """The answer, or all pages of a reset as one; None while there are more to come."""
@@ -74,4 +74,4 @@ class WatchPager:
             return None
         content, self._content = self._content, []
         self._beginnings = _Beginnings()
-        return WatchAnswer(answer.revision, True, tuple(content))
+        return WatchAnswer(revision=answer.revision, reset=True, changes=tuple(content))

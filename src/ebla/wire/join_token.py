@@ -21,7 +21,7 @@ _FORMAT = 1
 _CODE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JoinToken:
     expires_at_s: int
     """Seconds since 1970."""
@@ -51,8 +51,15 @@ class JoinToken:
 
 def make_join_token(key: bytes, fingerprint: bytes, expires_at_s: int, rng: Rng) -> JoinToken:
     assert len(fingerprint) >= FINGERPRINT_BYTES
-    unsigned = JoinToken(expires_at_s, rng.bytes(8), fingerprint[:FINGERPRINT_BYTES], b"")
-    return JoinToken(expires_at_s, unsigned.nonce, unsigned.fingerprint, _code(key, unsigned.signed()))
+    unsigned = JoinToken(
+        expires_at_s=expires_at_s, nonce=rng.bytes(8), fingerprint=fingerprint[:FINGERPRINT_BYTES], code=b""
+    )
+    return JoinToken(
+        expires_at_s=expires_at_s,
+        nonce=unsigned.nonce,
+        fingerprint=unsigned.fingerprint,
+        code=_code(key, unsigned.signed()),
+    )
 
 
 def parse_join_token(text: str) -> JoinToken:
@@ -69,7 +76,7 @@ def parse_join_token(text: str) -> JoinToken:
             raise ValueError(f"its format {form} is not known here")
     except (ValueError, binascii.Error) as error:
         raise InvalidRequest(f"not a join token: {error}") from None
-    return JoinToken(expires_at_s, nonce, fingerprint, data[_SIGNED.size :])
+    return JoinToken(expires_at_s=expires_at_s, nonce=nonce, fingerprint=fingerprint, code=data[_SIGNED.size :])
 
 
 def _code(key: bytes, signed: bytes) -> bytes:

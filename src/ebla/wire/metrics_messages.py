@@ -22,7 +22,7 @@ class MetricSample(msgspec.Struct, frozen=True, array_like=True):
     """Of a histogram: how many fell at or below each bound and above the one before; the last is what is above all."""
 
 
-class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     kind: str
     """A `MetricKind`, or one that only a newer process knows."""
     name: str
@@ -57,4 +57,6 @@ def _told(metrics: Metrics) -> Iterator[MetricFamily]:
 
 
 def _one(kind: MetricKind, about: Description, series: tuple[MetricSample, ...]) -> MetricFamily:
-    return MetricFamily(kind, about.name, about.help, about.labels, about.bounds, series)
+    return MetricFamily(
+        kind=kind, name=about.name, help=about.help, labels=about.labels, bounds=about.bounds, series=series
+    )

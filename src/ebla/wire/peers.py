@@ -51,7 +51,7 @@ class _Route:
         changed.set()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouteStatus:
     """A route as people see it."""
 
@@ -64,7 +64,7 @@ class RouteStatus:
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeersContext:
     transport: Transport
     rng: Rng
@@ -114,13 +114,13 @@ class Peers:
     def routes(self) -> tuple[RouteStatus, ...]:
         return tuple(
             RouteStatus(
-                route.host,
-                route.lane,
-                route.address,
-                route.state,
-                route.failures,
-                route.error,
-                0 if route.caller is None else route.caller.in_flight,
+                host=route.host,
+                lane=route.lane,
+                address=route.address,
+                state=route.state,
+                failures=route.failures,
+                error=route.error,
+                in_flight=0 if route.caller is None else route.caller.in_flight,
             )
             for route in self._routes.values()
         )

@@ -28,7 +28,7 @@ class WriteRowsRequest(msgspec.Struct, frozen=True, array_like=True):
     writes: tuple[RowWrite, ...]
 
 
-class WriteFailure(msgspec.Struct, frozen=True, array_like=True):
+class WriteFailure(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One write of a batch that is not acknowledged. Error and outcome as in a `Failure` frame."""
 
     index: int
@@ -44,7 +44,7 @@ class WriteRowsAnswer(msgspec.Struct, frozen=True, array_like=True):
     failures: tuple[WriteFailure, ...] = ()
 
 
-class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True):
+class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The stored items of these spans, ascending and apart from each other; for a reversed read they are read from the
     last key to the first."""
 
@@ -63,7 +63,7 @@ class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True):
     bytes_max: int = 1 << 20
 
 
-class ReadRowsAnswer(msgspec.Struct, frozen=True, array_like=True):
+class ReadRowsAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     items: tuple[Item, ...]
     """Merged rows and heads in the order of the read, tombstones among them; empty where only the digest was wanted."""
     digest: bytes
@@ -93,7 +93,7 @@ class RouteWriteRequest(msgspec.Struct, frozen=True, array_like=True):
     level: ConsistencyLevel
 
 
-class RouteReadRequest(msgspec.Struct, frozen=True, array_like=True):
+class RouteReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     table: TableId
     spans: tuple[Span, ...]
     level: ConsistencyLevel

@@ -23,7 +23,7 @@ class DropKeyspaceRequest(msgspec.Struct, frozen=True, array_like=True, tag="dro
     if_exists: bool = False
 
 
-class CreateTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="create_table"):
+class CreateTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="create_table", kw_only=True):
     keyspace: str
     name: str
     columns: tuple[Column, ...]
@@ -32,7 +32,7 @@ class CreateTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="crea
     min_tablet_count: int = 0
 
 
-class AlterTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="alter_table"):
+class AlterTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="alter_table", kw_only=True):
     keyspace: str
     name: str
     added: tuple[Column, ...] = ()
@@ -71,7 +71,7 @@ class SchemaRequest(msgspec.Struct, frozen=True, array_like=True):
     change: SchemaChange
 
 
-class SchemaAnswer(msgspec.Struct, frozen=True, array_like=True):
+class SchemaAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     changed: bool
     """False: what was wished for was so already, and `if_not_exists` or `if_exists` said that this is fine."""
     version: TopologyVersion

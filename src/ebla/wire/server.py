@@ -49,7 +49,7 @@ ANSWER_RESERVE_MS_MAX = 100
 T = TypeVar("T")
 
 
-class IncomingCall(msgspec.Struct, frozen=True, gc=False):
+class IncomingCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a served function learns besides the request. A struct only because one is made per request."""
 
     peer: Introduction
@@ -87,7 +87,7 @@ Serve = (
 ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
     name: str
     lane: Lane
@@ -144,7 +144,9 @@ class Server:
         so often that a task for each request would cost as much as its work."""
         assert verb.number not in self.verbs, f"{verb.name} is served already"
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
-        self.verbs[verb.number] = _Served(verb.name, verb.lane, decoder, None, None, _Later(begin, finish))
+        self.verbs[verb.number] = _Served(
+            name=verb.name, lane=verb.lane, decoder=decoder, inline=None, task=None, later=_Later(begin, finish)
+        )
 
     def serve_notice(self, notice: Notice[Q], work: ServeNotice[Q]) -> None:
         assert notice.number not in self.notices, f"{notice.name} is served already"
@@ -185,8 +187,8 @@ def _nobody_told(_host: HostId, _lane: Lane) -> None:
 def _served(name: str, lane: Lane, request: type, work: Callable[..., Any]) -> _Served:
     decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request)
     if inspect.iscoroutinefunction(work):
-        return _Served(name, lane, decoder, None, work)
-    return _Served(name, lane, decoder, work, None)
+        return _Served(name=name, lane=lane, decoder=decoder, inline=None, task=work)
+    return _Served(name=name, lane=lane, decoder=decoder, inline=work, task=None)
 
 
 class RpcServerConnection:
@@ -321,7 +323,7 @@ class RpcServerConnection:
             self._fail(message.id, InvalidRequest(f"a request of {served.name} is unreadable: {error}"))
             return
         loop = self._server.loop
-        call = IncomingCall(peer, self._lane, loop.time() + message.remaining_ms / 1000, loop)
+        call = IncomingCall(peer=peer, lane=self._lane, expires_at=loop.time() + message.remaining_ms / 1000, loop=loop)
         if served.inline is not None:
             try:
                 answer = served.inline(request, call)
@@ -412,7 +414,7 @@ class RpcServerConnection:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._end(f"a notice {served.name} is unreadable: {error}")
             return
-        call = IncomingCall(peer, self._lane, math.inf, self._server.loop)
+        call = IncomingCall(peer=peer, lane=self._lane, expires_at=math.inf, loop=self._server.loop)
         if served.inline is not None:
             try:
                 served.inline(notice, call)

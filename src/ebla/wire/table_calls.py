@@ -40,7 +40,7 @@ class StackSizeEstimate(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
-class ReadSource(msgspec.Struct, frozen=True, array_like=True):
+class ReadSource(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A node's copy of a table at one point, and the right to read it."""
 
     host: HostId
@@ -50,7 +50,7 @@ class ReadSource(msgspec.Struct, frozen=True, array_like=True):
     """Who is on the same one may ask where the files are (`LocateQuestion`) and read them."""
 
 
-class OpenTableReadRequest(msgspec.Struct, frozen=True, array_like=True):
+class OpenTableReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A checkpoint of all that this node has of the table. The same read again: the same point, while it is kept."""
 
     read: ReadId
@@ -75,7 +75,7 @@ class CloseTableReadRequest(msgspec.Struct, frozen=True, array_like=True):
 # ---- over Flight, behind the ticket of a read
 
 
-class CheckpointFiles(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointFiles(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The answer to `LocateQuestion`: where the files are, for who is on the same machine and may open them."""
 
     machine: str
@@ -112,7 +112,7 @@ class DescribeTableAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Changes of it are captured (CDC): layers are refused."""
 
 
-class OpenReadRequest(msgspec.Struct, frozen=True, array_like=True):
+class OpenReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     read: ReadId
     table: TableId
     level: ConsistencyLevel
@@ -121,7 +121,7 @@ class OpenReadRequest(msgspec.Struct, frozen=True, array_like=True):
     life_ms: int = 86_400_000
 
 
-class ReadRange(msgspec.Struct, frozen=True, array_like=True):
+class ReadRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A tablet, or a range of vnodes that have the same replicas."""
 
     range: TokenRange
@@ -135,7 +135,7 @@ class ReadRange(msgspec.Struct, frozen=True, array_like=True):
     """Of EACH_QUORUM: for each datacenter its sources and how many of them are needed. Empty: any `needed`."""
 
 
-class TableReadPlan(msgspec.Struct, frozen=True, array_like=True):
+class TableReadPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     schema: TableSchema
     version: TopologyVersion
     sources: tuple[ReadSource, ...]
@@ -150,7 +150,7 @@ class CloseReadRequest(msgspec.Struct, frozen=True, array_like=True):
     table: TableId
 
 
-class OpenWriteRequest(msgspec.Struct, frozen=True, array_like=True):
+class OpenWriteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     session: SessionId
     table: TableId
     level: ConsistencyLevel
@@ -169,7 +169,7 @@ class StagingRoute(msgspec.Struct, frozen=True, array_like=True):
     targets: tuple[int, ...]
 
 
-class StagingPlan(msgspec.Struct, frozen=True, array_like=True):
+class StagingPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     schema: TableSchema
     state: WriteJobState
     timestamp_us: int
@@ -182,7 +182,7 @@ class StagingPlan(msgspec.Struct, frozen=True, array_like=True):
     """Wall time: after it nothing of the job has an effect any more."""
 
 
-class StagedRun(msgspec.Struct, frozen=True, array_like=True):
+class StagedRun(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Rows in key order that one attempt has staged for one transfer."""
 
     host: HostId
@@ -199,7 +199,7 @@ class StagedRanges(msgspec.Struct, frozen=True, array_like=True):
     ranges: tuple[TokenRange, ...]
 
 
-class CommitWriteRequest(msgspec.Struct, frozen=True, array_like=True):
+class CommitWriteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The same again goes on where the one before was interrupted."""
 
     session: SessionId
@@ -227,7 +227,7 @@ class MissingCopy(msgspec.Struct, frozen=True, array_like=True):
     range: TokenRange
 
 
-class CommitWriteAnswer(msgspec.Struct, frozen=True, array_like=True):
+class CommitWriteAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     lacking: tuple[MissingCopy, ...] = ()
     """Not committed yet where there are any."""
     left_to_repair: tuple[HostId, ...] = ()

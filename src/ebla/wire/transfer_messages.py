@@ -26,7 +26,7 @@ from ebla.model.transfers import StagedFile, StagingKind, TransferSource, Transf
 # ---- control
 
 
-class OpenSessionRequest(msgspec.Struct, frozen=True, array_like=True):
+class OpenSessionRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The id is drawn by whoever asks, so that asking again does not open a second one."""
 
     session: SessionId
@@ -60,7 +60,7 @@ class CloseSessionAnswer(msgspec.Struct, frozen=True, array_like=True):
 # ---- shards
 
 
-class CheckpointRequest(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Of the stacks of this table that have a part of the range, each by hard links below `folder`. From the node's own
     bulk process alone."""
 
@@ -85,7 +85,7 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The one the shard had installed when the last of them was taken."""
 
 
-class FindTargetRequest(msgspec.Struct, frozen=True, array_like=True):
+class FindTargetRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Which life of a stack will take what is about to be staged. From then on, and as long as the session is open,
     nothing is collected there. From the node's own bulk process alone."""
 
@@ -102,7 +102,7 @@ class FindTargetAnswer(msgspec.Struct, frozen=True, array_like=True):
     free_bytes: int
 
 
-class AdoptRequest(msgspec.Struct, frozen=True, array_like=True):
+class AdoptRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Sealed staging becomes part of the stack that it was opened for."""
 
     session: SessionId
@@ -126,7 +126,7 @@ class AdoptAnswer(msgspec.Struct, frozen=True, array_like=True):
 # ---- bulk
 
 
-class TakeCheckpointRequest(msgspec.Struct, frozen=True, array_like=True):
+class TakeCheckpointRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     session: SessionId
     table: TableId
     range: TokenRange
@@ -139,7 +139,7 @@ class TakeCheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
     source: TransferSource
 
 
-class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True):
+class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Again for the same transfer: the same place, with a new ticket."""
 
     session: SessionId
@@ -157,7 +157,7 @@ class OpenStagingAnswer(msgspec.Struct, frozen=True, array_like=True):
     target: TransferTarget
 
 
-class SealRequest(msgspec.Struct, frozen=True, array_like=True):
+class SealRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """This attempt counts, if it has brought these files whole; from then on no other does."""
 
     session: SessionId
@@ -191,7 +191,7 @@ class StagingPhase(enum.StrEnum):
     SEALED = "sealed"
 
 
-class StagingStatus(msgspec.Struct, frozen=True, array_like=True):
+class StagingStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     session: SessionId
     transfer: TransferId
     phase: str
@@ -205,7 +205,7 @@ class BulkStatusRequest(msgspec.Struct, frozen=True, array_like=True):
     """None: all."""
 
 
-class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
+class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stagings: tuple[StagingStatus, ...] = ()
     checkpoints: int = 0
     refused_closed_session: int = 0
@@ -222,7 +222,7 @@ class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True):
 # ---- what goes over Flight, behind a ticket
 
 
-class FilesQuery(msgspec.Struct, frozen=True, array_like=True, tag="files"):
+class FilesQuery(msgspec.Struct, frozen=True, array_like=True, tag="files", kw_only=True):
     """One file of a checkpoint from an offset on. Batches have one column `bytes`, a value each; the last carries the
     CRC-32 of all the file's bytes, as 4 bytes big-endian, in its metadata.
 
@@ -237,7 +237,7 @@ class FilesQuery(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """Further files of the part, by layer and name, each from its beginning."""
 
 
-class StoredRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows"):
+class StoredRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows", kw_only=True):
     """Rows as they are stored, merged over layers, in key order: columns `key` and `value`."""
 
     range: TokenRange
@@ -250,7 +250,7 @@ class StoredRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="stored_
     has them answers several times faster. The answer's schema tells which it is."""
 
 
-class TypedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows"):
+class TypedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows", kw_only=True):
     """What a user sees, in typed columns."""
 
     range: TokenRange
@@ -298,7 +298,7 @@ class FlightGet(msgspec.Struct, frozen=True, array_like=True):
     run reads the table as it is then."""
 
 
-class FlightPut(msgspec.Struct, frozen=True, array_like=True):
+class FlightPut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What stands in a Flight descriptor. Batches have one column `bytes`: pieces of a file, or whole records of rows.
     `offset` is where the bytes begin: what an attempt has brought before a stream broke stays."""
 

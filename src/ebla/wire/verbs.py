@@ -89,7 +89,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verb(Generic[Q, A]):
     number: int
     name: str
@@ -98,7 +98,7 @@ class Verb(Generic[Q, A]):
     answer: type[A]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Generic[Q]):
     number: int
     name: str
@@ -114,7 +114,7 @@ class IdentityRequest(msgspec.Struct, frozen=True, array_like=True):
     """Who is there?"""
 
 
-class IdentityAnswer(msgspec.Struct, frozen=True, array_like=True):
+class IdentityAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     host: HostId
     cluster: ClusterId | None
     cluster_name: str
@@ -149,7 +149,7 @@ class ProcessState(enum.StrEnum):
     GONE = "gone"
 
 
-class ProcessStatus(msgspec.Struct, frozen=True, array_like=True):
+class ProcessStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One process of a node. `pid` is 0 while there is none; `state` is a `ProcessState`, or a newer peer's word."""
 
     name: str
@@ -166,7 +166,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, array_like=True):
     """Why it does not get on to a later version."""
 
 
-class TopologyStatus(msgspec.Struct, frozen=True, array_like=True):
+class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The topology as this node's control has it."""
 
     version: TopologyVersion
@@ -178,7 +178,7 @@ class TopologyStatus(msgspec.Struct, frozen=True, array_like=True):
     """Why this node is not in the ring yet."""
 
 
-class PeerStatus(msgspec.Struct, frozen=True, array_like=True):
+class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One node as another sees it. Never heard: `host` and `heard_ms_ago` are None."""
 
     host: HostId | None
@@ -189,7 +189,7 @@ class PeerStatus(msgspec.Struct, frozen=True, array_like=True):
     since_ms_ago: int = 0
 
 
-class StatusAnswer(msgspec.Struct, frozen=True, array_like=True):
+class StatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     host: HostId
     cluster: ClusterId | None
     cluster_name: str
@@ -239,7 +239,7 @@ class HandOverRequest(msgspec.Struct, frozen=True, array_like=True):
     token: str
 
 
-class HandOverAnswer(msgspec.Struct, frozen=True, array_like=True):
+class HandOverAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     cluster: ClusterId
     cluster_name: str
     certificate_pem: bytes
@@ -249,50 +249,76 @@ class HandOverAnswer(msgspec.Struct, frozen=True, array_like=True):
         return f"HandOverAnswer(cluster={self.cluster}, key_pem=<{len(self.key_pem)} bytes>)"
 
 
-IDENTITY = Verb(1, "identity", Lane.CONTROL, IdentityRequest, IdentityAnswer)
-HEARTBEAT = Verb(2, "heartbeat", Lane.CONTROL, HeartbeatRequest, HeartbeatAnswer)
-STATUS = Verb(3, "status", Lane.CONTROL, StatusRequest, StatusAnswer)
-STOP = Verb(4, "stop", Lane.CONTROL, StopRequest, EmptyAnswer)
-AUTHORITY = Verb(5, "authority", Lane.JOIN, AuthorityRequest, AuthorityAnswer)
-HAND_OVER = Verb(6, "hand_over", Lane.JOIN, HandOverRequest, HandOverAnswer)
-CHILD_BEAT = Verb(7, "child_beat", Lane.CONTROL, ChildBeatRequest, ChildBeatAnswer)
-RAFT = Notice(8, "raft", Lane.RAFT, RaftMessages)
-SNAPSHOT_CHUNK = Verb(9, "snapshot_chunk", Lane.DATA, SnapshotChunk, SnapshotChunkAnswer)
-GROUP0_PROPOSE = Verb(10, "group0_propose", Lane.CONTROL, ProposeRequest, EmptyAnswer)
-GROUP0_DISCOVER = Verb(11, "group0_discover", Lane.CONTROL, DiscoverRequest, DiscoverAnswer)
-GROUP0_JOIN = Verb(12, "group0_join", Lane.CONTROL, JoinRequest, JoinAnswer)
-GROUP0_MEMBERSHIP = Verb(13, "group0_membership", Lane.CONTROL, MembershipRequest, MembershipAnswer)
-GROUP0_READ = Verb(14, "group0_read", Lane.CONTROL, Group0ReadRequest, Group0ReadAnswer)
-GROUP0_EXECUTE = Verb(15, "group0_execute", Lane.CONTROL, ExecuteRequest, ExecuteAnswer)
-GROUP0_WATCH = Verb(16, "group0_watch", Lane.CONTROL, WatchRequest, WatchAnswer)
-GROUP0_LOCK = Verb(17, "group0_lock", Lane.CONTROL, LockRequest, LockAnswer)
-GROUP0_MEMBERS = Verb(18, "group0_members", Lane.CONTROL, MembersRequest, Group0Report)
-GROUP0_CHANGE_MEMBER = Verb(19, "group0_change_member", Lane.CONTROL, ChangeMemberRequest, ExecuteAnswer)
-GROUP0_TRANSFER = Verb(20, "group0_transfer", Lane.CONTROL, TransferLeadershipRequest, EmptyAnswer)
-FEED = Verb(21, "feed", Lane.CONTROL, FeedRequest, FeedAnswer)
-CHILD_REPORT = Verb(22, "child_report", Lane.CONTROL, ChildReport, EmptyAnswer)
-READ_BARRIER = Verb(23, "read_barrier", Lane.CONTROL, ReadBarrierRequest, ReadBarrierAnswer)
-NODE_BARRIER = Verb(24, "node_barrier", Lane.CONTROL, NodeBarrierRequest, NodeBarrierAnswer)
-SCHEMA = Verb(25, "schema", Lane.CONTROL, SchemaRequest, SchemaAnswer)
-WRITE_ROWS = Verb(26, "write_rows", Lane.DATA, WriteRowsRequest, WriteRowsAnswer)
-READ_ROWS = Verb(27, "read_rows", Lane.DATA, ReadRowsRequest, ReadRowsAnswer)
-STREAM_ROWS = Verb(28, "stream_rows", Lane.DATA, StreamRowsRequest, EmptyAnswer)
-ROUTE_WRITE = Verb(29, "route_write", Lane.DATA, RouteWriteRequest, EmptyAnswer)
-ROUTE_READ = Verb(30, "route_read", Lane.DATA, RouteReadRequest, RouteReadAnswer)
-COMPACT = Verb(31, "fold", Lane.DATA, CompactionJob, CompactionResult)
-METRICS = Verb(32, "metrics", Lane.CONTROL, MetricsRequest, MetricsAnswer)
-OPEN_SESSION = Verb(33, "open_session", Lane.CONTROL, OpenSessionRequest, OpenSessionAnswer)
-CLOSE_SESSION = Verb(34, "close_session", Lane.CONTROL, CloseSessionRequest, CloseSessionAnswer)
-CHECKPOINT = Verb(35, "checkpoint", Lane.DATA, CheckpointRequest, CheckpointAnswer)
-FIND_TARGET = Verb(36, "find_target", Lane.DATA, FindTargetRequest, FindTargetAnswer)
-ADOPT = Verb(37, "adopt", Lane.DATA, AdoptRequest, AdoptAnswer)
-TAKE_CHECKPOINT = Verb(38, "take_checkpoint", Lane.DATA, TakeCheckpointRequest, TakeCheckpointAnswer)
-OPEN_STAGING = Verb(39, "open_staging", Lane.DATA, OpenStagingRequest, OpenStagingAnswer)
-SEAL = Verb(40, "seal", Lane.DATA, SealRequest, SealAnswer)
-RELEASE = Verb(41, "release", Lane.DATA, ReleaseRequest, EmptyAnswer)
-BULK_STATUS = Verb(42, "bulk_status", Lane.DATA, BulkStatusRequest, BulkStatusAnswer)
-OPEN_TABLE_READ = Verb(43, "open_table_read", Lane.DATA, OpenTableReadRequest, OpenTableReadAnswer)
-CLOSE_TABLE_READ = Verb(44, "close_table_read", Lane.DATA, CloseTableReadRequest, EmptyAnswer)
+IDENTITY = Verb(number=1, name="identity", lane=Lane.CONTROL, request=IdentityRequest, answer=IdentityAnswer)
+HEARTBEAT = Verb(number=2, name="heartbeat", lane=Lane.CONTROL, request=HeartbeatRequest, answer=HeartbeatAnswer)
+STATUS = Verb(number=3, name="status", lane=Lane.CONTROL, request=StatusRequest, answer=StatusAnswer)
+STOP = Verb(number=4, name="stop", lane=Lane.CONTROL, request=StopRequest, answer=EmptyAnswer)
+AUTHORITY = Verb(number=5, name="authority", lane=Lane.JOIN, request=AuthorityRequest, answer=AuthorityAnswer)
+HAND_OVER = Verb(number=6, name="hand_over", lane=Lane.JOIN, request=HandOverRequest, answer=HandOverAnswer)
+CHILD_BEAT = Verb(number=7, name="child_beat", lane=Lane.CONTROL, request=ChildBeatRequest, answer=ChildBeatAnswer)
+RAFT = Notice(number=8, name="raft", lane=Lane.RAFT, message=RaftMessages)
+SNAPSHOT_CHUNK = Verb(
+    number=9, name="snapshot_chunk", lane=Lane.DATA, request=SnapshotChunk, answer=SnapshotChunkAnswer
+)
+GROUP0_PROPOSE = Verb(number=10, name="group0_propose", lane=Lane.CONTROL, request=ProposeRequest, answer=EmptyAnswer)
+GROUP0_DISCOVER = Verb(
+    number=11, name="group0_discover", lane=Lane.CONTROL, request=DiscoverRequest, answer=DiscoverAnswer
+)
+GROUP0_JOIN = Verb(number=12, name="group0_join", lane=Lane.CONTROL, request=JoinRequest, answer=JoinAnswer)
+GROUP0_MEMBERSHIP = Verb(
+    number=13, name="group0_membership", lane=Lane.CONTROL, request=MembershipRequest, answer=MembershipAnswer
+)
+GROUP0_READ = Verb(number=14, name="group0_read", lane=Lane.CONTROL, request=Group0ReadRequest, answer=Group0ReadAnswer)
+GROUP0_EXECUTE = Verb(number=15, name="group0_execute", lane=Lane.CONTROL, request=ExecuteRequest, answer=ExecuteAnswer)
+GROUP0_WATCH = Verb(number=16, name="group0_watch", lane=Lane.CONTROL, request=WatchRequest, answer=WatchAnswer)
+GROUP0_LOCK = Verb(number=17, name="group0_lock", lane=Lane.CONTROL, request=LockRequest, answer=LockAnswer)
+GROUP0_MEMBERS = Verb(number=18, name="group0_members", lane=Lane.CONTROL, request=MembersRequest, answer=Group0Report)
+GROUP0_CHANGE_MEMBER = Verb(
+    number=19, name="group0_change_member", lane=Lane.CONTROL, request=ChangeMemberRequest, answer=ExecuteAnswer
+)
+GROUP0_TRANSFER = Verb(
+    number=20, name="group0_transfer", lane=Lane.CONTROL, request=TransferLeadershipRequest, answer=EmptyAnswer
+)
+FEED = Verb(number=21, name="feed", lane=Lane.CONTROL, request=FeedRequest, answer=FeedAnswer)
+CHILD_REPORT = Verb(number=22, name="child_report", lane=Lane.CONTROL, request=ChildReport, answer=EmptyAnswer)
+READ_BARRIER = Verb(
+    number=23, name="read_barrier", lane=Lane.CONTROL, request=ReadBarrierRequest, answer=ReadBarrierAnswer
+)
+NODE_BARRIER = Verb(
+    number=24, name="node_barrier", lane=Lane.CONTROL, request=NodeBarrierRequest, answer=NodeBarrierAnswer
+)
+SCHEMA = Verb(number=25, name="schema", lane=Lane.CONTROL, request=SchemaRequest, answer=SchemaAnswer)
+WRITE_ROWS = Verb(number=26, name="write_rows", lane=Lane.DATA, request=WriteRowsRequest, answer=WriteRowsAnswer)
+READ_ROWS = Verb(number=27, name="read_rows", lane=Lane.DATA, request=ReadRowsRequest, answer=ReadRowsAnswer)
+STREAM_ROWS = Verb(number=28, name="stream_rows", lane=Lane.DATA, request=StreamRowsRequest, answer=EmptyAnswer)
+ROUTE_WRITE = Verb(number=29, name="route_write", lane=Lane.DATA, request=RouteWriteRequest, answer=EmptyAnswer)
+ROUTE_READ = Verb(number=30, name="route_read", lane=Lane.DATA, request=RouteReadRequest, answer=RouteReadAnswer)
+COMPACT = Verb(number=31, name="fold", lane=Lane.DATA, request=CompactionJob, answer=CompactionResult)
+METRICS = Verb(number=32, name="metrics", lane=Lane.CONTROL, request=MetricsRequest, answer=MetricsAnswer)
+OPEN_SESSION = Verb(
+    number=33, name="open_session", lane=Lane.CONTROL, request=OpenSessionRequest, answer=OpenSessionAnswer
+)
+CLOSE_SESSION = Verb(
+    number=34, name="close_session", lane=Lane.CONTROL, request=CloseSessionRequest, answer=CloseSessionAnswer
+)
+CHECKPOINT = Verb(number=35, name="checkpoint", lane=Lane.DATA, request=CheckpointRequest, answer=CheckpointAnswer)
+FIND_TARGET = Verb(number=36, name="find_target", lane=Lane.DATA, request=FindTargetRequest, answer=FindTargetAnswer)
+ADOPT = Verb(number=37, name="adopt", lane=Lane.DATA, request=AdoptRequest, answer=AdoptAnswer)
+TAKE_CHECKPOINT = Verb(
+    number=38, name="take_checkpoint", lane=Lane.DATA, request=TakeCheckpointRequest, answer=TakeCheckpointAnswer
+)
+OPEN_STAGING = Verb(
+    number=39, name="open_staging", lane=Lane.DATA, request=OpenStagingRequest, answer=OpenStagingAnswer
+)
+SEAL = Verb(number=40, name="seal", lane=Lane.DATA, request=SealRequest, answer=SealAnswer)
+RELEASE = Verb(number=41, name="release", lane=Lane.DATA, request=ReleaseRequest, answer=EmptyAnswer)
+BULK_STATUS = Verb(number=42, name="bulk_status", lane=Lane.DATA, request=BulkStatusRequest, answer=BulkStatusAnswer)
+OPEN_TABLE_READ = Verb(
+    number=43, name="open_table_read", lane=Lane.DATA, request=OpenTableReadRequest, answer=OpenTableReadAnswer
+)
+CLOSE_TABLE_READ = Verb(
+    number=44, name="close_table_read", lane=Lane.DATA, request=CloseTableReadRequest, answer=EmptyAnswer
+)
 
 VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     IDENTITY,

@@ -67,7 +67,7 @@ class SeededChance:
         return uuid.UUID(bytes=self.bytes(16))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Durable:
     """What a crash leaves."""
 
@@ -85,7 +85,7 @@ class Durable:
     def write(self, write: LogWrite) -> None:
         if write.snapshot is not None and write.snapshot.index > self.snapshot.index:
             self.snapshot = write.snapshot
-            self.base = Entry(write.snapshot.index, write.snapshot.term)
+            self.base = Entry(index=write.snapshot.index, term=write.snapshot.term)
             self.entries = []
         if write.hard_state is not None:
             self.hard_state = write.hard_state
@@ -102,7 +102,9 @@ class Durable:
 class Peer:
     def __init__(self, options: RaftOptions, snapshot: SnapshotMeta, seed: int) -> None:
         self.options = options
-        self.durable = Durable(HardState(), snapshot, Entry(snapshot.index, snapshot.term))
+        self.durable = Durable(
+            hard_state=HardState(), snapshot=snapshot, base=Entry(index=snapshot.index, term=snapshot.term)
+        )
         self.rng = SeededChance(seed)
         self.now_ms = 0
         self.writes: list[LogWrite] = []
@@ -117,7 +119,7 @@ class Peer:
         self.core = RaftCore(self.options, self.durable.past(), self.rng, self.now_ms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Harshness:
     """How often things go wrong, per thousand actions."""
 

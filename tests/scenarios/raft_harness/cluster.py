@@ -150,7 +150,7 @@ class Cluster:
     def send_snapshot(self, command: Command) -> None:
         sender, to = (PeerId(number) for number in command.numbers())
         node = self.nodes[sender - 1]
-        parcel = self._parcel(InstallSnapshot(sender, to, node.core.term, node.newest_snapshot))
+        parcel = self._parcel(InstallSnapshot(sender=sender, to=to, term=node.core.term, snapshot=node.newest_snapshot))
         self.parcels.append(parcel)
         self._print(describe_parcel(parcel))
 
@@ -208,11 +208,11 @@ class Cluster:
                 self._indented(f"> {number} {doing}", act, node)
 
     def _parcel(self, message: Message) -> Parcel:
-        return Parcel(message_sender(message), message.to, message, str(message.to))
+        return Parcel(sender=message_sender(message), to=message.to, content=message, receiver=str(message.to))
 
     def _answer(self, answer: Message | WriteCompleted) -> Parcel:
         if isinstance(answer, WriteCompleted):
-            return Parcel(APPEND_THREAD, answer.to, answer, str(answer.to))
+            return Parcel(sender=APPEND_THREAD, to=answer.to, content=answer, receiver=str(answer.to))
         return self._parcel(answer)
 
     def _process_ready(self, node: Node) -> None:
@@ -246,12 +246,26 @@ class Cluster:
         work: list[Parcel] = []
         if effects.write is not None:
             responses = tuple(self._answer(answer) for answer in effects.write.answers)
-            parcel = Parcel(me, PeerId(0), StorageAppend(effects.write), APPEND_THREAD, responses)
+            parcel = Parcel(
+                sender=me,
+                to=PeerId(0),
+                content=StorageAppend(effects.write),
+                receiver=APPEND_THREAD,
+                responses=responses,
+            )
             node.append_work.append(parcel)
             work.append(parcel)
         if effects.apply is not None:
-            answer = Parcel(APPLY_THREAD, node.core.peer, effects.apply.answer, me, entries=effects.apply.entries)
-            parcel = Parcel(me, PeerId(0), StorageApply(effects.apply), APPLY_THREAD, (answer,))
+            answer = Parcel(
+                sender=APPLY_THREAD,
+                to=node.core.peer,
+                content=effects.apply.answer,
+                receiver=me,
+                entries=effects.apply.entries,
+            )
+            parcel = Parcel(
+                sender=me, to=PeerId(0), content=StorageApply(effects.apply), receiver=APPLY_THREAD, responses=(answer,)
+            )
             node.apply_work.append(parcel)
             work.append(parcel)
         self._print(describe_effects(effects, sent + work))
@@ -278,7 +292,7 @@ class Cluster:
         self._print_responses(parcel)
 
     def _print_work(self, parcel: Parcel) -> None:
-        bare = Parcel(parcel.sender, parcel.to, parcel.content, parcel.receiver)
+        bare = Parcel(sender=parcel.sender, to=parcel.to, content=parcel.content, receiver=parcel.receiver)
         self._print(f"Processing:\n{describe_parcel(bare)}")
 
     def _print_responses(self, parcel: Parcel) -> None:

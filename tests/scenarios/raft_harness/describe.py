@@ -228,7 +228,7 @@ def _details(body: object) -> str:
 def _entries_of(parcel: Parcel) -> tuple[Entry, ...]:
     body = parcel.content
     if isinstance(body, Proposal):
-        return tuple(Entry(0, 0, payload, body.kind) for payload in body.payloads)
+        return tuple(Entry(index=0, term=0, data=payload, kind=body.kind) for payload in body.payloads)
     if isinstance(body, Append | StorageAppend | StorageApply):
         return body.entries
     return parcel.entries

@@ -36,7 +36,7 @@ class StorageApply:
         return self.apply.entries
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
     sender: str
     to: PeerId

@@ -14,7 +14,7 @@ _LOG_LINE = re.compile(r"^\s*(DEBUG|INFO|WARN|ERROR|FATAL) ")
 _ARGUMENT = re.compile(r"([\w-]+)=\(([^)]*)\)|([\w-]+)=(\S+)|(\S+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     name: str
     words: tuple[str, ...]
@@ -31,7 +31,7 @@ class Command:
         return [int(word) for word in self.words]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     line: int
     head: tuple[str, ...]
@@ -59,7 +59,7 @@ def parse(text: str) -> list[Block]:
             command_lines.append(lines[at])
             at += 1
         at, expected = _read_expected(lines, at + 1)
-        blocks.append(Block(start + 1, tuple(head), tuple(command_lines), "\n".join(expected)))
+        blocks.append(Block(line=start + 1, head=tuple(head), lines=tuple(command_lines), expected="\n".join(expected)))
     return blocks
 
 
@@ -100,7 +100,7 @@ def _command(lines: list[str]) -> Command:
             options[key] = (value,)
         else:
             words.append(word)
-    return Command(name, tuple(words), options, tuple(lines[1:]))
+    return Command(name=name, words=tuple(words), options=options, body=tuple(lines[1:]))
 
 
 def contract(output: str) -> str:

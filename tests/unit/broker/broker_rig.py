@@ -64,7 +64,7 @@ Hook = Callable[[HostId, Any], Awaitable[Any] | None]
 """What happens instead at a node; None: what always does."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Cluster:
     """`pipeline.doors.Doors`, and all that is behind them."""
 
@@ -126,7 +126,14 @@ class Cluster:
                     self.on_execute(request.transaction)
                 return ExecuteAnswer(self._execute(request.transaction))
             case "open_session":
-                opened = Session(request.session, SessionKind.BULK_JOB, request.table, None, request.job, 99)
+                opened = Session(
+                    id=request.session,
+                    kind=SessionKind.BULK_JOB,
+                    table=request.table,
+                    tablet=None,
+                    request=request.job,
+                    deadline_ms=99,
+                )
                 self.change(sessions=snapshot.sessions.put(request.session, opened))
                 return OpenSessionAnswer(99, snapshot.version)
             case "close_session":
@@ -169,7 +176,7 @@ class Cluster:
                 return SealAnswer(request.files[0].size_bytes)
         match verb.name:
             case "open_table_read":
-                source = ReadSource(where, Address("127.0.0.9", 7001), b"right of " + where.bytes)
+                source = ReadSource(host=where, flight=Address("127.0.0.9", 7001), ticket=b"right of " + where.bytes)
                 return OpenTableReadAnswer(source, self.stacks)
             case "close_table_read":
                 return DoneAnswer()
@@ -216,7 +223,13 @@ class Rig:
 
     def opening(self, job: str = "job", level: Level = Level.QUORUM, batch: int | None = None) -> OpenWriteRequest:
         self.drawn += 1
-        return OpenWriteRequest(SessionId(uuid.UUID(int=1000 + self.drawn, version=4)), TABLE, level, job, batch)
+        return OpenWriteRequest(
+            session=SessionId(uuid.UUID(int=1000 + self.drawn, version=4)),
+            table=TABLE,
+            level=level,
+            job=job,
+            batch=batch,
+        )
 
     def record(self, job: str = "job") -> WriteJobRecord:
         return decode_stored(WriteJobRecord, self.cluster.values[write_key(TABLE, job)][0]).value
@@ -226,7 +239,11 @@ def staged(plan: StagingPlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
     """A run for every target but these."""
     return [
         StagedRun(
-            one.host, one.transfer, AttemptId(uuid.UUID(int=number + 1)), StagedFile("rows", 10 + number, 7), rows=3
+            host=one.host,
+            transfer=one.transfer,
+            attempt=AttemptId(uuid.UUID(int=number + 1)),
+            file=StagedFile("rows", 10 + number, 7),
+            rows=3,
         )
         for number, one in enumerate(plan.targets)
         if number not in but
@@ -235,13 +252,13 @@ def staged(plan: StagingPlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
 
 def committing(asked: OpenWriteRequest, plan: StagingPlan, runs: list[StagedRun] | None = None) -> CommitWriteRequest:
     return CommitWriteRequest(
-        asked.session,
-        asked.table,
-        asked.job,
-        asked.level,
-        tuple(staged(plan) if runs is None else runs),
-        plan.targets,
-        asked.batch,
+        session=asked.session,
+        table=asked.table,
+        job=asked.job,
+        level=asked.level,
+        runs=tuple(staged(plan) if runs is None else runs),
+        targets=plan.targets,
+        batch=asked.batch,
     )
 
 
@@ -255,7 +272,7 @@ def with_rig(
     async def run() -> None:
         view = TopologyView()
         view.install(view_of(snapshot or a_snapshot(4, 3, 4), Revision(HISTORY, 1)))
-        cluster = Cluster(view)
+        cluster = Cluster(view=view)
         async with asyncio.TaskGroup() as tasks:
             clock = LoopClock()
             parts = BrokerDeps(

@@ -52,7 +52,7 @@ READ = ReadId(uuid.UUID(int=5))
 
 
 def opening(level: Level = Level.QUORUM) -> OpenReadRequest:
-    return OpenReadRequest(READ, TABLE, level)
+    return OpenReadRequest(read=READ, table=TABLE, level=level)
 
 
 def failure_of(data: bytes) -> Any:

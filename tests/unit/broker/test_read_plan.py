@@ -46,16 +46,16 @@ def in_two_datacenters() -> View:
 
 
 def test_a_piece_for_each_tablet() -> None:
-    copies = range_copies(VIEW, TableReadSpec(TABLETS, Level.QUORUM, "dc1"))
+    copies = range_copies(VIEW, TableReadSpec(table=TABLETS, level=Level.QUORUM, datacenter="dc1"))
     assert [len(piece.hosts) for piece in copies] == [3] * 4
     assert copies[0].range.start == TOKEN_MIN
     assert [one.range.end for one in copies[:-1]] == [one.range.start for one in copies[1:]]
     with pytest.raises(NotFound):
-        range_copies(VIEW, TableReadSpec(TableId(UUID(int=9)), Level.ONE, "dc1"))
+        range_copies(VIEW, TableReadSpec(table=TableId(UUID(int=9)), level=Level.ONE, datacenter="dc1"))
 
 
 def test_neighbouring_vnodes_of_the_same_hosts_are_one_piece() -> None:
-    copies = range_copies(VIEW, TableReadSpec(VNODES, Level.QUORUM, "dc1"))
+    copies = range_copies(VIEW, TableReadSpec(table=VNODES, level=Level.QUORUM, datacenter="dc1"))
     assert (copies[0].range.start, copies[-1].range.end) == (TOKEN_MIN, TOKEN_MAX)
     for left, right in pairwise(copies):
         assert left.range.end == right.range.start
@@ -67,7 +67,7 @@ def test_neighbouring_vnodes_of_the_same_hosts_are_one_piece() -> None:
 
 @pytest.mark.parametrize(("level", "needed"), [(Level.ONE, 1), (Level.QUORUM, 2), (Level.ALL, 3), (Level.LOCAL_ONE, 1)])
 def test_a_level_needs_so_many(level: Level, needed: int) -> None:
-    asked = TableReadSpec(TABLETS, level, "dc1")
+    asked = TableReadSpec(table=TABLETS, level=level, datacenter="dc1")
     pieces = plan_read_ranges(range_copies(VIEW, asked), asked, given(*ALL), LOCAL)
     assert {piece.needed for piece in pieces} == {needed}
     assert {len(piece.sources) for piece in pieces} == {3}
@@ -75,13 +75,13 @@ def test_a_level_needs_so_many(level: Level, needed: int) -> None:
 
 
 def test_reads_are_spread_over_the_nodes() -> None:
-    asked = TableReadSpec(TABLETS, Level.ONE, "dc1")
+    asked = TableReadSpec(table=TABLETS, level=Level.ONE, datacenter="dc1")
     pieces = plan_read_ranges(range_copies(VIEW, asked), asked, given(*ALL), LOCAL)
     assert max(Counter(piece.sources[0] for piece in pieces).values()) == 1
 
 
 def test_a_large_piece_counts_for_more() -> None:
-    asked = TableReadSpec(TABLETS, Level.ONE, "dc1")
+    asked = TableReadSpec(table=TABLETS, level=Level.ONE, datacenter="dc1")
     copies = range_copies(VIEW, asked)
     stacks = tuple(
         StackSizeEstimate(one.range, size, 0) for one, size in zip(copies, (10 << 20, 1 << 20, 1 << 20, 1 << 20))
@@ -92,7 +92,7 @@ def test_a_large_piece_counts_for_more() -> None:
 
 
 def test_who_is_not_there_is_left_out_as_long_as_the_level_is_reached() -> None:
-    asked = TableReadSpec(TABLETS, Level.QUORUM, "dc1")
+    asked = TableReadSpec(table=TABLETS, level=Level.QUORUM, datacenter="dc1")
     copies = range_copies(VIEW, asked)
     there = [host(1), host(2), host(3)]
     assert replica_shortage(copies, asked, there, LOCAL) is None
@@ -104,19 +104,19 @@ def test_who_is_not_there_is_left_out_as_long_as_the_level_is_reached() -> None:
 
 def test_local_levels_ask_the_own_datacenter_alone() -> None:
     view = in_two_datacenters()
-    asked = TableReadSpec(TABLETS, Level.LOCAL_ONE, "dc2")
+    asked = TableReadSpec(table=TABLETS, level=Level.LOCAL_ONE, datacenter="dc2")
     copies = range_copies(view, asked)
     assert hosts_to_read(copies, asked, TWO) == (host(3), host(4))
     pieces = plan_read_ranges(copies, asked, given(host(3), host(4)), TWO)
     assert all(piece.sources for piece in pieces)
-    near = TableReadSpec(TABLETS, Level.ONE, "dc2")
+    near = TableReadSpec(table=TABLETS, level=Level.ONE, datacenter="dc2")
     for piece in plan_read_ranges(range_copies(view, near), near, given(*ALL), TWO):
         assert piece.sources[0] in (2, 3), "near ones first"
 
 
 def test_each_datacenter_has_a_group_of_its_own() -> None:
     view = in_two_datacenters()
-    asked = TableReadSpec(TABLETS, Level.EACH_QUORUM, "dc1")
+    asked = TableReadSpec(table=TABLETS, level=Level.EACH_QUORUM, datacenter="dc1")
     pieces = plan_read_ranges(range_copies(view, asked), asked, given(*ALL), TWO)
     for piece in pieces:
         assert len(piece.groups) == 2
@@ -129,21 +129,23 @@ def test_each_datacenter_has_a_group_of_its_own() -> None:
 
 
 def test_only_what_was_asked_for() -> None:
-    whole = range_copies(VIEW, TableReadSpec(TABLETS, Level.ONE, "dc1"))
+    whole = range_copies(VIEW, TableReadSpec(table=TABLETS, level=Level.ONE, datacenter="dc1"))
     first, second = whole[0].range, whole[1].range
     half = first.split(2)[1]
-    asked = TableReadSpec(TABLETS, Level.ONE, "dc1", (half, TokenRange(half.start, second.start), second))
+    asked = TableReadSpec(
+        table=TABLETS, level=Level.ONE, datacenter="dc1", ranges=(half, TokenRange(half.start, second.start), second)
+    )
     stacks = (StackSizeEstimate(first, 1_000, 100),)
     pieces = plan_read_ranges(whole, asked, given(*ALL, stacks=stacks), LOCAL)
     assert [piece.range for piece in pieces] == [half, second], "nothing twice"
     assert (pieces[0].size_bytes, pieces[0].rows) == (500, 50)
-    alone = TableReadSpec(TABLETS, Level.QUORUM, "dc1", (first,))
+    alone = TableReadSpec(table=TABLETS, level=Level.QUORUM, datacenter="dc1", ranges=(first,))
     assert replica_shortage(whole, alone, whole[0].hosts, LOCAL) is None, "the others need not be there"
     assert set(hosts_to_read(whole, alone, LOCAL)) == set(whole[0].hosts)
 
 
 def test_a_stack_over_several_pieces_counts_by_tokens() -> None:
-    copies = range_copies(VIEW, TableReadSpec(VNODES, Level.ONE, "dc1"))
+    copies = range_copies(VIEW, TableReadSpec(table=VNODES, level=Level.ONE, datacenter="dc1"))
     stacks = (StackSizeEstimate(WHOLE_RING, 1_000_000, 1_000),)
     sizes = estimate_sizes(copies, {host(1): OpenedReadSource(0, stacks)})
     own = [size for piece, size in zip(copies, sizes) if host(1) in piece.hosts]

@@ -31,7 +31,7 @@ TABLE = TableId(uuid.UUID(int=1))
 
 
 def run(session: int, batch: int | None = None, now_ms: int = 1_000) -> WriteRun:
-    return WriteRun(TABLE, "job", SessionId(uuid.UUID(int=session)), batch, now_ms)
+    return WriteRun(table=TABLE, job="job", session=SessionId(uuid.UUID(int=session)), batch=batch, now_ms=now_ms)
 
 
 def first(session: int = 1, batch: int | None = None, timestamp_us: int = 100) -> WriteJobRecord:

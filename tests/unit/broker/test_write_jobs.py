@@ -327,7 +327,9 @@ async def test_a_replica_that_came_meanwhile_gets_a_place_before_anything_else(r
     assert not {"seal", "adopt"} & set(rig.cluster.names())
     late = answer.lacking[0].target
     request = committing(asked, plan)
-    run = StagedRun(late.host, late.transfer, request.runs[0].attempt, request.runs[0].file, 3)
+    run = StagedRun(
+        host=late.host, transfer=late.transfer, attempt=request.runs[0].attempt, file=request.runs[0].file, rows=3
+    )
     whole = msgspec.structs.replace(request, targets=(*plan.targets, late), runs=(*request.runs, run))
     assert (await rig.call(COMMIT_WRITE, whole)).lacking == ()
     assert (replica(4, 1), plan.routes[0].range) in rig.cluster.adopted

@@ -52,7 +52,13 @@ def target(place: ReplicaStack, number: int = 0) -> TransferTarget:
 
 def run(place: ReplicaStack, number: int = 0, attempt: int = 1, rows: int = 1) -> StagedRun:
     transfer = transfer_id_of(SESSION, place, number)
-    return StagedRun(place.replica.host, transfer, AttemptId(UUID(int=attempt)), StagedFile("rows", 5), rows)
+    return StagedRun(
+        host=place.replica.host,
+        transfer=transfer,
+        attempt=AttemptId(UUID(int=attempt)),
+        file=StagedFile("rows", 5),
+        rows=rows,
+    )
 
 
 def test_a_place_for_each_replica_of_each_tablet() -> None:
@@ -87,7 +93,7 @@ def moved(kind: TransitionKind, coming: Replica) -> WriteLayout:
     old = world.snapshot.tablets[table].replicas(0)
     leaving = next((one for one in old if one.host == coming.host), old[0])
     new = tuple(coming if one == leaving else one for one in old)
-    world.do(StartMoves((TabletMove(table, 0, kind, new),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=0, kind=kind, new_replicas=new),)))
     while True:
         transition = world.snapshot.tablets[table].transition(0)
         assert transition is not None

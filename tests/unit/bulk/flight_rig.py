@@ -52,7 +52,7 @@ Layer = tuple[Sequence[Item], TokenRange, bool]
 """What it holds, its range, and whether it has a sidecar."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RigPlane:
     """`data_plane.DataPlane` without a node around it: one checkpoint, one transfer, sessions by hand."""
 
@@ -80,7 +80,14 @@ class RigPlane:
         self.sources += 1
         self.sources_ever += 1
         folder = str(self.folder / "checkpoint")
-        return SourceStream(SESSION, CHECKPOINT, self.schema.id, folder, self.parts, self.schema)
+        return SourceStream(
+            session=SESSION,
+            checkpoint=CHECKPOINT,
+            table=self.schema.id,
+            folder=folder,
+            parts=self.parts,
+            schema=self.schema,
+        )
 
     async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> SourceStream:
         self.tickets.read(ticket, GrantKind.READ, self.now_ms)
@@ -89,12 +96,27 @@ class RigPlane:
         self.sources += 1
         self.read_opened()
         folder = str(self.folder / "checkpoint")
-        return SourceStream(None, CHECKPOINT, self.schema.id, folder, self.parts, self.schema, "here.1")
+        return SourceStream(
+            session=None,
+            checkpoint=CHECKPOINT,
+            table=self.schema.id,
+            folder=folder,
+            parts=self.parts,
+            schema=self.schema,
+            machine="here.1",
+        )
 
     def open_staged(self, ticket: bytes, attempt: AttemptId) -> StagedRowsSource:
         self._check(self.tickets.read(ticket, GrantKind.PUT, self.now_ms).session)
         self.sources += 1
-        source = SourceStream(SESSION, None, self.schema.id, str(self.folder), (), self.schema)
+        source = SourceStream(
+            session=SESSION,
+            checkpoint=None,
+            table=self.schema.id,
+            folder=str(self.folder),
+            parts=(),
+            schema=self.schema,
+        )
         return StagedRowsSource(source, self.rows or StagedRows(str(self._path(attempt, ROWS_NAME))))
 
     async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
@@ -167,14 +189,26 @@ class FlightRig:
         return self.cluster.authority.certificate_pem
 
     def source(self, *, expires_ms: int = 10_000, ticket: bytes | None = None) -> TransferSource:
-        grant = Grant(GrantKind.GET, SESSION, CHECKPOINT, self.stream_service.schema.id, expires_ms)
+        grant = Grant(
+            kind=GrantKind.GET,
+            session=SESSION,
+            subject=CHECKPOINT,
+            table=self.stream_service.schema.id,
+            expires_ms=expires_ms,
+        )
         signed = self.stream_service.tickets.sign(grant) if ticket is None else ticket
         return TransferSource(
             host(1), CHECKPOINT, self.stream_service.schema.id, self.stream_service.parts, signed, self.address
         )
 
     def target(self, kind: StagingKind = StagingKind.FILES, *, expires_ms: int = 10_000) -> TransferTarget:
-        grant = Grant(GrantKind.PUT, SESSION, TRANSFER, self.stream_service.schema.id, expires_ms)
+        grant = Grant(
+            kind=GrantKind.PUT,
+            session=SESSION,
+            subject=TRANSFER,
+            table=self.stream_service.schema.id,
+            expires_ms=expires_ms,
+        )
         ticket = self.stream_service.tickets.sign(grant)
         return TransferTarget(host(1), ShardNumber(0), SESSION, TRANSFER, kind, WHOLE_RING, ticket, self.address)
 
@@ -211,7 +245,7 @@ def identity_of(folder: TlsFolder) -> FlightCertificate:
 async def flight_rig(
     folder: Path, *, limits: FlightLimits | None = None, scan_limits: ScanPoolLimits | None = None, life_s: float = 60
 ) -> AsyncIterator[FlightRig]:
-    stream_service = RigPlane(folder)
+    stream_service = RigPlane(folder=folder)
     scans = ScanWorkerPool(scan_limits)
     reports: list[tuple[str, Mapping[str, object]]] = []
     server = FlightServer(stream_service, scans, limits or FlightLimits(), lambda *told: reports.append(told))
@@ -257,7 +291,7 @@ async def build_part(
     rig.stream_service.schema = schema
     rig.stream_service.parts = (
         *rig.stream_service.parts,
-        CheckpointPart(ShardNumber(number), part_range, tuple(built)),
+        CheckpointPart(shard=ShardNumber(number), range=part_range, layers=tuple(built)),
     )
 
 
@@ -268,4 +302,7 @@ def add_file(rig: FlightRig, name: str, content: bytes) -> None:
     folder.mkdir(parents=True)
     (folder / name).write_bytes(content)
     layer = CheckpointLayer(f"files{number}", WHOLE_RING, (CheckpointFile(name, len(content)),))
-    rig.stream_service.parts = (*rig.stream_service.parts, CheckpointPart(ShardNumber(number), WHOLE_RING, (layer,)))
+    rig.stream_service.parts = (
+        *rig.stream_service.parts,
+        CheckpointPart(shard=ShardNumber(number), range=WHOLE_RING, layers=(layer,)),
+    )

@@ -60,7 +60,7 @@ class ReadRig:
 
     def on_tablets(self, *replicas: Replica) -> None:
         self.rig.control.rows |= self.tablets(*replicas)
-        self.rig.control.rows[keyspace_key("ks")] = Keyspace("ks", simple(1), on_tablets=True)
+        self.rig.control.rows[keyspace_key("ks")] = Keyspace(name="ks", replication=simple(1), on_tablets=True)
 
     def tablets(self, *replicas: Replica) -> dict[str, Row | None]:
         made = tablet_map(TABLE, [(each,) for each in replicas])
@@ -109,5 +109,5 @@ def is_there(source: SourceStream) -> bool:
 async def opened(
     caller: RpcClientConnection, read: ReadId = READ, version: int = VERSION, life_ms: int = LIFE_MS
 ) -> OpenTableReadAnswer:
-    request = OpenTableReadRequest(read, TABLE, TopologyVersion(version), life_ms)
+    request = OpenTableReadRequest(read=read, table=TABLE, version=TopologyVersion(version), life_ms=life_ms)
     return await caller.call(OPEN_TABLE_READ, request, CALL_MS)

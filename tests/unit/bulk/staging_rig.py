@@ -37,7 +37,7 @@ RANGES = (WHOLE_RING, WHOLE_RING)
 
 
 def target(kind: StagingKind = StagingKind.FILES, tokens: TokenRange = WHOLE_RING, incarnation: int = 5) -> TargetFile:
-    return TargetFile(TABLE, ShardNumber(0), Incarnation(incarnation), tokens, kind)
+    return TargetFile(table=TABLE, shard=ShardNumber(0), incarnation=Incarnation(incarnation), range=tokens, kind=kind)
 
 
 def told(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
@@ -47,7 +47,7 @@ def told(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
 def order_of(
     attempt: AttemptId, files: Mapping[str, bytes] = FILES, layers: tuple[TokenRange, ...] = RANGES
 ) -> SealSpec:
-    return SealSpec(attempt, told(files), layers, SMALL)
+    return SealSpec(attempt=attempt, files=told(files), layers=layers, schema=SMALL)
 
 
 class BuildsHere:
@@ -71,14 +71,14 @@ class StagingRig:
         self.disk: Disk = own if disk is None else disk
         self.own = own
         parts = StagingDeps(
-            self.disk,
-            SimRng("staging"),
-            FOLDER,
-            MACHINE,
-            SimIsolation(own),
-            BuildsHere(self.disk),
-            limits or TransferLimits(rows_merged_bytes_max=ROWS_MERGED_BYTES_MAX),
-            discard_event,
+            disk=self.disk,
+            rng=SimRng("staging"),
+            folder=FOLDER,
+            machine=MACHINE,
+            isolation=SimIsolation(own),
+            building=BuildsHere(self.disk),
+            limits=limits or TransferLimits(rows_merged_bytes_max=ROWS_MERGED_BYTES_MAX),
+            report=discard_event,
         )
         self.staging = Staging(parts)
         self.puts = OpenPuts(parts, self.staging)
@@ -93,7 +93,7 @@ class StagingRig:
 
     async def put(self, staged: StagedTransfer, attempt: AttemptId, name: str, data: bytes, pieces: int = 3) -> int:
         """All of it, from wherever the place is; its checksum."""
-        place = await self.puts.open(staged, FlightPut(b"", attempt, name, len(data)))
+        place = await self.puts.open(staged, FlightPut(ticket=b"", attempt=attempt, name=name, size_bytes=len(data)))
         step = max(1, len(data) // pieces)
         while place.received_bytes < len(data):
             await self.puts.append(place, data[place.received_bytes : place.received_bytes + step])

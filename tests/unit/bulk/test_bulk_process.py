@@ -53,7 +53,7 @@ class Control:
     def tell(self, index: int, rows: dict[str, Row | None], *, reset: bool = False) -> None:
         at = Revision(HISTORY, index)
         changes = tuple(FeedChange(key, None if row is None else encode(row), at) for key, row in rows.items())
-        self._answers.put_nowait(FeedAnswer(at, reset, changes))
+        self._answers.put_nowait(FeedAnswer(revision=at, reset=reset, changes=changes))
 
     async def reported(self, count: int) -> ChildReport:
         async with asyncio.timeout(10):
@@ -75,7 +75,7 @@ class Control:
 
 
 def state(version: int) -> TopologyState:
-    return TopologyState(TopologyVersion(version), TopologyVersion(1))
+    return TopologyState(version=TopologyVersion(version), fence=TopologyVersion(1))
 
 
 class Rig:
@@ -83,11 +83,22 @@ class Rig:
         self.transport = MemoryTransport()
         self.control = Control(tasks)
         self.folds = Folds()
-        own = Introduction(OURS.host, OURS.cluster, OURS.cluster_name, "bulk")
-        setup = BulkConfig(own, BULK, CONTROL, 20, CompactionServiceLimits(), WireLimits(), discard_event, pid=42)
-        around = Environment(SystemClock(), SeededChance(), FileDisk(), self.transport)
+        own = Introduction(host=OURS.host, cluster=OURS.cluster, cluster_name=OURS.cluster_name, process="bulk")
+        setup = BulkConfig(
+            introduction=own,
+            address=BULK,
+            control_address=CONTROL,
+            heartbeat_ms=20,
+            desk=CompactionServiceLimits(),
+            wire=WireLimits(),
+            report=discard_event,
+            pid=42,
+        )
+        around = Environment(clock=SystemClock(), rng=SeededChance(), disk=FileDisk(), transport=self.transport)
         self.bulk = BulkProcess(around, setup, self.folds)
-        self.context = PeersContext(self.transport, SeededChance(), OURS, WireLimits(), discard_event)
+        self.context = PeersContext(
+            transport=self.transport, rng=SeededChance(), introduction=OURS, limits=WireLimits(), report=discard_event
+        )
 
 
 @asynccontextmanager
@@ -119,7 +130,7 @@ async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards
     async with running() as rig:
         listed: dict[str, Row | None] = {
             STATE: state(7),
-            session_key(SESSION): Session(SESSION, SessionKind.REQUEST),
+            session_key(SESSION): Session(id=SESSION, kind=SessionKind.REQUEST),
         }
         rig.control.tell(3, listed, reset=True)
         await rig.control.reported(1)

@@ -22,7 +22,15 @@ from ebla.wire.server import IncomingCall
 
 def job_of(number: int) -> CompactionJob:
     inputs = (CompactionInput(LayerId(1), f"/data/in-{number}", WHOLE_RING),)
-    return CompactionJob(Incarnation(number), inputs, LayerId(2), f"/data/out-{number}", WHOLE_RING, KEEP_ALL, SMALL)
+    return CompactionJob(
+        incarnation=Incarnation(number),
+        inputs=inputs,
+        output=LayerId(2),
+        output_folder=f"/data/out-{number}",
+        range=WHOLE_RING,
+        rule=KEEP_ALL,
+        schema=SMALL,
+    )
 
 
 class Folds:
@@ -65,7 +73,7 @@ class Desk:
 
     async def ask(self, number: int, remaining_s: float = math.inf) -> CompactionResult:
         loop = asyncio.get_running_loop()
-        call = IncomingCall(introduction(1), Lane.DATA, loop.time() + remaining_s, loop)
+        call = IncomingCall(peer=introduction(1), lane=Lane.DATA, expires_at=loop.time() + remaining_s, loop=loop)
         return await self.desk.serve(job_of(number), call)
 
 

@@ -51,12 +51,12 @@ PLAIN = table(column("k", "bigint", ColumnKind.PARTITION_KEY), column("v", "text
 
 
 def asked(names: Sequence[str]) -> TypedRowsQuery:
-    return TypedRowsQuery(WHOLE_RING, tuple(ColumnSelector(name) for name in names), 0)
+    return TypedRowsQuery(range=WHOLE_RING, columns=tuple(ColumnSelector(name) for name in names), now_s=0)
 
 
 def stacks(seed: int) -> list[list[Layer]]:
     """Two stacks of one table, each with all of its rows in a half of the ring, over layers of several kinds."""
-    rows = RandomRows(seed, Mix(0.5, 8, 60))
+    rows = RandomRows(seed, Mix(plain=0.5, partitions=8, rows=60))
     found: list[list[Layer]] = []
     for half in (LOWER, UPPER):
         layers = [[item for item in rows.layer() if decode_token(item[0]) in half] for _ in range(3)]
@@ -79,7 +79,11 @@ def plain_items(count: int, size: int = 20) -> list[Item]:
 
 def plain_item(number: int, text: bytes, timestamp_us: int = 5) -> Item:
     key = stored_key(PLAIN, {"k": number.to_bytes(8)})
-    row = Row(RowMarker(timestamp_us), None, {PLAIN.column("v").number: Cell(timestamp_us, text)})
+    row = Row(
+        marker=RowMarker(timestamp_us),
+        deletion=None,
+        cells={PLAIN.column("v").number: Cell(timestamp_us=timestamp_us, value=text)},
+    )
     return key, encode_row(row, 1, PLAIN.layouts[-1])
 
 
@@ -125,8 +129,8 @@ async def test_typed_rows_of_every_type_are_what_storage_says(tmp_path: Path) ->
     by_key = {stored_key(schema, row): row for row in rows}
 
     def encoded(row: dict[str, bytes]) -> bytes:
-        cells = {one.number: Cell(7, row[one.name]) for one in schema.regular if one.name in row}
-        return encode_row(Row(RowMarker(7), None, cells), 1, schema.layouts[-1])
+        cells = {one.number: Cell(timestamp_us=7, value=row[one.name]) for one in schema.regular if one.name in row}
+        return encode_row(Row(marker=RowMarker(7), deletion=None, cells=cells), 1, schema.layouts[-1])
 
     items = sorted((key, encoded(row)) for key, row in by_key.items())
     names = tuple(one.name for one in schema.columns)

@@ -119,7 +119,7 @@ async def test_tickets_open_what_they_name_until_they_end(tmp_path: Path) -> Non
         good = rig.source().ticket
         for ticket in (b"", b"x" * 60, good[:-1] + bytes([good[-1] ^ 1]), rig.target().ticket):
             with pytest.raises(Refused, match="ticket"):
-                await rig.answer(rig.source(ticket=ticket), FilesQuery(0, 0, FILE.file))
+                await rig.answer(rig.source(ticket=ticket), FilesQuery(part=0, layer=0, file=FILE.file))
         rig.stream_service.now_ms = 10_000
         with pytest.raises(Refused, match="expired"):
             await rig.ask(lambda client: list(client.get_file(rig.source(), FILE)))
@@ -134,7 +134,7 @@ async def test_only_files_of_the_checkpoint_are_given_out(tmp_path: Path) -> Non
         (tmp_path / "secret").write_bytes(b"secret")
         source = rig.source()
         for part, layer, file in ((0, 0, "../../secret"), (0, 0, "other"), (1, 0, "x"), (0, 9, "x"), (-1, 0, "x")):
-            query = FilesQuery(part, layer, file)
+            query = FilesQuery(part=part, layer=layer, file=file)
             with pytest.raises(NotFound, match="no file"):
                 await rig.answer(source, query)
 
@@ -357,10 +357,10 @@ async def test_a_client_that_vanishes_leaves_nothing_open(tmp_path: Path) -> Non
             client = flight.FlightClient(
                 location, tls_root_certs=rig.authority_pem, override_hostname=certificate_host_name(host(1))
             )
-            query = FilesQuery(FILE.part, FILE.layer, FILE.file)
+            query = FilesQuery(part=FILE.part, layer=FILE.layer, file=FILE.file)
             reader = client.do_get(flight.Ticket(encode(FlightGet(source.ticket, query))))
             reader.read_chunk()
-            put = FlightPut(target.ticket, AttemptId(uuid.UUID(int=3)), "0/x", 1 << 20)
+            put = FlightPut(ticket=target.ticket, attempt=AttemptId(uuid.UUID(int=3)), name="0/x", size_bytes=1 << 20)
             writer, answers = client.do_put(flight.FlightDescriptor.for_command(encode(put)), BYTES_SCHEMA)
             answers.read()
             writer.write_batch(bytes_batch(b"x" * 1000))
@@ -411,7 +411,7 @@ async def test_the_threads_that_serve_have_the_niceness_of_the_one_that_opened(t
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     before = serving()
     back = partial(lower_thread_priority, 2)
-    server = FlightServer(RigPlane(tmp_path), ScanWorkerPool(), FlightLimits(), lambda *_: None, back)
+    server = FlightServer(RigPlane(folder=tmp_path), ScanWorkerPool(), FlightLimits(), lambda *_: None, back)
     server.listen(free_address(), identity_of(Cluster(tmp_path).folder(1)))
     added: dict[int, int] = {}
     gives_up_at = time.monotonic() + 10

@@ -40,7 +40,7 @@ def add_layers(rig: FlightRig) -> None:
         CheckpointLayer(str(layer), WHOLE_RING, tuple(CheckpointFile(name, size) for name, size in files.items()))
         for layer, files in SIZES.items()
     )
-    rig.stream_service.parts = (CheckpointPart(ShardNumber(0), WHOLE_RING, layers),)
+    rig.stream_service.parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=layers),)
 
 
 async def moved(rig: FlightRig, grouped_bytes: int = 1 << 20, direct_read_bytes: int = 0) -> tuple[StagedFile, ...]:
@@ -127,7 +127,7 @@ async def test_other_bytes_than_the_source_has_are_noticed(tmp_path: Path) -> No
 @pytest.mark.parametrize("sent", [[b"12"], [b"1234"], [b"123", b"4567", b"8"]])
 async def test_a_stream_with_less_or_more_than_was_announced_is_refused(tmp_path: Path, sent: list[bytes]) -> None:
     async with flight_rig(tmp_path) as rig:
-        put = FlightPut(rig.target().ticket, ATTEMPT, "0/a", 3, more=(("0/b", 4),))
+        put = FlightPut(ticket=rig.target().ticket, attempt=ATTEMPT, name="0/a", size_bytes=3, more=(("0/b", 4),))
 
         def send(client: FlightClient) -> None:
             connection = client._connection(rig.target().host, rig.address)
@@ -144,22 +144,25 @@ async def test_a_stream_with_less_or_more_than_was_announced_is_refused(tmp_path
 
 
 def test_only_files_come_together_and_not_too_many() -> None:
-    good = FlightPut(b"", ATTEMPT, "0/a", 1, more=(("0/b", 2),))
-    assert split_put(good) == [FlightPut(b"", ATTEMPT, "0/a", 1), FlightPut(b"", ATTEMPT, "0/b", 2)]
-    rows = FlightPut(b"", ATTEMPT, ROWS_NAME, 0, 7)
+    good = FlightPut(ticket=b"", attempt=ATTEMPT, name="0/a", size_bytes=1, more=(("0/b", 2),))
+    assert split_put(good) == [
+        FlightPut(ticket=b"", attempt=ATTEMPT, name="0/a", size_bytes=1),
+        FlightPut(ticket=b"", attempt=ATTEMPT, name="0/b", size_bytes=2),
+    ]
+    rows = FlightPut(ticket=b"", attempt=ATTEMPT, name=ROWS_NAME, size_bytes=0, offset=7)
     assert split_put(rows) == [rows]
     many = tuple((f"0/{number}", 1) for number in range(FILES_TOGETHER_MAX))
     for bad in (
-        FlightPut(b"", ATTEMPT, "0/a", 5, 1, good.more),
-        FlightPut(b"", ATTEMPT, ROWS_NAME, 0, 0, good.more),
-        FlightPut(b"", ATTEMPT, "0/a", 1, 0, ((ROWS_NAME, 0),)),
-        FlightPut(b"", ATTEMPT, "0/a", 1, 0, many),
+        FlightPut(ticket=b"", attempt=ATTEMPT, name="0/a", size_bytes=5, offset=1, more=good.more),
+        FlightPut(ticket=b"", attempt=ATTEMPT, name=ROWS_NAME, size_bytes=0, offset=0, more=good.more),
+        FlightPut(ticket=b"", attempt=ATTEMPT, name="0/a", size_bytes=1, offset=0, more=((ROWS_NAME, 0),)),
+        FlightPut(ticket=b"", attempt=ATTEMPT, name="0/a", size_bytes=1, offset=0, more=many),
     ):
         with pytest.raises(InvalidRequest):
             split_put(bad)
-    assert split_files(FilesQuery(3, 0, "a", 5, ((1, "b"),))) == [
-        FilesQuery(3, 0, "a", 5),
-        FilesQuery(3, 1, "b"),
+    assert split_files(FilesQuery(part=3, layer=0, file="a", offset=5, more=((1, "b"),))) == [
+        FilesQuery(part=3, layer=0, file="a", offset=5),
+        FilesQuery(part=3, layer=1, file="b"),
     ]
     with pytest.raises(InvalidRequest):
-        split_files(FilesQuery(0, 0, "a", 0, tuple((0, name) for name, _ in many)))
+        split_files(FilesQuery(part=0, layer=0, file="a", offset=0, more=tuple((0, name) for name, _ in many)))

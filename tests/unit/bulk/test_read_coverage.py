@@ -24,7 +24,7 @@ from ebla.topology.tablet_stages import Selector, stage_row
 OWN = host(1)
 AT = Revision(HistoryId(uuid.UUID(int=1)), 1)
 HALVES = WHOLE_RING.split(2)
-NOTHING = SnapshotCoverage((), (), ())
+NOTHING = SnapshotCoverage(ranges=(), parts=(), sizes=())
 JOINING = (None, *(transition for state, transition in RING_USES if state is NodeState.BOOTSTRAPPING))
 
 
@@ -38,7 +38,9 @@ def owned(snapshot: Snapshot) -> OwnedRanges:
 
 def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100, rows: int = 10) -> CheckpointPart:
     layer = CheckpointLayer("layer", token_range, (CheckpointFile("f", size_bytes),))
-    return CheckpointPart(ShardNumber(shard), token_range, (layer,), rows, 77 << 40 | shard)
+    return CheckpointPart(
+        shard=ShardNumber(shard), range=token_range, layers=(layer,), rows=rows, incarnation=77 << 40 | shard
+    )
 
 
 def has(coverage: SnapshotCoverage, asked: TokenRange) -> bool:
@@ -47,7 +49,11 @@ def has(coverage: SnapshotCoverage, asked: TokenRange) -> bool:
 
 
 def moving(stage: TabletStage, kind: TransitionKind, before: Replica, after: Replica) -> Snapshot:
-    return cluster(node(1), node(2), tablets=one_tablet(before, transition=TabletTransition(kind, stage, (after,))))
+    return cluster(
+        node(1),
+        node(2),
+        tablets=one_tablet(before, transition=TabletTransition(kind=kind, stage=stage, new_replicas=(after,))),
+    )
 
 
 def test_ranges_are_joined_where_they_touch_and_cut_at_the_top() -> None:
@@ -60,7 +66,7 @@ def test_ranges_are_joined_where_they_touch_and_cut_at_the_top() -> None:
 
 def test_a_range_must_be_wholly_there() -> None:
     ranges = merge_ranges([TokenRange(Token(0), Token(10)), TokenRange(Token(20), Token(-20))])
-    coverage = SnapshotCoverage(ranges, (part(0),), (), is_by_part=False)
+    coverage = SnapshotCoverage(ranges=ranges, parts=(part(0),), sizes=(), is_by_part=False)
     for start, end in ((0, 10), (3, 4), (20, -20), (30, -30), (25, TOKEN_MIN), (TOKEN_MIN, -20), (TOKEN_MAX, -21)):
         assert has(coverage, TokenRange(Token(start), Token(end))), (start, end)
     for start, end in ((-1, 10), (0, 11), (5, 25), (12, 15), (20, 5), (-20, -20), (TOKEN_MIN, TOKEN_MAX), (0, 0)):
@@ -83,7 +89,7 @@ def test_of_tablets_those_of_which_a_shard_has_a_replica() -> None:
 def test_a_tablet_that_moves_to_another_node(stage: TabletStage) -> None:
     """The old one as long as all writes reach it; the new one from when it serves reads."""
     here, there = replica(1), replica(2)
-    row = stage_row(TabletTransition(TransitionKind.MIGRATION, stage, (there,)))
+    row = stage_row(TabletTransition(kind=TransitionKind.MIGRATION, stage=stage, new_replicas=(there,)))
     leaving = owned(moving(stage, TransitionKind.MIGRATION, here, there))
     assert bool(coverage_of([part(0)], leaving, leaving).ranges) is (row.writes is not Selector.NEXT)
     coming = owned(moving(stage, TransitionKind.MIGRATION, there, here))
@@ -114,9 +120,9 @@ def test_a_tablet_that_moves_between_shards_counts_at_the_shard_that_has_it() ->
 
 def test_a_ticket_counts_for_the_lives_that_it_was_given_for() -> None:
     first, second = part(0, HALVES[0]), part(1, HALVES[1])
-    tablets = SnapshotCoverage((WHOLE_RING,), (first, second), ())
+    tablets = SnapshotCoverage(ranges=(WHOLE_RING,), parts=(first, second), sizes=())
     assert tablets.has(WHOLE_RING, tablets.lives)
-    only = SnapshotCoverage((HALVES[0],), (first,), ()).lives
+    only = SnapshotCoverage(ranges=(HALVES[0],), parts=(first,), sizes=()).lives
     assert [tablets.has(asked, only) for asked in (*HALVES, WHOLE_RING)] == [True, False, False]
     assert not tablets.has(HALVES[0], b"")
     vnodes = replace(tablets, is_by_part=False)
@@ -190,5 +196,5 @@ def test_what_a_scan_reads_is_the_columns_of_layers_that_have_them() -> None:
     files = (CheckpointFile("1.sst", 700), CheckpointFile("columns.arrow", 300), CheckpointFile("columns.index", 9))
     layers = (CheckpointLayer("both", WHOLE_RING, files), CheckpointLayer("rows", WHOLE_RING, files[:1]))
     found = OwnedRanges(None, (WHOLE_RING,), 1)
-    (size,) = coverage_of([CheckpointPart(ShardNumber(0), WHOLE_RING, layers)], found, found).sizes
+    (size,) = coverage_of([CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=layers)], found, found).sizes
     assert size.size_bytes == 300 + 700

@@ -51,7 +51,13 @@ def told(items: Sequence[Item]) -> StagedFile:
 
 def order_of(runs: Runs) -> SealSpec:
     (first, items), *more = runs.items()
-    return SealSpec(first, (told(items),), (), SMALL, tuple((attempt, told(one)) for attempt, one in more))
+    return SealSpec(
+        attempt=first,
+        files=(told(items),),
+        layers=(),
+        schema=SMALL,
+        more=tuple((attempt, told(one)) for attempt, one in more),
+    )
 
 
 async def staged_runs(rig: StagingRig, runs: Runs, tokens: TokenRange = WHOLE_RING) -> StagedTransfer:
@@ -115,7 +121,7 @@ async def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
     def item(partition: int, row: int) -> Item:
         kind = rng.randrange(4)
         if kind == 0:
-            return key_of(partition, row), value_of(Row(None, Deletion(5, 1), {}))
+            return key_of(partition, row), value_of(Row(marker=None, deletion=Deletion(5, 1), cells={}))
         return plain(partition, row, 5, number=rng.randrange(3))
 
     runs = {
@@ -130,14 +136,25 @@ async def test_a_key_in_several_runs_is_merged_by_the_rule_of_all_rows(
 @runs_in(lambda work: machine().run(work))
 async def test_with_one_timestamp_a_delete_beats_a_value_and_then_the_larger_bytes_count(disk: ProcessDisk, /) -> None:
     key = key_of(1, 1)
-    values = [value_of(Row(None, None, {3: Cell(5, value)})) for value in (b"b", b"c", b"a")]
+    values = [
+        value_of(Row(marker=None, deletion=None, cells={3: Cell(timestamp_us=5, value=value)}))
+        for value in (b"b", b"c", b"a")
+    ]
     runs = dict(zip((FIRST, SECOND, THIRD), ([(key, value)] for value in values)))
     gone = AttemptId(uuid.UUID(int=14))
     rig = await StagingRig(disk).begin()
     sealed = await rig.sealer.seal(await staged_runs(rig, runs), order_of(runs))
     assert await found_items(disk, sealed) == [(key, values[1])]
     await rig.staging.drop_session(SESSION)
-    deleted = {**runs, gone: [(key, value_of(Row(None, None, {3: Cell(5, None, 0, 1)})))]}
+    deleted = {
+        **runs,
+        gone: [
+            (
+                key,
+                value_of(Row(marker=None, deletion=None, cells={3: Cell(timestamp_us=5, value=None, ttl_s=0, at_s=1)})),
+            )
+        ],
+    }
     sealed = await rig.sealer.seal(await staged_runs(rig, deleted), order_of(deleted))
     assert await found_items(disk, sealed) == [(key, deleted[gone][0][1])]
 
@@ -204,7 +221,13 @@ async def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
     staged = await staged_runs(rig, good, tokens)
     await rig.put(staged, SECOND, "rows", records)
     order = order_of(good)
-    bad = SealSpec(FIRST, order.files, (), SMALL, ((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),))
+    bad = SealSpec(
+        attempt=FIRST,
+        files=order.files,
+        layers=(),
+        schema=SMALL,
+        more=((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),),
+    )
     with pytest.raises(failure, match=words):
         await rig.sealer.seal(staged, bad)
     assert staged.state.phase is TransferPhase.OPEN
@@ -227,7 +250,7 @@ async def test_every_run_must_be_what_was_brought(
 ) -> None:
     rig = await StagingRig(disk).begin()
     staged = await staged_runs(rig, THREE)
-    order = SealSpec(FIRST, (told(THREE[FIRST]),), (), SMALL, ((SECOND, second),))
+    order = SealSpec(attempt=FIRST, files=(told(THREE[FIRST]),), layers=(), schema=SMALL, more=((SECOND, second),))
     with pytest.raises(failure, match=words):
         await rig.sealer.seal(staged, order)
     assert staged.state.phase is TransferPhase.OPEN
@@ -239,12 +262,20 @@ async def test_what_no_seal_can_name(disk: ProcessDisk, /) -> None:
     staged = await staged_runs(rig, THREE)
     file = told(THREE[FIRST])
     for order, words in (
-        (SealSpec(FIRST, (file,), (), SMALL, ((FIRST, file),)), "names an attempt twice"),
-        (SealSpec(FIRST, (), (), SMALL, ((SECOND, file),)), "each with what it brought"),
+        (
+            SealSpec(attempt=FIRST, files=(file,), layers=(), schema=SMALL, more=((FIRST, file),)),
+            "names an attempt twice",
+        ),
+        (
+            SealSpec(attempt=FIRST, files=(), layers=(), schema=SMALL, more=((SECOND, file),)),
+            "each with what it brought",
+        ),
     ):
         with pytest.raises(InvalidRequest, match=words):
             await rig.sealer.seal(staged, order)
-    missing = SealSpec(FIRST, (file,), (), SMALL, ((AttemptId(uuid.UUID(int=77)), file),))
+    missing = SealSpec(
+        attempt=FIRST, files=(file,), layers=(), schema=SMALL, more=((AttemptId(uuid.UUID(int=77)), file),)
+    )
     with pytest.raises(Refused, match="was not brought by this attempt"):
         await rig.sealer.seal(staged, missing)
     assert (await rig.sealer.seal(staged, order_of(THREE))).attempts == (FIRST, SECOND, THIRD), "none of it counted"
@@ -254,7 +285,13 @@ async def test_what_no_seal_can_name(disk: ProcessDisk, /) -> None:
 async def test_of_files_one_attempt_counts(disk: ProcessDisk, /) -> None:
     rig = await StagingRig(disk).begin()
     staged = await rig.put_all(await rig.opened(), FIRST)
-    order = SealSpec(FIRST, staging_rig.told(staging_rig.FILES), staging_rig.RANGES, SMALL, ((SECOND, told(ITEMS)),))
+    order = SealSpec(
+        attempt=FIRST,
+        files=staging_rig.told(staging_rig.FILES),
+        layers=staging_rig.RANGES,
+        schema=SMALL,
+        more=((SECOND, told(ITEMS)),),
+    )
     with pytest.raises(InvalidRequest, match="only of rows"):
         await rig.sealer.seal(staged, order)
 

@@ -27,12 +27,14 @@ ROWS_TOLD = (StagedFile("rows", len(RECORDS), zlib.crc32(RECORDS)),)
 
 
 def order_of(records: bytes) -> SealSpec:
-    return SealSpec(FIRST, (StagedFile("rows", len(records), zlib.crc32(records)),), (), SMALL)
+    return SealSpec(
+        attempt=FIRST, files=(StagedFile("rows", len(records), zlib.crc32(records)),), layers=(), schema=SMALL
+    )
 
 
 async def put_rows(rig: StagingRig, records: bytes, tokens: TokenRange = WHOLE_RING) -> None:
     staged = await rig.opened(StagingKind.ROWS, tokens)
-    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
+    place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0))
     if records:
         await rig.puts.append(place, records)
     assert rig.puts.finish(place).received_bytes == len(records)
@@ -121,16 +123,16 @@ async def test_rows_that_are_not_as_they_should_be_are_not_sealed(
 async def test_a_stream_of_rows_that_broke_goes_on_at_a_record_or_begins_anew(disk: ProcessDisk, /) -> None:
     rig = await StagingRig(disk).begin()
     staged = await rig.opened(StagingKind.ROWS)
-    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
+    place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0))
     await rig.puts.append(place, PIECES[0])
     await rig.puts.append(place, PIECES[1][:40])
     first = len(PIECES[0])
     with pytest.raises(Refused, match=f"has {first} bytes here"):
-        await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0, offset=first + 40))
-    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0, offset=first))
+        await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0, offset=first + 40))
+    place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0, offset=first))
     assert place.received_bytes == first
     for piece in PIECES[1:]:
         await rig.puts.append(place, piece)
     assert rig.puts.finish(place).checksum == zlib.crc32(RECORDS)
-    anew = await rig.puts.open(staged, FlightPut(b"", FIRST, "rows", 0))
+    anew = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0))
     assert (anew.received_bytes, anew.checksum) == (0, 0)

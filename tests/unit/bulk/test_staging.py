@@ -114,9 +114,9 @@ def test_a_put_goes_on_where_it_broke_also_in_another_life() -> None:
     async def begin(disk: ProcessDisk) -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.opened()
-        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", len(data)))
+        place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a.sst", size_bytes=len(data)))
         await rig.puts.append(place, data[:1000])
-        again = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", len(data)))
+        again = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a.sst", size_bytes=len(data)))
         assert again.received_bytes == 1000
         with pytest.raises(Stale, match="any more"):
             await rig.puts.append(place, data[1000:1010])
@@ -127,7 +127,9 @@ def test_a_put_goes_on_where_it_broke_also_in_another_life() -> None:
         rig = await StagingRig(disk).begin()
         staged = await rig.opened()
         assert staged.state.attempts == {FIRST}
-        place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", len(data), offset=2000))
+        place = await rig.puts.open(
+            staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a.sst", size_bytes=len(data), offset=2000)
+        )
         assert place.received_bytes == 3000
         with pytest.raises(Refused, match="send the rest"):
             rig.puts.finish(place)
@@ -146,7 +148,7 @@ BEGUN_S = 0.00002
 async def test_a_place_is_taken_over_from_a_stream_that_is_just_writing(rig: StagingRig, /) -> None:
     data = bytes(range(256)) * 40
     staged = await rig.opened()
-    put = FlightPut(b"", FIRST, "0/a.sst", len(data))
+    put = FlightPut(ticket=b"", attempt=FIRST, name="0/a.sst", size_bytes=len(data))
     place = await rig.puts.open(staged, put)
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(_stale(rig.puts.append(place, data[:1000])))
@@ -162,7 +164,7 @@ async def test_a_place_is_taken_over_from_a_stream_that_is_just_writing(rig: Sta
 
 async def test_a_seal_does_not_close_a_file_under_a_write(rig: StagingRig, /) -> None:
     staged = await rig.opened()
-    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a.sst", 10))
+    place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a.sst", size_bytes=10))
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(_stale(rig.puts.append(place, b"0123456789")))
         await asyncio.sleep(BEGUN_S)
@@ -180,18 +182,18 @@ async def test_what_makes_no_sense_is_not_put(rig: StagingRig, /) -> None:
     staged = await rig.opened()
     for name in ("../key", "0/../../x", "a/b", "0/.hidden", "rows", "0/a/b", "00/a", "64/a", "-1/a", "0/", ""):
         with pytest.raises(InvalidRequest, match="no name"):
-            await rig.puts.open(staged, FlightPut(b"", FIRST, name, 5))
+            await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name=name, size_bytes=5))
     with pytest.raises(InvalidRequest, match="no sense"):
-        await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5, offset=6))
+        await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a", size_bytes=5, offset=6))
     with pytest.raises(Refused, match="goes on at 3"):
-        await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5, offset=3))
-    place = await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 5))
+        await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a", size_bytes=5, offset=3))
+    place = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a", size_bytes=5))
     await rig.puts.append(place, b"12345")
     with pytest.raises(InvalidRequest, match="announced with 5"):
         await rig.puts.append(place, b"6")
     assert rig.puts.finish(place).received_bytes == 5
     with pytest.raises(Refused, match="has 5 bytes here"):
-        await rig.puts.open(staged, FlightPut(b"", FIRST, "0/a", 4))
+        await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="0/a", size_bytes=4))
 
 
 @runs_in(in_staging, TransferLimits(attempts_max=2, transfers_max=1))
@@ -225,7 +227,7 @@ async def test_what_is_not_whole_is_not_sealed(
     staged = await rig.put_all(await rig.opened(), FIRST)
     await rig.put_all(staged, SECOND)
     with pytest.raises(failure, match=words):
-        await rig.sealer.seal(staged, SealSpec(FIRST, files, RANGES, SMALL))
+        await rig.sealer.seal(staged, SealSpec(attempt=FIRST, files=files, layers=RANGES, schema=SMALL))
     assert await read_sealed(rig.own, PLACE) is None
     assert staged.state.phase is TransferPhase.OPEN
     await rig.sealer.seal(staged, order_of(SECOND))
@@ -253,7 +255,7 @@ async def test_a_link_needs_no_checksum_and_is_not_read(rig: StagingRig, /) -> N
     rig.own.link("/data/checkpoint/a.sst", f"{PLACE}/{FIRST}/0/a.sst")
     inode = rig.own.inode("/data/checkpoint/a.sst")
     brought = (StagedFile("0/a.sst", 6, inode=inode),)
-    sealed = await rig.sealer.seal(staged, SealSpec(FIRST, brought, RANGES[:1], SMALL))
+    sealed = await rig.sealer.seal(staged, SealSpec(attempt=FIRST, files=brought, layers=RANGES[:1], schema=SMALL))
     assert staged.copied_files == 0
     assert rig.own.inode(f"{PLACE}/{sealed.layers[0].folder}/a.sst") == inode
     assert not rig.own.exists(f"{PLACE}/{FIRST}")
@@ -375,5 +377,5 @@ def test_a_full_disk_at_the_seal_seals_nothing_and_leaves_no_copy() -> None:
 
 async def test_nothing_to_bring_is_sealed_too(rig: StagingRig, /) -> None:
     staged = await rig.opened()
-    sealed = await rig.sealer.seal(staged, SealSpec(FIRST, (), (), SMALL))
+    sealed = await rig.sealer.seal(staged, SealSpec(attempt=FIRST, files=(), layers=(), schema=SMALL))
     assert (sealed.layers, sealed.rows_file, sealed.size_bytes) == ((), "", 0)

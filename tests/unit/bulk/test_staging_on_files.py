@@ -51,14 +51,14 @@ class Rig:
     def __init__(self, folder: Path, disk: FileDisk) -> None:
         self.place = folder / "staging" / str(SESSION) / str(TRANSFER)
         parts = StagingDeps(
-            disk,
-            SystemRng(),
-            str(folder / "staging"),
-            MACHINE,
-            FileIsolation(),
-            BuildsHere(disk),
-            TransferLimits(),
-            discard_event,
+            disk=disk,
+            rng=SystemRng(),
+            folder=str(folder / "staging"),
+            machine=MACHINE,
+            isolation=FileIsolation(),
+            building=BuildsHere(disk),
+            limits=TransferLimits(),
+            report=discard_event,
         )
         self.staging = Staging(parts)
         self.sealer = Sealer(parts, OpenPuts(parts, self.staging))
@@ -161,7 +161,7 @@ def test_a_link_is_taken_over_as_it_is(tmp_path: Path) -> None:
             StagedFile("0/a.sst", 4, inode=source.stat().st_ino),
             StagedFile("0/b.sst", len(os.fsencode(source)), zlib.crc32(b"rows")),
         )
-        await rig.sealer.seal(staged, SealSpec(FIRST, brought, RANGES[:1], SMALL))
+        await rig.sealer.seal(staged, SealSpec(attempt=FIRST, files=brought, layers=RANGES[:1], schema=SMALL))
         files = rig.sealed_files()
         assert files["0/a.sst"].stat().st_ino == source.stat().st_ino
         assert not files["0/b.sst"].is_symlink(), "it could be pointed elsewhere later"

@@ -305,7 +305,7 @@ async def test_rows_are_read_by_the_schema_that_the_shards_had(rig: TransferRig,
             opening = tasks.create_task(opened(caller))
             await rig.until(lambda: reads.taken == 1)
             changed = encode_schema(msgspec.structs.replace(SMALL, name="changed"))
-            rig.control.change({table_key(TABLE): Table(TABLE, "ks", "changed", definition=changed)})
+            rig.control.change({table_key(TABLE): Table(id=TABLE, keyspace="ks", name="changed", definition=changed)})
             rig.shard.version = NEXT
             rig.shard.gate.set()
         source = await reads.enter(opening.result().source.ticket)
@@ -316,7 +316,7 @@ async def test_rows_are_read_by_the_schema_that_the_shards_had(rig: TransferRig,
 async def test_a_dropped_table_is_not_read_and_keeps_nothing(rig: TransferRig, /, tmp_path: Path) -> None:
     reads = ReadRig(rig)
     async with rig.life() as caller:
-        request = OpenTableReadRequest(READ, TableId(uuid.UUID(int=1)), VERSION, LIFE_MS)
+        request = OpenTableReadRequest(read=READ, table=TableId(uuid.UUID(int=1)), version=VERSION, life_ms=LIFE_MS)
         with pytest.raises(NotFound, match="it was dropped"):
             await caller.call(OPEN_TABLE_READ, request, CALL_MS)
         ticket = (await opened(caller)).source.ticket
@@ -480,5 +480,5 @@ async def _of_another_table(rig: TransferRig, caller: RpcClientConnection) -> No
     schemas = rig.bulk.view.current.schemas
     assert isinstance(schemas, dict)
     schemas[other] = schemas[TABLE]
-    request = OpenTableReadRequest(READ, other, VERSION, LIFE_MS)
+    request = OpenTableReadRequest(read=READ, table=other, version=VERSION, life_ms=LIFE_MS)
     await caller.call(OPEN_TABLE_READ, request, CALL_MS)

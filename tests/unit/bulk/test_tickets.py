@@ -9,7 +9,11 @@ from ebla.model.identity import SessionId, TableId
 
 TICKETS = TicketSigner(bytes(range(KEY_BYTES)))
 GRANT = Grant(
-    GrantKind.PUT, SessionId(uuid.UUID(int=1)), uuid.UUID(int=2), TableId(uuid.UUID(int=3)), expires_ms=10_000
+    kind=GrantKind.PUT,
+    session=SessionId(uuid.UUID(int=1)),
+    subject=uuid.UUID(int=2),
+    table=TableId(uuid.UUID(int=3)),
+    expires_ms=10_000,
 )
 
 

@@ -68,7 +68,11 @@ def check_files(folder: Path, layer: CheckpointLayer) -> None:
 async def test_a_checkpoint_is_listed_read_and_given_back(rig: TransferRig, /, tmp_path: Path) -> None:
     async with rig.life(job()) as caller:
         source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
-        assert rig.shard.asked == [CheckpointRequest(SESSION, TABLE, WHOLE_RING, VERSION, f"{source.folder}/shard-0")]
+        assert rig.shard.asked == [
+            CheckpointRequest(
+                session=SESSION, table=TABLE, range=WHOLE_RING, version=VERSION, folder=f"{source.folder}/shard-0"
+            )
+        ]
         assert (source.host, source.table, source.flight) == (OURS.host, TABLE, FLIGHT)
         (part,) = source.parts
         (layer,) = part.layers
@@ -117,7 +121,9 @@ async def test_what_is_staged_is_sealed_and_told_of(rig: TransferRig, /, tmp_pat
 async def test_a_stream_into_what_is_given_back_ends(rig: TransferRig, /, tmp_path: Path) -> None:
     async with rig.life(job()) as caller:
         target = await rig.open_staging(caller)
-        place = await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/a.sst", 100))
+        place = await rig.stream_service.open_put(
+            FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/a.sst", size_bytes=100)
+        )
         await rig.stream_service.append(place, b"some")
         await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
         with pytest.raises(Stale, match="has ended"):
@@ -134,7 +140,9 @@ async def test_a_closed_session_has_no_effect_and_leaves_nothing(rig: TransferRi
         opened = rig.stream_service.open_source(source.ticket)
         target = await rig.open_staging(caller)
         file = await rig.put(target, "0/a.sst", b"rows")
-        place = await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/b.sst", 100))
+        place = await rig.stream_service.open_put(
+            FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/b.sst", size_bytes=100)
+        )
         await rig.stream_service.append(place, b"some")
         rig.control.close_session()
         await rig.until(lambda: rig.below("staging") == [] and rig.below("checkpoints") == [])
@@ -144,7 +152,9 @@ async def test_a_closed_session_has_no_effect_and_leaves_nothing(rig: TransferRi
         with pytest.raises(Stale, match="closed"):
             await rig.stream_service.finish_put(place)
         with pytest.raises(Stale, match="closed"):
-            await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/b.sst", 100))
+            await rig.stream_service.open_put(
+                FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/b.sst", size_bytes=100)
+            )
         with pytest.raises(Stale, match="closed"):
             await rig.stream_service.admit_sending(opened, 5)
         with pytest.raises(Stale, match="closed"):
@@ -180,7 +190,7 @@ async def test_a_process_that_has_not_heard_of_the_end_asks_first(rig: TransferR
         source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
         target = await rig.open_staging(caller)
         files = await put_layer(rig, caller)
-        put = FlightPut(target.ticket, SECOND_ATTEMPT, "0/more.sst", 10)
+        put = FlightPut(ticket=target.ticket, attempt=SECOND_ATTEMPT, name="0/more.sst", size_bytes=10)
         rig.control.close_session(told=False)
         async with asyncio.TaskGroup() as tasks:
             late = [
@@ -213,7 +223,9 @@ async def test_an_attempt_asks_for_a_barrier_with_its_first_file(rig: TransferRi
         rig.control.close_session()
         await rig.until(lambda: rig.below("staging") == [])
         with pytest.raises(Stale, match="closed"):
-            await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/d.sst", 1))
+            await rig.stream_service.open_put(
+                FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/d.sst", size_bytes=1)
+            )
         assert rig.control.barriers > before + 2, "a session that is over leaves no attempt known"
 
 
@@ -232,7 +244,9 @@ async def test_without_a_quorum_nothing_begins_and_nothing_is_removed(rig: Trans
         before = rig.below("staging")
         rig.control.has_quorum = False
         with pytest.raises(Unavailable, match="quorum"):
-            await rig.stream_service.open_put(FlightPut(target.ticket, SECOND_ATTEMPT, "0/b.sst", 100))
+            await rig.stream_service.open_put(
+                FlightPut(ticket=target.ticket, attempt=SECOND_ATTEMPT, name="0/b.sst", size_bytes=100)
+            )
         with pytest.raises(Unavailable, match="quorum"):
             await caller.call(SEAL, seal_of(*files), CALL_MS)
         rig.control.close_session()
@@ -247,12 +261,16 @@ async def test_a_put_and_a_ticket_outlive_the_process(rig: TransferRig, /, tmp_p
     async with rig.life(job()) as caller:
         source = (await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)).source
         target = await rig.open_staging(caller)
-        place = await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/a.sst", len(data)))
+        place = await rig.stream_service.open_put(
+            FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/a.sst", size_bytes=len(data))
+        )
         await rig.stream_service.append(place, data[:300])
     async with rig.life(job()) as caller:
         opened: SourceStream = rig.stream_service.open_source(source.ticket)
         assert opened.parts == source.parts
-        place = await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/a.sst", len(data)))
+        place = await rig.stream_service.open_put(
+            FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/a.sst", size_bytes=len(data))
+        )
         assert place.received_bytes == 300
         await rig.stream_service.append(place, data[300:])
         assert (await rig.stream_service.finish_put(place)).checksum == zlib.crc32(data)
@@ -270,11 +288,15 @@ async def test_tickets_open_what_they_name(rig: TransferRig, /, tmp_path: Path) 
         with pytest.raises(Refused, match="for a put, not for a get"):
             rig.stream_service.open_source(target.ticket)
         with pytest.raises(Refused, match="for a get, not for a put"):
-            await rig.stream_service.open_put(FlightPut(source.ticket, ATTEMPT, "0/a", 1))
+            await rig.stream_service.open_put(
+                FlightPut(ticket=source.ticket, attempt=ATTEMPT, name="0/a", size_bytes=1)
+            )
         with pytest.raises(Refused, match="no ticket"):
             rig.stream_service.open_source(b"let me in")
         with pytest.raises(InvalidRequest, match="no name"):
-            await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "../key", 1))
+            await rig.stream_service.open_put(
+                FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="../key", size_bytes=1)
+            )
         assert (await rig.status(caller)).refused_tickets == 3
         assert rig.stream_service.streams == 0
         key = tmp_path / "staging" / "key"
@@ -289,14 +311,22 @@ async def test_streams_are_bounded(rig: TransferRig, /, tmp_path: Path) -> None:
         opened = rig.stream_service.open_source(source.ticket)
         with pytest.raises(Overloaded, match="out of this node"):
             rig.stream_service.open_source(source.ticket)
-        place = await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/a", 1))
+        place = await rig.stream_service.open_put(
+            FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/a", size_bytes=1)
+        )
         with pytest.raises(Overloaded, match="into this node"):
-            await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/b", 1))
+            await rig.stream_service.open_put(
+                FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/b", size_bytes=1)
+            )
         rig.stream_service.close_source(opened)
         rig.stream_service.close_put(place)
         rig.stream_service.close_put(place)
         rig.stream_service.close_source(rig.stream_service.open_source(source.ticket))
-        rig.stream_service.close_put(await rig.stream_service.open_put(FlightPut(target.ticket, ATTEMPT, "0/b", 1)))
+        rig.stream_service.close_put(
+            await rig.stream_service.open_put(
+                FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="0/b", size_bytes=1)
+            )
+        )
 
 
 @runs_in(with_transfers, TransferLimits(free_bytes_min=1 << 60, sweep_ms=50))
@@ -359,10 +389,20 @@ async def test_a_checkpoint_that_comes_too_late_goes(rig: TransferRig, /, tmp_pa
 
 async def test_only_what_the_session_is_for_is_touched(rig: TransferRig, /, tmp_path: Path) -> None:
     async with rig.life(job()) as caller:
-        elsewhere = TakeCheckpointRequest(SESSION, TableId(uuid.UUID(int=1)), WHOLE_RING, VERSION)
+        elsewhere = TakeCheckpointRequest(
+            session=SESSION, table=TableId(uuid.UUID(int=1)), range=WHOLE_RING, version=VERSION
+        )
         with pytest.raises(Refused, match="is for table"):
             await caller.call(TAKE_CHECKPOINT, elsewhere, CALL_MS)
-        no_shard = OpenStagingRequest(SESSION, TRANSFER, TABLE, ShardNumber(3), WHOLE_RING, VERSION, StagingKind.FILES)
+        no_shard = OpenStagingRequest(
+            session=SESSION,
+            transfer=TRANSFER,
+            table=TABLE,
+            shard=ShardNumber(3),
+            range=WHOLE_RING,
+            version=VERSION,
+            kind=StagingKind.FILES,
+        )
         with pytest.raises(InvalidRequest, match="none with number 3"):
             await caller.call(OPEN_STAGING, no_shard, CALL_MS)
         files = await put_layer(rig, caller)

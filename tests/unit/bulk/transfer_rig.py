@@ -98,8 +98,8 @@ class FedControl(Control):
         rows: dict[str, Row | None] = {
             STATE: state(self._version),
             node_key(OURS.host): node(OURS.host.int, shard_count=1),
-            keyspace_key("ks"): Keyspace("ks", simple(1), on_tablets=False),
-            table_key(TABLE): Table(TABLE, "ks", "small", definition=encode_schema(SMALL)),
+            keyspace_key("ks"): Keyspace(name="ks", replication=simple(1), on_tablets=False),
+            table_key(TABLE): Table(id=TABLE, keyspace="ks", name="small", definition=encode_schema(SMALL)),
         }
         rows |= {session_key(one.id): one for one in sessions} | self.rows
         self.index += 1
@@ -159,12 +159,18 @@ class ScriptedShard:
 
     async def _stack(self, request: CheckpointRequest, number: int) -> CheckpointedStack:
         stack, token_range = Incarnation(self.first_life + number), self.stacks[number]
-        layer = LayerEntry(LayerId(4), token_range, LayerFacts(1, 2, ROWS))
+        layer = LayerEntry(id=LayerId(4), range=token_range, facts=LayerFacts(least_us=1, greatest_us=2, rows=ROWS))
         folder = f"{request.folder}/stack-{number}"
         inside = layer_folder(folder, stack, layer.id)
         self._disk.make_folder(inside)
         write_files(inside, LAYER)
-        entry = StackEntry(stack, request.table, token_range, LayerEntry(LayerId(5), token_range), (layer,))
+        entry = StackEntry(
+            incarnation=stack,
+            table=request.table,
+            range=token_range,
+            live=LayerEntry(id=LayerId(5), range=token_range),
+            bases=(layer,),
+        )
         manifest = ShardManifest(tables=(SMALL,), stacks=(entry,))
         await replace_file(self._disk, manifest_path(folder), msgspec.msgpack.encode(manifest))
         return CheckpointedStack(folder, token_range)
@@ -177,7 +183,7 @@ class ScriptedShard:
 
 
 def job(session: SessionId = SESSION, deadline_ms: int = 1 << 50) -> Session:
-    return Session(session, SessionKind.BULK_JOB, TABLE, deadline_ms=deadline_ms)
+    return Session(id=session, kind=SessionKind.BULK_JOB, table=TABLE, deadline_ms=deadline_ms)
 
 
 class TransferRig:
@@ -195,7 +201,9 @@ class TransferRig:
         self.told: list[str] = []
         self.fronts: tuple[StreamServer, ...] = ()
         self.bulk: BulkProcess | None = None
-        self.context = PeersContext(self.transport, SeededChance(99), OURS, WireLimits(), discard_event)
+        self.context = PeersContext(
+            transport=self.transport, rng=SeededChance(99), introduction=OURS, limits=WireLimits(), report=discard_event
+        )
 
     @property
     def stream_service(self) -> TransferStreams:
@@ -207,31 +215,31 @@ class TransferRig:
     @asynccontextmanager
     async def life(self, *sessions: Session) -> AsyncIterator[RpcClientConnection]:
         self.lives += 1
-        own = Introduction(OURS.host, OURS.cluster, OURS.cluster_name, "bulk")
+        own = Introduction(host=OURS.host, cluster=OURS.cluster, cluster_name=OURS.cluster_name, process="bulk")
         transfers = TransferConfig(
-            str(self.folder / "staging"),
-            str(self.folder / "checkpoints"),
-            FLIGHT,
-            PEERS,
-            lambda _shard: SHARD,
-            "machine",
-            FileIsolation(),
-            BuildsHere(self.disk),
+            staging_folder=str(self.folder / "staging"),
+            checkpoints_folder=str(self.folder / "checkpoints"),
+            flight=FLIGHT,
+            peers_address=PEERS,
+            shard_address=lambda _shard: SHARD,
+            machine="machine",
+            isolation=FileIsolation(),
+            building=BuildsHere(self.disk),
             fronts=self.fronts,
             limits=self.limits,
         )
         setup = BulkConfig(
-            own,
-            BULK,
-            CONTROL,
-            20,
-            CompactionServiceLimits(),
-            WireLimits(),
-            lambda event, _details: self.told.append(event),
+            introduction=own,
+            address=BULK,
+            control_address=CONTROL,
+            heartbeat_ms=20,
+            desk=CompactionServiceLimits(),
+            wire=WireLimits(),
+            report=lambda event, _details: self.told.append(event),
             pid=self.lives,
             transfers=transfers,
         )
-        around = Environment(self.clock, SeededChance(self.lives), self.disk, self.transport)
+        around = Environment(clock=self.clock, rng=SeededChance(self.lives), disk=self.disk, transport=self.transport)
         self.bulk = BulkProcess(around, setup, Folds())
         self.control.begin(*sessions)
         async with asyncio.TaskGroup() as tasks:
@@ -258,11 +266,21 @@ class TransferRig:
         return sorted(str(path.relative_to(root)) for path in files)
 
     async def open_staging(self, caller: RpcClientConnection, kind: StagingKind = StagingKind.FILES) -> TransferTarget:
-        request = OpenStagingRequest(SESSION, TRANSFER, TABLE, ShardNumber(0), WHOLE_RING, VERSION, kind)
+        request = OpenStagingRequest(
+            session=SESSION,
+            transfer=TRANSFER,
+            table=TABLE,
+            shard=ShardNumber(0),
+            range=WHOLE_RING,
+            version=VERSION,
+            kind=kind,
+        )
         return (await caller.call(OPEN_STAGING, request, CALL_MS)).target
 
     async def put(self, target: TransferTarget, name: str, data: bytes, attempt: AttemptId = ATTEMPT) -> StagedFile:
-        place = await self.stream_service.open_put(FlightPut(target.ticket, attempt, name, len(data)))
+        place = await self.stream_service.open_put(
+            FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=len(data))
+        )
         await self.stream_service.append(place, data[place.received_bytes :])
         answer = await self.stream_service.finish_put(place)
         self.stream_service.close_put(place)
@@ -274,11 +292,11 @@ class TransferRig:
 
 
 def seal_of(*files: StagedFile, attempt: AttemptId = ATTEMPT) -> SealRequest:
-    return SealRequest(SESSION, TRANSFER, attempt, files, (WHOLE_RING,))
+    return SealRequest(session=SESSION, transfer=TRANSFER, attempt=attempt, files=files, layers=(WHOLE_RING,))
 
 
 def take_of(session: SessionId = SESSION) -> TakeCheckpointRequest:
-    return TakeCheckpointRequest(session, TABLE, WHOLE_RING, VERSION)
+    return TakeCheckpointRequest(session=session, table=TABLE, range=WHOLE_RING, version=VERSION)
 
 
 def with_transfers(

@@ -46,7 +46,7 @@ class Outcomes:
         return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
     async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
-        handle.tell(JobProgress("copying files", 512, 1024))
+        handle.tell(JobProgress(step="copying files", bytes_done=512, bytes_total=1024))
         await asyncio.sleep(self.takes_s)
         outcome = self.next.pop(0)
         if isinstance(outcome, EblaError):
@@ -74,8 +74,14 @@ class JobsShell:
         async def run() -> T:
             self.group0.new_loop()
             jobs = JobClient(self.group0.ask, (LoopClock(), self.rng))
-            access = JobCommandContext(jobs, a_snapshot(), self._status(), self.leader_status, (("node1", HOSTS[0]),))
-            setup = QueueConfig(HOSTS[0], 7, LoopClock(), self.rng, discard_event)
+            access = JobCommandContext(
+                jobs=jobs,
+                snapshot=a_snapshot(),
+                status=self._status(),
+                leader_status=self.leader_status,
+                names=(("node1", HOSTS[0]),),
+            )
+            setup = QueueConfig(host=HOSTS[0], pid=7, clock=LoopClock(), rng=self.rng, report=discard_event)
             queue = JobQueue(self.group0.ask, self.outcomes, self.engine, setup)
             async with asyncio.TaskGroup() as tasks:
                 acting = tasks.create_task(queue.run())
@@ -98,9 +104,20 @@ class JobsShell:
         self.with_jobs(Path(), None, wait)
 
     def _status(self) -> StatusAnswer:
-        peers = tuple(PeerStatus(host, "", host not in self.down) for host in HOSTS[1:])
-        group0 = Group0Report(HistoryId(UUID(int=5)), "leader", 1, HOSTS[0], 1, 1, 1, 1)
-        return StatusAnswer(HOSTS[0], ClusterId(UUID(int=1)), "ebla", "", 0, (), peers, group0=group0)
+        peers = tuple(PeerStatus(host=host, address="", up=host not in self.down) for host in HOSTS[1:])
+        group0 = Group0Report(
+            history=HistoryId(UUID(int=5)), role="leader", term=1, leader=HOSTS[0], commit=1, applied=1, first=1, last=1
+        )
+        return StatusAnswer(
+            host=HOSTS[0],
+            cluster=ClusterId(UUID(int=1)),
+            cluster_name="ebla",
+            address="",
+            started_wall_us=0,
+            processes=(),
+            peers=peers,
+            group0=group0,
+        )
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(app, list(arguments))

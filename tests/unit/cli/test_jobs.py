@@ -139,9 +139,9 @@ def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
     with JobProgressBar(Console(file=screen, force_terminal=True, width=120)) as bar:
         for progress in (
             JobProgress(),
-            JobProgress("copying files", 512, 1024),
-            JobProgress("comparing", 0, 0, 1, 8),
-            JobProgress("sealing", 2048, 1024),
+            JobProgress(step="copying files", bytes_done=512, bytes_total=1024),
+            JobProgress(step="comparing", bytes_done=0, bytes_total=0, tasks_done=1, tasks_total=8),
+            JobProgress(step="sealing", bytes_done=2048, bytes_total=1024),
         ):
             bar.update(a_job(1, copy, state=JobState.RUNNING, progress=progress))
             bar.refresh()
@@ -154,7 +154,14 @@ def test_long_words_leave_the_figures_their_place_on_one_line() -> None:
     screen = io.StringIO()
     step = "looking again at 114 ranges that differ (time 2 of 4) (0 of 99 ranges done): taking checkpoints"
     with JobProgressBar(Console(file=screen, force_terminal=True, color_system=None, width=80)) as bar:
-        bar.update(a_job(1, CompareReplicas(TABLE), state=JobState.RUNNING, progress=JobProgress(step, 0, 0, 11, 12)))
+        bar.update(
+            a_job(
+                1,
+                CompareReplicas(TABLE),
+                state=JobState.RUNNING,
+                progress=JobProgress(step=step, bytes_done=0, bytes_total=0, tasks_done=11, tasks_total=12),
+            )
+        )
         bar.refresh()
     line = next(line for line in screen.getvalue().splitlines() if "looking again" in line)
     assert "…" in line
@@ -253,7 +260,7 @@ def test_the_pipeline_is_shown_with_its_jobs(shell: JobsShell) -> None:
 
 
 def test_a_pipeline_that_cannot_is_told_with_the_cause(shell: JobsShell) -> None:
-    shell.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found", "local[2]")
+    shell.engine.state = EngineStatus(state=EngineState.UNAVAILABLE, cause="no Java was found", master="local[2]")
     shell.run(*COPY, "--detach")
     shell.with_jobs_for(5)
     told = shell.run("pipeline", "status")
@@ -263,9 +270,11 @@ def test_a_pipeline_that_cannot_is_told_with_the_cause(shell: JobsShell) -> None
 
 
 def test_what_a_pipeline_said_last_is_not_told_where_the_leader_runs_none(shell: JobsShell) -> None:
-    shell.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found", "local[2]")
+    shell.engine.state = EngineStatus(state=EngineState.UNAVAILABLE, cause="no Java was found", master="local[2]")
     shell.with_jobs_for(5)
-    shell.leader_status = StatusAnswer(A, None, "", "127.0.0.1:7000", 0)
+    shell.leader_status = StatusAnswer(
+        host=A, cluster=None, cluster_name="", address="127.0.0.1:7000", started_wall_us=0
+    )
     told = shell.run("pipeline", "status")
     assert told.exit_code == 1
     assert "pipeline  not running: the leader runs none" in told.stdout
@@ -274,7 +283,7 @@ def test_what_a_pipeline_said_last_is_not_told_where_the_leader_runs_none(shell:
 
 
 def test_a_job_is_cancelled_by_the_first_letters_of_its_id(shell: JobsShell) -> None:
-    shell.engine.state = EngineStatus(EngineState.STARTING)
+    shell.engine.state = EngineStatus(state=EngineState.STARTING)
     shell.run(*COPY, "--detach")
     (job,) = shell.json("pipeline", "jobs")
     assert shell.ok("pipeline", "cancel", job["id"][:6]) == f"cancelled {job['id']}: {job['what']}\n"
@@ -301,14 +310,20 @@ def test_sizes_have_units() -> None:
 
 
 def test_progress_is_told_by_bytes_or_else_by_tasks() -> None:
-    assert progress_summary(JobProgress("copying", 1024, 2048, 1, 2)) == "copying, 1.0 KiB of 2.0 KiB"
-    assert progress_summary(JobProgress("comparing", 0, 0, 1, 2)) == "comparing, task 1 of 2"
+    assert (
+        progress_summary(JobProgress(step="copying", bytes_done=1024, bytes_total=2048, tasks_done=1, tasks_total=2))
+        == "copying, 1.0 KiB of 2.0 KiB"
+    )
+    assert (
+        progress_summary(JobProgress(step="comparing", bytes_done=0, bytes_total=0, tasks_done=1, tasks_total=2))
+        == "comparing, task 1 of 2"
+    )
 
 
 def test_a_job_stands_in_one_line() -> None:
     copy = CopyTablets(TABLE, (0,), A, B)
     assert job_summary(a_job(1, copy)) == "waiting"
-    asked = a_job(1, copy, state=JobState.RUNNING, cancel_requested=True, progress=JobProgress("copying"))
+    asked = a_job(1, copy, state=JobState.RUNNING, cancel_requested=True, progress=JobProgress(step="copying"))
     assert job_summary(asked) == "running, asked to cancel: copying"
     assert job_summary(a_job(1, copy, state=JobState.FAILED, cause="no room")) == "failed: no room"
     assert job_summary(a_job(1, CompareReplicas(TABLE), state=JobState.DONE)) == "done: nothing to tell"

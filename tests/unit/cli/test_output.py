@@ -40,8 +40,8 @@ def test_every_value_is_what_json_can_hold(kind: str, value: Any, shown: Any) ->
 
 def rows_of(*rows: tuple[int | None, str | None]) -> Rows:
     columns = (
-        ColumnSpec("ks", "t", "id", parse_type("int")),
-        ColumnSpec("ks", "t", "note", parse_type("text")),
+        ColumnSpec(keyspace="ks", table="t", name="id", type=parse_type("int")),
+        ColumnSpec(keyspace="ks", table="t", name="note", type=parse_type("text")),
     )
     stored = [
         (None if number is None else number.to_bytes(4), None if note is None else note.encode())

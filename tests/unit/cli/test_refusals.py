@@ -39,7 +39,9 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(tmp_path: Path) -> list[LocalNode]:
     """Two nodes that were started once."""
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-    nodes = find_or_create_nodes(tmp_path / "d", NewClusterSpec(NODES, 1, base, "ebla"))
+    nodes = find_or_create_nodes(
+        tmp_path / "d", NewClusterSpec(nodes=NODES, shards=1, base_address=base, cluster_name="ebla")
+    )
     assign_identities(nodes)
     return nodes
 
@@ -79,7 +81,9 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_cluster_is_refused(made: list[LocalNode], tmp_path: Path) -> None:
-    others = find_or_create_nodes(tmp_path / "other", NewClusterSpec(1, 1, "127.0.0.1", "ebla"))
+    others = find_or_create_nodes(
+        tmp_path / "other", NewClusterSpec(nodes=1, shards=1, base_address="127.0.0.1", cluster_name="ebla")
+    )
     assign_identities(others)
     made[1].folder.identity.write_bytes(others[0].folder.identity.read_bytes())
     told = refused(made[0].folder.path.parent)
@@ -212,7 +216,9 @@ def test_options_files_are_kept_and_identities_survive_a_second_preparation(made
     data = made[0].folder.path.parent
     before = [node.folder.read_identity() for node in made]
     made[0].options_path.write_text(made[0].options_path.read_text() + "\n# mine\n")
-    again = find_or_create_nodes(data, NewClusterSpec(None, 9, "127.0.0.1", "other"))
+    again = find_or_create_nodes(
+        data, NewClusterSpec(nodes=None, shards=9, base_address="127.0.0.1", cluster_name="other")
+    )
     assert [node.options for node in again] == [node.options for node in made]
     assert assign_identities(again) == before
     assert again[0].options_path.read_text().endswith("# mine\n")

@@ -73,12 +73,12 @@ class OneProcess:
         assert verb is SCHEMA
         planned = plan_schema_change(request.wish, PlanningState(self.world.snapshot), TableId(self.rng.uuid()))
         if not planned.commands:
-            return SchemaAnswer(False, self.world.snapshot.version, planned.table)
+            return SchemaAnswer(changed=False, version=self.world.snapshot.version, table=planned.table)
         applied = apply_commands(self.world.snapshot, planned.commands)
         assert isinstance(applied, ProposedChange), applied
         self.world.commit(applied)
         self._install()
-        return SchemaAnswer(True, self.world.snapshot.version, planned.table)
+        return SchemaAnswer(changed=True, version=self.world.snapshot.version, table=planned.table)
 
     def _page(self, start: int) -> Group0ReadAnswer:
         keys = [FoundKeyValue(key, value, at) for key, (value, at) in sorted(self.world.group0.values.items())]
@@ -95,13 +95,13 @@ class OneProcess:
             return EmptyAnswer()
         assert verb is ROUTE_READ
         query = ReadQuery(
-            request.table,
-            request.spans,
-            request.rows_max,
-            request.now_s,
-            request.is_reversed,
-            request.partition_rows_max,
-            request.position,
+            table=request.table,
+            spans=request.spans,
+            rows_max=request.rows_max,
+            now_s=request.now_s,
+            is_reversed=request.is_reversed,
+            partition_rows_max=request.partition_rows_max,
+            position=request.position,
         )
         page = await self._rows.read(query, request.level, deadline_ms)
         return RouteReadAnswer(page.items, page.position)

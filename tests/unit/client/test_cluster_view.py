@@ -29,19 +29,25 @@ def at(number: int) -> str:
 
 def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> StatusAnswer:
     processes = (
-        ProcessStatus("control", 100 + number, 0, state=ProcessState.RUNNING),
-        ProcessStatus("shard-0", 200 + number, 0, state=child, version=TopologyVersion(7), serving=True),
-        ProcessStatus("bulk", 300 + number, 0, state=ProcessState.RUNNING, version=TopologyVersion(7)),
+        ProcessStatus(name="control", pid=100 + number, started_wall_us=0, state=ProcessState.RUNNING),
+        ProcessStatus(
+            name="shard-0", pid=200 + number, started_wall_us=0, state=child, version=TopologyVersion(7), serving=True
+        ),
+        ProcessStatus(
+            name="bulk", pid=300 + number, started_wall_us=0, state=ProcessState.RUNNING, version=TopologyVersion(7)
+        ),
     )
-    ring = TopologyStatus(TopologyVersion(7), TopologyVersion(6), ((HOSTS[1], "normal"), (HOSTS[2], "normal")))
+    ring = TopologyStatus(
+        version=TopologyVersion(7), fence=TopologyVersion(6), nodes=((HOSTS[1], "normal"), (HOSTS[2], "normal"))
+    )
     return StatusAnswer(
-        HOSTS[number],
-        CLUSTER,
-        "ebla",
-        at(number),
-        0,
-        processes,
-        peers,
+        host=HOSTS[number],
+        cluster=CLUSTER,
+        cluster_name="ebla",
+        address=at(number),
+        started_wall_us=0,
+        processes=processes,
+        peers=peers,
         uptime_ms=65_000,
         group0=group0(number),
         topology=ring,
@@ -51,21 +57,35 @@ def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.R
 def group0(number: int) -> Group0Report:
     """As node `number` tells it; node 1 leads and knows the second to be three entries behind."""
     members = tuple(
-        MemberReport(Member(HOSTS[one], MemberRole.VOTER, Address(f"127.0.0.{one}", 7000)), 3 * (one - 1))
+        MemberReport(
+            Member(host=HOSTS[one], role=MemberRole.VOTER, address=Address(f"127.0.0.{one}", 7000)), 3 * (one - 1)
+        )
         if number == 1
-        else MemberReport(Member(HOSTS[one], MemberRole.VOTER, Address(f"127.0.0.{one}", 7000)))
+        else MemberReport(Member(host=HOSTS[one], role=MemberRole.VOTER, address=Address(f"127.0.0.{one}", 7000)))
         for one in (1, 2)
     )
     role = "leader" if number == 1 else "follower"
-    return Group0Report(HISTORY, role, 4, HOSTS[1], 90, 90 - number, 1, 90, members)
+    return Group0Report(
+        history=HISTORY,
+        role=role,
+        term=4,
+        leader=HOSTS[1],
+        commit=90,
+        applied=90 - number,
+        first=1,
+        last=90,
+        members=members,
+    )
 
 
 def peer(number: int, up: bool = True, trip: int | None = 500) -> PeerStatus:
-    return PeerStatus(HOSTS[number], at(number), up, 10, trip)
+    return PeerStatus(host=HOSTS[number], address=at(number), up=up, heard_ms_ago=10, round_trip_us=trip)
 
 
 def asked(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RUNNING) -> NodeProbe:
-    return NodeProbe(f"node{number}", at(number), HOSTS[number], answer(number, *peers, child=child))
+    return NodeProbe(
+        name=f"node{number}", address=at(number), host=HOSTS[number], answer=answer(number, *peers, child=child)
+    )
 
 
 def test_a_healthy_cluster_is_all_up() -> None:
@@ -82,8 +102,8 @@ def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> 
     view = build_cluster_view([asked(1, peer(2)), asked(2, peer(1))])
     places = [node.group0 for node in view.nodes]
     assert places == [
-        Group0View("leader", True, True, 4, 90, 89, 0),
-        Group0View("follower", True, False, 4, 90, 88, 3),
+        Group0View(role="leader", votes=True, leads=True, term=4, commit=90, applied=89, lag=0),
+        Group0View(role="follower", votes=True, leads=False, term=4, commit=90, applied=88, lag=3),
     ]
     first, second, last = as_lines(view)
     assert last.startswith("pipeline: not running: the leader runs none")
@@ -92,8 +112,11 @@ def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> 
 
 
 def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() -> None:
-    leaders = PipelineState(HOSTS[1], 77, "ready", master="local[*]", version="4.1")
-    nodes = [with_process(asked(1, peer(2)), ProcessStatus("pipeline", 77, 0)), asked(2, peer(1))]
+    leaders = PipelineState(host=HOSTS[1], pid=77, state="ready", master="local[*]", version="4.1")
+    nodes = [
+        with_process(asked(1, peer(2)), ProcessStatus(name="pipeline", pid=77, started_wall_us=0)),
+        asked(2, peer(1)),
+    ]
     ready = build_cluster_view(nodes, leaders)
     assert as_lines(ready)[-1] == "pipeline: ready on local[*], Spark 4.1"
     assert view_fingerprint(ready) != view_fingerprint(build_cluster_view(nodes))
@@ -102,7 +125,7 @@ def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() 
     away = build_cluster_view(nodes, msgspec.structs.replace(leaders, state="unavailable", cause="no Java was found"))
     assert as_lines(away)[-1] == "pipeline: unavailable on local[*], Spark 4.1: no Java was found"
 
-    waiting = ProcessStatus("pipeline", 0, 0, state=ProcessState.WAITING)
+    waiting = ProcessStatus(name="pipeline", pid=0, started_wall_us=0, state=ProcessState.WAITING)
     again = build_cluster_view([with_process(asked(1, peer(2)), waiting), nodes[1]], leaders)
     assert again.all_up
     assert again.pipeline.state == "not started", "what one said that has ended counts for nothing"
@@ -145,7 +168,9 @@ def with_shard(**changed: object) -> NodeProbe:
 
 def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
     nodes = ((HOSTS[1], "normal"), (HOSTS[2], state))
-    return TopologyStatus(TopologyVersion(7), TopologyVersion(6), nodes, "join_group0", waits_for)
+    return TopologyStatus(
+        version=TopologyVersion(7), fence=TopologyVersion(6), nodes=nodes, transition="join_group0", waits_for=waits_for
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +202,7 @@ def test_each_node_shows_the_version_it_has_who_is_in_the_ring_and_which_shards_
     [
         [asked(1, peer(2, up=False)), asked(2, peer(1))],
         [asked(1, peer(2)), asked(2, peer(1), child=ProcessState.STARTING)],
-        [asked(1, peer(2)), NodeProbe("node2", at(2), HOSTS[2], trouble="not running")],
+        [asked(1, peer(2)), NodeProbe(name="node2", address=at(2), host=HOSTS[2], trouble="not running")],
         [asked(1, peer(2)), asked(2)],
     ],
 )
@@ -186,7 +211,9 @@ def test_a_missing_opinion_answer_or_child_is_not_all_up(nodes: list[NodeProbe])
 
 
 def test_a_node_that_does_not_answer_is_down_whatever_others_hold_of_it() -> None:
-    view = build_cluster_view([asked(1, peer(2)), NodeProbe("node2", at(2), trouble="process 7 does not answer")])
+    view = build_cluster_view(
+        [asked(1, peer(2)), NodeProbe(name="node2", address=at(2), trouble="process 7 does not answer")]
+    )
     silent = view.nodes[1]
     assert (silent.state, silent.held_up_by, silent.host) == (NodeStatus.DOWN, 1, HOSTS[2])
     assert "process 7 does not answer" in as_lines(view)[1]
@@ -202,7 +229,7 @@ def test_nodes_that_only_others_mention_are_shown_as_those_see_them() -> None:
 
 
 def test_no_answer_at_all_gives_a_view_without_a_cluster() -> None:
-    view = build_cluster_view([NodeProbe("node1", at(1), trouble="never started")])
+    view = build_cluster_view([NodeProbe(name="node1", address=at(1), trouble="never started")])
     assert (view.cluster, view.nodes[0].state) == (None, NodeStatus.DOWN)
 
 

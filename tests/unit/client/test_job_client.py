@@ -54,7 +54,7 @@ async def test_a_cancel_does_not_undo_what_the_pipeline_writes_meanwhile(
 ) -> None:
     job = a_job(1, WISH, state=JobState.RUNNING)
     group0.put_job(job)
-    progressed = msgspec.structs.replace(job, progress=JobProgress("comparing"))
+    progressed = msgspec.structs.replace(job, progress=JobProgress(step="comparing"))
     ask = group0.ask
 
     async def raced(verb: Verb[Any, Any], request: Any, deadline_ms: int) -> Any:

@@ -55,6 +55,9 @@ def test_many_processes_are_still_told_apart() -> None:
 
 def test_a_kind_that_only_a_newer_process_knows_is_left_out() -> None:
     answer = MetricsAnswer(
-        (MetricFamily("spectrum", "odd", "?", (), (), ()), *collect_metrics(counted(1, 1.0)).metrics)
+        (
+            MetricFamily(kind="spectrum", name="odd", help="?", labels=(), bounds=(), series=()),
+            *collect_metrics(counted(1, 1.0)).metrics,
+        )
     )
     assert samples(merge_metrics((), [((), answer)])) == samples(counted(1, 1.0))

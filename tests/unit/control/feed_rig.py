@@ -41,7 +41,7 @@ def in_virtual_time(story: Callable[[], Awaitable[None]]) -> None:
 
 
 def state_put(version: int, fence: int = 1) -> PutKey:
-    return PutKey(keys.STATE, keys.encode(StateRow(V(version), V(fence))))
+    return PutKey(keys.STATE, keys.encode(StateRow(version=V(version), fence=V(fence))))
 
 
 class FeedStore:
@@ -58,8 +58,11 @@ class FeedStore:
 
     def commit(self, *changes: Change) -> Revision:
         serial = next(self._serials)
-        command = Group0Command(CallId(self._client, 1, serial, serial - 1), Transaction((), changes))
-        self.machine.apply(Entry(self.store.index + 1, 1, encode_command(command)))
+        command = Group0Command(
+            CallId(client=self._client, incarnation=1, serial=serial, answered_through=serial - 1),
+            Transaction((), changes),
+        )
+        self.machine.apply(Entry(index=self.store.index + 1, term=1, data=encode_command(command)))
         return self.store.revision
 
     def version(self, version: int, fence: int = 1) -> Revision:
@@ -95,7 +98,13 @@ class ControlLife:
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.state = CommittedTopology(self.report)
         self.state.attach(feed_store.machine)
-        setup = FeedConfig(self._read_barrier, lambda: self.down, lambda: expected, lambda: True, page_bytes_max)
+        setup = FeedConfig(
+            read_barrier=self._read_barrier,
+            down=lambda: self.down,
+            expected=lambda: expected,
+            serving=lambda: True,
+            page_bytes_max=page_bytes_max,
+        )
         self.feed = TopologyFeedService(self.state, setup)
         self._server = Server(tasks, introduction(1), WireLimits(), self.report)
         self.feed.serve_children(self._server)
@@ -123,7 +132,9 @@ class ControlLife:
     async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int = 2_000) -> A:
         loop = asyncio.get_running_loop()
         served = self._server.verbs[verb.number]
-        call = IncomingCall(introduction(2), verb.lane, loop.time() + deadline_ms / 1000, loop)
+        call = IncomingCall(
+            peer=introduction(2), lane=verb.lane, expires_at=loop.time() + deadline_ms / 1000, loop=loop
+        )
         if served.inline is not None:
             return cast("A", served.inline(request, call))
         assert served.task is not None

@@ -14,12 +14,21 @@ SEVEN = TopologyVersion(7)
 
 
 def status(pid: int) -> ProcessStatus:
-    return ProcessStatus("shard-0", pid, 0, state=ProcessState.RUNNING)
+    return ProcessStatus(name="shard-0", pid=pid, started_wall_us=0, state=ProcessState.RUNNING)
 
 
 def report(pid: int, trouble: str = "") -> ChildReport:
     history = HistoryId(uuid.UUID(int=1))
-    return ChildReport("shard-0", pid, SEVEN, SEVEN, SEVEN, True, history=history, trouble=trouble)
+    return ChildReport(
+        name="shard-0",
+        pid=pid,
+        version=SEVEN,
+        fence=SEVEN,
+        oldest_running=SEVEN,
+        pending_replicas_open=True,
+        history=history,
+        trouble=trouble,
+    )
 
 
 def test_a_process_is_told_with_the_version_it_has_and_whether_it_serves() -> None:

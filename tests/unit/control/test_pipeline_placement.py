@@ -9,8 +9,11 @@ from ebla.topology.snapshot import Node
 from ebla.topology.states import NodeState
 from ebla.wire.verbs import ProcessStatus
 
-SERVES, STARTS = ProcessStatus("shard-1", 5, 0, serving=True), ProcessStatus("shard-0", 4, 0)
-BULK = ProcessStatus("bulk", 6, 0, serving=True)
+SERVES, STARTS = (
+    ProcessStatus(name="shard-1", pid=5, started_wall_us=0, serving=True),
+    ProcessStatus(name="shard-0", pid=4, started_wall_us=0),
+)
+BULK = ProcessStatus(name="bulk", pid=6, started_wall_us=0, serving=True)
 
 
 def node(state: NodeState = NodeState.NORMAL) -> Node:

@@ -35,7 +35,7 @@ async def test_a_leader_waits_on_its_loop_only_while_no_commit_gets_past_its_own
         held, own = peer.server._held, peer.server.core.peer
         await write_one(1)
         for index in range(1, 1 + ROUNDS_TO_RANK):
-            answer = AppendResponse(TWO, own, peer.server.core.term, index)
+            answer = AppendResponse(sender=TWO, to=own, term=peer.server.core.term, index=index)
             held.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
         await write_one(2)
         last = peer.server.core.last_index

@@ -27,9 +27,9 @@ async def lead_three(peer: Peer) -> int:
     """Elected by peer 2, which also holds the first entry of the term. Gives the term."""
     await peer.hear(Campaign())
     term = peer.server.core.term + 1
-    await peer.hear(PreVoteResponse(LEADER, PeerId(1), term, granted=True))
+    await peer.hear(PreVoteResponse(sender=LEADER, to=PeerId(1), term=term, granted=True))
     await asyncio.sleep(0.01)
-    await peer.hear(VoteResponse(LEADER, PeerId(1), term, granted=True))
+    await peer.hear(VoteResponse(sender=LEADER, to=PeerId(1), term=term, granted=True))
     await asyncio.sleep(0.01)
     assert peer.server.is_leader
     await commit_all(peer)
@@ -41,7 +41,7 @@ async def lead_three(peer: Peer) -> int:
 async def commit_all(peer: Peer) -> None:
     core = peer.server.core
     for other in (LEADER, PeerId(3)):
-        await peer.hear(AppendResponse(other, PeerId(1), core.term, core.last_index))
+        await peer.hear(AppendResponse(sender=other, to=PeerId(1), term=core.term, index=core.last_index))
     await asyncio.sleep(0)
 
 
@@ -101,7 +101,11 @@ async def test_who_is_not_needed_for_a_commit_has_its_appends_a_moment_later_as_
         for serial in (101, 102, 103):
             peer.server.propose(add_one(serial), EntryKind.COMMAND)
             await asyncio.sleep(0)
-            await peer.hear(AppendResponse(LEADER, PeerId(1), peer.server.core.term, peer.server.core.last_index))
+            await peer.hear(
+                AppendResponse(
+                    sender=LEADER, to=PeerId(1), term=peer.server.core.term, index=peer.server.core.last_index
+                )
+            )
             await peer.machine.wait_answer(CLIENT, serial)
         assert appends(peer) == [(LEADER, 1, before), (LEADER, 1, before + 1), (LEADER, 1, before + 2)]
         peer.wire.sendings.clear()
@@ -123,7 +127,7 @@ async def test_a_commit_that_waits_for_whom_it_was_held_from_waits_a_moment_only
             await asyncio.sleep(1.5 * APPEND_HOLD_MS / 1000)
             assert any(to == PeerId(3) and count for to, count, _ in appends(peer))
             core = peer.server.core
-            await peer.hear(AppendResponse(PeerId(3), PeerId(1), core.term, core.last_index))
+            await peer.hear(AppendResponse(sender=PeerId(3), to=PeerId(1), term=core.term, index=core.last_index))
             await peer.machine.wait_answer(CLIENT, serial)
             peer.wire.sendings.clear()
         await asyncio.sleep(0.1)

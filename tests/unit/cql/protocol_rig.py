@@ -34,7 +34,7 @@ from ebla.wire.cql.messages import (
 )
 from ebla.wire.cql.notation import BodyReader
 
-PEER = ClientEndpoint("127.0.0.1", 40_000)
+PEER = ClientEndpoint(host="127.0.0.1", port=40_000)
 STARTUP_BODY = notation.short(1) + notation.string("CQL_VERSION") + notation.string("3.0.0")
 AT_ONCE = CqlResponse(Void())
 
@@ -65,7 +65,11 @@ def frames_of(data: bytes) -> list[CqlFrame]:
         assert version & RESPONSE
         end = HEADER_BYTES + size
         assert len(data) >= end
-        found.append(CqlFrame(version & ~RESPONSE, flags, stream, opcode, data[HEADER_BYTES:end]))
+        found.append(
+            CqlFrame(
+                version=version & ~RESPONSE, flags=flags, stream=stream, opcode=opcode, body=data[HEADER_BYTES:end]
+            )
+        )
         data = data[end:]
     return found
 
@@ -128,7 +132,7 @@ class ToldExecution:
     async def prepare(self, _session: ClientState, text: str) -> PreparedResult:
         if not text:
             raise BadSyntax("line 0:0 no viable alternative at input '<EOF>'")
-        return PreparedResult(text.encode(), (), (), ())
+        return PreparedResult(id=text.encode(), variables=(), key_positions=(), columns=())
 
     async def batch(
         self, _session: ClientState, _kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
@@ -156,7 +160,7 @@ def serving() -> None:
     """It does."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Parted:
     """What connections are made of, with what a test wants to be different."""
 
@@ -173,7 +177,9 @@ class Parted:
             execution=self.execution,
             login=self.login,
             events=self.events,
-            supported=lambda: supported_options(ShardingInfo(1, 2, 12, 19042)),
+            supported=lambda: supported_options(
+                ShardingInfo(shard=1, shard_count=2, ignore_msb=12, shard_aware_port=19042)
+            ),
             require_serving=self.require_serving,
             tasks=tasks,
             report=lambda event, details: self.reports.append((event, details)),

@@ -28,7 +28,7 @@ VOID = struct.pack(">i", 1)
 
 def test_with_too_many_under_way_nothing_more_is_read() -> None:
     futures = Futures()
-    parted = Parted(futures.told(), limits=ConnectionLimits(requests_max=3))
+    parted = Parted(execution=futures.told(), limits=ConnectionLimits(requests_max=3))
 
     async def work(wired: Wired) -> None:
         frames = [execute(bytes([number]), stream=number) for number in range(10)]
@@ -52,7 +52,7 @@ def test_with_too_many_under_way_nothing_more_is_read() -> None:
 
 def test_large_requests_count_by_their_bytes() -> None:
     futures = Futures()
-    parted = Parted(futures.told(), limits=ConnectionLimits(requests_bytes_max=1000))
+    parted = Parted(execution=futures.told(), limits=ConnectionLimits(requests_bytes_max=1000))
 
     async def work(wired: Wired) -> None:
         wired.ask(query("x" * 600, stream=1), query("y" * 600, stream=2), query("z", stream=3))
@@ -83,7 +83,7 @@ def test_a_shard_with_too_much_under_way_says_that_it_is_overloaded() -> None:
 
 def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() -> None:
     futures = Futures()
-    parted = Parted(futures.told(), limits=ConnectionLimits(unsent_bytes_max=100))
+    parted = Parted(execution=futures.told(), limits=ConnectionLimits(unsent_bytes_max=100))
 
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
@@ -132,7 +132,7 @@ async def test_before_the_greeting_only_little_is_taken(wired: Wired, /) -> None
 
 def test_when_a_client_is_gone_nobody_waits_for_its_requests() -> None:
     futures = Futures()
-    parted = Parted(futures.told())
+    parted = Parted(execution=futures.told())
 
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
@@ -162,7 +162,7 @@ def test_a_task_of_a_client_that_is_gone_ends() -> None:
         wired.connection.lost()
         await ended.wait()
 
-    with_connection(work, Parted(ToldExecution(lambda _: long())))
+    with_connection(work, Parted(execution=ToldExecution(lambda _: long())))
 
 
 def test_it_ends_when_what_is_under_way_has_ended() -> None:
@@ -178,7 +178,7 @@ def test_it_ends_when_what_is_under_way_has_ended() -> None:
         assert [each.stream for each in wired.outlet.taken()] == [5]
         assert wired.outlet.closed == "the shard stops"
 
-    with_connection(work, Parted(futures.told()))
+    with_connection(work, Parted(execution=futures.told()))
 
 
 @runs_in(with_connection)
@@ -197,7 +197,7 @@ def test_a_write_given_up_by_the_shard_is_told_of() -> None:
         (answer,) = wired.outlet.taken()
         assert error_of(answer)[0] == CqlCode.SERVER_ERROR
 
-    with_connection(work, Parted(futures.told()))
+    with_connection(work, Parted(execution=futures.told()))
 
 
 def test_the_session_is_the_connections_own() -> None:
@@ -214,4 +214,4 @@ def test_the_session_is_the_connections_own() -> None:
         assert wired.connection.described().keyspace == "ks"
         assert sessions == [wired.connection.session]
 
-    with_connection(work, Parted(Noting()))
+    with_connection(work, Parted(execution=Noting()))

@@ -103,7 +103,7 @@ def test_a_statement_keeps_the_keyspace_it_was_prepared_in(cql: Cql) -> None:
 
 def test_what_was_never_prepared(cql: Cql) -> None:
     with pytest.raises(Unprepared) as caught:
-        execute(cql, PreparedResult(b"x" * 16, (), (), ()))
+        execute(cql, PreparedResult(id=b"x" * 16, variables=(), key_positions=(), columns=()))
     assert caught.value.statement_id == b"x" * 16
 
 
@@ -356,7 +356,7 @@ def test_a_driver_at_the_wrong_shard_is_told_the_right_one(cql: Cql) -> None:
 
 
 def test_a_paging_state_says_where_to_go_on() -> None:
-    state = PagingState(FORMAT, b"position", 5, b"prefix", 2)
+    state = PagingState(format=FORMAT, position=b"position", left=5, prefix=b"prefix", shown=2)
     assert decode_paging_state(encode_paging_state(state)) == state
 
 

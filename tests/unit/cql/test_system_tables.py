@@ -159,7 +159,9 @@ def test_tablets_and_their_transition(cql: Cql) -> None:
     ((old, shard),) = before[0][2]
     new = next(node for node in cql.topology.placeable() if node.host != old)
     replica = cql.topology.snapshot.tablets[table].replicas(0)[0]
-    move = TabletMove(table, 0, TransitionKind.MIGRATION, (type(replica)(new.host, replica.shard),))
+    move = TabletMove(
+        table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=(type(replica)(new.host, replica.shard),)
+    )
     cql.topology.do(StartMoves((move,)))
     cql.install()
     after = cql.rows(text)
@@ -254,10 +256,12 @@ def test_members_of_group_0(cql: Cql) -> None:
     history = HistoryId(uuid.UUID(int=9))
     roles = (MemberRole.VOTER, MemberRole.LEARNER, MemberRole.REMOVED)
     members = tuple(
-        MemberReport(Member(host(number), role, Address("127.0.0.1", 7000)))
+        MemberReport(Member(host=host(number), role=role, address=Address("127.0.0.1", 7000)))
         for number, role in enumerate(roles, start=1)
     )
-    cql.group0 = Group0Report(history, "leader", 1, host(1), 5, 5, 1, 5, members)
+    cql.group0 = Group0Report(
+        history=history, role="leader", term=1, leader=host(1), commit=5, applied=5, first=1, last=5, members=members
+    )
     rows = cql.rows("SELECT group_id, disposition, server_id, can_vote FROM system.raft_state")
     assert rows == [(history, "CURRENT", host(1), True), (history, "CURRENT", host(2), False)]
 

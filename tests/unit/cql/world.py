@@ -114,19 +114,19 @@ class Cql:
         self._timestamp_us = NOW_US
         self.own = Replica(next(self.topology.snapshot.members()).host, ShardNumber(0))
         self.parts = ExecutorDeps(
-            self.view,
-            self.rows_store,
-            self._next_timestamp_us,
-            self,
-            system_tables(self._facts(self.own.host)),
-            SchemaDescriber("test cluster"),
-            self.clock,
-            self.rng,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
-            self.own,
-            ExecutorLimits(),
+            view=self.view,
+            router=self.rows_store,
+            next_timestamp_us=self._next_timestamp_us,
+            schema=self,
+            virtual=system_tables(self._facts(self.own.host)),
+            describe=SchemaDescriber("test cluster"),
+            clock=self.clock,
+            rng=self.rng,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
+            own=self.own,
+            limits=ExecutorLimits(),
         )
         self.executor = CqlExecutor(self.parts)
-        self.session = ClientState("test")
+        self.session = ClientState(peer="test")
         self.run("CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
         self.run("USE ks")
 
@@ -143,30 +143,37 @@ class Cql:
 
     def _facts(self, host: HostId) -> SystemTableSources:
         return SystemTableSources(
-            self.view,
-            host,
-            "test cluster",
-            "0.1",
-            9042,
-            lambda: (),
-            lambda: (("shards", "2", "default"),),
-            self._status,
-            lambda: ((NOW_US, 7, "version 7: tables changed"),),
+            view=self.view,
+            host=host,
+            cluster_name="test cluster",
+            release="0.1",
+            cql_port=9042,
+            clients=lambda: (),
+            config=lambda: (("shards", "2", "default"),),
+            status=self._status,
+            history=lambda: ((NOW_US, 7, "version 7: tables changed"),),
         )
 
     async def _status(self) -> StatusAnswer:
         """What a control process would answer."""
-        return StatusAnswer(self.own.host, None, "test cluster", "127.0.0.1", 0, group0=self.group0)
+        return StatusAnswer(
+            host=self.own.host,
+            cluster=None,
+            cluster_name="test cluster",
+            address="127.0.0.1",
+            started_wall_us=0,
+            group0=self.group0,
+        )
 
     async def change(self, wish: SchemaChange, _deadline_ms: int) -> SchemaAnswer:
         planned = plan_schema_change(wish, PlanningState(self.topology.snapshot), TableId(self.rng.uuid()))
         if not planned.commands:
-            return SchemaAnswer(False, self.topology.snapshot.version, planned.table)
+            return SchemaAnswer(changed=False, version=self.topology.snapshot.version, table=planned.table)
         applied = apply_commands(self.topology.snapshot, planned.commands)
         assert isinstance(applied, ProposedChange), applied
         self.topology.commit(applied)
         self.install()
-        return SchemaAnswer(True, self.topology.snapshot.version, planned.table)
+        return SchemaAnswer(changed=True, version=self.topology.snapshot.version, table=planned.table)
 
     def answer(self, text: str, *values: BoundValue, **changes: Any) -> CqlResponse:
         parameters = QueryParameters(values=values, **changes)

@@ -15,7 +15,7 @@ from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 
 SESSION = SessionId(uuid.UUID(int=31))
-OPEN = Session(SESSION, SessionKind.BULK_JOB, deadline_ms=(NOW_S + 1) * 1000)
+OPEN = Session(id=SESSION, kind=SessionKind.BULK_JOB, deadline_ms=(NOW_S + 1) * 1000)
 
 
 class Rig:

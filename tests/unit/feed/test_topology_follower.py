@@ -34,7 +34,7 @@ class LoopClock:
         raise AssertionError("nobody asks")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Child:
     """What a shard does with versions, as far as the feed can tell."""
 
@@ -61,7 +61,15 @@ class Child:
 
     def report_of(self, view: View) -> ChildReport:
         oldest = self.view.versions.oldest(view.version)
-        return ChildReport("shard-0", 11, view.version, view.fence, oldest, True, self.closing)
+        return ChildReport(
+            name="shard-0",
+            pid=11,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=oldest,
+            pending_replicas_open=True,
+            closing_sessions=self.closing,
+        )
 
     def report(self, event: str, details: Mapping[str, object]) -> None:
         self.events.append((event, details))
@@ -74,9 +82,9 @@ class Rig:
         self.tasks = tasks
         self.socket = ControlSocket()
         self.view = TopologyView()
-        self.child = Child(self.view)
+        self.child = Child(view=self.view)
         self.child.gate.set()
-        setup = TopologyFollowerConfig("shard-0", 11, HOST, LoopClock(), self.child.report)
+        setup = TopologyFollowerConfig(name="shard-0", pid=11, host=HOST, clock=LoopClock(), report=self.child.report)
         self.follower = TopologyFollower(self.socket, setup, self.view, self.child, self.child.report_of)
         self._running = tasks.create_task(self.follower.run())
         self.control(feed_store)
@@ -97,7 +105,7 @@ class Rig:
 
 
 def keyspace_put(name: str) -> PutKey:
-    row = Keyspace(name, Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)
+    row = Keyspace(name=name, replication=Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)
     return PutKey(keys.keyspace_key(name), keys.encode(row))
 
 

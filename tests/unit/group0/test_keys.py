@@ -62,7 +62,9 @@ def test_every_key_of_the_topology_belongs_to_a_row_of_its_own() -> None:
         (
             UNFINISHED_OPERATION_KEY,
             UnfinishedOperation(
-                OperationKind.CHANGE_ROLES, (Member(HOST, MemberRole.VOTER, Address("127.0.0.9", 7000)),), b"a lock"
+                OperationKind.CHANGE_ROLES,
+                (Member(host=HOST, role=MemberRole.VOTER, address=Address("127.0.0.9", 7000)),),
+                b"a lock",
             ),
         ),
     ],

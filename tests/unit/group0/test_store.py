@@ -44,7 +44,7 @@ class Driver:
         if serial is None:
             self.serial += 1
             serial = self.serial
-        call = CallId(CLIENT, incarnation, serial, answered)
+        call = CallId(client=CLIENT, incarnation=incarnation, serial=serial, answered_through=answered)
         command = decode_command(encode_command(Group0Command(call, body)))
         return self.store.apply(self.store.index + 1, command)
 
@@ -63,7 +63,7 @@ def host(number: int) -> HostId:
 
 
 def member(number: int, role: MemberRole = MemberRole.VOTER, rack: str = "r") -> Member:
-    return Member(host(number), role, Address("127.0.0.1", number), rack=rack)
+    return Member(host=host(number), role=role, address=Address("127.0.0.1", number), rack=rack)
 
 
 def test_a_transaction_changes_all_its_keys_at_one_revision(driver: Driver) -> None:
@@ -160,14 +160,14 @@ def test_illegal_membership_changes_are_rejected(driver: Driver, wanted: tuple[M
 
 
 def test_two_hosts_of_one_raft_number_cannot_both_be_members(driver: Driver) -> None:
-    twin = Member(HostId(uuid.UUID(int=host(1).int + 1)), MemberRole.VOTER, Address("127.0.0.2", 1))
+    twin = Member(host=HostId(uuid.UUID(int=host(1).int + 1)), role=MemberRole.VOTER, address=Address("127.0.0.2", 1))
     driver.do(ChangeMembers((member(1),)))
     assert isinstance(driver.do(ChangeMembers((twin,))).answer, Rejected)
 
 
 def test_an_address_belongs_to_one_member_at_a_time(driver: Driver) -> None:
     driver.do(ChangeMembers((member(1), member(2))))
-    newcomer = Member(host(3), MemberRole.LEARNER, member(2).address)
+    newcomer = Member(host=host(3), role=MemberRole.LEARNER, address=member(2).address)
     refused = driver.do(ChangeMembers((newcomer,))).answer
     assert isinstance(refused, Rejected)
     assert f"ebla group0 remove {host(2)}" in refused.reason
@@ -259,7 +259,7 @@ def test_a_snapshot_holds_its_keys_in_order_and_one_that_does_not_is_read_too(dr
     history = driver.store.chain
     rows = tuple((f"user/{name}", b"v", 1) for name in "cab")
     for part in (
-        snapshot.SnapshotHeader(snapshot.FORMAT, history, 9, None),
+        snapshot.SnapshotHeader(format=snapshot.FORMAT, chain=history, index=9, lock=None),
         snapshot.SnapshotEntries(rows),
         snapshot.SnapshotEnd(3, 0),
     ):

@@ -12,7 +12,16 @@ from ebla.model.identity import Address, HostId
 def candidate(number: int, place: str = "dc1/r1", *, alive: bool = True, votes: bool = False) -> VoterCandidate:
     datacenter, rack = place.split("/")
     role = MemberRole.VOTER if votes else MemberRole.LEARNER
-    return VoterCandidate(Member(HostId(uuid.UUID(int=number)), role, Address("h", number), datacenter, rack), alive)
+    return VoterCandidate(
+        Member(
+            host=HostId(uuid.UUID(int=number)),
+            role=role,
+            address=Address("h", number),
+            datacenter=datacenter,
+            rack=rack,
+        ),
+        alive,
+    )
 
 
 def chosen(*candidates: VoterCandidate) -> list[int]:
@@ -53,5 +62,7 @@ def test_a_voter_keeps_its_seat_where_nothing_is_gained() -> None:
 
 
 def test_removed_members_do_not_vote() -> None:
-    gone = VoterCandidate(Member(HostId(uuid.UUID(int=1)), MemberRole.REMOVED, Address("h", 1)), alive=True)
+    gone = VoterCandidate(
+        Member(host=HostId(uuid.UUID(int=1)), role=MemberRole.REMOVED, address=Address("h", 1)), alive=True
+    )
     assert chosen(gone, candidate(2)) == [2]

@@ -95,7 +95,9 @@ async def test_a_sync_that_fails_ends_the_log(
 
     log, _ = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
     monkeypatch.setattr(DiskFile, "sync_now", fail)
-    write = LogWrite(VOTED, (Entry(1, 3, b"x"),), None, must_sync=True, answers=())
+    write = LogWrite(
+        hard_state=VOTED, entries=(Entry(index=1, term=3, data=b"x"),), snapshot=None, must_sync=True, answers=()
+    )
     with pytest.raises(LogFailed):
         log.persist_now([write])
     assert not log.persist_now([write])
@@ -108,13 +110,13 @@ async def test_a_vote_and_its_entries_are_there_after_a_restart(
     disk: FileDisk, /, tmp_path: Path, short_syncs: list[str]
 ) -> None:
     log, _ = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
-    entries = (Entry(1, 3, b"x"), Entry(2, 3, b"y"))
-    assert log.persist_now([LogWrite(VOTED, entries[:1], None, must_sync=True, answers=())])
-    assert log.persist_now([LogWrite(None, entries[1:], None, must_sync=True, answers=())])
+    entries = (Entry(index=1, term=3, data=b"x"), Entry(index=2, term=3, data=b"y"))
+    assert log.persist_now([LogWrite(hard_state=VOTED, entries=entries[:1], snapshot=None, must_sync=True, answers=())])
+    assert log.persist_now([LogWrite(hard_state=None, entries=entries[1:], snapshot=None, must_sync=True, answers=())])
     hint = HardState(3, PeerId(2), 2)
-    assert log.persist_now([LogWrite(hint, (), None, must_sync=False, answers=())])
+    assert log.persist_now([LogWrite(hard_state=hint, entries=(), snapshot=None, must_sync=False, answers=())])
     assert len(short_syncs) == 2, "a hint needs none"
-    named = LogWrite(None, (), SnapshotMeta(9, 3), must_sync=True, answers=())
+    named = LogWrite(hard_state=None, entries=(), snapshot=SnapshotMeta(9, 3), must_sync=True, answers=())
     assert not log.persist_now([named]), "a snapshot's mark has more to do"
     await log.close()
     _, found = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
@@ -128,7 +130,9 @@ async def test_a_full_disk_is_left_to_who_can_wait(
         raise DiskFull("no room")
 
     log, _ = await RaftStorage.open(disk, SystemRng(), f"{tmp_path}/raft", LIMITS)
-    write = LogWrite(VOTED, (Entry(1, 3, b"x"),), None, must_sync=True, answers=())
+    write = LogWrite(
+        hard_state=VOTED, entries=(Entry(index=1, term=3, data=b"x"),), snapshot=None, must_sync=True, answers=()
+    )
     with monkeypatch.context() as patched:
         patched.setattr(SegmentedLog, "_write", full)
         assert not log.persist_now([write])

@@ -25,7 +25,7 @@ IDENTITY = (TableId(uuid.UUID(int=1)), "ks", "t")
 
 
 def column(name: str, kind: ColumnKind = ColumnKind.REGULAR, type_name: str = "int") -> Column:
-    return Column(name, parse_type(type_name), kind)
+    return Column(name=name, type=parse_type(type_name), kind=kind)
 
 
 KEY = column("k", ColumnKind.PARTITION_KEY)
@@ -61,7 +61,7 @@ def test_a_name_dropped_and_declared_again_is_another_column() -> None:
         ((KEY, column("")), "1 to 255 characters"),
         ((KEY, column("c" * 256)), "1 to 255 characters"),
         ((KEY, column("j", ColumnKind.PARTITION_KEY)), "counted from 0"),
-        ((KEY, Column("c", parse_type("int"), ColumnKind.CLUSTERING, 1)), "counted from 0"),
+        ((KEY, Column(name="c", type=parse_type("int"), kind=ColumnKind.CLUSTERING, position=1)), "counted from 0"),
     ],
 )
 def test_impossible_shapes_are_refused(columns: tuple[Column, ...], word: str) -> None:

@@ -9,7 +9,7 @@ START = StartArguments(Path("/etc/options.toml"), ("limits.stop_ms=900",), None)
 
 
 def test_every_child_is_told_the_options_that_control_was() -> None:
-    commands = child_commands(NodeOptions("d", shards=2), START)
+    commands = child_commands(NodeOptions(data="d", shards=2), START)
     assert [command.name for command in commands] == ["shard-0", "shard-1", "bulk", "pipeline"]
     for command in commands:
         told = " ".join(command.arguments)
@@ -18,5 +18,5 @@ def test_every_child_is_told_the_options_that_control_was() -> None:
 
 
 def test_a_node_whose_pipeline_is_off_never_has_one() -> None:
-    commands = child_commands(NodeOptions("d", pipeline=PipelineOptions(enabled=False)), START)
+    commands = child_commands(NodeOptions(data="d", pipeline=PipelineOptions(enabled=False)), START)
     assert [command.name for command in commands] == ["shard-0", "bulk"]

@@ -8,19 +8,19 @@ from ebla.storage.commit_log import SyncMode
 
 
 def options(**limits: int) -> NodeOptions:
-    return NodeOptions("d", limits=NodeLimits(**limits))
+    return NodeOptions(data="d", limits=NodeLimits(**limits))
 
 
 @pytest.mark.parametrize("mode", CommitLogMode)
 def test_every_mode_of_the_commit_log_is_one_of_the_stores(mode: CommitLogMode) -> None:
-    given = NodeOptions("d", commit_log=mode, limits=NodeLimits(commit_log_period_ms=7))
+    given = NodeOptions(data="d", commit_log=mode, limits=NodeLimits(commit_log_period_ms=7))
     log = store_limits(given, 1_024).log
     assert (log.mode.value, log.period_ms) == (mode.value, 7)
     assert len(CommitLogMode) == len(SyncMode)
 
 
 def test_a_write_is_durable_before_it_is_acknowledged_unless_asked_otherwise() -> None:
-    assert store_limits(NodeOptions("d"), 1_024).log.mode is SyncMode.SYNC
+    assert store_limits(NodeOptions(data="d"), 1_024).log.mode is SyncMode.SYNC
 
 
 def test_open_layers_free_space_and_memory_follow_the_options() -> None:

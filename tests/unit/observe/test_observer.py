@@ -22,7 +22,15 @@ def test_an_event_has_the_time_of_the_port() -> None:
     seen: list[LogEvent] = []
     observer = Observer(StoppedClock(), [seen.append])
     observer.emit("raft.became_leader", "node-1", term=3, severity=Severity.WARNING)
-    assert seen == [LogEvent(1_700_000_000_123_456, Severity.WARNING, "raft.became_leader", "node-1", {"term": 3})]
+    assert seen == [
+        LogEvent(
+            wall_us=1_700_000_000_123_456,
+            severity=Severity.WARNING,
+            name="raft.became_leader",
+            subject="node-1",
+            fields={"term": 3},
+        )
+    ]
 
 
 def test_fields_may_be_called_like_parts_of_the_event() -> None:

@@ -8,7 +8,9 @@ from ebla.observe.sinks import JsonLines, TextLines, event_text, one_line, times
 
 
 def event(severity: Severity = Severity.NOTE, **fields: FieldValue) -> LogEvent:
-    return LogEvent(1_700_000_000_000_007, severity, "lease.granted", "node-2", fields)
+    return LogEvent(
+        wall_us=1_700_000_000_000_007, severity=severity, name="lease.granted", subject="node-2", fields=fields
+    )
 
 
 def test_json_lines() -> None:
@@ -57,7 +59,13 @@ def test_colour_only_where_asked_for() -> None:
 
 def test_what_a_peer_sent_cannot_forge_a_line_or_drive_the_terminal() -> None:
     out = io.StringIO()
-    forged = LogEvent(0, Severity.NOTE, "join.refused", "evil\x1b[2J", {"cause": "x\n00:00:00 all.well"})
+    forged = LogEvent(
+        wall_us=0,
+        severity=Severity.NOTE,
+        name="join.refused",
+        subject="evil\x1b[2J",
+        fields={"cause": "x\n00:00:00 all.well"},
+    )
     TextLines(out, colour=False)(forged)
     assert out.getvalue().count("\n") == 1
     assert "\x1b" not in out.getvalue()

@@ -8,7 +8,7 @@ from ebla.observe.story import Stories
 
 
 def event(subject: str, number: int) -> LogEvent:
-    return LogEvent(number, Severity.NOTE, "area.happened", subject, {"n": number})
+    return LogEvent(wall_us=number, severity=Severity.NOTE, name="area.happened", subject=subject, fields={"n": number})
 
 
 def numbers(stories: Stories, subject: str) -> list[object]:

@@ -92,13 +92,13 @@ class LoopClock:
 def a_snapshot(tablets: int = 2, copies: int = 2, nodes: int = 3) -> Snapshot:
     """Tablet n on the `copies` nodes from n + 1 on, around, all at shard 1."""
     columns = (
-        Column("k", ScalarType(Scalar.INT), ColumnKind.PARTITION_KEY),
-        Column("v", ScalarType(Scalar.TEXT), ColumnKind.REGULAR),
+        Column(name="k", type=ScalarType(Scalar.INT), kind=ColumnKind.PARTITION_KEY),
+        Column(name="v", type=ScalarType(Scalar.TEXT), kind=ColumnKind.REGULAR),
     )
     schema = new_schema((TABLE, "ks", "t"), columns)
     sets = [tuple(replica((number + place) % nodes + 1, 1) for place in range(copies)) for number in range(tablets)]
     made = cluster(*(node(number) for number in range(1, nodes + 1)), tablets=tablet_map(TABLE, sets))
-    table = Table(TABLE, "ks", "t", definition=encode_schema(schema))
+    table = Table(id=TABLE, keyspace="ks", name="t", definition=encode_schema(schema))
     return with_fields(made, tables=FrozenMap({TABLE: table}))
 
 
@@ -182,10 +182,16 @@ class ScriptedDoors:
                 return DoneAnswer()
             case "bulk_status":
                 stagings = tuple(
-                    StagingStatus(request.session, transfer, StagingPhase.OPEN, size, 1)
+                    StagingStatus(
+                        session=request.session,
+                        transfer=transfer,
+                        phase=StagingPhase.OPEN,
+                        received_bytes=size,
+                        attempts=1,
+                    )
                     for transfer, size in self.received.items()
                 )
-                return BulkStatusAnswer(stagings)
+                return BulkStatusAnswer(stagings=stagings)
         raise AssertionError(verb.name)
 
     def _target(self, request: Any, host_id: HostId) -> TransferTarget:
@@ -197,7 +203,8 @@ class ScriptedDoors:
     def _source(self, request: Any, host_id: HostId) -> TransferSource:
         layers = (CheckpointLayer("0", request.range, (CheckpointFile("rows", FILE_BYTES),)),)
         parts = tuple(
-            CheckpointPart(ShardNumber(1), one, layers) for one in request.range.split(self.parts_at.get(host_id, 1))
+            CheckpointPart(shard=ShardNumber(1), range=one, layers=layers)
+            for one in request.range.split(self.parts_at.get(host_id, 1))
         )
         if host_id in self.empty_sources:
             parts = ()
@@ -215,7 +222,7 @@ class ScriptedEngine:
 
     def __init__(self, rng: SimRng) -> None:
         self._rng = rng
-        self.state = EngineStatus(EngineState.READY, master="local[2]", version="4")
+        self.state = EngineStatus(state=EngineState.READY, master="local[2]", version="4")
         self.ran: list[Sequence[TransferTask]] = []
         self.failing: list[EblaError] = []
         self.differs: Callable[[TokenRange, int], bool] = lambda _range, _look: False
@@ -269,10 +276,17 @@ class ScriptedEngine:
         attempt = AttemptId(self._rng.uuid())
         usual = (StagedFile("rows" if rows else "0/rows", FILE_BYTES, 1),)
         files = usual if self.told_files is None else self.told_files
-        return MoveResult(target.transfer, attempt, files, rows, FILE_BYTES, short_cut=bool(target.machine))
+        return MoveResult(
+            transfer=target.transfer,
+            attempt=attempt,
+            files=files,
+            rows=rows,
+            size_bytes=FILE_BYTES,
+            short_cut=bool(target.machine),
+        )
 
     def _nothing(self, target: TransferTarget) -> MoveResult:
-        return MoveResult(target.transfer, AttemptId(self._rng.uuid()), ())
+        return MoveResult(transfer=target.transfer, attempt=AttemptId(self._rng.uuid()), files=())
 
 
 # ---- group 0
@@ -349,14 +363,14 @@ class SmallGroup0:
         if request.after is None:
             rows = [(key, value, index) for key, (value, index) in sorted(self.values.items())]
             changes = tuple(WatchedChange(*row) for row in rows if row[0].startswith(request.prefix))
-            return WatchAnswer(self._at(self.index), True, changes)
+            return WatchAnswer(revision=self._at(self.index), reset=True, changes=changes)
         if not self._after(request):
             try:
                 async with asyncio.timeout(request.wait_ms / 1000):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-        return WatchAnswer(self._at(self.index), False, tuple(self._after(request)))
+        return WatchAnswer(revision=self._at(self.index), reset=False, changes=tuple(self._after(request)))
 
     def _after(self, request: Any) -> list[WatchedChange]:
         return [
@@ -383,7 +397,7 @@ class SmallGroup0:
 
 
 def a_job(number: int, spec: JobSpec, **changes: Any) -> JobRecord:
-    job = JobRecord(JobId(UUID(int=number)), spec, "a job", submitted_ms=number, life_ms=3_600_000)
+    job = JobRecord(id=JobId(UUID(int=number)), spec=spec, what="a job", submitted_ms=number, life_ms=3_600_000)
     return msgspec.structs.replace(job, **changes)
 
 

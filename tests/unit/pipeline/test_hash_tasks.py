@@ -21,7 +21,7 @@ def source(number: int) -> TransferSource:
     return TransferSource(*identity, (), b"", Address("127.0.0.1", 1))
 
 
-ASKED = ComparisonTask(WHOLE_RING, (source(1), source(2)), 4, 0)
+ASKED = ComparisonTask(range=WHOLE_RING, sources=(source(1), source(2)), buckets=4, gc_before_s=0)
 
 
 @given(TOKENS, TOKENS, st.integers(1, 50))
@@ -29,7 +29,7 @@ def test_buckets_are_those_of_a_split(start: int, end: int, buckets: int) -> Non
     token_range = TokenRange(Token(start), Token(end))
     if token_range.width < buckets:
         return
-    asked = ComparisonTask(token_range, (), buckets, 0)
+    asked = ComparisonTask(range=token_range, sources=(), buckets=buckets, gc_before_s=0)
     assert tuple(bucket_range(asked, one) for one in range(buckets)) == token_range.split(buckets)
 
 

@@ -85,8 +85,11 @@ def test_the_shim_drops_the_one_argument_and_no_other(tmp_path: Path) -> None:
         return run.stdout.splitlines()
 
     whole = [f"<{one}>" for one in arguments]
-    assert started(Java(JavaOrigin.PATH, program, 17)) == whole
-    assert started(Java(JavaOrigin.WHEEL, program, 25, needs_shim=True)) == [*whole[:2], *whole[3:]]
+    assert started(Java(place=JavaOrigin.PATH, program=program, version=17)) == whole
+    assert started(Java(place=JavaOrigin.WHEEL, program=program, version=25, needs_shim=True)) == [
+        *whole[:2],
+        *whole[3:],
+    ]
 
 
 def test_the_wheel_is_found_where_there_is_nothing_else(tmp_path: Path) -> None:

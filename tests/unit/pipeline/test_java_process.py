@@ -16,7 +16,11 @@ LAST_WORDS = f"{WAITING}; print('the end')"
 
 
 def started(folder: Path) -> PipedProcess:
-    return PipedProcess(ProcessSpec([sys.executable, "-c", WAITING], dict(os.environ), folder, folder / "log"))
+    return PipedProcess(
+        ProcessSpec(
+            command=[sys.executable, "-c", WAITING], environment=dict(os.environ), folder=folder, log=folder / "log"
+        )
+    )
 
 
 def test_it_ends_with_its_input(tmp_path: Path) -> None:
@@ -40,7 +44,11 @@ def test_whoever_ends_our_session_finds_it_though_it_is_frozen(tmp_path: Path) -
 def test_it_and_what_it_starts_stand_behind_us(tmp_path: Path) -> None:
     log = tmp_path / "log"
     told = f"import os, subprocess, sys; {WAITING}; subprocess.run(['nice'])"
-    process = PipedProcess(ProcessSpec([sys.executable, "-c", told], dict(os.environ), tmp_path, log, niceness=3))
+    process = PipedProcess(
+        ProcessSpec(
+            command=[sys.executable, "-c", told], environment=dict(os.environ), folder=tmp_path, log=log, niceness=3
+        )
+    )
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, own + 3)
     process.stop()
@@ -50,7 +58,9 @@ def test_it_and_what_it_starts_stand_behind_us(tmp_path: Path) -> None:
 def test_a_log_that_is_held_open_is_copied_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java_process, "LOG_BYTES_MAX", 10)
     log = tmp_path / "log"
-    process = PipedProcess(ProcessSpec([sys.executable, "-c", LAST_WORDS], dict(os.environ), tmp_path, log))
+    process = PipedProcess(
+        ProcessSpec(command=[sys.executable, "-c", LAST_WORDS], environment=dict(os.environ), folder=tmp_path, log=log)
+    )
     log.write_text("short")
     process.rotate_log()
     assert log.read_text() == "short"

@@ -39,8 +39,8 @@ def a_cluster(size: int = 4) -> tuple[World, Coordinator]:
 
 def on_vnodes(world: World, factor: int = 3) -> TableId:
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
-    world.do(CreateKeyspace(Keyspace("ring", replication, on_tablets=False)))
-    table = Table(TableId(world.new_id()), "ring", "t")
+    world.do(CreateKeyspace(Keyspace(name="ring", replication=replication, on_tablets=False)))
+    table = Table(id=TableId(world.new_id()), keyspace="ring", name="t")
     world.do(CreateTable(table, ()))
     return table.id
 
@@ -79,7 +79,7 @@ def test_a_pending_replica_is_a_target_and_no_source() -> None:
     table = world.create_table(4, 3)
     old = world.snapshot.tablets[table].replicas(0)
     new = (*old[:2], type(old[0])(host(4), old[0].shard))
-    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=new),)))
     sets = ReplicaSets(world.snapshot)
     plan = plan_job(sets, CopyTablets(table, (0,), host(1), host(4)), ())
     assert isinstance(plan, FileCopyPlan)
@@ -101,9 +101,13 @@ def test_a_pending_replica_is_a_target_and_no_source() -> None:
         (CopyTablets(TABLETS, (0,), host(1), host(3)), Unavailable, "127.0.0.3 .* is down"),
         (CopyTablets(TABLETS, (0,), host(9), host(1)), InvalidRequest, "is no node of this cluster"),
         (CopyTablets(TableId(host(77)), (0,), host(1), host(2)), NotFound, "there is no table"),
-        (StreamRange(TABLETS, WHOLE_RING, (host(1),), host(2)), InvalidRequest, "holds no replica of ks.t in"),
-        (StreamRange(TABLETS, WHOLE_RING, (), host(2)), InvalidRequest, "nobody is named"),
-        (StreamRange(TABLETS, WHOLE_RING, (host(2),), host(2)), InvalidRequest, "to itself"),
+        (
+            StreamRange(table=TABLETS, range=WHOLE_RING, sources=(host(1),), target=host(2)),
+            InvalidRequest,
+            "holds no replica of ks.t in",
+        ),
+        (StreamRange(table=TABLETS, range=WHOLE_RING, sources=(), target=host(2)), InvalidRequest, "nobody is named"),
+        (StreamRange(table=TABLETS, range=WHOLE_RING, sources=(host(2),), target=host(2)), InvalidRequest, "to itself"),
         (CompareReplicas(TABLETS), Unavailable, "127.0.0.3 .* is down"),
     ],
 )
@@ -118,7 +122,7 @@ def test_what_makes_no_sense_is_refused_in_words(spec: JobSpec, kind: type[EblaE
 def test_rows_are_cut_by_the_tablets_of_the_target() -> None:
     first, second = (WORLD.snapshot.tablets[TABLETS].last_token(number) for number in (0, 1))
     asked = TokenRange(Token(first - 10), Token(second))
-    plan = plan_job(SETS, StreamRange(TABLETS, asked, (host(2),), host(3)), ())
+    plan = plan_job(SETS, StreamRange(table=TABLETS, range=asked, sources=(host(2),), target=host(3)), ())
     assert isinstance(plan, RowStreamPlan)
     assert [piece.range for piece in plan.pieces] == ranges((first - 10, first), (first, second))
     assert all(piece.replica_on(host(3)) in piece.replicas for piece in plan.pieces)
@@ -128,7 +132,7 @@ def test_of_a_range_the_target_must_be_a_replica_everywhere() -> None:
     tablets = WORLD.snapshot.tablets[TABLETS]
     asked = TokenRange(Token(tablets.after_token(1)), Token(tablets.last_token(2)))
     with pytest.raises(InvalidRequest, match=r"is no replica of ks\.t in"):
-        plan_job(SETS, StreamRange(TABLETS, asked, (host(3),), host(2)), ())
+        plan_job(SETS, StreamRange(table=TABLETS, range=asked, sources=(host(3),), target=host(2)), ())
 
 
 def test_a_joining_node_is_streamed_to_before_it_is_read() -> None:
@@ -145,11 +149,11 @@ def test_a_joining_node_is_streamed_to_before_it_is_read() -> None:
     assert {replica.host for replica in piece.pending} == {host(4)}
     sets = ReplicaSets(world.snapshot)
     source = piece.replicas[0].host
-    plan = plan_job(sets, StreamRange(table, piece.range, (source,), host(4)), ())
+    plan = plan_job(sets, StreamRange(table=table, range=piece.range, sources=(source,), target=host(4)), ())
     assert isinstance(plan, RowStreamPlan)
     assert [one.replica_on(host(4)) for one in plan.pieces] == list(piece.pending)
     with pytest.raises(InvalidRequest, match="holds no replica"):
-        plan_job(sets, StreamRange(table, piece.range, (host(4),), source), ())
+        plan_job(sets, StreamRange(table=table, range=piece.range, sources=(host(4),), target=source), ())
 
 
 # ---- comparing
@@ -211,6 +215,8 @@ def test_a_hull_is_the_least_range_over_all() -> None:
 def test_no_host_is_asked_for_twice() -> None:
     asked = TokenRange(Token(0), Token(10))
     holders = [replica.host for replica in SETS.of(TABLETS).reading(5)]
-    plan = plan_job(SETS, StreamRange(TABLETS, asked, (holders[0], holders[0]), HostId(holders[1])), ())
+    plan = plan_job(
+        SETS, StreamRange(table=TABLETS, range=asked, sources=(holders[0], holders[0]), target=HostId(holders[1])), ()
+    )
     assert isinstance(plan, RowStreamPlan)
     assert plan.sources == (holders[0],)

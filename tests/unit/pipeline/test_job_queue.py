@@ -64,7 +64,7 @@ class ScriptedRunner:
         assert (written.state, written.session) == (JobState.RUNNING, drawn.session), "the record goes first"
         self.sessions.append(drawn.session)
         self.story.append("begun")
-        handle.tell(JobProgress("moving", 1, 3))
+        handle.tell(JobProgress(step="moving", bytes_done=1, bytes_total=3))
         outcome = self.outcomes.pop(0) if self.outcomes else 1.0
         try:
             if self.confirms:
@@ -94,7 +94,9 @@ class Rig:
         self.engine = ScriptedEngine(SimRng("engine"))
 
     def queue(self, runner: ScriptedRunner | None = None, pid: int = 1) -> JobQueue:
-        setup = QueueConfig(A, pid, LoopClock(), SimRng(f"queue {pid}"), discard_event, LIMITS)
+        setup = QueueConfig(
+            host=A, pid=pid, clock=LoopClock(), rng=SimRng(f"queue {pid}"), report=discard_event, limits=LIMITS
+        )
         return JobQueue(self.group0.ask, runner or self.runner, self.engine, setup)
 
     @asynccontextmanager
@@ -218,13 +220,13 @@ async def test_a_run_that_is_left_again_and_again_fails(rig: Rig, /) -> None:
 
 async def test_with_the_engine_away_a_job_waits_with_the_cause_and_goes_on_by_itself(rig: Rig, /) -> None:
     job = a_job(1, COPY)
-    rig.engine.state = EngineStatus(EngineState.UNAVAILABLE, "no Java was found")
+    rig.engine.state = EngineStatus(state=EngineState.UNAVAILABLE, cause="no Java was found")
     rig.group0.put_job(job)
     async with rig.running():
         await rig.until(lambda: rig.group0.job(job.id).cause == "pipeline unavailable: no Java was found")
         await asyncio.sleep(60)
         assert rig.runner.story == []
-        rig.engine.state = EngineStatus(EngineState.READY)
+        rig.engine.state = EngineStatus(state=EngineState.READY)
         done = await rig.ended(job)
     assert (done.state, done.runs, done.cause) == (JobState.DONE, 1, "")
 
@@ -273,7 +275,7 @@ async def test_progress_is_written_at_most_once_a_second(rig: Rig, /) -> None:
 
     async def busy(_job: JobRecord, _drawn: NewSession, handle: JobHandle) -> JobResult:
         for number in range(1000):
-            handle.tell(JobProgress("moving", number, 1000))
+            handle.tell(JobProgress(step="moving", bytes_done=number, bytes_total=1000))
             await asyncio.sleep(0.01)
         return RESULT
 
@@ -373,10 +375,10 @@ async def test_a_run_that_was_taken_over_while_its_session_was_opened_is_told_so
 
 
 async def test_the_state_of_the_pipeline_is_told_when_it_changes(rig: Rig, /) -> None:
-    rig.engine.state = EngineStatus(EngineState.STARTING, "Spark is starting", "local[2]")
+    rig.engine.state = EngineStatus(state=EngineState.STARTING, cause="Spark is starting", master="local[2]")
     async with rig.running():
         await asyncio.sleep(20)
-        rig.engine.state = EngineStatus(EngineState.READY, "", "local[2]", "4.1")
+        rig.engine.state = EngineStatus(state=EngineState.READY, cause="", master="local[2]", version="4.1")
         await asyncio.sleep(20)
     written = [value for _, key, value in rig.group0.writes if key == PIPELINE_KEY and value is not None]
     told = [decode_stored(PipelineState, value).value for value in written]

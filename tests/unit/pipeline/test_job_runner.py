@@ -58,7 +58,11 @@ class Rig:
         self.doors = ScriptedDoors(self.rng, self.view.current.version)
         self.engine = ScriptedEngine(self.rng)
         steps = TransferClient(self.doors, self.rng, TransferCallLimits())
-        self.runner = JobRunner(RunDeps(steps, self.engine, self.view, LoopClock(), self.rng, RunLimits()))
+        self.runner = JobRunner(
+            RunDeps(
+                steps=steps, transfers=self.engine, view=self.view, clock=LoopClock(), rng=self.rng, limits=RunLimits()
+            )
+        )
         self.told: list[JobProgress] = []
         self.taken_over = False
 
@@ -273,7 +277,7 @@ def test_progress_comes_from_the_target_and_the_engine() -> None:
 
 def test_rows_of_a_range_are_streamed_tablet_by_tablet() -> None:
     rig = Rig(tablets=2, copies=3)
-    result = run(rig, StreamRange(TABLE, WHOLE_RING, (A, C), B))
+    result = run(rig, StreamRange(table=TABLE, range=WHOLE_RING, sources=(A, C), target=B))
     (work,) = rig.engine.ran
     assert len(work) == 2
     for move in work:
@@ -293,7 +297,7 @@ def test_rows_of_a_range_are_streamed_tablet_by_tablet() -> None:
 def test_a_target_that_lacks_nothing_seals_nothing() -> None:
     rig = Rig(copies=3)
     rig.engine.lacking = set()
-    assert run(rig, StreamRange(TABLE, WHOLE_RING, (A,), B)).rows == 0
+    assert run(rig, StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B)).rows == 0
     assert "seal n2" not in rig.doors.calls
     assert "adopt n2/1" not in rig.doors.calls
 
@@ -409,7 +413,7 @@ def test_an_error_on_the_way_is_raised_as_it_is(verb: str) -> None:
     rig = Rig()
     rig.doors.failing[verb] = [Stale("the session is closed")] * 3
     with pytest.raises(EblaError, match="the session is closed"):
-        run(rig, StreamRange(TABLE, TokenRange(Token(TOKEN_A), Token(TOKEN_B)), (A,), B))
+        run(rig, StreamRange(table=TABLE, range=TokenRange(Token(TOKEN_A), Token(TOKEN_B)), sources=(A,), target=B))
 
 
 TOKEN_A, TOKEN_B = -(2**62), -(2**61)

@@ -47,7 +47,7 @@ RESULT = JobResult(bytes_moved=5)
 
 def job(number: int = 1, spec: JobSpec | None = None, **changes: object) -> JobRecord:
     spec = spec or CopyTablets(TABLE, (number,), A, B)
-    record = JobRecord(JobId(UUID(int=number)), spec, "a job", submitted_ms=number, life_ms=9)
+    record = JobRecord(id=JobId(UUID(int=number)), spec=spec, what="a job", submitted_ms=number, life_ms=9)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -57,7 +57,7 @@ def running(number: int = 1, session: SessionId = SESSION, owner: UUID = FOREIGN
 
 
 def scene(*jobs: JobRecord, active: dict[JobId, ActiveJob] | None = None, **changes: object) -> SchedulerState:
-    return SchedulerState({one.id: one for one in jobs}, active or {}, OWN, **changes)  # type: ignore[arg-type]  # few fields
+    return SchedulerState(records={one.id: one for one in jobs}, active=active or {}, owner=OWN, **changes)  # type: ignore[arg-type]  # few fields
 
 
 # ---- records
@@ -69,7 +69,9 @@ def test_every_change_has_its_place_or_none() -> None:
         for event in JobEvent:
             record = job(state=state, session=SESSION if state is JobState.RUNNING else None, runs=1)
             session = SESSION if event is JobEvent.BEGUN else None
-            after = apply_transition(record, JobTransition(event, 50, "why", session), LIMITS)
+            after = apply_transition(
+                record, JobTransition(event=event, now_ms=50, cause="why", session=session), LIMITS
+            )
             assert (after is None) == ((state, event) not in TRANSITIONS)
             assert after is None or state not in ENDED_STATES
             if after is not None:
@@ -87,10 +89,12 @@ def test_every_state_is_reached_from_the_first() -> None:
 
 
 def test_a_run_is_counted_when_it_begins_and_not_if_the_engine_went_away() -> None:
-    begun = apply_transition(job(), JobTransition(JobEvent.BEGUN, 7, session=SESSION, owner=OWN), LIMITS)
+    begun = apply_transition(job(), JobTransition(event=JobEvent.BEGUN, now_ms=7, session=SESSION, owner=OWN), LIMITS)
     assert begun is not None
     assert (begun.runs, begun.session, begun.owner, begun.started_ms) == (1, SESSION, OWN, 7)
-    away = apply_transition(begun, JobTransition(JobEvent.AWAY, 8, "pipeline unavailable: no Java"), LIMITS)
+    away = apply_transition(
+        begun, JobTransition(event=JobEvent.AWAY, now_ms=8, cause="pipeline unavailable: no Java"), LIMITS
+    )
     assert away is not None
     assert (away.state, away.runs, away.session, away.owner) == (JobState.WAITING, 0, None, None)
     assert away.cause == "pipeline unavailable: no Java"
@@ -98,23 +102,29 @@ def test_a_run_is_counted_when_it_begins_and_not_if_the_engine_went_away() -> No
 
 @pytest.mark.parametrize("happening", [JobEvent.BROKE, JobEvent.LEFT])
 def test_after_so_many_runs_it_has_failed(event: JobEvent) -> None:
-    once = apply_transition(running(), JobTransition(event, 8, "a shard is gone"), LIMITS)
+    once = apply_transition(running(), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS)
     assert once is not None
     assert (once.state, once.cause) == (JobState.WAITING, "a shard is gone")
-    last = apply_transition(running(runs=LIMITS.runs_max), JobTransition(event, 8, "a shard is gone"), LIMITS)
+    last = apply_transition(
+        running(runs=LIMITS.runs_max), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS
+    )
     assert last is not None
     assert (last.state, last.cause, last.ended_ms) == (JobState.FAILED, "a shard is gone (tried 2 times)", 8)
 
 
 def test_what_cannot_be_done_is_not_tried_again() -> None:
-    refused = apply_transition(running(), JobTransition(JobEvent.REFUSED, 8, "no such tablet"), LIMITS)
+    refused = apply_transition(
+        running(), JobTransition(event=JobEvent.REFUSED, now_ms=8, cause="no such tablet"), LIMITS
+    )
     assert refused is not None
     assert (refused.state, refused.cause) == (JobState.FAILED, "no such tablet")
 
 
 def test_the_result_and_the_last_progress_of_what_is_done_stay() -> None:
-    progress = JobProgress("copying", 5, 5)
-    done = apply_transition(running(progress=progress), JobTransition(JobEvent.SUCCEEDED, 8, result=RESULT), LIMITS)
+    progress = JobProgress(step="copying", bytes_done=5, bytes_total=5)
+    done = apply_transition(
+        running(progress=progress), JobTransition(event=JobEvent.SUCCEEDED, now_ms=8, result=RESULT), LIMITS
+    )
     assert done is not None
     assert (done.state, done.result, done.progress) == (JobState.DONE, RESULT, progress)
 
@@ -134,10 +144,10 @@ def test_a_run_that_was_left_is_cancelled_if_that_was_asked_for() -> None:
         (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (3,), A, C), False),
         (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (4,), A, B), False),
         (CopyTablets(TABLE, (3,), A, B), CopyTablets(OTHER_TABLE, (3,), A, B), False),
-        (CopyTablets(TABLE, (3,), A, B), StreamRange(TABLE, WHOLE_RING, (A,), B), True),
-        (CopyTablets(TABLE, (3,), A, B), StreamRange(TABLE, WHOLE_RING, (A,), C), False),
+        (CopyTablets(TABLE, (3,), A, B), StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B), True),
+        (CopyTablets(TABLE, (3,), A, B), StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=C), False),
         (CopyTablets(TABLE, (3,), A, B), CompareReplicas(TABLE, heal=True), True),
-        (StreamRange(TABLE, WHOLE_RING, (A,), B), CompareReplicas(TABLE, heal=True), True),
+        (StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B), CompareReplicas(TABLE, heal=True), True),
         (CompareReplicas(TABLE, heal=True), CompareReplicas(OTHER_TABLE, heal=True), False),
     ],
 )

@@ -36,7 +36,7 @@ def items(found: Sequence[pa.RecordBatch]) -> list[Item]:
 @settings(max_examples=60, deadline=None, derandomize=True, print_blob=False)
 def test_merged_and_lacking_are_as_one_by_one(seed: int, count: int) -> None:
     rng = Random(seed)
-    drawn = RandomRows(seed, Mix(0.6, 6, 40))
+    drawn = RandomRows(seed, Mix(plain=0.6, partitions=6, rows=40))
     has = [drawn.layer() for _ in range(count)]
     expected = list(merge_streams(has, MIXED))
     replicas = ReplicaMerge([batches(rows, rng) for rows in has], MIXED, range(count))
@@ -62,7 +62,7 @@ def test_one_replica_needs_no_schema_and_several_do() -> None:
 @given(SEEDS, st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
 @settings(max_examples=60, deadline=None, derandomize=True, print_blob=False)
 def test_rows_are_clipped_to_a_range(seed: int, start: int, end: int) -> None:
-    rows = RandomRows(seed, Mix(0.9, 20, 40)).layer()
+    rows = RandomRows(seed, Mix(plain=0.9, partitions=20, rows=40)).layer()
     if not rows:
         return
     to = TokenRange(Token(start), Token(end))

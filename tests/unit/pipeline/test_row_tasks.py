@@ -51,7 +51,7 @@ def to(transfer: TransferId) -> RowTarget:
 def move(*transfers: TransferId) -> RowMove:
     host, table = HostId(uuid.UUID(int=7)), TableId(uuid.UUID(int=9))
     source = TransferSource(host, CheckpointId(uuid.UUID(int=3)), table, (), b"", Address("127.0.0.9", 7001))
-    return RowMove(WHOLE_RING, (source,), tuple(to(transfer) for transfer in transfers))
+    return RowMove(range=WHOLE_RING, sources=(source,), targets=tuple(to(transfer) for transfer in transfers))
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ from ebla.pipeline.spark_settings import (
     spark_settings,
 )
 
-PLACES = SparkFolders(Path("/java"), Path("/spark"), Path("/s"), Path("/w"))
+PLACES = SparkFolders(java_home=Path("/java"), spark_home=Path("/spark"), sockets=Path("/s"), work=Path("/w"))
 
 
 def options(master: str = "local[*]", **more: object) -> SparkOptions:
-    return SparkOptions(Path("/data/spark"), master, **more)  # type: ignore[arg-type]  # each by its own type
+    return SparkOptions(folder=Path("/data/spark"), master=master, **more)  # type: ignore[arg-type]  # each by its own type
 
 
 @pytest.mark.parametrize(

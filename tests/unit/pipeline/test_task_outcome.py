@@ -20,7 +20,11 @@ from ebla.pipeline.task_outcome import (
 from ebla.ports.transfer_engine import WorkFailed
 
 MOVED = MoveResult(
-    TransferId(uuid.UUID(int=1)), AttemptId(uuid.UUID(int=2)), (StagedFile("0/f", 5, 7),), rows=3, size_bytes=5
+    transfer=TransferId(uuid.UUID(int=1)),
+    attempt=AttemptId(uuid.UUID(int=2)),
+    files=(StagedFile("0/f", 5, 7),),
+    rows=3,
+    size_bytes=5,
 )
 SPARK_SAYS = """\
 An error occurred while calling o104.collectToPython.

@@ -61,73 +61,75 @@ def _leader() -> RaftCore:
     core = _core()
     core.step(Campaign(), 0)
     _finish(core)
-    core.step(VoteResponse(TWO, ONE, 2, granted=True), 0)
+    core.step(VoteResponse(sender=TWO, to=ONE, term=2, granted=True), 0)
     assert isinstance(core.role, Leader)
     return core
 
 
 def test_a_commit_index_says_nothing_about_a_suffix_of_our_own() -> None:
     """Entries 12 and 13 are ours alone; the leader's empty append fits at 11 and tells that 13 is committed."""
-    own = (Entry(11, 1), Entry(12, 1), Entry(13, 1))
+    own = (Entry(index=11, term=1), Entry(index=12, term=1), Entry(index=13, term=1))
     core = _core(RecoveredState(HardState(2, NO_PEER, 10), SnapshotMeta(10, 1, TRIO), own))
-    core.step(Append(TWO, ONE, 2, 11, 1, 13), 0)
+    core.step(Append(sender=TWO, to=ONE, term=2, prev_index=11, prev_term=1, commit=13), 0)
     assert core.commit_index == 11
 
 
 def test_an_append_from_before_the_commit_index_is_acknowledged_up_to_there() -> None:
     core = _core()
-    core.step(Append(TWO, ONE, 1, 5, 1, 10, (Entry(6, 1),)), 0)
-    assert _finish(core) == [AppendResponse(ONE, TWO, 1, 10)]
+    core.step(
+        Append(sender=TWO, to=ONE, term=1, prev_index=5, prev_term=1, commit=10, entries=(Entry(index=6, term=1),)), 0
+    )
+    assert _finish(core) == [AppendResponse(sender=ONE, to=TWO, term=1, index=10)]
     assert core.last_index == 10
 
 
 def test_a_vote_is_kept_for_the_term() -> None:
     core = _core()
-    core.step(VoteRequest(TWO, ONE, 2, 10, 1), 0)
-    core.step(VoteRequest(THREE, ONE, 2, 10, 1), 0)
-    core.step(VoteRequest(TWO, ONE, 2, 10, 1), 0)
+    core.step(VoteRequest(sender=TWO, to=ONE, term=2, last_index=10, last_term=1), 0)
+    core.step(VoteRequest(sender=THREE, to=ONE, term=2, last_index=10, last_term=1), 0)
+    core.step(VoteRequest(sender=TWO, to=ONE, term=2, last_index=10, last_term=1), 0)
     assert _finish(core) == [
-        VoteResponse(ONE, TWO, 2, granted=True),
-        VoteResponse(ONE, THREE, 2, granted=False),
-        VoteResponse(ONE, TWO, 2, granted=True),
+        VoteResponse(sender=ONE, to=TWO, term=2, granted=True),
+        VoteResponse(sender=ONE, to=THREE, term=2, granted=False),
+        VoteResponse(sender=ONE, to=TWO, term=2, granted=True),
     ]
 
 
 @pytest.mark.parametrize(("last_index", "last_term", "granted"), [(9, 1, False), (10, 1, True), (3, 2, True)])
 def test_the_longer_log_of_the_later_term_wins(last_index: int, last_term: int, granted: bool) -> None:
     core = _core()
-    core.step(VoteRequest(TWO, ONE, 3, last_index, last_term), 0)
-    assert _finish(core) == [VoteResponse(ONE, TWO, 3, granted)]
+    core.step(VoteRequest(sender=TWO, to=ONE, term=3, last_index=last_index, last_term=last_term), 0)
+    assert _finish(core) == [VoteResponse(sender=ONE, to=TWO, term=3, granted=granted)]
 
 
 def test_a_restart_keeps_the_vote() -> None:
     core = _core(RecoveredState(HardState(2, TWO, 10), SnapshotMeta(10, 1, TRIO)))
-    core.step(VoteRequest(THREE, ONE, 2, 10, 1), 0)
-    assert _finish(core) == [VoteResponse(ONE, THREE, 2, granted=False)]
+    core.step(VoteRequest(sender=THREE, to=ONE, term=2, last_index=10, last_term=1), 0)
+    assert _finish(core) == [VoteResponse(sender=ONE, to=THREE, term=2, granted=False)]
 
 
 def test_a_restart_with_a_torn_write_learns_the_commit_index_again() -> None:
-    core = _core(RecoveredState(HardState(1, NO_PEER, 99), SnapshotMeta(10, 1, TRIO), (Entry(11, 1),)))
+    core = _core(RecoveredState(HardState(1, NO_PEER, 99), SnapshotMeta(10, 1, TRIO), (Entry(index=11, term=1),)))
     assert core.commit_index == 11
 
 
 def test_a_restart_between_snapshot_and_hard_state_is_in_the_snapshots_term() -> None:
     core = _core(RecoveredState(HardState(3, TWO, 5), SnapshotMeta(10, 5, TRIO)))
     assert core.term == 5
-    core.step(VoteRequest(THREE, ONE, 5, 10, 5), 0)
-    assert _finish(core) == [VoteResponse(ONE, THREE, 5, granted=True)]
+    core.step(VoteRequest(sender=THREE, to=ONE, term=5, last_index=10, last_term=5), 0)
+    assert _finish(core) == [VoteResponse(sender=ONE, to=THREE, term=5, granted=True)]
 
 
 def test_answers_of_strangers_are_refused() -> None:
     core = _leader()
-    assert core.step(AppendResponse(PeerId(9), ONE, 2, 11), 0) is StepRefusal.UNKNOWN_PEER
-    assert core.step(HeartbeatResponse(PeerId(9), ONE, 7), 0) is StepRefusal.UNKNOWN_PEER
+    assert core.step(AppendResponse(sender=PeerId(9), to=ONE, term=2, index=11), 0) is StepRefusal.UNKNOWN_PEER
+    assert core.step(HeartbeatResponse(sender=PeerId(9), to=ONE, term=7), 0) is StepRefusal.UNKNOWN_PEER
     assert core.term == 2
 
 
 def test_a_pre_vote_moves_no_term() -> None:
     core = _core()
-    core.step(PreVoteRequest(TWO, ONE, 50, 10, 1), 0)
+    core.step(PreVoteRequest(sender=TWO, to=ONE, term=50, last_index=10, last_term=1), 0)
     assert core.term == 1
 
 
@@ -146,7 +148,7 @@ def test_too_many_reads_are_refused() -> None:
     core = _core(options=options)
     core.step(Campaign(), 0)
     _finish(core)
-    core.step(VoteResponse(TWO, ONE, 2, granted=True), 0)
+    core.step(VoteResponse(sender=TWO, to=ONE, term=2, granted=True), 0)
     assert core.step(ReadIndex(b"1"), 0) is None
     assert core.step(ReadIndex(b"2"), 0) is None
     assert core.step(ReadIndex(b"3"), 0) is StepRefusal.TOO_MANY_READS
@@ -155,15 +157,15 @@ def test_too_many_reads_are_refused() -> None:
 def test_a_snapshot_may_be_older_than_our_membership() -> None:
     core = _core(RecoveredState())
     snapshot = SnapshotMeta(20, 2, Membership(voters=(TWO, THREE)))
-    core.step(InstallSnapshot(TWO, ONE, 2, snapshot), 0)
-    assert _finish(core) == [AppendResponse(ONE, TWO, 2, 20)]
+    core.step(InstallSnapshot(sender=TWO, to=ONE, term=2, snapshot=snapshot), 0)
+    assert _finish(core) == [AppendResponse(sender=ONE, to=TWO, term=2, index=20)]
     assert core.membership == snapshot.membership
 
 
 def test_a_snapshot_overtakes_a_change_that_is_still_being_applied() -> None:
     core = _core()
     joint = Membership(voters=(ONE, TWO), outgoing=(ONE, TWO, THREE))
-    core.step(InstallSnapshot(TWO, ONE, 2, SnapshotMeta(20, 2, joint)), 0)
+    core.step(InstallSnapshot(sender=TWO, to=ONE, term=2, snapshot=SnapshotMeta(20, 2, joint)), 0)
     removal = MembershipChange((MemberChange(MemberChangeKind.REMOVE, THREE),), Transition.JOINT_EXPLICIT)
     core.step(ApplyMembership(15, removal), 0)
     assert core.membership == joint
@@ -177,7 +179,7 @@ def test_after_a_long_pause_a_follower_waits_for_one_more_tick() -> None:
     core = _core(options=options)
     core.step(Tick(), 3_600_000)
     assert isinstance(core.role, Follower)
-    core.step(Heartbeat(TWO, ONE, 1), 3_600_000)
+    core.step(Heartbeat(sender=TWO, to=ONE, term=1), 3_600_000)
     core.step(Tick(), 3_600_900)
     assert isinstance(core.role, Follower)
 
@@ -220,7 +222,7 @@ def test_a_probe_into_the_void_is_sent_again_as_soon_as_the_way_is_open() -> Non
 def test_a_peer_that_follows_is_sent_nothing_twice_when_it_comes_again() -> None:
     core = _leader()
     _finish(core)
-    core.step(AppendResponse(TWO, ONE, 2, core.last_index), 0)
+    core.step(AppendResponse(sender=TWO, to=ONE, term=2, index=core.last_index), 0)
     _finish(core)
     core.step(Propose((b"x",)), 0)
     _finish(core)
@@ -242,12 +244,12 @@ def _sent(core: RaftCore) -> list[object]:
 def test_a_follower_that_refuses_who_is_behind_may_stand_soon(is_soon: bool, ticks_max: int) -> None:
     options = RaftOptions(peer=ONE, election_ticks=10, campaign_early_when_ahead=is_soon)
     core = _core(options=options)
-    core.step(Heartbeat(TWO, ONE, 1), 0)
+    core.step(Heartbeat(sender=TWO, to=ONE, term=1), 0)
     for tick in range(1, 11):
         core.step(Tick(), tick * options.tick_ms)
-    assert _sent(core) == [HeartbeatResponse(ONE, TWO, 1)]
-    core.step(PreVoteRequest(THREE, ONE, 2, 9, 1), 10 * options.tick_ms)
-    assert _sent(core) == [PreVoteResponse(ONE, THREE, 1, granted=False)]
+    assert _sent(core) == [HeartbeatResponse(sender=ONE, to=TWO, term=1)]
+    core.step(PreVoteRequest(sender=THREE, to=ONE, term=2, last_index=9, last_term=1), 10 * options.tick_ms)
+    assert _sent(core) == [PreVoteResponse(sender=ONE, to=THREE, term=1, granted=False)]
     ticks = 0
     while not any(isinstance(message, PreVoteRequest) for message in _sent(core)):
         ticks += 1
@@ -259,8 +261,8 @@ def test_a_follower_that_refuses_who_is_behind_may_stand_soon(is_soon: bool, tic
 def test_a_follower_of_a_live_leader_stands_no_sooner_for_whoever_asks() -> None:
     options = RaftOptions(peer=ONE, election_ticks=10, campaign_early_when_ahead=True)
     core = _core(options=options)
-    core.step(Heartbeat(TWO, ONE, 1), 0)
-    core.step(PreVoteRequest(THREE, ONE, 2, 9, 1), 0)
+    core.step(Heartbeat(sender=TWO, to=ONE, term=1), 0)
+    core.step(PreVoteRequest(sender=THREE, to=ONE, term=2, last_index=9, last_term=1), 0)
     for tick in range(1, EARLY_CAMPAIGN_TICKS + 2):
         core.step(Tick(), tick * options.tick_ms)
-    assert _sent(core) == [HeartbeatResponse(ONE, TWO, 1)]
+    assert _sent(core) == [HeartbeatResponse(sender=ONE, to=TWO, term=1)]

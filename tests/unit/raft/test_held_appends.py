@@ -11,13 +11,13 @@ TERM = 7
 
 
 def append(to: PeerId, indexes: Iterable[int], *, prev: int = 0, commit: int = 0, data: bytes = b"x") -> Append:
-    entries = tuple(Entry(index, TERM, data) for index in indexes)
+    entries = tuple(Entry(index=index, term=TERM, data=data) for index in indexes)
     prev = entries[0].index - 1 if entries else prev
-    return Append(ONE, to, TERM, prev, TERM, commit, entries)
+    return Append(sender=ONE, to=to, term=TERM, prev_index=prev, prev_term=TERM, commit=commit, entries=entries)
 
 
 def acknowledge(held: HeldAppends, sender: PeerId, index: int, membership: Membership = OF_THREE) -> None:
-    held.acknowledged(AppendResponse(sender, ONE, TERM, index), membership)
+    held.acknowledged(AppendResponse(sender=sender, to=ONE, term=TERM, index=index), membership)
 
 
 def has_ranking(held: HeldAppends) -> bool:
@@ -100,8 +100,8 @@ def test_nobody_is_held_while_two_majorities_decide() -> None:
     [
         (append(THREE, [19]),),
         (append(THREE, [], prev=20),),
-        (Heartbeat(ONE, THREE, TERM),),
-        (append(THREE, [20]), Heartbeat(ONE, THREE, TERM)),
+        (Heartbeat(sender=ONE, to=THREE, term=TERM),),
+        (append(THREE, [20]), Heartbeat(sender=ONE, to=THREE, term=TERM)),
         (append(THREE, [20], data=bytes(HELD_BYTES_MAX + 1)),),
     ],
     ids=["behind the end", "empty", "no append", "more than one", "large"],

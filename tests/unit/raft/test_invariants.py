@@ -45,7 +45,7 @@ def _core(peer: PeerId, term: int, *entries: Entry, commit: int = 10) -> RaftCor
 def _elect(core: RaftCore) -> RaftCore:
     core.step(Campaign(), 0)
     for voter in TRIO.voters:
-        core.step(VoteResponse(voter, core.peer, core.term, granted=True), 0)
+        core.step(VoteResponse(sender=voter, to=core.peer, term=core.term, granted=True), 0)
     return core
 
 
@@ -55,48 +55,51 @@ def _two_leaders(history: RaftChecker) -> None:
 
 
 def _different_content(history: RaftChecker) -> None:
-    history.observe(_core(ONE, 2, Entry(11, 2, b"x")), ALL)
-    history.observe(_core(TWO, 2, Entry(11, 2, b"y")), ALL)
+    history.observe(_core(ONE, 2, Entry(index=11, term=2, data=b"x")), ALL)
+    history.observe(_core(TWO, 2, Entry(index=11, term=2, data=b"y")), ALL)
 
 
 def _different_past(history: RaftChecker) -> None:
-    history.observe(_core(ONE, 3, Entry(11, 2), Entry(12, 3)), ALL)
-    history.observe(_core(TWO, 3, Entry(11, 1), Entry(12, 3)), ALL)
+    history.observe(_core(ONE, 3, Entry(index=11, term=2), Entry(index=12, term=3)), ALL)
+    history.observe(_core(TWO, 3, Entry(index=11, term=1), Entry(index=12, term=3)), ALL)
 
 
 def _leader_without_committed(history: RaftChecker) -> None:
-    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
+    history.observe(_core(ONE, 2, Entry(index=11, term=2), commit=11), ALL)
     history.observe(_elect(_core(TWO, 2)), ALL)
 
 
 def _two_committed(history: RaftChecker) -> None:
-    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
-    history.observe(_core(TWO, 3, Entry(11, 3), commit=11), ALL)
+    history.observe(_core(ONE, 2, Entry(index=11, term=2), commit=11), ALL)
+    history.observe(_core(TWO, 3, Entry(index=11, term=3), commit=11), ALL)
 
 
 def _wrong_applied(history: RaftChecker) -> None:
-    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
-    history.applied(TWO, [Entry(11, 1)])
+    history.observe(_core(ONE, 2, Entry(index=11, term=2), commit=11), ALL)
+    history.applied(TWO, [Entry(index=11, term=1)])
 
 
 def _two_changes(history: RaftChecker) -> None:
     change = EntryKind.MEMBERS
-    history.observe(_core(ONE, 2, Entry(11, 2, b"", change), Entry(12, 2, b"", change)), ALL)
+    history.observe(
+        _core(ONE, 2, Entry(index=11, term=2, data=b"", kind=change), Entry(index=12, term=2, data=b"", kind=change)),
+        ALL,
+    )
 
 
 def _term_forgotten(history: RaftChecker) -> None:
-    history.left(VoteResponse(ONE, TWO, 5, granted=False))
+    history.left(VoteResponse(sender=ONE, to=TWO, term=5, granted=False))
     history.restarted(_core(ONE, 4))
 
 
 def _two_votes(history: RaftChecker) -> None:
-    history.left(VoteResponse(ONE, TWO, 5, granted=True))
-    history.left(VoteResponse(ONE, THREE, 5, granted=True))
+    history.left(VoteResponse(sender=ONE, to=TWO, term=5, granted=True))
+    history.left(VoteResponse(sender=ONE, to=THREE, term=5, granted=True))
 
 
 def _commit_taken_back(history: RaftChecker) -> None:
-    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
-    history.observe(_core(ONE, 2, Entry(11, 2), commit=10), ALL)
+    history.observe(_core(ONE, 2, Entry(index=11, term=2), commit=11), ALL)
+    history.observe(_core(ONE, 2, Entry(index=11, term=2), commit=10), ALL)
 
 
 def _not_durable(history: RaftChecker) -> None:
@@ -129,8 +132,8 @@ def test_noticed(breach: Callable[[RaftChecker], None], label: str) -> None:
 
 def test_a_sound_group_passes() -> None:
     history = RaftChecker()
-    history.observe(_core(ONE, 2, Entry(11, 2), commit=11), ALL)
-    history.observe(_core(TWO, 2, Entry(11, 2), commit=10), ALL)
-    history.observe(_elect(_core(TWO, 2, Entry(11, 2), commit=11)), ALL)
-    history.applied(ONE, [Entry(11, 2)])
+    history.observe(_core(ONE, 2, Entry(index=11, term=2), commit=11), ALL)
+    history.observe(_core(TWO, 2, Entry(index=11, term=2), commit=10), ALL)
+    history.observe(_elect(_core(TWO, 2, Entry(index=11, term=2), commit=11)), ALL)
+    history.applied(ONE, [Entry(index=11, term=2)])
     assert history.committed_to == 11

@@ -9,7 +9,7 @@ NO_BOUND = 1 << 40
 
 
 def _entries(first: int, *terms: int, data: bytes = b"") -> tuple[Entry, ...]:
-    return tuple(Entry(first + position, term, data) for position, term in enumerate(terms))
+    return tuple(Entry(index=first + position, term=term, data=data) for position, term in enumerate(terms))
 
 
 def _log(*terms: int, base: int = 10, apply_bytes_max: int = NO_BOUND) -> Log:
@@ -125,8 +125,8 @@ def test_nothing_is_applied_while_a_snapshot_is_written() -> None:
 
 
 def test_a_membership_change_is_found_among_commands() -> None:
-    change = Entry(12, 1, b"", EntryKind.MEMBERS)
-    log = Log(SnapshotMeta(10, 1), (Entry(11, 1), change, Entry(13, 1)), apply_bytes_max=NO_BOUND)
+    change = Entry(index=12, term=1, data=b"", kind=EntryKind.MEMBERS)
+    log = Log(SnapshotMeta(10, 1), (Entry(index=11, term=1), change, Entry(index=13, term=1)), apply_bytes_max=NO_BOUND)
     assert log.has_membership_change(11, 12)
     assert not log.has_membership_change(13, 13)
     assert not log.has_membership_change(11, 11)

@@ -94,4 +94,4 @@ def test_encoding_there_and_back() -> None:
 
 def test_leaving_takes_no_bytes() -> None:
     assert encode_change(LEAVE_JOINT) == b""
-    assert change_of(Entry(5, 1, b"", EntryKind.MEMBERS)) == LEAVE_JOINT
+    assert change_of(Entry(index=5, term=1, data=b"", kind=EntryKind.MEMBERS)) == LEAVE_JOINT

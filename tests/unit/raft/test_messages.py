@@ -27,23 +27,33 @@ from ebla.raft.messages import (
 )
 
 A, B = PeerId(1), PeerId(2)
-SNAPSHOT = SnapshotMeta(7, 2, Membership((A, B), (A,), (PeerId(3),), (), auto_leave=True))
+SNAPSHOT = SnapshotMeta(
+    7, 2, Membership(voters=(A, B), outgoing=(A,), learners=(PeerId(3),), learners_next=(), auto_leave=True)
+)
 
 EXAMPLES: list[Message] = [
-    VoteRequest(A, B, 3, 9, 2, transfer=True),
-    VoteResponse(A, B, 3, granted=True),
-    PreVoteRequest(A, B, 3, 9, 2),
-    PreVoteResponse(A, B, 3, granted=False),
-    Append(A, B, 3, 9, 2, 8, (Entry(10, 3, b"x"), Entry(11, 3, b"", EntryKind.MEMBERS))),
-    AppendResponse(A, B, 3, 9, rejected=True, hint_index=4, hint_term=1),
-    Heartbeat(A, B, 3, 8, b"r"),
-    HeartbeatResponse(A, B, 3, b"r"),
-    InstallSnapshot(A, B, 3, SNAPSHOT),
+    VoteRequest(sender=A, to=B, term=3, last_index=9, last_term=2, transfer=True),
+    VoteResponse(sender=A, to=B, term=3, granted=True),
+    PreVoteRequest(sender=A, to=B, term=3, last_index=9, last_term=2),
+    PreVoteResponse(sender=A, to=B, term=3, granted=False),
+    Append(
+        sender=A,
+        to=B,
+        term=3,
+        prev_index=9,
+        prev_term=2,
+        commit=8,
+        entries=(Entry(index=10, term=3, data=b"x"), Entry(index=11, term=3, data=b"", kind=EntryKind.MEMBERS)),
+    ),
+    AppendResponse(sender=A, to=B, term=3, index=9, rejected=True, hint_index=4, hint_term=1),
+    Heartbeat(sender=A, to=B, term=3, commit=8, read_context=b"r"),
+    HeartbeatResponse(sender=A, to=B, term=3, read_context=b"r"),
+    InstallSnapshot(sender=A, to=B, term=3, snapshot=SNAPSHOT),
     TimeoutNow(A, B, 3),
-    LeaderTransferRequest(A, B, 3, PeerId(3)),
-    Proposal(A, B, EntryKind.COMMAND, (b"x", b"y")),
+    LeaderTransferRequest(sender=A, to=B, term=3, target=PeerId(3)),
+    Proposal(sender=A, to=B, kind=EntryKind.COMMAND, payloads=(b"x", b"y")),
     ReadIndexRequest(A, B, b"r"),
-    ReadIndexResponse(A, B, 3, 9, b"r"),
+    ReadIndexResponse(sender=A, to=B, term=3, index=9, read_context=b"r"),
 ]
 
 
@@ -59,7 +69,7 @@ def test_there_and_back(message: Message) -> None:
 
 def test_an_older_peer_sends_fewer_fields() -> None:
     data = msgspec.msgpack.encode([7, 1, 2, 3])
-    assert msgspec.msgpack.decode(data, type=Message) == Heartbeat(A, B, 3)
+    assert msgspec.msgpack.decode(data, type=Message) == Heartbeat(sender=A, to=B, term=3)
 
 
 def test_members_of_a_joint_membership() -> None:

@@ -46,4 +46,4 @@ def test_a_message_for_somebody_else_is_refused_loudly() -> None:
         RaftOptions(peer=PeerId(1)), RecoveredState(snapshot=SnapshotMeta(1, 1, membership)), LongestTimeout(), 0
     )
     with pytest.raises(AssertionError, match="somebody else"):
-        core.step(messages.Heartbeat(PeerId(2), PeerId(3), 1), 0)
+        core.step(messages.Heartbeat(sender=PeerId(2), to=PeerId(3), term=1), 0)

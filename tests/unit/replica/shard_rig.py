@@ -50,8 +50,10 @@ def small_cluster(
     return Snapshot(
         state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(fence)),
         nodes=FrozenMap({one.host: one for one in nodes}),
-        keyspaces=FrozenMap({"ks": Keyspace("ks", network(dc1=3), on_tablets=tablets is not None)}),
-        tables=FrozenMap({schema.id: Table(schema.id, "ks", "small", definition=encode_schema(schema))}),
+        keyspaces=FrozenMap({"ks": Keyspace(name="ks", replication=network(dc1=3), on_tablets=tablets is not None)}),
+        tables=FrozenMap(
+            {schema.id: Table(id=schema.id, keyspace="ks", name="small", definition=encode_schema(schema))}
+        ),
         tablets=FrozenMap() if tablets is None else FrozenMap({schema.id: tablets}),
     )
 
@@ -112,7 +114,16 @@ class ShardRig:
         self.writer = ReplicaWriter(self.view, store, self.stacks, bounds, sibling)
         self.reader = ReplicaReader(self.view, store, self.stacks, bounds)
         self.streams = RowStreamReceiver(self.view, store, self.stacks, self.guards)
-        transfers = ShardTransferDeps(disk, DATA, own.shard, self.view, store, self.stacks, self.guards, bounds)
+        transfers = ShardTransferDeps(
+            disk=disk,
+            data_folder=DATA,
+            shard=own.shard,
+            view=self.view,
+            store=store,
+            stacks=self.stacks,
+            guards=self.guards,
+            limits=bounds,
+        )
         self.checkpoints = ShardCheckpoints(transfers)
         self.adoptions = ShardAdoptions(transfers)
         self._index = 0
@@ -159,7 +170,9 @@ def write_of(*items: Item, version: int = 2) -> RowWrite:
 
 
 def read_of(*spans: Span, rows_max: int = 1_000, version: int = 2, **fields: object) -> ReadRowsRequest:
-    base = ReadRowsRequest(TopologyVersion(version), SMALL.id, spans or ((b"", None),), rows_max, NOW_S)
+    base = ReadRowsRequest(
+        version=TopologyVersion(version), table=SMALL.id, spans=spans or ((b"", None),), rows_max=rows_max, now_s=NOW_S
+    )
     values = {name: getattr(base, name) for name in base.__struct_fields__}
     return ReadRowsRequest(**{**values, **fields})
 

@@ -29,7 +29,7 @@ from ebla.topology.states import SessionKind
 from ebla.wire.transfer_messages import AdoptRequest
 
 SESSION = SessionId(uuid.UUID(int=31))
-OPEN = Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id)
+OPEN = Session(id=SESSION, kind=SessionKind.BULK_JOB, table=SMALL.id)
 TRANSFER = TransferId(uuid.UUID(int=41))
 ATTEMPT = AttemptId(uuid.UUID(int=51))
 
@@ -48,7 +48,14 @@ def request_of(
     version: int | None = None,
 ) -> AdoptRequest:
     routed_by = None if version is None else TopologyVersion(version)
-    return AdoptRequest(session, transfer, SMALL.id, token_range, TopologyVersion(fence), routed_by)
+    return AdoptRequest(
+        session=session,
+        transfer=transfer,
+        table=SMALL.id,
+        range=token_range,
+        fence=TopologyVersion(fence),
+        version=routed_by,
+    )
 
 
 class Staging:
@@ -65,7 +72,9 @@ class Staging:
         """For the stack that covers the range now."""
         stack = self._shard.stacks.covering(SMALL.id, self._request.range)
         assert stack is not None
-        target = TargetFile(SMALL.id, OWN.shard, stack.incarnation, self._request.range, kind)
+        target = TargetFile(
+            table=SMALL.id, shard=OWN.shard, incarnation=stack.incarnation, range=self._request.range, kind=kind
+        )
         await write_target(disk_of(self._rig), self.folder, msgspec.structs.replace(target, **fields))
 
     async def seal_layers(self, layers: Sequence[tuple[TokenRange, Sequence[Item]]]) -> None:
@@ -74,7 +83,7 @@ class Staging:
         for number, (token_range, items) in enumerate(layers):
             sealed.append(SealedLayer(f"sealed/{number}", token_range))
             await self.build(sealed[-1].folder, items)
-        await write_sealed(disk_of(self._rig), self.folder, SealedFile(ATTEMPT, tuple(sealed)))
+        await write_sealed(disk_of(self._rig), self.folder, SealedFile(attempt=ATTEMPT, layers=tuple(sealed)))
 
     async def build(self, name: str, items: Sequence[Item]) -> None:
         assert self._rig.engine is not None
@@ -89,5 +98,5 @@ class Staging:
         await file.sync()
         file.close()
         count = sum(map(len, records)) if rows is None else rows
-        sealed = SealedFile(ATTEMPT, rows_file="sealed/rows", rows=count, size_bytes=len(data))
+        sealed = SealedFile(attempt=ATTEMPT, rows_file="sealed/rows", rows=count, size_bytes=len(data))
         await write_sealed(disk_of(self._rig), self.folder, sealed)

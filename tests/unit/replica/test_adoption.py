@@ -56,9 +56,9 @@ ONE = tablet_map(SMALL.id, [(OWN,)])
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
 HALVES = WHOLE_RING.split(2)
 ITEMS = tuple(sorted(plain(number, 1, 5) for number in range(20)))
-DELETED = (key_of(2, 1), value_of(Row(None, Deletion(9, 0), {})))
+DELETED = (key_of(2, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))
 AT_ONCE_MS = 1_000
-TERMS = GcContext(1_000, 1)
+TERMS = GcContext(now_s=1_000, replication_factor=1)
 
 
 def opened(tablets: TabletMap = ONE, *, version: int = 2, fence: int = 1) -> Snapshot:
@@ -252,7 +252,7 @@ async def test_a_session_that_holds_nothing(shard: ShardRig, _rig: Rig, staging:
     """A request's session names no table; it counts only where its tablets or its ring are in transition."""
     await staged(staging)
     await shard.stacks.confirm()
-    await shard.follow(with_sessions(small_cluster(ONE), Session(SESSION, SessionKind.REQUEST)))
+    await shard.follow(with_sessions(small_cluster(ONE), Session(id=SESSION, kind=SessionKind.REQUEST)))
     await expect_refused(shard, Refused, "holds nothing")
 
 
@@ -330,7 +330,7 @@ async def test_damage_in_the_rows_that_were_sealed_is_found_before_any_is_merged
 
 async def test_a_seal_of_nothing_is_adopted_as_nothing(shard: ShardRig, rig: Rig, staging: Staging, /) -> None:
     await staging.open(StagingKind.ROWS)
-    await write_sealed(disk_of(rig), staging.folder, SealedFile(ATTEMPT))
+    await write_sealed(disk_of(rig), staging.folder, SealedFile(attempt=ATTEMPT))
     assert await shard.adoptions.adopt(request_of(), AT_ONCE_MS) == AdoptAnswer(0, 0)
 
 
@@ -457,7 +457,7 @@ async def test_only_origins_of_open_sessions_are_remembered(shard: ShardRig, rig
 
 
 def find_of(token_range: TokenRange = WHOLE_RING, version: int = 2) -> FindTargetRequest:
-    return FindTargetRequest(SESSION, SMALL.id, token_range, TopologyVersion(version))
+    return FindTargetRequest(session=SESSION, table=SMALL.id, range=token_range, version=TopologyVersion(version))
 
 
 def test_the_stack_that_will_take_it_is_told_and_held() -> None:

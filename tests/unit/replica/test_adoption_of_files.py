@@ -49,11 +49,11 @@ VERSION = TopologyVersion(2)
 WAIT_MS = 20_000
 FOLDED = sorted(plain(number, 1, 5) for number in range(300))
 SEALED = sorted(plain(number, 1, 7, number=9) for number in range(20, 40))
-LIVE = [(key_of(2, 1), value_of(Row(None, Deletion(9, 0), {})))]
+LIVE = [(key_of(2, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))]
 OWN_ROWS = sorted([plain(2, 1, 4), plain(30, 1, 99, number=5), plain(1_000, 1, 5)])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Node:
     data: str
     shard: ShardRig
@@ -69,7 +69,14 @@ class Node:
     def transfers(self) -> ShardTransferDeps:
         shard = self.shard
         return ShardTransferDeps(
-            self.disk, self.data, OWN.shard, shard.view, shard.store, shard.stacks, shard.guards, ReplicaLimits()
+            disk=self.disk,
+            data_folder=self.data,
+            shard=OWN.shard,
+            view=shard.view,
+            store=shard.store,
+            stacks=shard.stacks,
+            guards=shard.guards,
+            limits=ReplicaLimits(),
         )
 
     async def rows(self) -> list[Item]:
@@ -85,7 +92,7 @@ async def node(folder: Path, kind: str) -> AsyncIterator[Node]:
         running = tasks.create_task(store.run())
         shard = ShardRig(disk, store, ReplicaLimits(), OWN, None)
         await shard.follow(with_sessions(small_cluster(tablet_map(SMALL.id, [(OWN,)])), OPEN))
-        yield Node(str(folder), shard, disk, engine)
+        yield Node(data=str(folder), shard=shard, disk=disk, engine=engine)
         await store.close()
         running.cancel()
     disk.close()
@@ -95,7 +102,7 @@ async def fill(source: Node) -> None:
     """A base with a sidecar, one without, and rows that only the live layer has."""
     store, stack = source.shard.store, source.stack
     await store.write(stack, FOLDED)
-    job = await store.begin_compaction(stack, GcContext(0, 3), whole=True)
+    job = await store.begin_compaction(stack, GcContext(now_s=0, replication_factor=3), whole=True)
     assert job is not None
     assert (
         await store.finish_compaction(job, await run_compaction(source.engine, source.disk, job)) is SwapOutcome.SWAPPED
@@ -107,10 +114,10 @@ async def fill(source: Node) -> None:
 
 async def stage_checkpoint(source: Node, target: Node) -> int:
     """As the bulk processes and a task on the same machine would. How many layers."""
-    wanted = FindTargetRequest(SESSION, SMALL.id, WHOLE_RING, VERSION)
+    wanted = FindTargetRequest(session=SESSION, table=SMALL.id, range=WHOLE_RING, version=VERSION)
     found = await ShardAdoptions(target.transfers).find_target(wanted, WAIT_MS)
     below = f"{checkpoints_folder(source.data)}/one"
-    taken = CheckpointRequest(SESSION, SMALL.id, WHOLE_RING, VERSION, below)
+    taken = CheckpointRequest(session=SESSION, table=SMALL.id, range=WHOLE_RING, version=VERSION, folder=below)
     answer = await ShardCheckpoints(source.transfers).take(taken, WAIT_MS)
     folder = transfer_folder(staging_folder(target.data), SESSION, TRANSFER)
     target.disk.make_folder(f"{folder}/sealed")
@@ -119,9 +126,15 @@ async def stage_checkpoint(source: Node, target: Node) -> int:
     for number, name in enumerate(source.disk.list_folder(below)):
         shutil.copytree(f"{below}/{name}", f"{folder}/sealed/{number}", copy_function=os.link)
         layers.append(SealedLayer(f"sealed/{number}", WHOLE_RING))
-    place = TargetFile(SMALL.id, OWN.shard, Incarnation(found.incarnation), WHOLE_RING, StagingKind.FILES)
+    place = TargetFile(
+        table=SMALL.id,
+        shard=OWN.shard,
+        incarnation=Incarnation(found.incarnation),
+        range=WHOLE_RING,
+        kind=StagingKind.FILES,
+    )
     await write_target(target.disk, folder, place)
-    await write_sealed(target.disk, folder, SealedFile(ATTEMPT, tuple(layers)))
+    await write_sealed(target.disk, folder, SealedFile(attempt=ATTEMPT, layers=tuple(layers)))
     return len(layers)
 
 

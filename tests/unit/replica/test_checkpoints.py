@@ -41,7 +41,9 @@ AT_ONCE_MS = 1_000
 
 
 def request_of(token_range: TokenRange = WHOLE_RING, version: int = 2, folder: str = FOLDER) -> CheckpointRequest:
-    return CheckpointRequest(SESSION, SMALL.id, token_range, TopologyVersion(version), folder)
+    return CheckpointRequest(
+        session=SESSION, table=SMALL.id, range=token_range, version=TopologyVersion(version), folder=folder
+    )
 
 
 async def filled(shard: ShardRig) -> None:

@@ -44,7 +44,7 @@ def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
             await shard.store.seal(stack)
         assert shard.store.needs_compaction(stack)
         before = (await shard.reader.read(read_of(), 1_000)).items
-        terms = GcContext(1_000, 3)
+        terms = GcContext(now_s=1_000, replication_factor=3)
         folding = CompactionLoop(shard.store, shard.stacks, Place(rig, is_there=is_there), lambda _stack: terms)
         if is_there:
             assert await folding.compact(stack) == "swapped"
@@ -64,4 +64,6 @@ def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
 async def test_the_terms_of_a_fold_come_from_the_topology(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(REPAIRED))
     (stack,) = shard.store.stacks.values()
-    assert gc_terms(view, stack, 55) == GcContext(55, 3, (RepairedRange(WHOLE_RING, 7),))
+    assert gc_terms(view, stack, 55) == GcContext(
+        now_s=55, replication_factor=3, repaired=(RepairedRange(WHOLE_RING, 7),)
+    )

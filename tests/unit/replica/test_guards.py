@@ -31,7 +31,7 @@ from ebla.wire.row_messages import Item, StreamRowsRequest
 pytestmark = runs_in(in_shard)
 
 SESSION = SessionId(uuid.UUID(int=31))
-OPEN = Session(SESSION, SessionKind.REQUEST)
+OPEN = Session(id=SESSION, kind=SessionKind.REQUEST)
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
 ITEMS = tuple(sorted(plain(number, 0, 5) for number in range(12)))
 
@@ -91,7 +91,7 @@ async def test_without_a_quorum_or_the_revision_nothing_is_entered(shard: ShardR
 
 
 async def test_a_job_past_its_deadline_is_refused(shard: ShardRig, /) -> None:
-    job = Session(SESSION, SessionKind.BULK_JOB, deadline_ms=NOW_S * 1000)
+    job = Session(id=SESSION, kind=SessionKind.BULK_JOB, deadline_ms=NOW_S * 1000)
     await shard.follow(with_sessions(small_cluster(BOTH), job))
     with pytest.raises(Stale, match="deadline"):
         await shard.streams.stream(stream_of(*ITEMS), 1_000)

@@ -256,7 +256,9 @@ async def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open(
 ) -> None:
     (stack,) = shard.store.stacks.values()
     place = NotedPlace(rig)
-    folding = CompactionLoop(shard.store, shard.stacks, place, lambda _stack: GcContext(1_000, 1))
+    folding = CompactionLoop(
+        shard.store, shard.stacks, place, lambda _stack: GcContext(now_s=1_000, replication_factor=1)
+    )
     for number in range(4):
         await bring(shard, rig, number)
     async with asyncio.TaskGroup() as tasks:

@@ -52,13 +52,13 @@ class Served:
         self.serves = True
         self.metrics = Metrics()
         parts = ReplicaServerDeps(
-            shard.writer,
-            shard.reader,
-            shard.streams,
-            shard.checkpoints,
-            shard.adoptions,
-            ShardMetrics(self.metrics),
-            lambda: self.serves,
+            writer=shard.writer,
+            reader=shard.reader,
+            streams=shard.streams,
+            checkpoints=shard.checkpoints,
+            adoptions=shard.adoptions,
+            metrics=ShardMetrics(self.metrics),
+            serves=lambda: self.serves,
         )
         self.replica = ReplicaServer(parts)
 
@@ -128,7 +128,12 @@ async def test_what_is_done_is_counted(shard: ShardRig, /) -> None:
 
 def call_of() -> IncomingCall:
     loop = asyncio.get_running_loop()
-    return IncomingCall(Introduction(OWN.host, None, "test", "bulk"), Lane.DATA, loop.time() + CALL_S, loop)
+    return IncomingCall(
+        peer=Introduction(host=OWN.host, cluster=None, cluster_name="test", process="bulk"),
+        lane=Lane.DATA,
+        expires_at=loop.time() + CALL_S,
+        loop=loop,
+    )
 
 
 def test_what_becomes_of_an_adoption_is_counted() -> None:
@@ -153,7 +158,13 @@ def test_what_becomes_of_an_adoption_is_counted() -> None:
         assert counted == {"adopted": 2, "nothing_new": 1, "refused": 1, "failed": 0}
         assert served.counted("replica_adopted_layers_total") == 2
         assert served.counted("replica_adopted_rows_total") == 1
-        taken = CheckpointRequest(SESSION, SMALL.id, WHOLE_RING, TopologyVersion(2), f"{checkpoints_folder(DATA)}/a")
+        taken = CheckpointRequest(
+            session=SESSION,
+            table=SMALL.id,
+            range=WHOLE_RING,
+            version=TopologyVersion(2),
+            folder=f"{checkpoints_folder(DATA)}/a",
+        )
         await served.replica.checkpoint(taken, call_of())
         assert served.counted("replica_checkpoints_total") == 1
 
@@ -190,7 +201,7 @@ def test_a_right_that_is_lost_during_an_adoption_leaves_it_unknown() -> None:
 async def test_whoever_names_folders_comes_in_by_the_local_door(shard: ShardRig, /) -> None:
     replica = Served(shard).replica
     async with asyncio.TaskGroup() as tasks:
-        introduction = Introduction(OWN.host, None, "test", "shard-0")
+        introduction = Introduction(host=OWN.host, cluster=None, cluster_name="test", process="shard-0")
         peers, local = [Server(tasks, introduction, WireLimits(), lambda *_: None) for _ in range(2)]
         for server in (peers, local):
             replica.attach(server)

@@ -129,7 +129,11 @@ def test_strangers_on_disk_wait_for_a_read_barrier() -> None:
 
 async def test_tombstones_are_kept_in_transition_and_before_a_barrier(shard: ShardRig, /) -> None:
     moving = with_transition(
-        BOTH, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, (replica(2),))
+        BOTH,
+        0,
+        TabletTransition(
+            kind=TransitionKind.MIGRATION, stage=TabletStage.ALLOW_WRITE_BOTH_READ_OLD, new_replicas=(replica(2),)
+        ),
     )
     await shard.follow(small_cluster(BOTH))
     stacks = {stack.entry.range: stack for stack in shard.store.stacks.values()}
@@ -147,8 +151,8 @@ async def test_tombstones_are_kept_in_transition_and_before_a_barrier(shard: Sha
 def test_tombstones_are_kept_while_a_bulk_session_of_their_table_is_open() -> None:
     """INV-LAYER-GC: also by a shard that starts again in the middle, and no longer than that."""
     rig = Rig()
-    opened = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id))
-    another = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=OTHER))
+    opened = with_sessions(small_cluster(BOTH), Session(id=SESSION, kind=SessionKind.BULK_JOB, table=SMALL.id))
+    another = with_sessions(small_cluster(BOTH), Session(id=SESSION, kind=SessionKind.BULK_JOB, table=OTHER))
 
     async def first(shard: ShardRig) -> None:
         await shard.follow(small_cluster(BOTH))
@@ -174,7 +178,7 @@ def test_tombstones_are_kept_while_a_bulk_session_of_their_table_is_open() -> No
 async def test_a_view_confirmed_while_the_next_is_prepared_releases_nothing_that_the_next_one_holds(
     shard: ShardRig, /
 ) -> None:
-    opened = with_sessions(small_cluster(BOTH), Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id))
+    opened = with_sessions(small_cluster(BOTH), Session(id=SESSION, kind=SessionKind.BULK_JOB, table=SMALL.id))
     before = await shard.follow(small_cluster(BOTH))
     stacks = list(shard.store.stacks.values())
     async with asyncio.TaskGroup() as tasks:
@@ -191,13 +195,13 @@ async def test_a_view_confirmed_while_the_next_is_prepared_releases_nothing_that
 
 def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> None:
     rig = Rig()
-    session = Session(SESSION, SessionKind.BULK_JOB, table=SMALL.id)
+    session = Session(id=SESSION, kind=SessionKind.BULK_JOB, table=SMALL.id)
 
     async def folded(shard: ShardRig, stack: Stack) -> int:
         """How many items are left of a row that is long deleted."""
         assert rig.engine is not None
-        await shard.store.write(stack, [(key_of(1, 1), value_of(Row(None, Deletion(9, 0), {})))])
-        job = await shard.store.begin_compaction(stack, GcContext(1_000, 1), whole=True)
+        await shard.store.write(stack, [(key_of(1, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))])
+        job = await shard.store.begin_compaction(stack, GcContext(now_s=1_000, replication_factor=1), whole=True)
         assert job is not None
         assert await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
         return len(await shard.store.scan(stack, b"", None, 9))
@@ -217,7 +221,11 @@ def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> 
 
 async def test_a_pending_replica_is_there_before_its_version_is_installed(shard: ShardRig, /) -> None:
     pending = with_transition(
-        SECOND_ONLY, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, (OWN,))
+        SECOND_ONLY,
+        0,
+        TabletTransition(
+            kind=TransitionKind.MIGRATION, stage=TabletStage.ALLOW_WRITE_BOTH_READ_OLD, new_replicas=(OWN,)
+        ),
     )
     await shard.follow(small_cluster(SECOND_ONLY))
     assert shard.stacks.pending_replicas_open

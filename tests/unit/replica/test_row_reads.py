@@ -103,7 +103,7 @@ async def test_what_is_not_here_is_told(shard: ShardRig, /) -> None:
 
 @runs_in(in_shard, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=100))
 async def test_many_tombstones_end_a_page_and_not_the_turn_of_others(shard: ShardRig, /) -> None:
-    dead = value_of(Row(None, Deletion(5, 900)))
+    dead = value_of(Row(marker=None, deletion=Deletion(5, 900)))
     items = [(key_of(1, row), dead) for row in range(128)]
     await shard.follow(small_cluster(ONE))
     await shard.write(write_of(*items))

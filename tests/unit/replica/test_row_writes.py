@@ -192,7 +192,7 @@ def test_a_tablet_that_moves_inside_the_node_is_written_on_both_shards(
     stage: TabletStage, kept: bool, mode: SyncMode
 ) -> None:
     sibling = RecordingSibling()
-    move = TabletTransition(TransitionKind.INTRANODE_MIGRATION, stage, (replica(1, 1),))
+    move = TabletTransition(kind=TransitionKind.INTRANODE_MIGRATION, stage=stage, new_replicas=(replica(1, 1),))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(with_transition(TWO, 0, move)))
@@ -208,8 +208,8 @@ def test_a_tablet_that_moves_inside_the_node_is_written_on_both_shards(
     ("stage", "outcome"), [(TabletStage.WRITE_BOTH_READ_OLD, "unknown"), (TabletStage.USE_NEW, "not_applied")]
 )
 def test_what_the_other_shard_refuses_is_not_acknowledged(stage: TabletStage, outcome: str) -> None:
-    sibling = RecordingSibling(WriteFailure(0, "stale", "not_applied", "no"))
-    move = TabletTransition(TransitionKind.INTRANODE_MIGRATION, stage, (replica(1, 1),))
+    sibling = RecordingSibling(WriteFailure(index=0, error="stale", outcome="not_applied", message="no"))
+    move = TabletTransition(kind=TransitionKind.INTRANODE_MIGRATION, stage=stage, new_replicas=(replica(1, 1),))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(with_transition(TWO, 0, move)))

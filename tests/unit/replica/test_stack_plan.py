@@ -20,7 +20,7 @@ FOUR = tablet_map(SMALL.id, [(OWN,), (replica(1, 1),), (replica(2), OWN), (repli
 def moved(number: int, kind: TransitionKind, stage: TabletStage, *new: int) -> TabletMap:
     """To these shards of node 1."""
     to = tuple(replica(1, shard) for shard in new)
-    return with_transition(FOUR, number, TabletTransition(kind, stage, to))
+    return with_transition(FOUR, number, TabletTransition(kind=kind, stage=stage, new_replicas=to))
 
 
 def test_a_shard_has_the_tablets_of_which_it_is_a_replica() -> None:
@@ -37,7 +37,9 @@ def test_what_it_gets_and_what_it_has_to_lose_are_its_own_too() -> None:
     gets = plan_shard(small_cluster(moved(3, TransitionKind.MIGRATION, stage, 0)), OWN)[SMALL.id]
     assert sorted(gets.ranges) == [0, 2, 3]
     assert gets.pending == gets.moving == (3,)
-    loses = with_transition(FOUR, 0, TabletTransition(TransitionKind.MIGRATION, TabletStage.CLEANUP, (replica(3),)))
+    loses = with_transition(
+        FOUR, 0, TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.CLEANUP, new_replicas=(replica(3),))
+    )
     plan = plan_shard(small_cluster(loses), OWN)[SMALL.id]
     assert sorted(plan.ranges) == [0, 2]
     assert plan.pending == ()

@@ -114,10 +114,16 @@ class MemoryReplica:
                 counts[prefix] = counts.get(prefix, 0) + 1
         last_key = b"" if is_whole else taken[-1][0]
         digest = digest_rows(taken, self.schema, request.gc_before_s)
-        return ReadRowsAnswer(() if request.digest_only else tuple(taken), digest, is_whole, last_key, live)
+        return ReadRowsAnswer(
+            items=() if request.digest_only else tuple(taken),
+            digest=digest,
+            is_whole=is_whole,
+            last_key=last_key,
+            live_rows=live,
+        )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MemoryDoors:
     """To the replicas of a cluster. `delays_ms` and `errors` make a target slow or let it fail."""
 
@@ -188,11 +194,11 @@ def tablets_of(*replica_sets: Sequence[Replica]) -> TabletMap:
 
 def snapshot_of(tablets: TabletMap | None, schema: TableSchema = MIXED, **kinds: Any) -> Snapshot:
     made = cluster(*kinds.pop("nodes", NODES), tablets=tablets, **kinds)
-    table = Table(TABLE, "ks", "t", definition=encode_schema(schema))
+    table = Table(id=TABLE, keyspace="ks", name="t", definition=encode_schema(schema))
     return replace(made, tables=FrozenMap({TABLE: table}))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ReadRig:
     reads: ReadRouter
     view: CountedView
@@ -227,10 +233,19 @@ def replace_position(query: ReadQuery, position: bytes) -> ReadQuery:
 async def running(
     snapshot: Snapshot, own: Replica = A, limits: ReadLimits | None = None, schema: TableSchema = MIXED
 ) -> AsyncIterator[ReadRig]:
-    view, clients, metrics = CountedView(), MemoryDoors(own, schema), Metrics()
+    view, clients, metrics = CountedView(), MemoryDoors(own=own, schema=schema), Metrics()
     async with asyncio.TaskGroup() as tasks:
-        parts = RouterDeps(view, own, "dc1", clients, LoopClock(), RouterLimits(), metrics, tasks)
-        rig = ReadRig(ReadRouter(parts, limits), view, clients, metrics)
+        parts = RouterDeps(
+            view=view,
+            own=own,
+            datacenter="dc1",
+            clients=clients,
+            clock=LoopClock(),
+            limits=RouterLimits(),
+            metrics=metrics,
+            tasks=tasks,
+        )
+        rig = ReadRig(reads=ReadRouter(parts, limits), view=view, clients=clients, metrics=metrics)
         rig.install(snapshot, 5)
         yield rig
     assert view.held == view.released, "a version is still held"

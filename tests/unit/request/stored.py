@@ -37,15 +37,21 @@ def stored(row: Row) -> bytes:
 
 
 def put(name: str, clustering: str, value: str = "x", at_us: int = 1) -> Item:
-    return row_at(name, clustering), stored(Row(RowMarker(at_us), None, {V: Cell(at_us, value.encode())}))
+    return row_at(name, clustering), stored(
+        Row(marker=RowMarker(at_us), deletion=None, cells={V: Cell(timestamp_us=at_us, value=value.encode())})
+    )
 
 
 def delete(name: str, clustering: str, at_us: int = 2, at_s: int = 5) -> Item:
-    return row_at(name, clustering), stored(Row(None, Deletion(at_us, at_s)))
+    return row_at(name, clustering), stored(Row(marker=None, deletion=Deletion(at_us, at_s)))
 
 
 def head(name: str, static: str | None = None, at_us: int = 1, deletion: Deletion | None = None) -> Item:
-    cells = Row() if static is None else Row(None, None, {S: Cell(at_us, static.encode())})
+    cells = (
+        Row()
+        if static is None
+        else Row(marker=None, deletion=None, cells={S: Cell(timestamp_us=at_us, value=static.encode())})
+    )
     return head_at(name), encode_head(PartitionHead(deletion, (), cells), SMALL.version)
 
 

@@ -24,7 +24,7 @@ KEY = row_key(partition_prefix(-7, b"pk"))
 WRITE = RouteWriteRequest((RoutedWrite(TABLE, ((KEY, b"row"),)),), ConsistencyLevel.QUORUM)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StubRouter:
     error: EblaError | None = None
     writes: list[tuple[Sequence[Mutation], ConsistencyLevel, int]] = field(default_factory=list)
@@ -64,10 +64,10 @@ async def test_writes_and_reads_pass_to_the_router() -> None:
         (mutation,), level, timeout_ms = router.writes[0]
         assert (mutation, level) == (Mutation(TABLE, -7, ((KEY, b"row"),)), ConsistencyLevel.QUORUM)
         assert 900 < timeout_ms <= 950, "the client hears of a timeout before its own time is over"
-        read = RouteReadRequest(TABLE, ((KEY, None),), ConsistencyLevel.ONE, 10)
+        read = RouteReadRequest(table=TABLE, spans=((KEY, None),), level=ConsistencyLevel.ONE, rows_max=10)
         page = await caller.call(ROUTE_READ, read, 1000)
         assert (page.items, page.position) == (((KEY, b"row"),), b"next")
-        assert router.reads[0] == ReadQuery(TABLE, ((KEY, None),), 10, now_s=0)
+        assert router.reads[0] == ReadQuery(table=TABLE, spans=((KEY, None),), rows_max=10, now_s=0)
         router.page_at_once = ReadPage((), b"")
         page = await caller.call(ROUTE_READ, read, 1000)
         assert (page.items, page.position) == ((), b"")

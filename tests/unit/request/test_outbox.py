@@ -90,8 +90,8 @@ async def test_each_copy_of_a_frame_learns_its_own_end() -> None:
     clients, ends = StubDoors(), Ends()
     clients.behaviours[A] = lambda _: WriteRowsAnswer(
         (
-            WriteFailure(1, "disk_full", "not_applied", "full"),
-            WriteFailure(7, "stale", "not_applied", "no such one"),
+            WriteFailure(index=1, error="disk_full", outcome="not_applied", message="full"),
+            WriteFailure(index=7, error="stale", outcome="not_applied", message="no such one"),
         )
     )
     async with asyncio.TaskGroup() as tasks:

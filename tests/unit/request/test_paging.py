@@ -15,9 +15,9 @@ from ebla.wire.row_messages import Span
 TABLE = TableId(uuid.UUID(int=1))
 MOMENT = LiveRowContext(SMALL, 10)
 EVERYTHING: tuple[Span, ...] = ((b"", None),)
-PLAIN = ReadQuery(TABLE, EVERYTHING, 3, 10)
-LIMITED = ReadQuery(TABLE, EVERYTHING, 3, 10, False, 2)
-BACKWARDS = ReadQuery(TABLE, EVERYTHING, 3, 10, True)
+PLAIN = ReadQuery(table=TABLE, spans=EVERYTHING, rows_max=3, now_s=10)
+LIMITED = ReadQuery(table=TABLE, spans=EVERYTHING, rows_max=3, now_s=10, is_reversed=False, partition_rows_max=2)
+BACKWARDS = ReadQuery(table=TABLE, spans=EVERYTHING, rows_max=3, now_s=10, is_reversed=True)
 P, Q = sorted(("p", "q"), key=prefix_of_key)
 
 
@@ -103,11 +103,20 @@ def test_more_rows_than_the_limit_are_refused(left: int) -> None:
 )
 def test_queries_that_are_none(spans: tuple[Span, ...], rows_max: int, partition_rows_max: int) -> None:
     with pytest.raises(InvalidRequest):
-        check_query(ReadQuery(TABLE, spans, rows_max, 10, False, partition_rows_max))
+        check_query(
+            ReadQuery(
+                table=TABLE,
+                spans=spans,
+                rows_max=rows_max,
+                now_s=10,
+                is_reversed=False,
+                partition_rows_max=partition_rows_max,
+            )
+        )
 
 
 def test_a_query_with_spans_apart_is_one() -> None:
-    check_query(ReadQuery(TABLE, ((b"a", b"b"), (b"c", None)), 1, 10))
+    check_query(ReadQuery(table=TABLE, spans=((b"a", b"b"), (b"c", None)), rows_max=1, now_s=10))
 
 
 # Pages

@@ -196,7 +196,7 @@ def test_an_unknown_table_is_not_found() -> None:
 def test_a_repair_goes_where_a_write_would() -> None:
     at_rest = planner_of(cluster(*LOCAL, tablets=one_tablet(A, B, C))).repair_route(TABLE, 5, Level.QUORUM)
     assert (at_rest.targets, at_rest.needed, at_rest.is_changing) == ((A, B, C), (RequiredReplies(None, 2),), False)
-    moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (D, B, C))
+    moving = TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(D, B, C))
     snapshot = cluster(*LOCAL, tablets=one_tablet(A, B, C, transition=moving))
     route = planner_of(snapshot).repair_route(TABLE, 5, Level.QUORUM)
     assert (route.targets, route.needed, route.is_changing) == ((A, B, C, D), (RequiredReplies(None, 3),), True)

@@ -57,10 +57,10 @@ Test = Callable[[ReadRig], Coroutine[Any, Any, None]]
 
 def point(name: str = "p", clustering: str = "1") -> ReadQuery:
     key = row_at(name, clustering)
-    return ReadQuery(TABLE, ((key, key + b"\0"),), 10, NOW_S)
+    return ReadQuery(table=TABLE, spans=((key, key + b"\0"),), rows_max=10, now_s=NOW_S)
 
 
-SCAN = ReadQuery(TABLE, EVERYTHING, 100, NOW_S)
+SCAN = ReadQuery(table=TABLE, spans=EVERYTHING, rows_max=100, now_s=NOW_S)
 
 
 def with_rig(test: Test, snapshot: Any = THREE, own: Replica = A, limits: ReadLimits | None = None) -> None:
@@ -101,10 +101,10 @@ async def test_a_row_that_this_shard_has_is_read_at_once(rig: ReadRig, /) -> Non
 
 
 async def test_what_is_not_live_is_not_shown_at_once_either(rig: ReadRig, /) -> None:
-    expired = row_at("p", "2"), stored(Row(RowMarker(1, 5, NOW_S)))
+    expired = row_at("p", "2"), stored(Row(marker=RowMarker(1, 5, NOW_S)))
     fill(rig, put("p", "1"), expired, head("p", "s"), head("q"), put("q", "1"))
     spans: tuple[Span, ...] = ((head_at("p"), row_at("p", "9")),)
-    page = rig.reads.read_now(ReadQuery(TABLE, spans, 10, NOW_S), ONE)
+    page = rig.reads.read_now(ReadQuery(table=TABLE, spans=spans, rows_max=10, now_s=NOW_S), ONE)
     assert page is not None
     assert [key for key, _ in page.items] == [head_at("p"), row_at("p", "1")]
 
@@ -166,7 +166,7 @@ async def test_a_page_is_answered_once_the_repairs_are_done(rig: ReadRig, /) -> 
 
 def test_in_a_migration_the_pending_replica_is_mended_before_the_page_is_answered() -> None:
     """It will be read from next, and what was shown must not be gone then."""
-    moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (D, B, C))
+    moving = TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(D, B, C))
     snapshot = snapshot_of(one_tablet(A, B, C, transition=moving), SMALL)
 
     async def test(rig: ReadRig) -> None:
@@ -200,7 +200,7 @@ async def test_heads_larger_than_a_page_do_not_stop_a_read(rig: ReadRig, /) -> N
         rig.clients.of(each).cut = lambda: 1
     spans: tuple[Span, ...] = ((row_at("p", "0"), row_at("p", "9")),)
     for is_reversed in (False, True):
-        page = await rig.read(ReadQuery(TABLE, spans, 10, NOW_S, is_reversed))
+        page = await rig.read(ReadQuery(table=TABLE, spans=spans, rows_max=10, now_s=NOW_S, is_reversed=is_reversed))
         assert [key for key, _ in page.items] == [row_at("p", "2")]
 
 
@@ -295,7 +295,7 @@ async def test_the_version_is_held_until_the_slow_one_has_answered(rig: ReadRig,
 
 async def test_rows_of_a_newer_schema_wait_for_it(rig: ReadRig, /) -> None:
     newer = with_column(SMALL, column("added", "text"))
-    row = Row(RowMarker(1))
+    row = Row(marker=RowMarker(1))
     key, _ = put("p", "1")
     value = b"\x01\x03\x00\x02" + stored(row)[4:] + b"\xff" * 4
     for each in (A, B, C):
@@ -367,7 +367,7 @@ def test_partitions_are_asked_side_by_side() -> None:
         spans = tuple((key, key + b"\0") for key in keys)
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        page = await rig.read(ReadQuery(TABLE, spans, 100, NOW_S), ONE)
+        page = await rig.read(ReadQuery(table=TABLE, spans=spans, rows_max=100, now_s=NOW_S), ONE)
         assert [key for key, _ in page.items] == keys
         assert loop.time() - began_at < 0.05
 
@@ -382,10 +382,10 @@ def test_what_fails_behind_the_end_of_a_page_does_not_matter() -> None:
         fill(rig, *[put(name, "1") for name in "abcdefgh"], replicas=(A, B))
         rig.clients.errors[B] = Corruption("damaged")
         spans = tuple((key, key + b"\0") for key in keys)
-        page = await rig.read(ReadQuery(TABLE, spans, 1, NOW_S), ONE)
+        page = await rig.read(ReadQuery(table=TABLE, spans=spans, rows_max=1, now_s=NOW_S), ONE)
         assert [key for key, _ in page.items] == keys[:1]
         with pytest.raises(ReadFailed):
-            await rig.read(ReadQuery(TABLE, spans, 8, NOW_S), ONE)
+            await rig.read(ReadQuery(table=TABLE, spans=spans, rows_max=8, now_s=NOW_S), ONE)
 
     with_rig(test, snapshot, own=D)
 

@@ -26,13 +26,13 @@ from ebla.wire.row_messages import ReadRowsAnswer, Span
 
 A, B, C = replica(1), replica(2), replica(3)
 NOW_S = 10
-FORWARD = ReconcileOptions(LiveRowContext(SMALL, NOW_S), 0)
-BACKWARD = ReconcileOptions(LiveRowContext(SMALL, NOW_S), 0, is_reversed=True)
-COLLECTING = ReconcileOptions(LiveRowContext(SMALL, NOW_S), NOW_S)
+FORWARD = ReconcileOptions(row_context=LiveRowContext(SMALL, NOW_S), gc_before_s=0)
+BACKWARD = ReconcileOptions(row_context=LiveRowContext(SMALL, NOW_S), gc_before_s=0, is_reversed=True)
+COLLECTING = ReconcileOptions(row_context=LiveRowContext(SMALL, NOW_S), gc_before_s=NOW_S)
 
 
 def page(*items: Item, last: bytes | None = None, digest: bytes = b"") -> ReadRowsAnswer:
-    return ReadRowsAnswer(items, digest, last is None, last or b"")
+    return ReadRowsAnswer(items=items, digest=digest, is_whole=last is None, last_key=last or b"")
 
 
 def whole(name: str, *items: Item) -> ReplicaAnswer:
@@ -89,7 +89,7 @@ def test_nothing_is_lacked_beyond_what_a_page_says() -> None:
 
 def test_nor_behind_the_stop_of_its_partition() -> None:
     rows = [put("p", number) for number in "123"]
-    terms = ReconcileOptions(LiveRowContext(SMALL, NOW_S), 0, partition_rows_max=2)
+    terms = ReconcileOptions(row_context=LiveRowContext(SMALL, NOW_S), gc_before_s=0, partition_rows_max=2)
     found = reconcile_answers([whole("a", rows[0], rows[1]), whole("b", rows[1], rows[2])], terms)
     assert found.page.items == (rows[0], rows[1])
     assert found.page.end is None

@@ -18,7 +18,18 @@ async def test_a_router_writes_by_either_door_and_hands_out_timestamps() -> None
     view, clients = CountedView(), StubDoors()
     view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
     async with asyncio.TaskGroup() as tasks:
-        router = Router(RouterDeps(view, A, "dc1", clients, Clock(), RouterLimits(), Metrics(), tasks))
+        router = Router(
+            RouterDeps(
+                view=view,
+                own=A,
+                datacenter="dc1",
+                clients=clients,
+                clock=Clock(),
+                limits=RouterLimits(),
+                metrics=Metrics(),
+                tasks=tasks,
+            )
+        )
         await router.write([mutation()], QUORUM, 1000)
         await router.begin_write([mutation()], QUORUM, 1000)
         with pytest.raises(InvalidRequest):

@@ -27,7 +27,7 @@ SIBLING = replica(1, 0)
 OTHER = replica(2, 1)
 TWO_NODES = cluster(node(1, shard_count=2), node(2, shard_count=2))
 LIMITS = WireLimits(backoff_first_ms=1, backoff_max_ms=2)
-READ = ReadRowsRequest(TopologyVersion(1), mutation().table, ((b"", None),), 1, 1)
+READ = ReadRowsRequest(version=TopologyVersion(1), table=mutation().table, spans=((b"", None),), rows_max=1, now_s=1)
 WRITE = WriteRowsRequest((RowWrite(TopologyVersion(1), mutation().table, mutation().items),))
 
 
@@ -40,13 +40,13 @@ class LocalStub:
         return WriteRowsAnswer()
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
-        return ReadRowsAnswer((), b"local", is_whole=True)
+        return ReadRowsAnswer(items=(), digest=b"local", is_whole=True)
 
     def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        return ReadRowsAnswer((), b"now", is_whole=True)
+        return ReadRowsAnswer(items=(), digest=b"now", is_whole=True)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DoorsRig:
     clients: ShardClients
     local: LocalStub
@@ -62,7 +62,7 @@ class DoorsRig:
             return WriteRowsAnswer()
 
         def read(_request: ReadRowsRequest, _call: IncomingCall) -> ReadRowsAnswer:
-            return ReadRowsAnswer((), str(address).encode(), is_whole=True)
+            return ReadRowsAnswer(items=(), digest=str(address).encode(), is_whole=True)
 
         server = Server(self.tasks, introduction(target.host.int), LIMITS, discard_event)
         server.serve(WRITE_ROWS, write)
@@ -75,11 +75,13 @@ class DoorsRig:
 async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[DoorsRig]:
     transport, local = MemoryTransport(), LocalStub()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        context = PeersContext(transport, SeededChance(), introduction(1), LIMITS, discard_event)
+        context = PeersContext(
+            transport=transport, rng=SeededChance(), introduction=introduction(1), limits=LIMITS, report=discard_event
+        )
         places = ReplicaAddresses(OWN, 7010, lambda shard: Address(f"/run/shard-{shard}.sock"))
         clients = ShardClients(tasks, context, places, local)
         clients.follow(snapshot)
-        yield DoorsRig(clients, local, transport, tasks)
+        yield DoorsRig(clients=clients, local=local, transport=transport, tasks=tasks)
         clients.close("done")
 
 

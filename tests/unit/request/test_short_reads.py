@@ -26,7 +26,7 @@ AFTER_P = prefix_end(P)
 
 
 def page(last: bytes | None) -> ReadRowsAnswer:
-    return ReadRowsAnswer((), b"", last is None, last or b"")
+    return ReadRowsAnswer(items=(), digest=b"", is_whole=last is None, last_key=last or b"")
 
 
 def test_nothing_beyond_the_first_page_that_was_cut_off_is_known() -> None:

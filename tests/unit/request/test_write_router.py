@@ -167,7 +167,12 @@ async def test_writes_of_one_turn_leave_in_one_frame_per_replica() -> None:
 async def test_a_batch_says_how_many_of_its_writes_were_not_acknowledged() -> None:
     def refuse_two(request: WriteRowsRequest) -> WriteRowsAnswer:
         assert len(request.writes) == 5
-        return WriteRowsAnswer(tuple(WriteFailure(index, "corruption", "not_applied", "damaged") for index in (1, 3)))
+        return WriteRowsAnswer(
+            tuple(
+                WriteFailure(index=index, error="corruption", outcome="not_applied", message="damaged")
+                for index in (1, 3)
+            )
+        )
 
     async with running() as rig:
         rig.clients.behaviours[A] = rig.clients.behaviours[B] = refuse_two
@@ -183,7 +188,7 @@ def stale_below(version: int, outcome: str = "not_applied") -> object:
     def answer(request: WriteRowsRequest) -> WriteRowsAnswer:
         return WriteRowsAnswer(
             tuple(
-                WriteFailure(index, "stale", outcome, "fenced")
+                WriteFailure(index=index, error="stale", outcome=outcome, message="fenced")
                 for index, write in enumerate(request.writes)
                 if write.version < version
             )
@@ -246,7 +251,7 @@ async def test_a_stale_copy_does_not_matter_where_the_others_acknowledge() -> No
 
 def test_only_what_was_not_acknowledged_goes_again() -> None:
     def first_is_stale(request: WriteRowsRequest) -> WriteRowsAnswer:
-        stale = (WriteFailure(0, "stale", "not_applied", "fenced"),)
+        stale = (WriteFailure(index=0, error="stale", outcome="not_applied", message="fenced"),)
         return WriteRowsAnswer(stale if request.writes[0].version == 5 else ())
 
     async def run() -> None:

@@ -65,12 +65,17 @@ def acknowledge(_request: WriteRowsRequest) -> WriteRowsAnswer | EblaError:
 def refuse_all(error: str, outcome: str = "not_applied") -> Behaviour:
     def answer(request: WriteRowsRequest) -> WriteRowsAnswer:
         count = len(request.writes)
-        return WriteRowsAnswer(tuple(WriteFailure(index, error, outcome, f"{error} here") for index in range(count)))
+        return WriteRowsAnswer(
+            tuple(
+                WriteFailure(index=index, error=error, outcome=outcome, message=f"{error} here")
+                for index in range(count)
+            )
+        )
 
     return answer
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StubDoors:
     """Each target answers as its behaviour says, at once, or once it is let go where it is held."""
 
@@ -130,13 +135,16 @@ AT_REST = cluster(*NODES, tablets=one_tablet(A, B, C))
 MOVING = cluster(
     *NODES,
     tablets=one_tablet(
-        A, B, C, transition=TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (D, B, C))
+        A,
+        B,
+        C,
+        transition=TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(D, B, C)),
     ),
 )
 MOVED = cluster(*NODES, tablets=one_tablet(D, B, C))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WriteRig:
     writes: WriteRouter
     view: CountedView
@@ -163,8 +171,17 @@ class WriteRig:
 async def running(snapshot: Snapshot = AT_REST, limits: RouterLimits | None = None) -> AsyncIterator[WriteRig]:
     view, clients, metrics = CountedView(), StubDoors(), Metrics()
     async with asyncio.TaskGroup() as tasks:
-        parts = RouterDeps(view, A, "dc1", clients, Clock(), limits or RouterLimits(), metrics, tasks)
-        rig = WriteRig(WriteRouter(parts), view, clients, metrics, tasks)
+        parts = RouterDeps(
+            view=view,
+            own=A,
+            datacenter="dc1",
+            clients=clients,
+            clock=Clock(),
+            limits=limits or RouterLimits(),
+            metrics=metrics,
+            tasks=tasks,
+        )
+        rig = WriteRig(writes=WriteRouter(parts), view=view, clients=clients, metrics=metrics, tasks=tasks)
         rig.install(snapshot, 5)
         yield rig
 

@@ -35,7 +35,9 @@ async def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
         address = Address(free_address().host, 7000)
         doors = JoinTransport(transport, address, desk.accept, STAY_MS)
         await doors.listen(address, main.accept)
-        context = PeersContext(newcomer, SystemRng(), introduction(2), WireLimits(), Reports())
+        context = PeersContext(
+            transport=newcomer, rng=SystemRng(), introduction=introduction(2), limits=WireLimits(), report=Reports()
+        )
         began = time.monotonic()
         caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
         assert (desk.links_open, main.links_open) == (1, 0)

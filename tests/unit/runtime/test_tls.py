@@ -260,8 +260,10 @@ async def test_two_authorities_are_trusted_while_one_replaces_the_other(tmp_path
 
 def newcomer(name: str = NAME) -> JoiningNode:
     limits = WireLimits(connect_ms=5000)
-    who = Introduction(host(7), None, name)
-    return JoiningNode(who, SystemRng(), limits, TransportLimits(), Reports())
+    who = Introduction(host=host(7), cluster=None, cluster_name=name)
+    return JoiningNode(
+        introduction=who, rng=SystemRng(), limits=limits, transport_limits=TransportLimits(), report=Reports()
+    )
 
 
 async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str = NAME) -> object:
@@ -311,7 +313,9 @@ async def test_an_expired_token_is_refused(tmp_path: Path) -> None:
 async def test_a_forged_token_is_refused(tmp_path: Path) -> None:
     cluster, reports = Cluster(tmp_path), Reports()
     good = new_join_token(cluster.authority, 60, SystemClock(), SystemRng())
-    longer = JoinToken(good.expires_at_s + 1, good.nonce, good.fingerprint, good.code)
+    longer = JoinToken(
+        expires_at_s=good.expires_at_s + 1, nonce=good.nonce, fingerprint=good.fingerprint, code=good.code
+    )
     answer = await fetch(cluster, longer, reports)
     assert isinstance(answer, Refused)
     assert "not of this cluster" in str(answer)

@@ -38,7 +38,7 @@ def host(number: int) -> HostId:
 
 
 def introduction(number: int) -> Introduction:
-    return Introduction(host(number), CLUSTER, NAME)
+    return Introduction(host=host(number), cluster=CLUSTER, cluster_name=NAME)
 
 
 def free_address() -> Address:
@@ -139,7 +139,13 @@ async def calling(
 ) -> AsyncIterator[tuple[RpcClientConnection, Reports]]:
     reports = Reports()
     async with TcpTransport(tls, TransportLimits(), reports, plain=plain) as transport:
-        context = PeersContext(transport, SystemRng(), introduction(number), served.limits, reports)
+        context = PeersContext(
+            transport=transport,
+            rng=SystemRng(),
+            introduction=introduction(number),
+            limits=served.limits,
+            report=reports,
+        )
         caller, _ = await connect(context, served.address, ConnectionTarget(Lane.CONTROL, expect))
         yield caller, reports
         caller.close("the test is over")

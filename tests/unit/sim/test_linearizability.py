@@ -16,7 +16,7 @@ MODEL = RegisterModel()
 def op(
     call: RegisterCall, result: int | None, invoked: float, returned: float | None, key: str = ""
 ) -> ClientOperation:
-    return ClientOperation("c", key, call, result, invoked, returned)
+    return ClientOperation(client="c", key=key, call=call, result=result, invoked=invoked, returned=returned)
 
 
 def is_right(*operations: ClientOperation) -> bool:
@@ -123,7 +123,9 @@ def test_a_thousand_operations_of_ten_clients() -> None:
     history = large_history(seed=1)
     assert find_violation(history, MODEL) is None
     spoiled = history[600]
-    wrong = ClientOperation(spoiled.client, "", spoiled.call, -7, spoiled.invoked, spoiled.returned)
+    wrong = ClientOperation(
+        client=spoiled.client, key="", call=spoiled.call, result=-7, invoked=spoiled.invoked, returned=spoiled.returned
+    )
     assert find_violation([*history[:600], wrong, *history[601:]], MODEL) is not None
 
 
@@ -143,7 +145,9 @@ def large_history(seed: int) -> list[ClientOperation]:
     history: list[ClientOperation] = []
     for _, invoked, returned, client, call in sorted(moments, key=lambda each: each[0]):
         value = result_of(call, value)
-        history.append(ClientOperation(f"c{client}", "", call, value, invoked, returned))
+        history.append(
+            ClientOperation(client=f"c{client}", key="", call=call, result=value, invoked=invoked, returned=returned)
+        )
     return history
 
 

@@ -78,7 +78,9 @@ def test_a_promise_is_held_before_it_is_given_and_binds() -> None:
         "asked again, said again"
     )
     assert log(subject, "c", PrepareEpoch(3)) == [("c", EpochOutdated(4))]
-    assert log(subject, "c", StoreState(3, RegisterState(3, 3, 1, 9))) == [("c", EpochOutdated(4))]
+    assert log(subject, "c", StoreState(3, RegisterState(promised=3, epoch=3, sequence=1, value=9))) == [
+        ("c", EpochOutdated(4))
+    ]
     assert log(subject, "c", ConfirmEpoch(3, 1)) == [("c", EpochOutdated(4))]
     assert subject.held == RegisterState(promised=4)
 

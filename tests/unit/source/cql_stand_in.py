@@ -17,7 +17,7 @@ Answer = tuple[Opcode, bytes] | None
 """None: the connection is closed without one."""
 Reply = Callable[[int, bytes], Answer]
 """To an opcode and a body."""
-BLOB = (ColumnSpec("ks", "t", "answer", parse_type("blob")),)
+BLOB = (ColumnSpec(keyspace="ks", table="t", name="answer", type=parse_type("blob")),)
 
 
 def one_blob(data: bytes | None) -> Answer:

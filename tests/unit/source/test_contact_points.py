@@ -218,9 +218,12 @@ def test_an_error_of_no_known_code() -> None:
 
 def test_a_password() -> None:
     with StandIn(with_password("me", "secret", lambda _opcode, _body: one_blob(b"x"))) as server:
-        with contact_of(server, security=CqlSecurity("me", "secret")) as contact:
+        with contact_of(server, security=CqlSecurity(username="me", password="secret")) as contact:
             assert contact.query(BoundStatement("SELECT"), 5.0, is_idempotent=True).rows == ((b"x",),)
-        with contact_of(server, security=CqlSecurity("me", "guess")) as contact, pytest.raises(BadCredentials):
+        with (
+            contact_of(server, security=CqlSecurity(username="me", password="guess")) as contact,
+            pytest.raises(BadCredentials),
+        ):
             contact.query(BoundStatement("SELECT"), 5.0, is_idempotent=True)
         with contact_of(server) as contact, pytest.raises(BadCredentials, match="username and password"):
             contact.query(BoundStatement("SELECT"), 5.0, is_idempotent=True)

@@ -22,7 +22,7 @@ from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery
 
 
 def test_typed_and_stored_rows_by_condition_and_partition(tmp_path: Path) -> None:
-    rows = RandomRows(9, Mix(0.6, 5, 80))
+    rows = RandomRows(9, Mix(plain=0.6, partitions=5, rows=80))
     parts: list[Part] = [(rows.layer(), WHOLE_RING, True), (rows.layer(), WHOLE_RING, False)]
     rng = Random(9)
     prefixes = tuple(sorted(stored_prefix([f"p{number}".encode()]) for number in range(3)))
@@ -33,12 +33,16 @@ def test_typed_and_stored_rows_by_condition_and_partition(tmp_path: Path) -> Non
             for number in range(4):
                 conditions = random_conditions(rng) if number else ()
                 chosen = prefixes if number % 2 else ()
-                query = ScanQuery(MIXED, TIMES, 3, conditions=conditions, partitions=chosen)
+                query = ScanQuery(schema=MIXED, columns=TIMES, now_s=3, conditions=conditions, partitions=chosen)
                 model = expected(parts, query)
-                asked = TypedRowsQuery(WHOLE_RING, TIMES, 3, conditions, chosen)
+                asked = TypedRowsQuery(
+                    range=WHOLE_RING, columns=TIMES, now_s=3, conditions=conditions, partitions=chosen
+                )
                 assert str(_rows(await rig.answer(rig.source(), asked))) == str(model)
                 for by_column in (False, True):
-                    stored = StoredRowsQuery(WHOLE_RING, conditions, chosen, by_column)
+                    stored = StoredRowsQuery(
+                        range=WHOLE_RING, conditions=conditions, partitions=chosen, by_column=by_column
+                    )
                     batches = await rig.answer(rig.source(), stored)
                     wanted = whole_shape(MIXED).arrow_schema if by_column else ROWS_SCHEMA
                     assert all(batch.schema == wanted for batch in batches)
@@ -51,13 +55,13 @@ def test_typed_and_stored_rows_by_condition_and_partition(tmp_path: Path) -> Non
 async def test_wrong_questions_are_told_before_any_row(tmp_path: Path) -> None:
     async with flight_rig(tmp_path) as rig:
         await build_part(rig, [(RandomRows(1).layer(), WHOLE_RING, True)])
-        collection = TypedRowsQuery(WHOLE_RING, (ColumnSelector("m", SelectorKind.TTL),), 0)
+        collection = TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("m", SelectorKind.TTL),), now_s=0)
         with pytest.raises(InvalidRequest, match="non-frozen collection m"):
             await rig.answer(rig.source(), collection)
         wrong = (KeyCondition("x", KeyOperator.EQUAL, (bytes(4),)),)
         for query in (
-            TypedRowsQuery(WHOLE_RING, (ColumnSelector("x"),), 0, wrong),
-            StoredRowsQuery(WHOLE_RING, wrong),
+            TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("x"),), now_s=0, conditions=wrong),
+            StoredRowsQuery(range=WHOLE_RING, conditions=wrong),
         ):
             with pytest.raises(InvalidRequest, match="not part of the key"):
                 await rig.answer(rig.source(), query)

@@ -55,10 +55,17 @@ def plan_of(
         StagingRoute(one, tuple(range(place * len(hosts), (place + 1) * len(hosts))))
         for place, one in enumerate(ranges)
     ]
-    return StagingPlan(schema, state, timestamp_us, tuple(targets), tuple(routes), b"authority")
+    return StagingPlan(
+        schema=schema,
+        state=state,
+        timestamp_us=timestamp_us,
+        targets=tuple(targets),
+        routes=tuple(routes),
+        authority=b"authority",
+    )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FakeNodes:
     """Staged rows by transfer and attempt. `broken` hosts answer by an error."""
 

@@ -52,7 +52,7 @@ VALUE_KINDS = [
 def column(
     name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR, position: int = 0, *, desc: bool = False
 ) -> Column:
-    return Column(name, kind_of(kind), place, position, desc)
+    return Column(name=name, type=kind_of(kind), kind=place, position=position, descending=desc)
 
 
 def table(*columns: Column) -> TableSchema:
@@ -134,7 +134,7 @@ def stored_prefix(parts: Sequence[bytes]) -> bytes:
     return partition_prefix(token_of(partition), partition)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """How often rows are other than plain, and how the rest of a draw looks."""
 
@@ -181,42 +181,49 @@ class RandomRows:
         if self.rng.random() < 0.5:
             names = self.rng.sample(names, self.rng.randrange(5))
         marker = RowMarker(time) if self.rng.random() < 0.7 or not names else None
-        return Row(marker, None, {self.schema.column(name).number: Cell(time, self._value(name)) for name in names})
+        return Row(
+            marker=marker,
+            deletion=None,
+            cells={self.schema.column(name).number: Cell(timestamp_us=time, value=self._value(name)) for name in names},
+        )
 
     def _other(self) -> Row:
         cells = {self.schema.column(name).number: self._cell(name) for name in self.rng.sample("wxyz", 2)}
         if self.rng.random() < 0.2:
-            return Row(None, self._deletion())
+            return Row(marker=None, deletion=self._deletion())
         collections = {}
         if self.rng.random() < 0.6:
             name = self.rng.choice("ml")
             collections[self.schema.column(name).number] = self._elements(name)
         marker = self.rng.choice([None, RowMarker(self._time()), RowMarker(self._time(), 5, self._at())])
         return Row(
-            marker, None, cells, {number: one for number, one in collections.items() if one != CollectionCells()}
+            marker=marker,
+            deletion=None,
+            cells=cells,
+            collections={number: one for number, one in collections.items() if one != CollectionCells()},
         )
 
     def _cell(self, name: str) -> Cell:
         return self.rng.choice(
             [
-                Cell(self._time(), self._value(name)),
-                Cell(self._time(), None, 0, self._at()),
-                Cell(self._time(), self._value(name), 5, self._at()),
+                Cell(timestamp_us=self._time(), value=self._value(name)),
+                Cell(timestamp_us=self._time(), value=None, ttl_s=0, at_s=self._at()),
+                Cell(timestamp_us=self._time(), value=self._value(name), ttl_s=5, at_s=self._at()),
             ]
         )
 
     def _elements(self, name: str) -> CollectionCells:
         deletion = self._deletion() if self.rng.random() < 0.5 else None
         number = random_value(self.rng, ScalarType(Scalar.INT))
-        cells = {path: Cell(self._time(), number) for path in self.rng.sample([b"a", b"b", b"c"], 2)}
+        cells = {path: Cell(timestamp_us=self._time(), value=number) for path in self.rng.sample([b"a", b"b", b"c"], 2)}
         if name == "m" and self.rng.random() < 0.3:
-            cells[b"d"] = Cell(self._time(), None, 0, self._at())
+            cells[b"d"] = Cell(timestamp_us=self._time(), value=None, ttl_s=0, at_s=self._at())
         kept = {at: cell for at, cell in cells.items() if deletion is None or not deletion.covers(cell.timestamp_us)}
         return CollectionCells(deletion, kept)
 
     def _head(self) -> PartitionHead:
         number = self.schema.column("s").number
-        static = Row(None, None, {number: self._cell("w")}) if self.rng.random() < 0.6 else Row()
+        static = Row(marker=None, deletion=None, cells={number: self._cell("w")}) if self.rng.random() < 0.6 else Row()
         ranges = []
         if self.rng.random() < 0.6:
             start, end = sorted((self._clustering(1), self._clustering(1)))

@@ -69,4 +69,4 @@ def rows(numbers: Sequence[int], text: str = "value", size: int = 60) -> list[It
 
 def at(timestamp_us: int, count: int = 1) -> LayerFacts:
     """Facts of plain rows written at one moment."""
-    return LayerFacts(timestamp_us, timestamp_us, count)
+    return LayerFacts(least_us=timestamp_us, greatest_us=timestamp_us, rows=count)

@@ -73,8 +73,8 @@ async def small_stack(store: ShardStore, schema: TableSchema = SMALL) -> Stack:
 
 def plain(partition: int, row: int, timestamp_us: int, number: int = 1) -> Item:
     """A whole row of the plain shape."""
-    cells = {column: Cell(timestamp_us, number.to_bytes(4)) for column in CELLS}
-    return key_of(partition, row), value_of(Row(RowMarker(timestamp_us), None, cells))
+    cells = {column: Cell(timestamp_us=timestamp_us, value=number.to_bytes(4)) for column in CELLS}
+    return key_of(partition, row), value_of(Row(marker=RowMarker(timestamp_us), deletion=None, cells=cells))
 
 
 async def row_at(store: ShardStore, stack: Stack, partition: int, row: int) -> Row:

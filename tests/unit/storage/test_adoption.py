@@ -30,7 +30,7 @@ from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import ShardStore
 from ebla.storage.store_recovery import open_store
 
-DELETED = [(key_of(2, 1), value_of(Row(None, Deletion(9, 0), {})))]
+DELETED = [(key_of(2, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))]
 """Covers what the other layer has: whoever sees that one alone sees a row that is long deleted."""
 STAGED = {"/data/staged-rows": sorted([plain(1, 1, 5), plain(2, 1, 5)]), "/data/staged-deletes": DELETED}
 OWN = plain(3, 1, 5)
@@ -97,7 +97,7 @@ def test_the_same_is_not_adopted_twice_even_after_a_fold() -> None:
         stack = await filled(rig, store)
         assert await store.adopt_all(stack, JOB) == 2
         assert await store.adopt_all(stack, JOB) == 0
-        job = await store.begin_compaction(stack, GcContext(0, 3), whole=True)
+        job = await store.begin_compaction(stack, GcContext(now_s=0, replication_factor=3), whole=True)
         assert job is not None
         assert await store.finish_compaction(job, await compact_in_memory(engine_of(rig), job)) is SwapOutcome.SWAPPED
         assert len(stack.entry.bases) == 1

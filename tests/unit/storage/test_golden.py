@@ -62,15 +62,33 @@ CLUSTERING: dict[str, list[Any]] = {
 }
 
 ROWS: dict[str, Row] = {
-    "plain": Row(RowMarker(5), None, {3: Cell(5, b"abc"), 5: Cell(5, b"")}),
-    "plain without marker": Row(None, None, {4: Cell(-1, b"\0\0\0\1")}),
-    "only a marker": Row(RowMarker(1 << 50)),
-    "two timestamps": Row(RowMarker(5), None, {3: Cell(6, b"abc")}),
-    "a time to live": Row(RowMarker(5, 60, 1_700_000_060), None, {3: Cell(5, b"abc", 60, 1_700_000_060)}),
-    "a deleted cell": Row(None, None, {3: Cell(5, None, 0, 1_700_000_000)}),
-    "a deleted row": Row(None, Deletion(9, 1_700_000_000)),
+    "plain": Row(
+        marker=RowMarker(5),
+        deletion=None,
+        cells={3: Cell(timestamp_us=5, value=b"abc"), 5: Cell(timestamp_us=5, value=b"")},
+    ),
+    "plain without marker": Row(marker=None, deletion=None, cells={4: Cell(timestamp_us=-1, value=b"\0\0\0\1")}),
+    "only a marker": Row(marker=RowMarker(1 << 50)),
+    "two timestamps": Row(marker=RowMarker(5), deletion=None, cells={3: Cell(timestamp_us=6, value=b"abc")}),
+    "a time to live": Row(
+        marker=RowMarker(5, 60, 1_700_000_060),
+        deletion=None,
+        cells={3: Cell(timestamp_us=5, value=b"abc", ttl_s=60, at_s=1_700_000_060)},
+    ),
+    "a deleted cell": Row(
+        marker=None, deletion=None, cells={3: Cell(timestamp_us=5, value=None, ttl_s=0, at_s=1_700_000_000)}
+    ),
+    "a deleted row": Row(marker=None, deletion=Deletion(9, 1_700_000_000)),
     "collections": Row(
-        None, None, {}, {4: CollectionCells(Deletion(4, 1), {b"k": Cell(5, b"v"), b"l": Cell(5, None, 0, 2)})}
+        marker=None,
+        deletion=None,
+        cells={},
+        collections={
+            4: CollectionCells(
+                Deletion(4, 1),
+                {b"k": Cell(timestamp_us=5, value=b"v"), b"l": Cell(timestamp_us=5, value=None, ttl_s=0, at_s=2)},
+            )
+        },
     ),
     "empty": Row(),
 }
@@ -80,7 +98,9 @@ HEADS: dict[str, PartitionHead] = {
     "a deleted slice": PartitionHead(
         None, (RangeDeletion(b"a", b"b", Deletion(9, 1)), RangeDeletion(b"c", None, Deletion(8, 1)))
     ),
-    "static cells": PartitionHead(None, (), Row(None, None, {2: Cell(5, b"s")})),
+    "static cells": PartitionHead(
+        None, (), Row(marker=None, deletion=None, cells={2: Cell(timestamp_us=5, value=b"s")})
+    ),
 }
 
 
@@ -94,7 +114,7 @@ def key_lines() -> dict[str, bytes]:
         lines[f"row of {name}"] = row_key(prefix)
     for kind, values in CLUSTERING.items():
         for descending in (False, True):
-            one = Column("c", parse_type(kind), ColumnKind.CLUSTERING, 0, descending)
+            one = Column(name="c", type=parse_type(kind), kind=ColumnKind.CLUSTERING, position=0, descending=descending)
             for value in values:
                 wire = encode(one.type, value)
                 order = "descending" if descending else "ascending"
@@ -139,7 +159,13 @@ def test_stored_keys_read_back() -> None:
             assert split_key(data)[0] == data[:-1]
             continue
         kind = next(kind for kind in kinds if name.startswith(f"{kind} "))
-        one = Column("c", parse_type(kind), ColumnKind.CLUSTERING, 0, name.endswith("descending"))
+        one = Column(
+            name="c",
+            type=parse_type(kind),
+            kind=ColumnKind.CLUSTERING,
+            position=0,
+            descending=name.endswith("descending"),
+        )
         assert encode_clustering([one], decode_clustering([one], data)) == data
 
 

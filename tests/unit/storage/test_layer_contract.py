@@ -144,8 +144,24 @@ async def test_a_crash_takes_only_what_was_not_flushed(rig: Rig) -> None:
 
 
 async def test_facts_are_widened_and_stored(rig: Rig) -> None:
-    head = LayerFacts(AT_US - 5, AT_US - 5, 1, True, True, False, False)
-    expiring = LayerFacts(AT_US + 7, AT_US + 7, 1, False, False, True, False)
+    head = LayerFacts(
+        least_us=AT_US - 5,
+        greatest_us=AT_US - 5,
+        rows=1,
+        has_heads=True,
+        has_tombstones=True,
+        has_expiring=False,
+        all_plain=False,
+    )
+    expiring = LayerFacts(
+        least_us=AT_US + 7,
+        greatest_us=AT_US + 7,
+        rows=1,
+        has_heads=False,
+        has_tombstones=False,
+        has_expiring=True,
+        all_plain=False,
+    )
     layer = await rig.engine.create(rig.path())
     assert layer.facts == NO_FACTS
     expected = NO_FACTS
@@ -153,7 +169,15 @@ async def test_facts_are_widened_and_stored(rig: Rig) -> None:
         layer.put_batch(rows([number]), facts)
         expected = expected.widened(facts)
         assert layer.facts == expected
-    assert expected == LayerFacts(AT_US - 5, AT_US + 7, 4, True, True, True, False)
+    assert expected == LayerFacts(
+        least_us=AT_US - 5,
+        greatest_us=AT_US + 7,
+        rows=4,
+        has_heads=True,
+        has_tombstones=True,
+        has_expiring=True,
+        all_plain=False,
+    )
     await layer.flush()
     killed = await rig.engine.open(rig.killed(), writable=True)
     assert killed.facts == expected
@@ -251,7 +275,15 @@ async def test_a_base_that_is_missing_is_damage(rig: Rig) -> None:
 
 
 async def test_building(rig: Rig) -> None:
-    facts = LayerFacts(1, 9, 30_000, True, False, False, False)
+    facts = LayerFacts(
+        least_us=1,
+        greatest_us=9,
+        rows=30_000,
+        has_heads=True,
+        has_tombstones=False,
+        has_expiring=False,
+        all_plain=False,
+    )
     await build_layer(rig.engine, rig.path(), iter(rows(range(30_000))), facts)
     base = await rig.engine.open(rig.path(), writable=False)
     assert base.facts == facts

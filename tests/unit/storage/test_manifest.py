@@ -33,7 +33,12 @@ FOLDER = "/data"
 
 
 def stack(number: int) -> StackEntry:
-    return StackEntry(Incarnation(number), TABLE, WHOLE_RING, LayerEntry(LayerId(number), WHOLE_RING))
+    return StackEntry(
+        incarnation=Incarnation(number),
+        table=TABLE,
+        range=WHOLE_RING,
+        live=LayerEntry(id=LayerId(number), range=WHOLE_RING),
+    )
 
 
 def test_changes_are_pure_and_can_be_made_twice() -> None:

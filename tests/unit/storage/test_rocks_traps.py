@@ -249,7 +249,7 @@ async def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -
         assert stack.find_live() is None
         live = await store.open_live(stack)
         assert stack.find_live() is live
-        store.write_open(stack, live, [(key_of(1, 1), value_of(Row(RowMarker(AT_US), None, {})))])
+        store.write_open(stack, live, [(key_of(1, 1), value_of(Row(marker=RowMarker(AT_US), deletion=None, cells={})))])
         assert len(engine.threads) == 1
         assert engine.threads != [threading.get_ident()]
         await store.close()

@@ -52,7 +52,7 @@ def _is_refusing(store: ShardStore) -> bool:
 
 
 def tombstone(timestamp_us: int, at_s: int) -> Row:
-    return Row(None, Deletion(timestamp_us, at_s))
+    return Row(marker=None, deletion=Deletion(timestamp_us, at_s))
 
 
 def test_an_answered_write_survives_the_power() -> None:
@@ -66,7 +66,7 @@ def test_an_answered_write_survives_the_power() -> None:
 
     rig.life(write)
     rig.lose_power()
-    assert rig.life(read).cells[A] == Cell(5, (1).to_bytes(4))
+    assert rig.life(read).cells[A] == Cell(timestamp_us=5, value=(1).to_bytes(4))
 
 
 def test_in_periodic_mode_a_write_is_answered_at_once_and_durable_soon() -> None:
@@ -90,7 +90,10 @@ def test_a_write_merges_with_what_is_there_and_with_itself() -> None:
     async def main(store: ShardStore) -> Row:
         stack = await small_stack(store)
         await store.write(stack, [plain(1, 1, 5)])
-        await store.write(stack, [(key_of(1, 1), value_of(Row(None, None, {A: Cell(7, b"new!")})))])
+        await store.write(
+            stack,
+            [(key_of(1, 1), value_of(Row(marker=None, deletion=None, cells={A: Cell(timestamp_us=7, value=b"new!")})))],
+        )
         await store.write(stack, [plain(1, 1, 6, 6), plain(1, 1, 4, 4)])
         return await row_at(store, stack, 1, 1)
 
@@ -493,7 +496,10 @@ async def test_rows_of_an_unknown_schema_version_or_range_are_refused(store: Sha
     with pytest.raises(Stale, match="range"):
         await store.write(stack, [plain(outside, 1, 5)])
     newer = with_column(SMALL, msgspec.structs.replace(SMALL.column("a"), name="z"))
-    item = (key_of(inside, 1), value_of(Row(None, None, {A: Cell(5, b"")}), newer))
+    item = (
+        key_of(inside, 1),
+        value_of(Row(marker=None, deletion=None, cells={A: Cell(timestamp_us=5, value=b"")}), newer),
+    )
     with pytest.raises(Stale, match="version"):
         await store.write(stack, [item])
     await store.set_schema(newer)
@@ -558,4 +564,4 @@ def test_a_close_waits_for_the_upkeep_that_holds_layers() -> None:
         return await row_at(store, await small_stack(store), 1, 1)
 
     rig.life(write_and_close)
-    assert rig.life(read).cells[A] == Cell(5, (1).to_bytes(4))
+    assert rig.life(read).cells[A] == Cell(timestamp_us=5, value=(1).to_bytes(4))

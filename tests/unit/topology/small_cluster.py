@@ -34,7 +34,17 @@ def replica(number: int, shard: int = 0) -> Replica:
 
 
 def node(number: int, **fields: object) -> Node:
-    plain = Node(host(number), "dc1", "r1", SHARDS, IGNORE_MSB, "1", f"127.0.0.{number}", 1, NodeState.NORMAL)
+    plain = Node(
+        host=host(number),
+        datacenter="dc1",
+        rack="r1",
+        shard_count=SHARDS,
+        ignore_msb=IGNORE_MSB,
+        release_version="1",
+        address=f"127.0.0.{number}",
+        num_tokens=1,
+        state=NodeState.NORMAL,
+    )
     return msgspec.structs.replace(plain, **fields)
 
 
@@ -53,12 +63,12 @@ def cluster(
     transition: TransitionState | None = None,
 ) -> Snapshot:
     """One table, on tablets if a map is given."""
-    keyspace = Keyspace("ks", replication or network(dc1=3), on_tablets=tablets is not None)
+    keyspace = Keyspace(name="ks", replication=replication or network(dc1=3), on_tablets=tablets is not None)
     return Snapshot(
         state=TopologyState(transition=transition),
         nodes=FrozenMap({each.host: each for each in nodes}),
         keyspaces=FrozenMap({"ks": keyspace}),
-        tables=FrozenMap({TABLE: Table(TABLE, "ks", "t")}),
+        tables=FrozenMap({TABLE: Table(id=TABLE, keyspace="ks", name="t")}),
         tablets=FrozenMap() if tablets is None else FrozenMap({TABLE: tablets}),
     )
 

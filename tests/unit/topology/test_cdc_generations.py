@@ -54,7 +54,7 @@ def rng() -> Rng:
 
 
 def generation(number: int, timestamp_ms: int | None, *, published: bool = True) -> CdcGeneration:
-    return CdcGeneration(uuid.UUID(int=number), 1, timestamp_ms, published)
+    return CdcGeneration(id=uuid.UUID(int=number), part_count=1, timestamp_ms=timestamp_ms, published=published)
 
 
 def committed(*times_ms: int) -> list[CommittedGeneration]:
@@ -112,7 +112,7 @@ def test_parts_are_small_and_together_are_the_whole(rng: Rng) -> None:
     assert [len(part.ranges) for part in parts] == [2, 1]
     each_alone = generation_parts(ranges, part_bytes_max=1)
     assert [len(part.ranges) for part in each_alone] == [1, 1, 1]
-    head = CdcGeneration(uuid.UUID(int=9), part_count=len(parts))
+    head = CdcGeneration(id=uuid.UUID(int=9), part_count=len(parts))
     snapshot = replace(
         cluster(*NODES),
         cdc_generations=FrozenMap({head.id: head}),

@@ -69,13 +69,33 @@ def some_replicas(count: int = 3) -> ReplicaSet:
 
 def big_cluster(*maps: TabletMap, transition: TransitionState | None = None) -> Snapshot:
     nodes = [
-        Node(each, "dc1", "r1", 64, 12, "1.0", "10.0.0.1", 1, NodeState.NORMAL, (each.int >> 65,)) for each in HOSTS
+        Node(
+            host=each,
+            datacenter="dc1",
+            rack="r1",
+            shard_count=64,
+            ignore_msb=12,
+            release_version="1.0",
+            address="10.0.0.1",
+            num_tokens=1,
+            state=NodeState.NORMAL,
+            tokens=(each.int >> 65,),
+        )
+        for each in HOSTS
     ]
     return Snapshot(
         state=TopologyState(upgrade=UpgradeState.DONE, transition=transition),
         nodes=FrozenMap({node.host: node for node in nodes}),
-        keyspaces=FrozenMap({"ks": Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), True)}),
-        tables=FrozenMap({each.table: Table(each.table, "ks", f"t{number}") for number, each in enumerate(maps)}),
+        keyspaces=FrozenMap(
+            {
+                "ks": Keyspace(
+                    name="ks", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True
+                )
+            }
+        ),
+        tables=FrozenMap(
+            {each.table: Table(id=each.table, keyspace="ks", name=f"t{number}") for number, each in enumerate(maps)}
+        ),
         tablets=FrozenMap({each.table: each for each in maps}),
         revisions=REVISIONS,
     )
@@ -98,8 +118,8 @@ def assert_fits(transaction: Transaction) -> None:
 
 def test_the_largest_table() -> None:
     sets = tuple(some_replicas() for _ in range(TABLETS_PER_COMMIT_MAX))
-    assert_fits(committed(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets)).transaction)
-    refused = apply_command(big_cluster(), CreateTable(Table(TABLES[0], "ks", "t"), sets * 2))
+    assert_fits(committed(big_cluster(), CreateTable(Table(id=TABLES[0], keyspace="ks", name="t"), sets)).transaction)
+    refused = apply_command(big_cluster(), CreateTable(Table(id=TABLES[0], keyspace="ks", name="t"), sets * 2))
     assert isinstance(refused, Rejection)
     assert "at most 16384" in refused.reason
 
@@ -127,7 +147,12 @@ def moves(tablets: TabletMap, count: int) -> tuple[TabletMove, ...]:
         old = tablets.replicas(number)
         free = next(each for each in HOSTS if each not in {replica.host for replica in old})
         made.append(
-            TabletMove(tablets.table, number, TransitionKind.MIGRATION, (*old[1:], Replica(free, old[0].shard)))
+            TabletMove(
+                table=tablets.table,
+                tablet=number,
+                kind=TransitionKind.MIGRATION,
+                new_replicas=(*old[1:], Replica(free, old[0].shard)),
+            )
         )
     return tuple(made)
 
@@ -145,11 +170,14 @@ def test_the_most_moves_that_end_at_once_each_in_a_chunk_of_its_own() -> None:
     numbers = [128 * index for index in range(STEPS_PER_COMMIT_MAX)]
     for number in numbers:
         new = (*tablets.replicas(number)[1:], some_replicas(1)[0])
-        ending = TabletTransition(TransitionKind.MIGRATION, TabletStage.END_MIGRATION, new)
+        ending = TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.END_MIGRATION, new_replicas=new)
         tablets = with_transition(tablets, number, ending)
     snapshot = big_cluster(tablets, transition=TransitionState.TABLET_MIGRATION)
     session = SessionId(HOSTS[0])
-    steps = tuple(TabletAdvance(TABLES[0], number, TabletStage.END_MIGRATION, session) for number in numbers)
+    steps = tuple(
+        TabletAdvance(table=TABLES[0], tablet=number, leaving=TabletStage.END_MIGRATION, session=session)
+        for number in numbers
+    )
     assert_fits(committed(snapshot, AdvanceTablets(steps, snapshot.version)).transaction)
     refused = apply_command(snapshot, AdvanceTablets((*steps, steps[0]), snapshot.version))
     assert isinstance(refused, Rejection)
@@ -160,7 +188,12 @@ def test_the_most_moves_that_end_at_once_each_in_a_chunk_of_its_own() -> None:
 def test_a_change_of_replication_too_large_for_one_commit_is_refused_when_asked_for(count: int, fits: bool) -> None:
     snapshot = big_cluster(random_map(TABLES[0], count))
     request = GlobalRequest(
-        RequestId(HOSTS[0]), GlobalRequestKind.KEYSPACE_RF_CHANGE, HOSTS[0], 1, "ks", new_factors=(("dc1", 4),)
+        id=RequestId(HOSTS[0]),
+        kind=GlobalRequestKind.KEYSPACE_RF_CHANGE,
+        initiator=HOSTS[0],
+        start_ms=1,
+        keyspace="ks",
+        new_factors=(("dc1", 4),),
     )
     result = apply_command(snapshot, SubmitGlobalRequest(request))
     assert isinstance(result, ProposedChange) is fits

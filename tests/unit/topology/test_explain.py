@@ -67,7 +67,7 @@ def test_who_serves_a_token_of_a_tablet(tmp_path: Path) -> None:
     assert lines[1].startswith("tablet 1 of 2")
     assert "not in transition: reads and writes go to its replicas" in lines
     new = (Replica(host(3), ShardNumber(0)),)
-    world.do(StartMoves((TabletMove(table, 1, TransitionKind.MIGRATION, new),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=1, kind=TransitionKind.MIGRATION, new_replicas=new),)))
     coordinator.step()
     lines = list(run([saved(world, tmp_path), "--table", "ks.t", "--token", "5"]))
     assert "migration in stage write_both_read_old: reads previous, writes both" in lines
@@ -76,9 +76,9 @@ def test_who_serves_a_token_of_a_tablet(tmp_path: Path) -> None:
 
 def test_who_serves_a_token_of_a_vnode(tmp_path: Path) -> None:
     world, coordinator = cluster(2)
-    keyspace = Keyspace("old", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=False)
+    keyspace = Keyspace(name="old", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=False)
     world.do(CreateKeyspace(keyspace))
-    world.do(CreateTable(Table(TableId(world.new_id()), "old", "t")))
+    world.do(CreateTable(Table(id=TableId(world.new_id()), keyspace="old", name="t")))
     world.ask_to_join(world.node(3))
     coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
     token = world.snapshot.node(host(3)).tokens[0]

@@ -6,7 +6,14 @@ from ebla.topology.snapshot import Snapshot
 
 
 def refresh(number: int, *features: str) -> RefreshNode:
-    return RefreshNode(host(number), "2.0", "127.0.0.9", 2, 12, features)
+    return RefreshNode(
+        host=host(number),
+        release_version="2.0",
+        address="127.0.0.9",
+        shard_count=2,
+        ignore_msb=12,
+        supported_features=features,
+    )
 
 
 def test_a_feature_is_enabled_once_every_node_has_it() -> None:

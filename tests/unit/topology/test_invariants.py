@@ -107,7 +107,16 @@ def test_requests_and_nodes_know_each_other(world: World) -> None:
     requests = world.snapshot.node_requests.put(request.id, running)
     assert labels(replace(world.snapshot, node_requests=requests)) == ["INV-NODE-6"]
     assert labels(with_state(world.snapshot, global_requests=(unknown,))) == ["INV-NODE-6"]
-    stray = Node(host(8), "dc1", "r1", 1, 12, "1.0", "a", 4)
+    stray = Node(
+        host=host(8),
+        datacenter="dc1",
+        rack="r1",
+        shard_count=1,
+        ignore_msb=12,
+        release_version="1.0",
+        address="a",
+        num_tokens=4,
+    )
     assert labels(replace(world.snapshot, nodes=world.snapshot.nodes.put(host(8), stray))) == ["INV-NODE-6"]
 
 
@@ -122,14 +131,14 @@ def test_ignored_nodes_are_members(world: World) -> None:
 
 def test_sessions_belong_to_what_goes_on(world: World) -> None:
     session = SessionId(uuid.UUID(int=9))
-    stray = FrozenMap({session: Session(session, SessionKind.REQUEST)})
+    stray = FrozenMap({session: Session(id=session, kind=SessionKind.REQUEST)})
     assert labels(replace(world.snapshot, sessions=stray)) == ["INV-NODE-9"]
     assert labels(with_state(world.snapshot, session=session)) == ["INV-NODE-9"]
 
 
 def test_a_bulk_session_closes_with_a_version_and_for_good(world: World) -> None:
     session = SessionId(uuid.UUID(int=9))
-    listed = replace(world.snapshot, sessions=FrozenMap({session: Session(session, SessionKind.BULK_JOB)}))
+    listed = replace(world.snapshot, sessions=FrozenMap({session: Session(id=session, kind=SessionKind.BULK_JOB)}))
     assert labels(listed) == []
     assert [each.label for each in violations_between(listed, world.snapshot)] == ["INV-XFER-1"]
     assert labels(with_state(listed, bulk_closed=(session,))) == ["INV-XFER-1"]
@@ -173,7 +182,7 @@ def test_the_promises_of_a_leave() -> None:
     tablets = world.snapshot.tablets[table]
     elsewhere = next(n for n, each in enumerate(tablets.replica_sets()) if host(2) not in [r.host for r in each])
     new = (tablets.replicas(elsewhere)[0], Replica(host(2), ShardNumber(0)))
-    coming = TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, new)
+    coming = TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.USE_NEW, new_replicas=new)
     placed = replace(world.snapshot, tablets=FrozenMap({table: with_transition(tablets, elsewhere, coming)}))
     assert labels(placed) == ["INV-NODE-13"]
     coordinator.until(TransitionState.LEFT_TOKEN_RING)
@@ -189,7 +198,9 @@ def moving(stage: TabletStage, world: World) -> Snapshot:
     snapshot = world.snapshot
     (table,) = snapshot.tablets
     new = (Replica(host(1), ShardNumber(0)), Replica(host(3), ShardNumber(0)))
-    tablets = with_transition(snapshot.tablets[table], 0, TabletTransition(TransitionKind.MIGRATION, stage, new))
+    tablets = with_transition(
+        snapshot.tablets[table], 0, TabletTransition(kind=TransitionKind.MIGRATION, stage=stage, new_replicas=new)
+    )
     return replace(snapshot, tablets=snapshot.tablets.put(table, tablets))
 
 

@@ -64,7 +64,16 @@ def with_everything() -> tuple[World, TableId]:
     world.do(DecideResize(table, ResizeType.SPLIT))
     world.do(ReportResizeReady(table, 1))
     for number in (1, 2, 3):
-        world.do(RefreshNode(host(number), "2.0", "a", 2, 12, (*FEATURES, "gamma")))
+        world.do(
+            RefreshNode(
+                host=host(number),
+                release_version="2.0",
+                address="a",
+                shard_count=2,
+                ignore_msb=12,
+                supported_features=(*FEATURES, "gamma"),
+            )
+        )
     world.ask_global(GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS)
     world.ask_to_join(world.node(4, supported_features=(*FEATURES, "gamma")))
     return world, table
@@ -112,7 +121,7 @@ def test_a_request_that_waits_keeps_the_balancer_from_starting_more() -> None:
     table = world.create_table(2, 2)
     replicas = world.snapshot.tablets[table].replicas(0)
     new = (replicas[0], Replica(host(4), ShardNumber(0)))
-    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=new),)))
     before = now(world)
     assert isinstance(before, MoveTablets)
     assert (before.tablets, before.ask_balancer) == (((table, 0),), True)
@@ -132,7 +141,7 @@ def test_balancing_switched_off_lets_moves_end_and_starts_none() -> None:
     world, _ = cluster(4)
     table = world.create_table(2, 1)
     new = (Replica(host(4), ShardNumber(0)),)
-    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=new),)))
     world.do(SetBalancing(False))
     step = now(world)
     assert isinstance(step, MoveTablets)
@@ -255,7 +264,7 @@ def test_side_steps_close_what_is_over_and_publish_what_is_new() -> None:
     (generation,) = world.snapshot.cdc_generations
     ids = [SessionId(uuid.UUID(int=number)) for number in (1, 2)]
     for session, deadline_ms in zip(ids, (world.now_ms + 1000, world.now_ms + 2000)):
-        world.do(OpenBulkSession(Session(session, SessionKind.BULK_JOB, table, deadline_ms=deadline_ms)))
+        world.do(OpenBulkSession(Session(id=session, kind=SessionKind.BULK_JOB, table=table, deadline_ms=deadline_ms)))
     assert list(side_steps(world.snapshot, world.liveness)) == [
         PublishGeneration(generation, "the oldest one that clients cannot see yet")
     ]

@@ -252,7 +252,9 @@ def test_no_way_back_is_refused_with_the_reason() -> None:
     world, coordinator = recorded()
     world.ask_to_join(world.node(9))
     coordinator.until(TransitionState.WRITE_BOTH_READ_NEW)
-    reason = world.refused(RollBackNode(host(9), TransitionState.WRITE_BOTH_READ_NEW, "no", world.now_ms))
+    reason = world.refused(
+        RollBackNode(host=host(9), leaving=TransitionState.WRITE_BOTH_READ_NEW, reason="no", now_ms=world.now_ms)
+    )
     assert "no way back" in reason
 
 
@@ -263,6 +265,12 @@ def test_rows_of_the_topology_alone_are_used() -> None:
     row = node_row(None, TransitionState.COMMIT_CDC_GENERATION)
     assert row is not None
     assert row.action is NodeAction.COMMIT_GENERATION
-    world.do(CommitCdcGeneration(world.now_ms, world.new_session(), 1, fence=world.snapshot.version))
+    world.do(
+        CommitCdcGeneration(
+            timestamp_ms=world.now_ms, session=world.new_session(), now_ms=1, fence=world.snapshot.version
+        )
+    )
     assert world.snapshot.transition is None
-    assert "not in transition" in world.refused(AdvanceNode(host(1), None, world.new_session(), 1))
+    assert "not in transition" in world.refused(
+        AdvanceNode(host=host(1), leaving=None, session=world.new_session(), now_ms=1)
+    )

@@ -16,12 +16,12 @@ from ebla.topology.snapshot import Keyspace, Node, NodeRequest, Replication, Sna
 from ebla.topology.states import NodeRequestKind, NodeState
 from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, ReplicaSet
 
-NEW = Table(TableId(uuid.UUID(int=1)), "ks", "new")
+NEW = Table(id=TableId(uuid.UUID(int=1)), keyspace="ks", name="new")
 RULES = PlacementRules()
 
 
 def empty_cluster(*nodes: Node, replication: Replication, initial_tablets: int = 0) -> Snapshot:
-    keyspace = Keyspace("ks", replication, on_tablets=True, initial_tablets=initial_tablets)
+    keyspace = Keyspace(name="ks", replication=replication, on_tablets=True, initial_tablets=initial_tablets)
     return replace(cluster(*nodes), keyspaces=FrozenMap({"ks": keyspace}), tables=FrozenMap())
 
 
@@ -66,7 +66,7 @@ def test_a_node_of_unknown_capacity_counts_as_an_average_one() -> None:
 def test_what_is_full_already_breaks_ties() -> None:
     """One tablet: it goes to the node and the shard without one."""
     busy = cluster(node(1), node(2), replication=network(dc1=1), tablets=one_tablet(replica(1, 0)))
-    keyspace = Keyspace("ks", network(dc1=1), on_tablets=True, initial_tablets=1)
+    keyspace = Keyspace(name="ks", replication=network(dc1=1), on_tablets=True, initial_tablets=1)
     snapshot = replace(busy, keyspaces=FrozenMap({"ks": keyspace}))
     assert place(snapshot) == ((replica(2, 0),),)
     alone = replace(snapshot, nodes=FrozenMap({host(1): node(1)}))
@@ -93,11 +93,13 @@ def test_how_many_tablets_a_table_starts_with(initial: int, least: int, expected
     """By the options; without any, ten for each of sixteen shards, divided by three replicas: 53, so 64."""
     nodes = [node(number) for number in range(4)]
     snapshot = empty_cluster(*nodes, replication=network(dc1=3), initial_tablets=initial)
-    assert len(place(snapshot, table=Table(NEW.id, "ks", "new", min_tablet_count=least))) == expected
+    assert len(place(snapshot, table=Table(id=NEW.id, keyspace="ks", name="new", min_tablet_count=least))) == expected
 
 
 def test_there_is_a_greatest_number_of_tablets() -> None:
-    keyspace = Keyspace("ks", network(dc1=1), on_tablets=True, initial_tablets=TABLETS_PER_COMMIT_MAX + 1)
+    keyspace = Keyspace(
+        name="ks", replication=network(dc1=1), on_tablets=True, initial_tablets=TABLETS_PER_COMMIT_MAX + 1
+    )
     assert initial_tablet_count(keyspace, NEW, [node(1)], RULES) == TABLETS_PER_COMMIT_MAX
 
 
@@ -126,8 +128,10 @@ def test_simple_strategy_has_no_tablets() -> None:
 
 
 def test_nodes_that_go_or_are_given_up_take_no_new_tablets() -> None:
-    leaving = NodeRequest(request_id(1), NodeRequestKind.LEAVE, host(2), host(2), 0)
-    rebuilding = NodeRequest(request_id(2), NodeRequestKind.REBUILD, host(3), host(3), 0)
+    leaving = NodeRequest(id=request_id(1), kind=NodeRequestKind.LEAVE, host=host(2), initiator=host(2), start_ms=0)
+    rebuilding = NodeRequest(
+        id=request_id(2), kind=NodeRequestKind.REBUILD, host=host(3), initiator=host(3), start_ms=0
+    )
     nodes = [
         node(1),
         node(2, request=leaving.id),

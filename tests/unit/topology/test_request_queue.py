@@ -145,7 +145,7 @@ def test_a_replace_is_rejected_if_its_target_went_another_way() -> None:
     world2.ask_to_join(world2.node(9, rack="r2"), replaced=host(2))
     moved = world2.snapshot
     nodes = moved.nodes.put(host(2), world.snapshot.node(host(2)))
-    broken = Snapshot(moved.state, nodes, moved.node_requests)
+    broken = Snapshot(state=moved.state, nodes=nodes, node_requests=moved.node_requests)
     choice = choose_request(broken, world2.liveness)
     assert isinstance(choice, Reject)
     assert choice.objections[0].reason is Reason.REPLACED_NOT_NORMAL

@@ -94,7 +94,9 @@ def test_a_merge_is_ready_when_siblings_share_their_replicas() -> None:
     together = apart.with_replicas(1, (replica(2), replica(1)))
     assert is_merge_ready(together)
     assert not is_merge_ready(together.with_resize(Resize(SPLIT, 3)))
-    moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (replica(4), replica(2)))
+    moving = TabletTransition(
+        kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(replica(4), replica(2))
+    )
     assert not is_merge_ready(with_transition(together, 2, moving))
 
 
@@ -118,7 +120,9 @@ def test_a_merged_pair_counts_as_repaired_when_its_older_half_was() -> None:
 
 
 def test_a_resize_is_not_finalised_too_early() -> None:
-    moving = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (replica(4), replica(2)))
+    moving = TabletTransition(
+        kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(replica(4), replica(2))
+    )
     for early in (
         deciding(SPLIT),
         with_transition(deciding(SPLIT, ready=True), 0, moving),

@@ -27,8 +27,8 @@ from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
 
 HISTORY, OTHER_HISTORY = HistoryId(uuid.UUID(int=1)), HistoryId(uuid.UUID(int=2))
-STAGE = Session(session(1), SessionKind.STAGE, table=TABLE, tablet=0)
-JOB = Session(session(2), SessionKind.BULK_JOB, request=request_id(3), deadline_ms=1000)
+STAGE = Session(id=session(1), kind=SessionKind.STAGE, table=TABLE, tablet=0)
+JOB = Session(id=session(2), kind=SessionKind.BULK_JOB, request=request_id(3), deadline_ms=1000)
 GUARD = FrozenGuard(STAGE.id)
 
 

@@ -13,8 +13,10 @@ from ebla.topology.tablet_map import TabletStreams, TabletTransition
 
 A, B, C, D = (replica(number) for number in range(1, 5))
 NODES = [node(number) for number in range(1, 5)]
-OPEN = Session(session(1), SessionKind.STAGE, table=TABLE, tablet=0)
-STREAMING = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (D, B, C), OPEN.id)
+OPEN = Session(id=session(1), kind=SessionKind.STAGE, table=TABLE, tablet=0)
+STREAMING = TabletTransition(
+    kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(D, B, C), session=OPEN.id
+)
 MIGRATING = TransitionState.TABLET_MIGRATION
 
 
@@ -32,7 +34,9 @@ def labels(snapshot: Snapshot) -> list[str]:
 def test_a_sound_snapshot_has_no_violation() -> None:
     assert labels(moving(None, track=None)) == []
     assert labels(moving(STREAMING, OPEN)) == []
-    assert labels(moving(STREAMING, OPEN, Session(session(9), SessionKind.BULK_JOB, request=request_id(1)))) == []
+    assert (
+        labels(moving(STREAMING, OPEN, Session(id=session(9), kind=SessionKind.BULK_JOB, request=request_id(1)))) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,22 +44,44 @@ def test_a_sound_snapshot_has_no_violation() -> None:
     [
         (moving(None, OPEN), "outlived"),
         (moving(STREAMING), "is not open"),
-        (moving(STREAMING, Session(session(1), SessionKind.STAGE, table=TABLE, tablet=5)), "outlived"),
-        (moving(TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (D, B, C))), "lacks its session"),
+        (moving(STREAMING, Session(id=session(1), kind=SessionKind.STAGE, table=TABLE, tablet=5)), "outlived"),
         (
-            moving(TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, (D, B, C), OPEN.id), OPEN),
+            moving(
+                TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(D, B, C))
+            ),
+            "lacks its session",
+        ),
+        (
+            moving(
+                TabletTransition(
+                    kind=TransitionKind.MIGRATION, stage=TabletStage.USE_NEW, new_replicas=(D, B, C), session=OPEN.id
+                ),
+                OPEN,
+            ),
             "has a session",
         ),
         (
             moving(
                 TabletTransition(
-                    TransitionKind.INTRANODE_MIGRATION, TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP, (D, B, C)
+                    kind=TransitionKind.INTRANODE_MIGRATION,
+                    stage=TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
+                    new_replicas=(D, B, C),
                 )
             ),
             "does not have",
         ),
-        (moving(TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, (A, B, C))), "not one transition"),
-        (moving(TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, (D, replica(5), C))), "not one"),
+        (
+            moving(TabletTransition(kind=TransitionKind.MIGRATION, stage=TabletStage.USE_NEW, new_replicas=(A, B, C))),
+            "not one transition",
+        ),
+        (
+            moving(
+                TabletTransition(
+                    kind=TransitionKind.MIGRATION, stage=TabletStage.USE_NEW, new_replicas=(D, replica(5), C)
+                )
+            ),
+            "not one",
+        ),
     ],
 )
 def test_a_session_fits_its_stage_and_a_tablet_has_one_transition(snapshot: Snapshot, text: str) -> None:
@@ -82,7 +108,9 @@ def test_tablets_move_on_their_track_alone(track: TransitionState | None) -> Non
 def test_a_host_has_at_most_one_replica_of_a_tablet_at_rest() -> None:
     """INV-TABL-3."""
     assert labels(cluster(*NODES, tablets=one_tablet(A, replica(1, 2), C))) == ["INV-TABL-3"]
-    crowded = TabletTransition(TransitionKind.MIGRATION, TabletStage.USE_NEW, (replica(2, 3), B, C))
+    crowded = TabletTransition(
+        kind=TransitionKind.MIGRATION, stage=TabletStage.USE_NEW, new_replicas=(replica(2, 3), B, C)
+    )
     assert labels(moving(crowded)) == ["INV-TABL-3"]
 
 
@@ -114,7 +142,7 @@ def test_a_table_whose_changes_are_captured_has_a_stream_for_each_tablet(
 
     def captured(streams: tuple[TabletStreams, ...]) -> Snapshot:
         snapshot = cluster(*NODES, tablets=replace(one_tablet(A, B, C), streams=streams))
-        return replace(snapshot, tables=FrozenMap({TABLE: Table(TABLE, "ks", "t", cdc=True)}))
+        return replace(snapshot, tables=FrozenMap({TABLE: Table(id=TABLE, keyspace="ks", name="t", cdc=True)}))
 
     assert labels(captured((FIRST, SECOND))) == []
     (found,) = tablet_violations(captured(streams))

@@ -27,7 +27,9 @@ def spread(count: int) -> TabletMap:
     return tablet_map(TABLE, [(replica(number % 5), replica(number % 5 + 1)) for number in range(count)])
 
 
-MOVE = TabletTransition(TransitionKind.MIGRATION, TabletStage.STREAMING, (replica(7), replica(8)))
+MOVE = TabletTransition(
+    kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(replica(7), replica(8))
+)
 
 
 @given(st.integers(0, 12), st.integers(TOKEN_MIN, TOKEN_MAX))

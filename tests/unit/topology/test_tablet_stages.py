@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize("kind", list(TransitionKind))
 
 
 def in_stage(stage: TabletStage, kind: TransitionKind = TransitionKind.MIGRATION) -> TabletTransition:
-    return TabletTransition(kind, stage, NEW)
+    return TabletTransition(kind=kind, stage=stage, new_replicas=NEW)
 
 
 def test_every_pair_of_kind_and_stage_has_a_row_or_a_reason_for_none() -> None:
@@ -159,9 +159,11 @@ def test_a_rebuilt_replica_merges_all_that_remain() -> None:
 
 
 def test_nothing_is_streamed_where_a_replica_is_only_dropped_or_all_sources_are_gone() -> None:
-    dropped = TabletTransition(TransitionKind.REBUILD, S.STREAMING, (B, C))
+    dropped = TabletTransition(kind=TransitionKind.REBUILD, stage=S.STREAMING, new_replicas=(B, C))
     assert tablet_stream(OLD, dropped, ()).is_empty
-    assert tablet_stream((A,), TabletTransition(TransitionKind.REBUILD, S.STREAMING, (D,)), (A.host,)).is_empty
+    assert tablet_stream(
+        (A,), TabletTransition(kind=TransitionKind.REBUILD, stage=S.STREAMING, new_replicas=(D,)), (A.host,)
+    ).is_empty
 
 
 @pytest.mark.parametrize("stage", [S.ALLOW_WRITE_BOTH_READ_OLD, S.WRITE_BOTH_READ_OLD, S.STREAMING])

@@ -15,7 +15,16 @@ from ebla.topology.token_allocation import choose_tokens, ownership
 
 def node(number: int, num_tokens: int, datacenter: str = "dc1") -> Node:
     host = HostId(uuid.UUID(int=number * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)))
-    return Node(host, datacenter, "r1", 2, 12, "1.0", "a", num_tokens)
+    return Node(
+        host=host,
+        datacenter=datacenter,
+        rack="r1",
+        shard_count=2,
+        ignore_msb=12,
+        release_version="1.0",
+        address="a",
+        num_tokens=num_tokens,
+    )
 
 
 def with_node(snapshot: Snapshot, new: Node) -> Snapshot:
@@ -79,7 +88,16 @@ def test_tokens_are_free_whatever_the_sizes(sizes: list[int]) -> None:
 def test_a_crowded_place_is_passed_by() -> None:
     """Two nodes whose ids ask for the same tokens, in two datacenters."""
     first, second = node(1, 4), node(1, 4, "dc2")
-    second = Node(HostId(uuid.UUID(int=first.host.int ^ 1 << 127)), "dc2", "r1", 2, 12, "1.0", "a", 4)
+    second = Node(
+        host=HostId(uuid.UUID(int=first.host.int ^ 1 << 127)),
+        datacenter="dc2",
+        rack="r1",
+        shard_count=2,
+        ignore_msb=12,
+        release_version="1.0",
+        address="a",
+        num_tokens=4,
+    )
     assert first.host.int % (1 << 62) == second.host.int % (1 << 62)
     snapshot = with_node(with_node(Snapshot(), first), second)
     assert len({token for each in snapshot.nodes.values() for token in each.tokens}) == 8

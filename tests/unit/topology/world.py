@@ -198,15 +198,26 @@ class World:
         generation = self.new_id()
         for number in range(count):
             part = CdcGenerationPart((CdcRange(number, (b"0123456789abcdef",), 12),))
-            self.do(WriteCdcPart(generation, count, number, part))
+            self.do(WriteCdcPart(generation=generation, part_count=count, number=number, part=part))
         return generation
 
     def create(self, node: Node) -> None:
         generation = self.write_generation()
-        self.do(CreateCluster(node, choose_tokens(self.snapshot, node), generation, self.now_ms))
+        self.do(
+            CreateCluster(
+                node=node, tokens=choose_tokens(self.snapshot, node), generation=generation, timestamp_ms=self.now_ms
+            )
+        )
 
     def request(self, kind: NodeRequestKind, number: int, **changes: Any) -> NodeRequest:
-        return NodeRequest(RequestId(self.new_id()), kind, host(number), host(number), self.now_ms, **changes)
+        return NodeRequest(
+            id=RequestId(self.new_id()),
+            kind=kind,
+            host=host(number),
+            initiator=host(number),
+            start_ms=self.now_ms,
+            **changes,
+        )
 
     def ask_to_join(self, node: Node, **changes: Any) -> NodeRequest:
         kind = NodeRequestKind.REPLACE if changes.get("replaced") else NodeRequestKind.JOIN
@@ -220,7 +231,9 @@ class World:
         return request
 
     def ask_global(self, kind: GlobalRequestKind, **changes: Any) -> GlobalRequest:
-        request = GlobalRequest(RequestId(self.new_id()), kind, host(1), self.now_ms, **changes)
+        request = GlobalRequest(
+            id=RequestId(self.new_id()), kind=kind, initiator=host(1), start_ms=self.now_ms, **changes
+        )
         self.do(SubmitGlobalRequest(request))
         return request
 
@@ -237,13 +250,13 @@ class World:
     ) -> TableId:
         if keyspace not in self.snapshot.keyspaces:
             replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
-            self.do(CreateKeyspace(Keyspace(keyspace, replication, on_tablets=True)))
+            self.do(CreateKeyspace(Keyspace(name=keyspace, replication=replication, on_tablets=True)))
         nodes = self.placeable()
         sets = tuple(
             tuple(Replica(nodes[(tablet + i) % len(nodes)].host, ShardNumber((tablet + i) % 2)) for i in range(factor))
             for tablet in range(tablets)
         )
-        table = Table(TableId(self.new_id()), keyspace, name, cdc=cdc)
+        table = Table(id=TableId(self.new_id()), keyspace=keyspace, name=name, cdc=cdc)
         self.do(CreateTable(table, sets, self.new_streams() if cdc else None))
         return table.id
 
@@ -291,7 +304,7 @@ class Coordinator:
             case steps.DriveNode():
                 self._drive_node(step, fails)
             case steps.RollBack():
-                world.do(RollBackNode(step.host, step.row.here.transition, step.why, now))
+                world.do(RollBackNode(host=step.host, leaving=step.row.here.transition, reason=step.why, now_ms=now))
             case steps.MoveTablets():
                 self._move_tablets(step, fails)
             case steps.LeaveTrack():
@@ -320,17 +333,25 @@ class Coordinator:
         node = world.snapshot.node(step.host)
         here, now, fence = row.here.transition, world.now_ms, world.snapshot.version
         if fails and row.on_failure is not None:
-            world.do(RollBackNode(step.host, here, "told to fail", now))
+            world.do(RollBackNode(host=step.host, leaving=here, reason="told to fail", now_ms=now))
         elif row.action is NodeAction.ADMIT:
             generation = None if node.state is NodeState.REPLACING else world.write_generation()
             world.do(ChooseTokens(node.host, choose_tokens(world.snapshot, node), generation))
         elif row.action is NodeAction.COMMIT_GENERATION:
-            world.do(CommitCdcGeneration(now, world.new_session(), now, fence=fence))
+            world.do(CommitCdcGeneration(timestamp_ms=now, session=world.new_session(), now_ms=now, fence=fence))
         else:
             if row.action is NodeAction.LEAVE_GROUP0 and node.request is not None:
                 world.do(CompleteRequest(step.host, now))
             session = world.new_session()
-            world.do(AdvanceNode(step.host, here, session, now, fence=fence if row.barrier else TopologyVersion(0)))
+            world.do(
+                AdvanceNode(
+                    host=step.host,
+                    leaving=here,
+                    session=session,
+                    now_ms=now,
+                    fence=fence if row.barrier else TopologyVersion(0),
+                )
+            )
 
     def _move_tablets(self, step: steps.MoveTablets, fails: bool) -> None:
         world = self._world
@@ -366,10 +387,17 @@ class Coordinator:
             if stage_row(transition).barrier:
                 fence = snapshot.version
             session = world.new_session()
-            advances.append(TabletAdvance(table, number, transition.stage, session))
+            advances.append(TabletAdvance(table=table, tablet=number, leaving=transition.stage, session=session))
         if fails:
             for each in advances:
-                failed = TabletAdvance(each.table, each.tablet, each.leaving, each.session, failed=True, hopeless=True)
+                failed = TabletAdvance(
+                    table=each.table,
+                    tablet=each.tablet,
+                    leaving=each.leaving,
+                    session=each.session,
+                    failed=True,
+                    hopeless=True,
+                )
                 world.try_(AdvanceTablets((failed,)))
             return
         world.do(AdvanceTablets(tuple(advances), fence=fence))
@@ -403,7 +431,12 @@ class Coordinator:
                 new = Replica(node.host, ShardNumber(0))
                 gone = leaving in snapshot.state.ignored_nodes
                 kind = TransitionKind.REBUILD if gone else TransitionKind.MIGRATION
-                return TabletMove(table, number, kind, tuple(new if r.host == leaving else r for r in replicas))
+                return TabletMove(
+                    table=table,
+                    tablet=number,
+                    kind=kind,
+                    new_replicas=tuple(new if r.host == leaving else r for r in replicas),
+                )
         return None
 
     def _cancel(self, step: steps.CancelQueue) -> None:
@@ -422,7 +455,7 @@ class Coordinator:
             if fails:
                 world.do(FinishGlobalRequest(request.id, "told to fail", now))
             else:
-                world.do(CommitCdcGeneration(now, world.new_session(), now, fence=fence))
+                world.do(CommitCdcGeneration(timestamp_ms=now, session=world.new_session(), now_ms=now, fence=fence))
         elif request.outcome is RequestOutcome.RUNNING:
             world.do(FinishGlobalRequest(request.id, "", now))
         elif request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS:
@@ -450,7 +483,7 @@ class Coordinator:
                 ]
                 new = replicas[:wanted] if wanted < len(replicas) else (*replicas, *free[: wanted - len(replicas)])
                 if new != replicas:
-                    moves.append(TabletMove(table, number, TransitionKind.REBUILD, new))
+                    moves.append(TabletMove(table=table, tablet=number, kind=TransitionKind.REBUILD, new_replicas=new))
         return tuple(moves)
 
 

@@ -44,7 +44,7 @@ def source_and_target(tmp_path: Path) -> tuple[TransferSource, TransferTarget]:
         (folder / machine).touch()
     layer = CheckpointLayer("deep/layer", WHOLE_RING, (CheckpointFile("a.sst", 7),))
     host = HostId(uuid.UUID(int=1))
-    part = CheckpointPart(ShardNumber(0), WHOLE_RING, (layer,))
+    part = CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=(layer,))
     identity = host, CheckpointId(uuid.UUID(int=2)), TableId(uuid.UUID(int=3))
     source = TransferSource(*identity, (part,), b"", DOOR, machine, str(checkpoint))
     place = host, ShardNumber(0), SessionId(uuid.UUID(int=4)), TransferId(uuid.UUID(int=5))

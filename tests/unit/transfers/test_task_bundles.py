@@ -54,7 +54,7 @@ def test_each_piece_is_in_one_task_and_none_is_overloaded(sizes: list[int], task
 
 def source(token_range: TokenRange, size: int) -> TransferSource:
     layer = CheckpointLayer("l", token_range, (CheckpointFile("f", size),))
-    part = CheckpointPart(ShardNumber(0), token_range, (layer,))
+    part = CheckpointPart(shard=ShardNumber(0), range=token_range, layers=(layer,))
     identity = HostId(uuid.UUID(int=1)), CheckpointId(uuid.UUID(int=2)), TableId(uuid.UUID(int=3))
     return TransferSource(*identity, (part,), b"", Address("127.0.0.1", 1))
 
@@ -62,9 +62,9 @@ def source(token_range: TokenRange, size: int) -> TransferSource:
 def test_rows_count_by_their_share_of_the_stack() -> None:
     half = TokenRange(TOKEN_MIN, Token(0))
     whole = source(WHOLE_RING, 1000)
-    assert row_move_bytes(RowMove(half, (whole, whole), ())) == 1000
-    assert row_move_bytes(RowMove(WHOLE_RING, (source(half, 300),), ())) == 300
-    assert row_move_bytes(RowMove(TokenRange(Token(1), Token(5)), (source(half, 300),), ())) == 0
+    assert row_move_bytes(RowMove(range=half, sources=(whole, whole), targets=())) == 1000
+    assert row_move_bytes(RowMove(range=WHOLE_RING, sources=(source(half, 300),), targets=())) == 300
+    assert row_move_bytes(RowMove(range=TokenRange(Token(1), Token(5)), sources=(source(half, 300),), targets=())) == 0
 
 
 def test_work_on_rows_has_few_tasks_however_many_slots_there_are() -> None:

@@ -117,7 +117,7 @@ class MemoryListening:
         self._transport.listeners.pop(self._address, None)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class MemoryTransport:
     listeners: dict[Address, OpenLink] = field(default_factory=dict)
     links: list[MemoryLink] = field(default_factory=list)
@@ -144,7 +144,7 @@ class MemoryTransport:
 
 
 def introduction(number: int, cluster: ClusterId | None = CLUSTER, name: str = "palace") -> Introduction:
-    return Introduction(HostId(uuid.UUID(int=number)), cluster, name)
+    return Introduction(host=HostId(uuid.UUID(int=number)), cluster=cluster, cluster_name=name)
 
 
 class EchoRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -160,10 +160,10 @@ class Rumour(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-ECHO = Verb(9001, "echo", Lane.CONTROL, EchoRequest, EchoAnswer)
-SLOW = Verb(9002, "slow", Lane.CONTROL, EchoRequest, EchoAnswer)
-DATA_ECHO = Verb(9003, "data_echo", Lane.DATA, EchoRequest, EchoAnswer)
-RUMOUR = Notice(9004, "rumour", Lane.RAFT, Rumour)
+ECHO = Verb(number=9001, name="echo", lane=Lane.CONTROL, request=EchoRequest, answer=EchoAnswer)
+SLOW = Verb(number=9002, name="slow", lane=Lane.CONTROL, request=EchoRequest, answer=EchoAnswer)
+DATA_ECHO = Verb(number=9003, name="data_echo", lane=Lane.DATA, request=EchoRequest, answer=EchoAnswer)
+RUMOUR = Notice(number=9004, name="rumour", lane=Lane.RAFT, message=Rumour)
 SERVER_ADDRESS = Address("memory", 7000)
 
 
@@ -211,7 +211,9 @@ class Rig:
         await self.transport.listen(SERVER_ADDRESS, self.server.accept)
 
     def context(self, who: Introduction) -> PeersContext:
-        return PeersContext(self.transport, SeededChance(), who, self.limits, self.report)
+        return PeersContext(
+            transport=self.transport, rng=SeededChance(), introduction=who, limits=self.limits, report=self.report
+        )
 
     async def connect(self, lane: Lane = Lane.CONTROL, number: int = 2) -> RpcClientConnection:
         caller, _ = await connect(self.context(introduction(number)), SERVER_ADDRESS, ConnectionTarget(lane))

@@ -142,7 +142,10 @@ async def test_overtaken_requests_run_once_each() -> None:
         rig.release.set()
         events = rig.server_link.events
         assert events is not None
-        frames = {n: encode(RequestFrame(n, SLOW.number, 1000, with_body(EchoRequest(str(n))))) for n in (1, 2, 3, 4)}
+        frames = {
+            n: encode(RequestFrame(id=n, verb=SLOW.number, remaining_ms=1000, body=with_body(EchoRequest(str(n)))))
+            for n in (1, 2, 3, 4)
+        }
         for number in (3, 1, 3, 2, 1, 4, 2, 4):
             events.frame_received(frames[number])
         await settled()

@@ -35,7 +35,7 @@ def test_a_subclass_travels_as_its_ancestor() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_a_newer_error_keeps_text_and_outcome(outcome: Outcome) -> None:
-    error = error_from_frame(FailureFrame(1, "from_the_future", outcome, "what", "do"))
+    error = error_from_frame(FailureFrame(id=1, error="from_the_future", outcome=outcome, message="what", advice="do"))
     assert isinstance(error, InternalError)
     assert error.outcome is outcome
     assert "from_the_future: what" in error.message
@@ -44,6 +44,6 @@ def test_a_newer_error_keeps_text_and_outcome(outcome: Outcome) -> None:
 
 def test_an_open_outcome_is_never_understated() -> None:
     """A newer peer may have changed what a known class says; `Refused` would claim that nothing happened."""
-    error = error_from_frame(FailureFrame(1, "refused", Outcome.UNKNOWN, "perhaps"))
+    error = error_from_frame(FailureFrame(id=1, error="refused", outcome=Outcome.UNKNOWN, message="perhaps"))
     assert not isinstance(error, Refused)
     assert error.outcome is Outcome.UNKNOWN

@@ -25,16 +25,22 @@ from ebla.wire.frames import (
 )
 from ebla.wire.verbs import HeartbeatRequest
 
-WHO = Introduction(HostId(uuid.UUID(int=1)), ClusterId(uuid.UUID(int=2)), "palace", "shard-0", ("purge",))
+WHO = Introduction(
+    host=HostId(uuid.UUID(int=1)),
+    cluster=ClusterId(uuid.UUID(int=2)),
+    cluster_name="palace",
+    process="shard-0",
+    features=("purge",),
+)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        HelloFrame(1, 3, Lane.RAFT, 4096, WHO, WHO.host),
+        HelloFrame(oldest=1, newest=3, lane=Lane.RAFT, frame_bytes_max=4096, introduction=WHO, expected_host=WHO.host),
         WelcomeFrame(2, 4096, WHO),
         RefusalFrame(1, "no"),
-        FailureFrame(7, "stale", Outcome.NOT_APPLIED, "old", "read again"),
+        FailureFrame(id=7, error="stale", outcome=Outcome.NOT_APPLIED, message="old", advice="read again"),
         CancelFrame(7),
     ],
     ids=lambda frame: type(frame).__name__,
@@ -46,7 +52,7 @@ def test_frames_come_back_as_they_went(frame: WireFrame) -> None:
 def test_bodies_travel_undecoded() -> None:
     body = HeartbeatRequest(5, 1)
     for frame in (
-        RequestFrame(1, 2, 300, with_body(body)),
+        RequestFrame(id=1, verb=2, remaining_ms=300, body=with_body(body)),
         AnswerFrame(1, with_body(body)),
         NoticeFrame(3, with_body(body)),
     ):
@@ -60,7 +66,7 @@ def test_tags_are_pinned() -> None:
     assert [kind.__struct_config__.tag for kind in kinds] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-class NewerHello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class NewerHello(msgspec.Struct, frozen=True, array_like=True, tag=1, kw_only=True):
     """What a later version may send: one field more."""
 
     oldest: int
@@ -73,12 +79,16 @@ class NewerHello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 def test_a_newer_greeting_is_understood() -> None:
-    newer = NewerHello(1, 9, Lane.DATA, 4096, WHO, None, "eager")
-    assert decode(encode(newer)) == HelloFrame(1, 9, Lane.DATA, 4096, WHO)
+    newer = NewerHello(
+        oldest=1, newest=9, lane=Lane.DATA, frame_bytes_max=4096, introduction=WHO, expected_host=None, mood="eager"
+    )
+    assert decode(encode(newer)) == HelloFrame(
+        oldest=1, newest=9, lane=Lane.DATA, frame_bytes_max=4096, introduction=WHO
+    )
 
 
 def test_an_older_greeting_is_understood() -> None:
-    older = encode(HelloFrame(1, 1, Lane.DATA, 4096, WHO))
+    older = encode(HelloFrame(oldest=1, newest=1, lane=Lane.DATA, frame_bytes_max=4096, introduction=WHO))
     assert msgspec.msgpack.decode(older, type=NewerHello).mood == "calm"
     shorter = msgspec.msgpack.encode([1, 1, 1, Lane.DATA, 4096, [WHO.host.bytes, None, "palace"]])
     got = decode(shorter)

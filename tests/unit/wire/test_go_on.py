@@ -11,7 +11,7 @@ from ebla.wire.frames import Lane
 from ebla.wire.server import Continuation, IncomingCall
 from ebla.wire.verbs import Verb
 
-EITHER = Verb(9010, "either", Lane.CONTROL, EchoRequest, EchoAnswer)
+EITHER = Verb(number=9010, name="either", lane=Lane.CONTROL, request=EchoRequest, answer=EchoAnswer)
 
 
 def serve_either(rig: Rig) -> None:

@@ -22,11 +22,15 @@ def read(index: int, names: str, *, more: bool) -> Group0ReadAnswer:
 
 
 def reset(index: int, names: str, *, more: bool) -> WatchAnswer:
-    return WatchAnswer(at(index), True, tuple(WatchedChange(name, b"", 1) for name in names), more)
+    return WatchAnswer(
+        revision=at(index), reset=True, changes=tuple(WatchedChange(name, b"", 1) for name in names), more=more
+    )
 
 
 def told(index: int, names: str) -> WatchAnswer:
-    return WatchAnswer(at(index), False, tuple(WatchedChange(name, b"", index) for name in names))
+    return WatchAnswer(
+        revision=at(index), reset=False, changes=tuple(WatchedChange(name, b"", index) for name in names)
+    )
 
 
 def keys(answer: Group0ReadAnswer | WatchAnswer | None) -> str:
@@ -37,9 +41,9 @@ def keys(answer: Group0ReadAnswer | WatchAnswer | None) -> str:
 
 def test_a_read_asks_for_what_follows_until_it_has_all() -> None:
     pages = ReadPager(Group0ReadRequest(prefixes=("",), quorum=False))
-    assert pages.request() == Group0ReadRequest((), ("",), False)
+    assert pages.request() == Group0ReadRequest(keys=(), prefixes=("",), quorum=False)
     assert pages.take(read(5, "abc", more=True)) is None
-    assert pages.request() == Group0ReadRequest((), ("",), False, at(5), 3)
+    assert pages.request() == Group0ReadRequest(keys=(), prefixes=("",), quorum=False, at=at(5), start=3)
     assert pages.take(read(5, "d", more=True)) is None
     assert pages.request().start == 4
     assert keys(pages.take(read(5, "ef", more=False))) == "abcdef"
@@ -49,7 +53,7 @@ def test_a_read_that_is_begun_anew_forgets_what_it_had() -> None:
     pages = ReadPager(Group0ReadRequest(prefixes=("",)))
     assert pages.take(read(5, "abc", more=True)) is None
     assert pages.take(read(6, "xy", more=True)) is None
-    assert pages.request() == Group0ReadRequest((), ("",), True, at(6), 2)
+    assert pages.request() == Group0ReadRequest(keys=(), prefixes=("",), quorum=True, at=at(6), start=2)
     whole = pages.take(read(6, "z", more=False))
     assert keys(whole) == "xyz"
     assert whole is not None

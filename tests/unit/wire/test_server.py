@@ -64,7 +64,16 @@ async def raw_peer(rig: Rig) -> tuple[RawPeer, MemoryLink]:
 
 
 def hello(who: Introduction, oldest: int = 1, newest: int = 1, expected: HostId | None = None) -> bytes:
-    return encode(HelloFrame(oldest, newest, Lane.CONTROL, 65536, who, expected))
+    return encode(
+        HelloFrame(
+            oldest=oldest,
+            newest=newest,
+            lane=Lane.CONTROL,
+            frame_bytes_max=65536,
+            introduction=who,
+            expected_host=expected,
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,11 +142,14 @@ async def test_the_greeting_must_be_that_of_the_certificate() -> None:
     [
         [b"garbage"],
         [b""],
-        [encode(RequestFrame(1, ECHO.number, 1000, with_body(EchoRequest("too early"))))],
+        [encode(RequestFrame(id=1, verb=ECHO.number, remaining_ms=1000, body=with_body(EchoRequest("too early"))))],
         [encode(NoticeFrame(RUMOUR.number, with_body(Rumour("too early"))))],
         [hello(introduction(2)), b"\xc1"],
         [hello(introduction(2)), encode(WelcomeFrame(1, 4096, introduction(2)))],
-        [hello(introduction(2)), encode(RequestFrame(1_000_000, ECHO.number, 1000, with_body(EchoRequest(""))))],
+        [
+            hello(introduction(2)),
+            encode(RequestFrame(id=1_000_000, verb=ECHO.number, remaining_ms=1000, body=with_body(EchoRequest("")))),
+        ],
     ],
 )
 async def test_what_has_no_place_ends_that_connection_alone(frames: list[bytes]) -> None:
@@ -220,7 +232,9 @@ async def test_a_request_whose_time_is_over_is_not_started() -> None:
         await rig.connect()
         events = rig.server_link.events
         assert events is not None
-        events.frame_received(encode(RequestFrame(1, SLOW.number, 0, with_body(EchoRequest("late")))))
+        events.frame_received(
+            encode(RequestFrame(id=1, verb=SLOW.number, remaining_ms=0, body=with_body(EchoRequest("late"))))
+        )
         await settled()
         assert rig.slow_started == []
 
@@ -231,10 +245,14 @@ async def test_a_missing_id_counts_as_seen_once_thousands_passed() -> None:
         events = rig.server_link.events
         assert events is not None
         for number in range(1, 10_000, 2):  # every second one is missing
-            events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+            events.frame_received(
+                encode(RequestFrame(id=number, verb=ECHO.number, remaining_ms=1000, body=with_body(EchoRequest(""))))
+            )
         answered = len(rig.server_link.sent)
         for number in (2, 9998):
-            events.frame_received(encode(RequestFrame(number, ECHO.number, 1000, with_body(EchoRequest("")))))
+            events.frame_received(
+                encode(RequestFrame(id=number, verb=ECHO.number, remaining_ms=1000, body=with_body(EchoRequest(""))))
+            )
         assert len(rig.server_link.sent) == answered + 1
 
 

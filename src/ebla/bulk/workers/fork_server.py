@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 16
 Work = Callable[[bytes], bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Fork:
     pid: int
     jobs: int
@@ -141,7 +141,7 @@ class _Forks:
             self._become_fork(here, jobs_out, outcomes_in, (jobs_in, outcomes_out))
         os.close(jobs_out)
         os.close(outcomes_in)
-        fork = self._forks[outcomes_out] = _Fork(pid, jobs_in, outcomes_out)
+        fork = self._forks[outcomes_out] = _Fork(pid=pid, jobs=jobs_in, outcomes=outcomes_out)
         self._selector.register(outcomes_out, selectors.EVENT_READ)
         return fork
 

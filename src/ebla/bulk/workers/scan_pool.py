@@ -38,7 +38,7 @@ class ScanFailed(EblaError):
     outcome = Outcome.NOT_APPLIED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPoolLimits:
     workers_max: int = 8
     """At a time. A task that merges replicas reads from each node once, so this many such tasks get on."""
@@ -123,7 +123,7 @@ class WorkerScan:
         return InternalError(f"a scan said {kind.name} out of turn")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Worker:
     process: asyncio.subprocess.Process
     sock: socket.socket
@@ -239,7 +239,7 @@ class ScanWorkerPool:
             except BaseException:
                 ours.close()
                 raise
-        worker = _Worker(process, ours)
+        worker = _Worker(process=process, sock=ours)
         self._all.append(worker)
         lower_child_priority(process.pid, NICENESS)
         return worker

@@ -66,7 +66,11 @@ def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.
             return ROWS_SCHEMA, scan.stored(token_range, conditions, partitions)
         case TypedRowsQuery(range=token_range) as asked:
             query = ScanQuery(
-                job.schema, asked.columns, asked.now_s, conditions=asked.conditions, partitions=asked.partitions
+                schema=job.schema,
+                columns=asked.columns,
+                now_s=asked.now_s,
+                conditions=asked.conditions,
+                partitions=asked.partitions,
             )
             return output_schema(query), scan.typed(token_range, query)
         case HashesQuery(range=token_range, buckets=buckets, gc_before_s=gc_before_s):

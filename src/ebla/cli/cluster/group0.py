@@ -71,7 +71,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also keys that the cluster
 LockText = Annotated[str | None, typer.Option("--lock", metavar="HEX", help="Only while this lock is the newest.")]
 
 
-class KeyJson(msgspec.Struct, frozen=True):
+class KeyJson(msgspec.Struct, frozen=True, kw_only=True):
     """A key as programs get it. `text` where the bytes are text, else `hex`."""
 
     key: str
@@ -93,7 +93,7 @@ def get(
     exact = tuple(key for key in keys if not key.endswith("/"))
     prefixes = tuple(key for key in keys if key.endswith("/"))
     with reporting_outcomes(as_json=as_json, is_change=False):
-        answer = _read(data, node, Group0ReadRequest(exact, prefixes, quorum=not local), timeout_ms)
+        answer = _read(data, node, Group0ReadRequest(keys=exact, prefixes=prefixes, quorum=not local), timeout_ms)
         if as_json:
             _print_json({"index": answer.revision.index, "found": [_shown(found) for found in answer.found]})
         else:
@@ -247,7 +247,7 @@ def add(
     """Add a member as a learner. A node that is started joins by itself; this is for one that cannot ask."""
     with reporting_outcomes(as_json=as_json):
         place = parse_contact(address, NodePorts())
-        request = ChangeMemberRequest(HostId(host), MemberRole.LEARNER, place, _lock_bytes(lock))
+        request = ChangeMemberRequest(host=HostId(host), role=MemberRole.LEARNER, address=place, lock=_lock_bytes(lock))
         _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
 
 
@@ -262,7 +262,7 @@ def remove(
 ) -> None:
     """Remove a member for good: this host id can never come back. The node notices and stops."""
     with reporting_outcomes(as_json=as_json):
-        request = ChangeMemberRequest(HostId(host), MemberRole.REMOVED, None, _lock_bytes(lock))
+        request = ChangeMemberRequest(host=HostId(host), role=MemberRole.REMOVED, address=None, lock=_lock_bytes(lock))
         _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
 
 
@@ -404,9 +404,9 @@ def _refusal(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> st
 
 def _shown(found: FoundKeyValue) -> KeyJson:
     try:
-        return KeyJson(found.key, found.revision.index, text=found.value.decode())
+        return KeyJson(key=found.key, index=found.revision.index, text=found.value.decode())
     except UnicodeDecodeError:
-        return KeyJson(found.key, found.revision.index, hex=found.value.hex())
+        return KeyJson(key=found.key, index=found.revision.index, hex=found.value.hex())
 
 
 def _text(value: bytes) -> str:

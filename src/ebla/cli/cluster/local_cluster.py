@@ -53,7 +53,7 @@ class LocalNode:
         return file_lock.find_held_lock(self.folder.run) is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewClusterSpec:
     """What a new cluster is to look like. An existing one keeps its own; `nodes` must then fit or be None."""
 
@@ -189,7 +189,14 @@ def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
             )
     for number, (folder, address) in enumerate(drafts, 1):
         # Nodes of one machine fail together, but a cluster tried out here should be spread as a real one is.
-        draft = NodeOptions(".", address, shape.cluster_name, addresses, rack=f"rack{number}", shards=shape.shards)
+        draft = NodeOptions(
+            data=".",
+            address=address,
+            cluster_name=shape.cluster_name,
+            peers=addresses,
+            rack=f"rack{number}",
+            shards=shape.shards,
+        )
         chosen = options.with_overrides(draft, shape.overrides, f"options of {folder.name}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "options.toml").write_text(options.render(msgspec.structs.replace(chosen, data=".")), "utf-8")

@@ -48,7 +48,9 @@ async def _ask_pipeline(nodes: Sequence[LocalNode]) -> PipelineState | None:
     if node is None:
         return None
     try:
-        answer = await _ask_node(node, GROUP0_READ, Group0ReadRequest((PIPELINE_KEY,), quorum=False), CALL_TIMEOUT_MS)
+        answer = await _ask_node(
+            node, GROUP0_READ, Group0ReadRequest(keys=(PIPELINE_KEY,), quorum=False), CALL_TIMEOUT_MS
+        )
         return next((decode_stored(PipelineState, one.value).value for one in answer.found), None)
     except EblaError:
         return None
@@ -91,7 +93,7 @@ async def probe_contact(contact: str, data: Path) -> NodeProbe:
     tls = None if address.is_local_socket else NodeTls(TlsFolder(member.folder.tls))
     async with TcpTransport(tls, TransportLimits(), discard_event) as transport:
         answer = await _admin(transport, _identity_of(member)).status(address)
-    return NodeProbe(str(address), answer.address, answer.host, answer)
+    return NodeProbe(name=str(address), address=answer.address, host=answer.host, answer=answer)
 
 
 def parse_contact(text: str, ports: NodePorts) -> Address:
@@ -113,17 +115,17 @@ async def _ask_one(node: LocalNode, transport: TcpTransport) -> NodeProbe:
     try:
         identity = node.folder.read_identity()
         if identity is None:
-            return NodeProbe(node.name, address, trouble="never started")
+            return NodeProbe(name=node.name, address=address, trouble="never started")
         pid = node.running_pid()
         if pid is None:
-            return NodeProbe(node.name, address, identity.host, trouble=_why_stopped(node))
+            return NodeProbe(name=node.name, address=address, host=identity.host, trouble=_why_stopped(node))
     except EblaError as error:
-        return NodeProbe(node.name, address, trouble=str(error))
+        return NodeProbe(name=node.name, address=address, trouble=str(error))
     try:
         answer = await _admin(transport, identity).status(Address(str(node.folder.control_socket)))
     except EblaError:
-        return NodeProbe(node.name, address, identity.host, trouble=f"process {pid} does not answer")
-    return NodeProbe(node.name, address, identity.host, answer)
+        return NodeProbe(name=node.name, address=address, host=identity.host, trouble=f"process {pid} does not answer")
+    return NodeProbe(name=node.name, address=address, host=identity.host, answer=answer)
 
 
 def _why_stopped(node: LocalNode) -> str:
@@ -145,5 +147,12 @@ def _identity_of(node: LocalNode) -> NodeIdentity:
 
 
 def _admin(transport: TcpTransport, identity: NodeIdentity, deadline_ms: int = CALL_TIMEOUT_MS) -> AdminClient:
-    introduction = Introduction(identity.host, identity.cluster, identity.cluster_name, "cli")
-    return AdminClient(PeersContext(transport, SystemRng(), introduction, LIMITS, discard_event), deadline_ms)
+    introduction = Introduction(
+        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="cli"
+    )
+    return AdminClient(
+        PeersContext(
+            transport=transport, rng=SystemRng(), introduction=introduction, limits=LIMITS, report=discard_event
+        ),
+        deadline_ms,
+    )

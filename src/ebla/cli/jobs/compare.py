@@ -56,7 +56,7 @@ def compare(
         return spec, f"compare{' and heal' if heal else ''} {table}{where}"
 
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        asked = JobFlags(data, node, as_json, detach)
+        asked = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
         job = submit_and_follow(asked, plan)
         if not detach:
             print_job_result(job, as_json=as_json)

@@ -55,7 +55,7 @@ def copy_tablet(
         return spec, f"copy {named} of {table} from {places}"
 
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        asked = JobFlags(data, node, as_json, detach)
+        asked = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
         job = submit_and_follow(asked, plan)
         if not detach:
             print_job_result(job, as_json=as_json)

@@ -29,7 +29,7 @@ TIMEOUT_MS = 10_000
 PREFIX_LETTERS_MIN = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobCommandContext:
     jobs: JobClient
     snapshot: Snapshot
@@ -104,4 +104,6 @@ async def _run(node: LocalNode, here: dict[HostId, LocalNode], work: Callable[[J
         jobs = JobClient(ask, (SystemClock(), SystemRng()), TIMEOUT_MS)
         told = await ask_leader(None if status.group0 is None else status.group0.leader)
         names = tuple((each.name, host) for host, each in here.items())
-        return await work(JobCommandContext(jobs, snapshot, status, told, names))
+        return await work(
+            JobCommandContext(jobs=jobs, snapshot=snapshot, status=status, leader_status=told, names=names)
+        )

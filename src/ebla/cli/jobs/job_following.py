@@ -40,7 +40,7 @@ FIGURES_WIDTH = 36
 """Of amount, rate and time left, with the space between them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFlags:
     """How a command was called."""
 

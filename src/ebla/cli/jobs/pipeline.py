@@ -100,7 +100,7 @@ def cancel(
     with reporting_errors(), reporting_outcomes(as_json=as_json):
         record = with_job_context(data, node, work)
         if wait:
-            record = follow_to_end(JobFlags(data, node, as_json, detach=False), record)
+            record = follow_to_end(JobFlags(data=data, node=node, as_json=as_json, detach=False), record)
         if as_json:
             print_json(shown(record))
         elif record.state is JobState.CANCELLED:

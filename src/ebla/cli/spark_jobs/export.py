@@ -56,10 +56,18 @@ def export(
     Each range is read as it stands when its turn comes; every write that was acknowledged before the start is in.
     """
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        options = source_options(ClusterFlags(data, contact, username, tls_authority))
+        options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
         if consistency is not None:
             options["consistency"] = consistency
         describe(options, table)
         spark = user_spark(master, conf or (), os.environ, sys.executable)
-        spec = ExportSpec(options, spark.settings, table, str(folder.absolute()), kind, pieces, as_json)
+        spec = ExportSpec(
+            options=options,
+            settings=spark.settings,
+            table=table,
+            folder=str(folder.absolute()),
+            kind=kind,
+            pieces=pieces,
+            as_json=as_json,
+        )
         exec_spark_job("ebla.cli.spark_jobs.export_job", spec, spark)

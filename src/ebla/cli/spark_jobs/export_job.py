@@ -63,7 +63,9 @@ def main() -> None:
 def _export(spec: ExportSpec) -> ExportManifest:
     folder = Path(spec.folder)
     schema = describe(spec.options, spec.table).schema
-    manifest = begun(folder, ExportManifest(ExportManifest.FORMAT, spec.table, str(schema.id), spec.kind))
+    manifest = begun(
+        folder, ExportManifest(format=ExportManifest.FORMAT, table=spec.table, table_id=str(schema.id), kind=spec.kind)
+    )
     left = missing(chunk.range for chunk in manifest.chunks)
     if not left:
         return manifest
@@ -148,7 +150,9 @@ def _size_bytes(options: Mapping[str, str], table: str) -> int:
     schema = describe(options, table).schema
     read = ReadId(uuid.uuid4())
     with CqlClient(access.contact) as contact:
-        plan = contact.call(OPEN_READ, OpenReadRequest(read, schema.id, access.level), access.timeout_s)
+        plan = contact.call(
+            OPEN_READ, OpenReadRequest(read=read, table=schema.id, level=access.level), access.timeout_s
+        )
         contact.call(CLOSE_READ, CloseReadRequest(read, schema.id), access.timeout_s)
     return sum(piece.size_bytes for piece in plan.pieces)
 

@@ -34,7 +34,7 @@ class ExportChunk(msgspec.Struct, frozen=True):
     rows: int
 
 
-class ExportManifest(StateRecord, frozen=True):
+class ExportManifest(StateRecord, frozen=True, kw_only=True):
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str] = "the manifest of an export"
     ADVICE: ClassVar[str] = "name another folder"

@@ -82,7 +82,14 @@ def planned(spec: ImportSpec, schema: TableSchema) -> ImportState:
     ]
     kind = kind_of((one.name for one in files), spec.kind, str(folder))
     chunks = chunks_of(chosen_files(files, kind, str(folder)))
-    return ImportState(ImportState.FORMAT, uuid.uuid4().hex, spec.table, str(schema.id), kind, chunks)
+    return ImportState(
+        format=ImportState.FORMAT,
+        id=uuid.uuid4().hex,
+        table=spec.table,
+        table_id=str(schema.id),
+        kind=kind,
+        chunks=chunks,
+    )
 
 
 def note_of(folder: Path, table: str) -> Path:

@@ -24,7 +24,7 @@ class InputFile(msgspec.Struct, frozen=True, order=True):
     size_bytes: int
 
 
-class ImportState(StateRecord, frozen=True):
+class ImportState(StateRecord, frozen=True, kw_only=True):
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str] = "the note of an import"
     ADVICE: ClassVar[str] = "move it away"

@@ -55,18 +55,18 @@ def import_command(
     where it was: a file beside the folder keeps the import's name, and the cluster knows which of its jobs are done.
     """
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        options = source_options(ClusterFlags(data, contact, username, tls_authority))
+        options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
         chosen = {"consistency": consistency, "ttl": ttl, "nulls": nulls}
         describe(options, table)
         spark = user_spark(master, conf or (), os.environ, sys.executable)
         spec = ImportSpec(
-            options | {name: value for name, value in chosen.items() if value is not None},
-            spark.settings,
-            table,
-            str(folder.absolute()),
-            kind,
-            tuple(name.strip() for name in (columns or "").split(",") if name.strip()),
-            again,
-            as_json,
+            options=options | {name: value for name, value in chosen.items() if value is not None},
+            settings=spark.settings,
+            table=table,
+            folder=str(folder.absolute()),
+            kind=kind,
+            columns=tuple(name.strip() for name in (columns or "").split(",") if name.strip()),
+            again=again,
+            as_json=as_json,
         )
         exec_spark_job("ebla.cli.spark_jobs.import_job", spec, spark)

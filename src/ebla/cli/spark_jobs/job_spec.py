@@ -17,7 +17,7 @@ INTERRUPTED = 130
 T = TypeVar("T")
 
 
-class ExportSpec(msgspec.Struct, frozen=True):
+class ExportSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, str]
     settings: Mapping[str, str]
     table: str
@@ -27,7 +27,7 @@ class ExportSpec(msgspec.Struct, frozen=True):
     as_json: bool
 
 
-class ImportSpec(msgspec.Struct, frozen=True):
+class ImportSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, str]
     settings: Mapping[str, str]
     table: str

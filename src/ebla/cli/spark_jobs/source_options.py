@@ -40,7 +40,7 @@ AuthorityFlag = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFlags:
     data: Path
     contact: str | None = None

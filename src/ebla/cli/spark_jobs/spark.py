@@ -66,7 +66,7 @@ def spark(
     Whatever else is given goes to pyspark: ebla spark -- --packages …
     """
     with reporting_errors():
-        options = source_options(ClusterFlags(data, contact, username, tls_authority))
+        options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
         found = user_spark(master, conf or (), os.environ, sys.executable)
         if print_conf:
             print_settings(found, options, as_json=as_json)

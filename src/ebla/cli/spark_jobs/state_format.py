@@ -7,7 +7,7 @@ import msgspec
 from ebla.model.errors import Refused
 
 
-class StateRecord(msgspec.Struct, frozen=True):
+class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
     FORMAT: ClassVar[int]
     """The newest that is known; a note says which one it has."""
     WHAT: ClassVar[str]

@@ -59,7 +59,7 @@ _CHANGE_OF_ROLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group0ClientLimits:
     key_characters_max: int = 512
     value_bytes_max: int = 512 * 1024
@@ -170,10 +170,17 @@ class Group0Client:
         the answer, and a task for each call would cost as much as all else here. Cancelling the reply withdraws the
         call, as far as it can be."""
         serial = next(self._serials)
-        call = CallId(self._caller.host, self._caller.incarnation, serial, next(iter(self._open), serial) - 1)
+        call = CallId(
+            client=self._caller.host,
+            incarnation=self._caller.incarnation,
+            serial=serial,
+            answered_through=next(iter(self._open), serial) - 1,
+        )
         payload = self._payload(Group0Command(call, body))
         outcome: EagerFuture[CommandAnswer] = EagerFuture()
-        waiting = _Waiting(self._open, call, (payload, kind), outcome, deadline_ms)
+        waiting = _Waiting(
+            open=self._open, call=call, command=(payload, kind), outcome=outcome, deadline_ms=deadline_ms
+        )
         waiting.expires_at = self._loop.time() + deadline_ms / 1000
         self._open[serial] = waiting
         self._machine.on_answer(call, waiting.told)
@@ -260,7 +267,7 @@ class Group0Client:
                 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Waiting:
     """A call under way, and what is known of its chances, for the error if time runs out."""
 

@@ -29,7 +29,7 @@ class FormationLimits:
     join_deadline_ms: int = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FormationConfig:
     member: Member
     """Ourselves, as a learner."""

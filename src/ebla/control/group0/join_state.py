@@ -29,7 +29,7 @@ class JoinStage(enum.StrEnum):
     REMOVED = "removed"
 
 
-class JoinState(msgspec.Struct, frozen=True, array_like=True):
+class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stage: JoinStage = JoinStage.FRESH
     incarnation: int = 0
     known: tuple[Address, ...] = ()

@@ -45,7 +45,7 @@ class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
     created_by: HostId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group0Config:
     member: Member
     """Ourselves, in the role of a newcomer."""
@@ -76,7 +76,13 @@ class Group0Node:
         self.formation = Formation(
             context,
             self.marks,
-            FormationConfig(setup.member, setup.cluster, setup.cluster_name, setup.contacts, setup.formation),
+            FormationConfig(
+                member=setup.member,
+                cluster=setup.cluster,
+                cluster_name=setup.cluster_name,
+                contacts=setup.contacts,
+                limits=setup.formation,
+            ),
         )
         self._running: RunningGroup0 | None = None
         self.started = asyncio.Event()
@@ -136,7 +142,7 @@ class Group0Node:
         store.entries = {key: KeyEntry(msgspec.msgpack.encode(value), store.revision) for key, value in first}
         peer = PeerId(peer_number(founder.host))
         meta = SnapshotMeta(1, 1, Membership(voters=(peer,)))
-        write = LogWrite(HardState(1, NO_PEER, 1), (), meta, must_sync=True, answers=())
+        write = LogWrite(hard_state=HardState(1, NO_PEER, 1), entries=(), snapshot=meta, must_sync=True, answers=())
         raft, _, _ = self._assemble(history)
         log_id = await raft.begin(meta, snapshot.encode(store), write)
         self._context.report("group0.created", {"history": str(history), "cluster": setup.cluster_name})
@@ -152,7 +158,7 @@ class Group0Node:
         caller = ClientIncarnation(self.setup.member.host, mark.incarnation)
         calls = Group0Client(caller, machine, raft, (self._peers, wire))
         voters = VoterAssigner(calls, raft.core, lambda: machine.store.members)
-        return RunningGroup0(raft, machine, wire, calls, voters)
+        return RunningGroup0(raft=raft, machine=machine, wire=wire, calls=calls, voters=voters)
 
     def _assemble(self, history: HistoryId) -> tuple[RaftDriver[Group0Store], Group0StateMachine, Group0Transport]:
         setup = self.setup
@@ -167,9 +173,9 @@ class Group0Node:
             apply_bytes_max=APPLY_BYTES_MAX,
         )
         raft_setup = RaftConfig(
-            setup.folder,
-            options,
-            self._context.report,
+            folder=setup.folder,
+            options=options,
+            report=self._context.report,
             snapshot_entries_max=setup.snapshot_entries_max,
             snapshot_bytes_max=setup.snapshot_bytes_max,
             kept_entries=setup.kept_entries,
@@ -220,7 +226,7 @@ class Group0Node:
                 self.removed.set()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunningGroup0:
     """The parts of a node that is in group 0."""
 

@@ -228,10 +228,10 @@ class Group0Service:
             WatchedChange(change.key, change.value, step.index) for step in taken for change in step.changes
         )
         if not all_taken:
-            return WatchAnswer(Revision(after.history, taken[-1].index), False, changes)
+            return WatchAnswer(revision=Revision(after.history, taken[-1].index), reset=False, changes=changes)
         # A node that lags behind where the caller has come from elsewhere must not send it back, or it would be told
         # the same changes twice.
-        return WatchAnswer(max(after, running.store.revision), False, changes)
+        return WatchAnswer(revision=max(after, running.store.revision), reset=False, changes=changes)
 
     async def _lock(self, _request: LockRequest, call: IncomingCall) -> LockAnswer:
         lock, revision = await self._group0.running.calls.acquire_lock(self._rng, call.work_ms())
@@ -246,7 +246,7 @@ class Group0Service:
         known = running.store.members.get(member_key(request.host))
         if known is None and request.address is None:
             raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
-        member = known or Member(request.host, request.role, request.address or Address(""))
+        member = known or Member(host=request.host, role=request.role, address=request.address or Address(""))
         wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
         answer = await running.calls.change_members((wanted,), request.lock, call.work_ms())
         return ExecuteAnswer(answer)
@@ -272,7 +272,7 @@ class Group0Service:
         at = request.after if request.start else None
         page = self._states.page(running.store, KeySelection((), (request.prefix,)), at, request.start)
         changes = tuple(WatchedChange(key, entry.value, entry.revision.index) for key, entry in page.rows)
-        return WatchAnswer(page.revision, True, changes, page.more)
+        return WatchAnswer(revision=page.revision, reset=True, changes=changes, more=page.more)
 
 
 def _wanted(request: Group0ReadRequest) -> KeySelection:
@@ -288,13 +288,13 @@ def report_of(running: RunningGroup0) -> Group0Report:
         return None if known is None else core.last_index - known.match
 
     return Group0Report(
-        store.revision.history,
-        type(core.role).__name__.lower(),
-        core.term,
-        running.leader_host(),
-        core.commit_index,
-        store.index,
-        core.first_index,
-        core.last_index,
-        tuple(MemberReport(member, lag_of(member)) for _, member in sorted(store.members.items())),
+        history=store.revision.history,
+        role=type(core.role).__name__.lower(),
+        term=core.term,
+        leader=running.leader_host(),
+        commit=core.commit_index,
+        applied=store.index,
+        first=core.first_index,
+        last=core.last_index,
+        members=tuple(MemberReport(member, lag_of(member)) for _, member in sorted(store.members.items())),
     )

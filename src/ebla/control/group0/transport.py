@@ -57,7 +57,9 @@ class Group0Transport:
         if host is None:
             return False
         try:
-            notice = RaftMessages(self._history, tuple(messages), self._own.host, self._own.address)
+            notice = RaftMessages(
+                history=self._history, messages=tuple(messages), host=self._own.host, address=self._own.address
+            )
             return self._peers.send(host, RAFT, notice)
         except Unreachable:
             return False

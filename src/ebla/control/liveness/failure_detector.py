@@ -24,7 +24,7 @@ class PeerState(enum.StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
     """One completed round trip."""
 
@@ -37,7 +37,7 @@ class RoundTrip:
     """None where the time would include the making of a connection."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLiveness:
     """What this node holds of one peer. Times are of this node's boot clock."""
 
@@ -68,7 +68,10 @@ class FailureDetector:
 
     def watch(self, peers: Sequence[Address], now_ms: int) -> None:
         """From now on these peers and no others. A new one is down until it answers."""
-        self._opinions = {peer: self._opinions.get(peer, PeerLiveness(peer, PeerState.DOWN, now_ms)) for peer in peers}
+        self._opinions = {
+            peer: self._opinions.get(peer, PeerLiveness(peer=peer, state=PeerState.DOWN, since_ms=now_ms))
+            for peer in peers
+        }
 
     def answered(self, answer: RoundTrip, now_ms: int) -> PeerLiveness | None:
         """Returns the new opinion where the peer came up or came back as another."""
@@ -80,7 +83,14 @@ class FailureDetector:
             heard = replace(before, heard_ms=max(before.heard_ms, answer.asked_ms))
             self._opinions[answer.peer] = _measured(heard, answer.round_trip_us)
             return None
-        fresh = PeerLiveness(answer.peer, PeerState.UP, now_ms, answer.host, answer.incarnation, answer.asked_ms)
+        fresh = PeerLiveness(
+            peer=answer.peer,
+            state=PeerState.UP,
+            since_ms=now_ms,
+            host=answer.host,
+            incarnation=answer.incarnation,
+            heard_ms=answer.asked_ms,
+        )
         self._opinions[answer.peer] = _measured(fresh, answer.round_trip_us)
         return self._opinions[answer.peer]
 

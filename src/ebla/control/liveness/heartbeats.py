@@ -28,7 +28,7 @@ class LivenessLimits:
     """Beats to one peer that are under way at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatConfig:
     clock: Clock
     members: PeerAddresses
@@ -125,7 +125,9 @@ class HeartbeatMonitor:
         finally:
             self._in_flight[peer] -= 1
         round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
-        answered = RoundTrip(peer, host, answer.incarnation, asked_ms, round_trip_us)
+        answered = RoundTrip(
+            peer=peer, host=host, incarnation=answer.incarnation, asked_ms=asked_ms, round_trip_us=round_trip_us
+        )
         changed = self._detector.answered(answered, self._clock.boot_ms())
         if changed is not None:
             self._tell(changed)

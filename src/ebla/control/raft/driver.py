@@ -95,7 +95,7 @@ class RaftTransport(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
     folder: str
     options: RaftOptions

@@ -45,7 +45,7 @@ class SnapshotSink(Protocol[Content_co]):
     def finish(self) -> Content_co: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotActions(Generic[Content]):
     """What a peer does about a snapshot at the points of its way."""
 
@@ -57,7 +57,7 @@ class SnapshotActions(Generic[Content]):
     is_not_needed: Callable[[InstallSnapshot], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Arriving(Generic[Content]):
     """One snapshot on its way. Chunks are fed to the receiver and to the disk in their order."""
 
@@ -225,7 +225,12 @@ class SnapshotReceiver(Generic[Content]):
                 self._current = None
 
     def _begin(self, chunk: SnapshotChunk, tasks: asyncio.TaskGroup) -> None:
-        arriving = _Arriving(chunk.message, chunk.sending, self._desk.new_receiver(), self._clock.boot_ms())
+        arriving = _Arriving(
+            message=chunk.message,
+            sending=chunk.sending,
+            receiver=self._desk.new_receiver(),
+            heard_ms=self._clock.boot_ms(),
+        )
         arriving.task = tasks.create_task(self._store(arriving))
         self._current = arriving
 

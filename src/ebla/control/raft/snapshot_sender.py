@@ -66,7 +66,14 @@ class SnapshotSender:
 
     def _chunk(self, number: int, data: bytes, *, last: bool) -> SnapshotChunk:
         sending = self._sending
-        return SnapshotChunk(sending.history, sending.message, number, data, last, sending.number)
+        return SnapshotChunk(
+            history=sending.history,
+            message=sending.message,
+            number=number,
+            data=data,
+            last=last,
+            sending=sending.number,
+        )
 
     async def _send_all(self, ahead: "asyncio.Queue[SnapshotChunk]", tasks: asyncio.TaskGroup) -> None:
         under_way: deque[asyncio.Task[None]] = deque()

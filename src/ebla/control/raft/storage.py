@@ -32,7 +32,7 @@ ADVICE = (
 _SNAPSHOT_PREFIX = "snapshot-"
 
 
-class RaftRecord(msgspec.Struct, frozen=True, array_like=True):
+class RaftRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One record of the journal. Read in the order of the fields: a snapshot comes before the entries behind it."""
 
     hard_state: HardState | None
@@ -231,7 +231,11 @@ class RaftStorage:
             hard_state = write.hard_state or hard_state
             if needs_sync(write):
                 replaces_log = write.snapshot is not None
-                records.append(RaftRecord(hard_state, write.snapshot, write.entries, replaces_log))
+                records.append(
+                    RaftRecord(
+                        hard_state=hard_state, snapshot=write.snapshot, entries=write.entries, replaces_log=replaces_log
+                    )
+                )
         return records, hard_state
 
     def record_commit_hint(self, hard_state: HardState | None) -> bool:
@@ -261,7 +265,7 @@ class RaftStorage:
         """A stored snapshot of our own state: from now on the log begins behind it."""
         async with self._turn:
             if meta.index > self._snapshot.index:
-                await self._append([RaftRecord(self._hard_state, meta)], self._hard_state)
+                await self._append([RaftRecord(hard_state=self._hard_state, snapshot=meta)], self._hard_state)
 
     async def read_snapshot(self, meta: SnapshotMeta) -> AsyncGenerator[bytes, None]:
         """The content as it was stored, in pieces. Raises `Corruption`."""
@@ -278,7 +282,9 @@ class RaftStorage:
         async with self._turn:
             if not self._is_outcome_unknown:
                 try:
-                    await self._journal.append([_encoder.encode(RaftRecord(self._hard_state, None))])
+                    await self._journal.append(
+                        [_encoder.encode(RaftRecord(hard_state=self._hard_state, snapshot=None))]
+                    )
                 except DiskFull:
                     pass
             await self._journal.close()

@@ -56,7 +56,7 @@ Decide = Callable[[Snapshot], SessionCommand | None]
 """What to commit, from what is there; None: it is so already."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDeps:
     group0: Group0Node
     topology: TopologySource

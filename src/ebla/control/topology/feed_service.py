@@ -41,7 +41,7 @@ FEED_SNAPSHOTS_MAX = 16
 """Whole states on their way to children in several pages. One more, and the oldest begins anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
     read_barrier: Callable[[int], Awaitable[Revision]]
     """Of group 0, within so many milliseconds."""
@@ -167,7 +167,13 @@ class TopologyFeedService:
         reset: bool = False,
     ) -> FeedAnswer:
         return FeedAnswer(
-            revision, reset, changes, more, self._setup.down(), self._setup.serving(), self._lacks_report(request)
+            revision=revision,
+            reset=reset,
+            changes=changes,
+            more=more,
+            down=self._setup.down(),
+            serving=self._setup.serving(),
+            report_missing=self._lacks_report(request),
         )
 
     # ---- reports

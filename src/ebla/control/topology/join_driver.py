@@ -39,7 +39,7 @@ COMMIT_MS = 5_000
 BARRIER_MS = 5_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JoinDeps:
     group0: Group0Node
     topology: TopologySource

@@ -57,7 +57,9 @@ def own_commands(snapshot: Snapshot, own: Node, now_ms: int, rng: Rng) -> tuple[
     if known is None and snapshot.state == TopologyState():
         return _create_cluster(own, now_ms, rng)
     if known is None:
-        request = NodeRequest(RequestId(rng.uuid()), NodeRequestKind.JOIN, own.host, own.host, now_ms)
+        request = NodeRequest(
+            id=RequestId(rng.uuid()), kind=NodeRequestKind.JOIN, host=own.host, initiator=own.host, start_ms=now_ms
+        )
         return (SubmitJoin(own, request),)
     if known.state is NodeState.LEFT or _as_told(known) == _as_told(own) or _must_keep_shards(snapshot, known, own):
         return ()
@@ -95,7 +97,12 @@ def own_refusal(snapshot: Snapshot, own: Node) -> str:
 
 def _refresh(own: Node) -> RefreshNode:
     return RefreshNode(
-        own.host, own.release_version, own.address, own.shard_count, own.ignore_msb, own.supported_features
+        host=own.host,
+        release_version=own.release_version,
+        address=own.address,
+        shard_count=own.shard_count,
+        ignore_msb=own.ignore_msb,
+        supported_features=own.supported_features,
     )
 
 
@@ -114,12 +121,15 @@ def _create_cluster(own: Node, now_ms: int, rng: Rng) -> tuple[Command, ...]:
     generation = GenerationId(bytes=rng.bytes(16))
     with_tokens = msgspec.structs.replace(own, tokens=tokens)
     parts = _generation_commands(generation, [with_tokens], rng)
-    return (*parts, CreateCluster(own, tokens, generation, now_ms))
+    return (*parts, CreateCluster(node=own, tokens=tokens, generation=generation, timestamp_ms=now_ms))
 
 
 def _generation_commands(generation: GenerationId, ring: list[Node], rng: Rng) -> tuple[WriteCdcPart, ...]:
     parts = generation_parts(generation_ranges(ring, rng))
-    return tuple(WriteCdcPart(generation, len(parts), number, part) for number, part in enumerate(parts))
+    return tuple(
+        WriteCdcPart(generation=generation, part_count=len(parts), number=number, part=part)
+        for number, part in enumerate(parts)
+    )
 
 
 # ---- what the leader does
@@ -198,15 +208,31 @@ def _drive(snapshot: Snapshot, node: Node, row: NodeRow, means: tuple[LeaderView
     if node.state is not NodeState.BOOTSTRAPPING:
         return LeaderIdle(f"{node.host} is {node.state}, which needs the topology coordinator")
     if node.host in around.gone and row.on_failure is not None:
-        return LeaderAction((RollBackNode(node.host, snapshot.transition, "it was removed from group 0", now_ms),))
+        return LeaderAction(
+            (
+                RollBackNode(
+                    host=node.host, leaving=snapshot.transition, reason="it was removed from group 0", now_ms=now_ms
+                ),
+            )
+        )
     if row.action is NodeAction.ADMIT:
         return _choose_tokens(snapshot, node, rng)
     barrier = NodeBarrier(snapshot.version, _ring(snapshot, around)) if row.barrier else None
     fence = snapshot.version if row.barrier else TopologyVersion(0)
     session = SessionId(rng.uuid())
     if row.action is NodeAction.COMMIT_GENERATION:
-        return LeaderAction((CommitCdcGeneration(_timestamp_ms(snapshot, now_ms), session, now_ms, fence),), barrier)
-    return LeaderAction((AdvanceNode(node.host, snapshot.transition, session, now_ms, fence),), barrier)
+        return LeaderAction(
+            (
+                CommitCdcGeneration(
+                    timestamp_ms=_timestamp_ms(snapshot, now_ms), session=session, now_ms=now_ms, fence=fence
+                ),
+            ),
+            barrier,
+        )
+    return LeaderAction(
+        (AdvanceNode(host=node.host, leaving=snapshot.transition, session=session, now_ms=now_ms, fence=fence),),
+        barrier,
+    )
 
 
 def _choose_tokens(snapshot: Snapshot, node: Node, rng: Rng) -> LeaderAction | LeaderIdle:

@@ -224,7 +224,14 @@ def _create_table(request: CreateTableRequest, planning: PlanningState, new_id: 
     schema = new_schema((new_id, request.keyspace, request.name), request.columns, request.options)
     if why := why_no_table_yet(snapshot, planning.down):
         raise NotYetPossible(Refused(f"no table can be created now: {why}", advice="try again when it is in the ring"))
-    table = Table(new_id, request.keyspace, request.name, False, request.min_tablet_count, encode_schema(schema))
+    table = Table(
+        id=new_id,
+        keyspace=request.keyspace,
+        name=request.name,
+        cdc=False,
+        min_tablet_count=request.min_tablet_count,
+        definition=encode_schema(schema),
+    )
     if not keyspace.on_tablets:
         return SchemaChangePlan((CreateTable(table),), new_id)
     _check_room(snapshot, keyspace.replication)

@@ -47,7 +47,7 @@ class TopologySource(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaDeps:
     group0: Group0Node
     topology: TopologySource
@@ -86,7 +86,7 @@ class SchemaService:
         asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))
         if asked.lacking:
             raise _not_everywhere(made, asked)
-        return SchemaAnswer(made.changed, made.version, made.table, asked.down)
+        return SchemaAnswer(changed=made.changed, version=made.version, table=made.table, unreached=asked.down)
 
     def _remaining_ms(self, expires_at: float) -> int:
         return max(0, int((expires_at - self._loop.time()) * 1000))

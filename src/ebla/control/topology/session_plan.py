@@ -32,8 +32,8 @@ class SessionOpening:
 def new_opening(request: OpenSessionRequest, snapshot: Snapshot, deadline_ms: int) -> SessionOpening:
     """The wish as it stands when it is first looked at; `snapshot` is what a quorum knew after it came."""
     session = Session(
-        request.session,
-        SessionKind.BULK_JOB,
+        id=request.session,
+        kind=SessionKind.BULK_JOB,
         table=request.table,
         request=RequestId(request.job),
         deadline_ms=deadline_ms,

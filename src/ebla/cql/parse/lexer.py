@@ -26,7 +26,7 @@ class TokenKind(enum.IntEnum):
     END = 11
 
 
-class LexToken(msgspec.Struct, frozen=True, gc=False):
+class LexToken(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A struct because a statement has dozens."""
 
     kind: TokenKind
@@ -99,7 +99,7 @@ def tokenize(text: str) -> list[LexToken]:
         assert group is not None
         if group == "name":
             name = match[group]
-            found.append(LexToken(TokenKind.NAME, name, match.start(group), name.upper()))
+            found.append(LexToken(kind=TokenKind.NAME, text=name, start=match.start(group), upper=name.upper()))
         else:
             found.append(_token(group, match[group], match.start(group)))
         position = match.end()
@@ -108,19 +108,19 @@ def tokenize(text: str) -> list[LexToken]:
     if rest.end() != len(text):
         position = rest.end()
         raise BadSyntax(f"{text_position(text, position)} no viable alternative at character '{text[position]}'")
-    found.append(LexToken(TokenKind.END, "<EOF>", len(text), ""))
+    found.append(LexToken(kind=TokenKind.END, text="<EOF>", start=len(text), upper=""))
     return found
 
 
 def _token(group: str, text: str, start: int) -> LexToken:
     match group:
         case "quoted":
-            return LexToken(TokenKind.QUOTED_NAME, text.replace('""', '"'), start - 1, "")
+            return LexToken(kind=TokenKind.QUOTED_NAME, text=text.replace('""', '"'), start=start - 1, upper="")
         case "string":
-            return LexToken(TokenKind.STRING, text.replace("''", "'"), start - 1, "")
+            return LexToken(kind=TokenKind.STRING, text=text.replace("''", "'"), start=start - 1, upper="")
         case "dollar":
-            return LexToken(TokenKind.STRING, text, start - 2, "")
+            return LexToken(kind=TokenKind.STRING, text=text, start=start - 2, upper="")
         case "blob":
-            return LexToken(TokenKind.BLOB, text[2:], start, "")
+            return LexToken(kind=TokenKind.BLOB, text=text[2:], start=start, upper="")
         case _:
-            return LexToken(_KINDS[group], text, start, "")
+            return LexToken(kind=_KINDS[group], text=text, start=start, upper="")

@@ -120,14 +120,14 @@ def _create_table(reader: TokenStream) -> CreateTableStatement:
         raise reader.failure("after a table with more than one PRIMARY KEY")
     order, properties, compact = _table_options(reader)
     return CreateTableStatement(
-        table,
-        tuple(parts.columns),
-        parts.partition_key,
-        parts.clustering,
-        order,
-        properties,
-        compact,
-        exists,
+        table=table,
+        columns=tuple(parts.columns),
+        partition_key=parts.partition_key,
+        clustering=parts.clustering,
+        clustering_order=order,
+        properties=properties,
+        compact_storage=compact,
+        if_not_exists=exists,
     )
 
 
@@ -195,16 +195,16 @@ def _alter_table(reader: TokenStream) -> AlterTableStatement:
     exists = _if_exists(reader)
     table = table_name(reader)
     if reader.accept_word("ADD"):
-        return AlterTableStatement(table, added=_added(reader), if_exists=exists)
+        return AlterTableStatement(table=table, added=_added(reader), if_exists=exists)
     if reader.accept_word("DROP"):
         return _dropped_columns(reader, table, exists)
     if reader.accept_word("RENAME"):
         renamed = [_renamed(reader)]
         while reader.accept_word("AND"):
             renamed.append(_renamed(reader))
-        return AlterTableStatement(table, renamed=tuple(renamed), if_exists=exists)
+        return AlterTableStatement(table=table, renamed=tuple(renamed), if_exists=exists)
     if reader.at_word("WITH"):
-        return AlterTableStatement(table, properties=_with(reader), if_exists=exists)
+        return AlterTableStatement(table=table, properties=_with(reader), if_exists=exists)
     if reader.at_word("ALTER"):
         raise UnsupportedFeature("changing the type of a column")
     raise reader.failure("expecting ADD, DROP, RENAME or WITH")
@@ -237,7 +237,7 @@ def _dropped_columns(reader: TokenStream, table: TableName, exists: bool) -> Alt
         reader.expect_sign(")")
     if reader.at_word("USING"):
         raise UnsupportedFeature("DROP … USING TIMESTAMP")
-    return AlterTableStatement(table, dropped=tuple(found), if_exists=exists)
+    return AlterTableStatement(table=table, dropped=tuple(found), if_exists=exists)
 
 
 def _renamed(reader: TokenStream) -> tuple[str, str]:
@@ -319,24 +319,24 @@ def describe(reader: TokenStream) -> DescribeStatement:
         reader.expect_word("INTERNALS")
         if reader.accept_word("AND"):
             reader.expect_word("PASSWORDS")
-        return DescribeStatement(found.target, found.keyspace, found.name, with_internals=True)
+        return DescribeStatement(target=found.target, keyspace=found.keyspace, name=found.name, with_internals=True)
     return found
 
 
 def _described(reader: TokenStream) -> DescribeStatement:
     if reader.accept_word("FULL"):
         reader.expect_word("SCHEMA")
-        return DescribeStatement(DescribeTarget.FULL_SCHEMA)
+        return DescribeStatement(target=DescribeTarget.FULL_SCHEMA)
     word = reader.token.upper
     ends = reader.peek().kind is TokenKind.END or reader.peek().text == ";" or reader.peek().upper == "WITH"
     if word in _PLAIN_TARGETS and ends:
         reader.take()
-        return DescribeStatement(_PLAIN_TARGETS[word])
+        return DescribeStatement(target=_PLAIN_TARGETS[word])
     only = reader.accept_word("ONLY")
     if reader.accept_word("KEYSPACE"):
         target = DescribeTarget.ONLY_KEYSPACE if only else DescribeTarget.KEYSPACE
         at_end = reader.token.kind is TokenKind.END or reader.at_sign(";") or reader.at_word("WITH")
-        return DescribeStatement(target, None if at_end else reader.name("a keyspace"))
+        return DescribeStatement(target=target, keyspace=None if at_end else reader.name("a keyspace"))
     if word in _NAMED_TARGETS and not ends:
         reader.take()
         return _named(reader, _NAMED_TARGETS[word])
@@ -348,4 +348,4 @@ def _described(reader: TokenStream) -> DescribeStatement:
 
 def _named(reader: TokenStream, target: DescribeTarget) -> DescribeStatement:
     name = table_name(reader)
-    return DescribeStatement(target, name.keyspace, name.name)
+    return DescribeStatement(target=target, keyspace=name.keyspace, name=name.name)

@@ -45,16 +45,16 @@ def select(reader: TokenStream) -> SelectStatement:
             reader.expect_word("BYPASS", "CACHE")
             bypass_cache = True
     return SelectStatement(
-        table,
-        selectors,
-        distinct,
-        relations,
-        order_by,
-        per_partition,
-        limit,
-        allow_filtering,
-        bypass_cache,
-        using(reader, "TIMEOUT"),
+        table=table,
+        selectors=selectors,
+        distinct=distinct,
+        where=relations,
+        order_by=order_by,
+        per_partition_limit=per_partition,
+        limit=limit,
+        allow_filtering=allow_filtering,
+        bypass_cache=bypass_cache,
+        using=using(reader, "TIMEOUT"),
     )
 
 

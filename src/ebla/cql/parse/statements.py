@@ -45,7 +45,7 @@ class Operator(enum.StrEnum):
     IS_NOT_NULL = "IS NOT NULL"
 
 
-class ColumnRelation(msgspec.Struct, frozen=True):
+class ColumnRelation(msgspec.Struct, frozen=True, kw_only=True):
     """`column op value`. For IN: `values` (or one marker for the whole list in `value`)."""
 
     column: str
@@ -54,7 +54,7 @@ class ColumnRelation(msgspec.Struct, frozen=True):
     values: tuple[Term, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElementRelation:
     """`column[key] op value`."""
 
@@ -73,7 +73,7 @@ class TokenRelation:
     value: Term
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MultiColumnRelation:
     """`(a, b) op (x, y)`, also with IN, and with one marker for a whole tuple or for the list of them."""
 
@@ -120,7 +120,7 @@ class Ordering:
     descending: bool
 
 
-class SelectStatement(msgspec.Struct, frozen=True):
+class SelectStatement(msgspec.Struct, frozen=True, kw_only=True):
     table: TableName
     selectors: tuple[Selector, ...]
     """Empty: `*`."""
@@ -137,7 +137,7 @@ class SelectStatement(msgspec.Struct, frozen=True):
 # ---- writes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InsertStatement:
     table: TableName
     columns: tuple[str, ...]
@@ -181,7 +181,7 @@ class AssignElement:
 Assignment = AssignColumn | ChangeCollection | AssignElement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStatement:
     table: TableName
     assignments: tuple[Assignment, ...]
@@ -196,7 +196,7 @@ class DeletedColumn:
     """One element of a collection."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteStatement:
     table: TableName
     columns: tuple[DeletedColumn, ...]
@@ -261,7 +261,7 @@ class ColumnDefinition:
     is_static: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTableStatement:
     table: TableName
     columns: tuple[ColumnDefinition, ...]
@@ -273,7 +273,7 @@ class CreateTableStatement:
     if_not_exists: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlterTableStatement:
     """One of the four kinds of change, the others empty."""
 
@@ -317,7 +317,7 @@ class DescribeTarget(enum.StrEnum):
     """A bare name: a keyspace, a table, …, whichever is there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeStatement:
     target: DescribeTarget
     keyspace: str | None = None

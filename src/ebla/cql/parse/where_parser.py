@@ -101,13 +101,13 @@ def _multi_column_relation(reader: TokenStream) -> MultiColumnRelation:
     columns = _column_list(reader)
     if reader.accept_word("IN"):
         if reader.at_marker:
-            return MultiColumnRelation(columns, Operator.IN, reader.marker())
-        return MultiColumnRelation(columns, Operator.IN, values=_in_values(reader))
+            return MultiColumnRelation(columns=columns, operator=Operator.IN, value=reader.marker())
+        return MultiColumnRelation(columns=columns, operator=Operator.IN, values=_in_values(reader))
     operator = _comparison(reader)
     value = simple_term(reader)
     if not isinstance(value, TupleLiteral | BindMarker):
         reader.fail("after a value that is no tuple")
-    return MultiColumnRelation(columns, operator, value)
+    return MultiColumnRelation(columns=columns, operator=operator, value=value)
 
 
 def _column_relation(reader: TokenStream) -> Relation:
@@ -115,24 +115,24 @@ def _column_relation(reader: TokenStream) -> Relation:
     if reader.accept_sign("["):
         key = term(reader)
         reader.expect_sign("]")
-        return ElementRelation(column, key, _comparison(reader), term(reader))
+        return ElementRelation(column=column, key=key, operator=_comparison(reader), value=term(reader))
     if reader.accept_word("IN"):
         if reader.at_marker:
-            return ColumnRelation(column, Operator.IN, reader.marker())
-        return ColumnRelation(column, Operator.IN, values=_in_values(reader))
+            return ColumnRelation(column=column, operator=Operator.IN, value=reader.marker())
+        return ColumnRelation(column=column, operator=Operator.IN, values=_in_values(reader))
     if reader.accept_word("CONTAINS"):
         operator = Operator.CONTAINS_KEY if reader.accept_word("KEY") else Operator.CONTAINS
-        return ColumnRelation(column, operator, term(reader))
+        return ColumnRelation(column=column, operator=operator, value=term(reader))
     if reader.accept_word("LIKE"):
-        return ColumnRelation(column, Operator.LIKE, term(reader))
+        return ColumnRelation(column=column, operator=Operator.LIKE, value=term(reader))
     if reader.accept_word("IS"):
         reader.expect_word("NOT", "NULL")
-        return ColumnRelation(column, Operator.IS_NOT_NULL)
+        return ColumnRelation(column=column, operator=Operator.IS_NOT_NULL)
     if reader.at_word("NOT"):
         raise UnsupportedFeature("NOT IN and NOT CONTAINS")
     if reader.at_word("BETWEEN"):
         raise UnsupportedFeature("BETWEEN")
-    return ColumnRelation(column, _comparison(reader), term(reader))
+    return ColumnRelation(column=column, operator=_comparison(reader), value=term(reader))
 
 
 def _in_values(reader: TokenStream) -> tuple[Term, ...]:

@@ -48,7 +48,7 @@ def insert(reader: TokenStream) -> InsertStatement:
     _refuse_condition(reader)
     times = using(reader, "TIMESTAMP", "TTL", "TIMEOUT")
     _refuse_condition(reader)
-    return InsertStatement(table, tuple(columns), tuple(values), times)
+    return InsertStatement(table=table, columns=tuple(columns), values=tuple(values), using=times)
 
 
 def update(reader: TokenStream) -> UpdateStatement:
@@ -62,7 +62,7 @@ def update(reader: TokenStream) -> UpdateStatement:
     reader.expect_word("WHERE")
     relations = where(reader)
     _refuse_condition(reader)
-    return UpdateStatement(table, tuple(assignments), relations, times)
+    return UpdateStatement(table=table, assignments=tuple(assignments), where=relations, using=times)
 
 
 def _check_once(reader: TokenStream, assignments: Sequence[Assignment]) -> None:
@@ -138,7 +138,7 @@ def delete(reader: TokenStream) -> DeleteStatement:
     reader.expect_word("WHERE")
     relations = where(reader)
     _refuse_condition(reader)
-    return DeleteStatement(table, tuple(columns), relations, times)
+    return DeleteStatement(table=table, columns=tuple(columns), where=relations, using=times)
 
 
 def _deleted(reader: TokenStream) -> DeletedColumn:

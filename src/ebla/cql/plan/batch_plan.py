@@ -16,7 +16,7 @@ from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import ColumnSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     kind: BatchKind
     parts: tuple[ModificationPlan, ...]
@@ -31,7 +31,7 @@ def plan_batch(
     using = statement.using
     parts: list[ModificationPlan] = []
     variables: list[ColumnSpec] = []
-    outer = Binder("", "", markers)
+    outer = Binder(keyspace="", table="", markers=markers)
     if using.timestamp is not None:
         outer.source(using.timestamp, TermReceiver("[timestamp]", SCALARS["bigint"]))
     timeout = (
@@ -52,7 +52,7 @@ def plan_batch(
     found = (*own, *variables)
     if len(found) != len(markers):
         raise InvalidRequest("some bind markers have no place where their type would be known")
-    return BatchPlan(statement.kind, tuple(parts), found, timeout)
+    return BatchPlan(kind=statement.kind, parts=tuple(parts), variables=found, timeout=timeout)
 
 
 def _timed(one: Modification, batch: BatchStatement) -> Modification:

@@ -74,7 +74,7 @@ class TermReceiver(msgspec.Struct, frozen=True):
     type: CqlType
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Binder:
     """Compiles the terms of one statement and gathers what its markers stand for."""
 
@@ -91,7 +91,11 @@ class Binder:
                 continue
             if receiver is None:
                 raise InvalidRequest(f"bind marker {marker.number + 1} has no place where its type would be known")
-            found.append(ColumnSpec(self.keyspace, self.table, marker.name or receiver.name, receiver.type))
+            found.append(
+                ColumnSpec(
+                    keyspace=self.keyspace, table=self.table, name=marker.name or receiver.name, type=receiver.type
+                )
+            )
         return tuple(found)
 
     # ---- compiling
@@ -241,7 +245,7 @@ class Binder:
                 return any(is_assignable(one.result, kind) for one in overloads_of(name))
             case _:
                 try:
-                    Binder("", "", ()).source(term, TermReceiver("", kind))
+                    Binder(keyspace="", table="", markers=()).source(term, TermReceiver("", kind))
                 except InvalidRequest:
                     return False
                 return True

@@ -27,7 +27,7 @@ class CallService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlan:
     name: str
     argument: ValueSource
@@ -47,9 +47,14 @@ def plan_call(statement: CallStatement, names: Collection[str], markers: tuple[B
     if statement.keyspace != KEYSPACE or name not in names:
         known = ", ".join(f"{KEYSPACE}.{one}" for one in sorted(names)) or "none on this node"
         raise InvalidRequest(f"there is nothing to call as {statement.keyspace}.{name}", advice=f"there is: {known}")
-    binder = Binder(KEYSPACE, name, markers)
+    binder = Binder(keyspace=KEYSPACE, table=name, markers=markers)
     argument = binder.source(statement.argument, TermReceiver("request", BLOB))
-    return CallPlan(name, argument, binder.variables(), (ColumnSpec(KEYSPACE, name, "answer", BLOB),))
+    return CallPlan(
+        name=name,
+        argument=argument,
+        variables=binder.variables(),
+        columns=(ColumnSpec(keyspace=KEYSPACE, table=name, name="answer", type=BLOB),),
+    )
 
 
 def call_result_rows(plan: CallPlan, answer: bytes) -> Rows:

@@ -28,7 +28,7 @@ Values = Sequence[bytes | None]
 FunctionBody = Callable[[Values, CallContext], bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CqlFunction:
     name: str
     arguments: tuple[CqlType, ...]
@@ -116,21 +116,25 @@ def _conversions() -> list[CqlFunction]:
     made = []
     for kind, number in _TIME_SOURCES:
         made += [
-            CqlFunction("todate", (kind,), _DATE, _as_is(number, _day)),
-            CqlFunction("to_date", (kind,), _DATE, _as_is(number, _day)),
-            CqlFunction("totimestamp", (kind,), _TIMESTAMP, _as_is(number, _long)),
-            CqlFunction("to_timestamp", (kind,), _TIMESTAMP, _as_is(number, _long)),
-            CqlFunction("tounixtimestamp", (kind,), _BIGINT, _as_is(number, _long)),
-            CqlFunction("to_unix_timestamp", (kind,), _BIGINT, _as_is(number, _long)),
+            CqlFunction(name="todate", arguments=(kind,), result=_DATE, work=_as_is(number, _day)),
+            CqlFunction(name="to_date", arguments=(kind,), result=_DATE, work=_as_is(number, _day)),
+            CqlFunction(name="totimestamp", arguments=(kind,), result=_TIMESTAMP, work=_as_is(number, _long)),
+            CqlFunction(name="to_timestamp", arguments=(kind,), result=_TIMESTAMP, work=_as_is(number, _long)),
+            CqlFunction(name="tounixtimestamp", arguments=(kind,), result=_BIGINT, work=_as_is(number, _long)),
+            CqlFunction(name="to_unix_timestamp", arguments=(kind,), result=_BIGINT, work=_as_is(number, _long)),
         ]
     made += [
-        CqlFunction("dateof", (_TIMEUUID,), _TIMESTAMP, _as_is(timeuuid_ms, _long)),
-        CqlFunction("unixtimestampof", (_TIMEUUID,), _BIGINT, _as_is(timeuuid_ms, _long)),
+        CqlFunction(name="dateof", arguments=(_TIMEUUID,), result=_TIMESTAMP, work=_as_is(timeuuid_ms, _long)),
+        CqlFunction(name="unixtimestampof", arguments=(_TIMEUUID,), result=_BIGINT, work=_as_is(timeuuid_ms, _long)),
     ]
     for name in ("mintimeuuid", "min_timeuuid"):
-        made.append(CqlFunction(name, (_TIMESTAMP,), _TIMEUUID, _bound_timeuuid(b"\x80" * 8)))
+        made.append(
+            CqlFunction(name=name, arguments=(_TIMESTAMP,), result=_TIMEUUID, work=_bound_timeuuid(b"\x80" * 8))
+        )
     for name in ("maxtimeuuid", "max_timeuuid"):
-        made.append(CqlFunction(name, (_TIMESTAMP,), _TIMEUUID, _bound_timeuuid(b"\x7f" * 8)))
+        made.append(
+            CqlFunction(name=name, arguments=(_TIMESTAMP,), result=_TIMEUUID, work=_bound_timeuuid(b"\x7f" * 8))
+        )
     return made
 
 
@@ -153,7 +157,11 @@ def _current() -> list[CqlFunction]:
         (("currenttime", "current_time"), _TIME, time_of_day),
         (("uuid",), _UUID, lambda _values, moment: _random_uuid(moment)),
     )
-    return [CqlFunction(name, (), kind, work, is_pure=False) for names, kind, work in works for name in names]
+    return [
+        CqlFunction(name=name, arguments=(), result=kind, work=work, is_pure=False)
+        for names, kind, work in works
+        for name in names
+    ]
 
 
 def _random_uuid(moment: CallContext) -> bytes:
@@ -183,10 +191,10 @@ def _blobs() -> list[CqlFunction]:
     for name in names:
         kind = SCALARS[name]
         made += [
-            CqlFunction(f"{name}asblob", (kind,), _BLOB, _same),
-            CqlFunction(f"{name}_as_blob", (kind,), _BLOB, _same),
-            CqlFunction(f"blobas{name}", (_BLOB,), kind, _checked(kind)),
-            CqlFunction(f"blob_as_{name}", (_BLOB,), kind, _checked(kind)),
+            CqlFunction(name=f"{name}asblob", arguments=(kind,), result=_BLOB, work=_same),
+            CqlFunction(name=f"{name}_as_blob", arguments=(kind,), result=_BLOB, work=_same),
+            CqlFunction(name=f"blobas{name}", arguments=(_BLOB,), result=kind, work=_checked(kind)),
+            CqlFunction(name=f"blob_as_{name}", arguments=(_BLOB,), result=kind, work=_checked(kind)),
         ]
     return made
 

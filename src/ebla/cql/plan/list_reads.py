@@ -21,7 +21,9 @@ async def read_known_lists(plan: ModificationPlan, request: BoundRequest, reader
     spans = _spans(plan, request)
     position = b""
     while spans:
-        page = await reader.read(ReadQuery(schema.id, spans, CHUNK_ROWS, now_s, position=position))
+        page = await reader.read(
+            ReadQuery(table=schema.id, spans=spans, rows_max=CHUNK_ROWS, now_s=now_s, position=position)
+        )
         for key, value in page.items:
             known[key] = _lists(plan, _row(plan, value), now_s)
         position = page.position

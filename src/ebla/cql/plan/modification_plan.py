@@ -64,7 +64,7 @@ class WriteTime:
     """Of the statement in its batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModificationPlan:
     schema: TableSchema
     variables: tuple[ColumnSpec, ...]
@@ -111,7 +111,9 @@ class ModificationPlan:
         head = EMPTY_HEAD
         if self.static_changes:
             draft = self._draft(self.static_changes, request, times, known.get(head_key(prefix), {}))
-            head = PartitionHead(static=Row(None, None, draft.cells, draft.collections))
+            head = PartitionHead(
+                static=Row(marker=None, deletion=None, cells=draft.cells, collections=draft.collections)
+            )
         if self.deletes_rows and not self._names_rows:
             head = self._range_head(prefix, request, times)
         if head != EMPTY_HEAD:
@@ -153,13 +155,13 @@ class ModificationPlan:
         draft = self._draft(self.row_changes, request, times, known)
         marker = RowMarker(times.timestamp_us, times.ttl_s, times.expires_s) if self.marks_row else None
         deletion = times.deletion() if self.deletes_rows else None
-        row = Row(marker, deletion, draft.cells, draft.collections)
+        row = Row(marker=marker, deletion=deletion, cells=draft.cells, collections=draft.collections)
         return b"" if row == Row() else encode_row(row, self.schema.version, self.schema.layouts[-1])
 
     def _draft(
         self, changes: Sequence[RowChange], request: BoundRequest, times: CellTimes, known: ListElements
     ) -> RowBuilder:
-        draft = RowBuilder(times, known_lists=known)
+        draft = RowBuilder(times=times, known_lists=known)
         for draft.turn, change in enumerate(changes):
             change(draft, request)
         return draft
@@ -176,7 +178,9 @@ class ModificationPlan:
                 timestamp_us = int.from_bytes(given, signed=True)
         if timestamp_us == TIMESTAMP_MIN:
             raise InvalidRequest(f"Out of bound timestamp, must be in [{TIMESTAMP_MIN + 1}, {(1 << 63) - 1}]")
-        return CellTimes(timestamp_us, self._ttl_s(request), moment.now_s, moment.sequence)
+        return CellTimes(
+            timestamp_us=timestamp_us, ttl_s=self._ttl_s(request), now_s=moment.now_s, sequence=moment.sequence
+        )
 
     def _ttl_s(self, request: BoundRequest) -> int:
         default_s = self.schema.options.default_ttl_s
@@ -191,7 +195,7 @@ class ModificationPlan:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainInsert:
     """The common write: one row, every value given, nothing null, no TTL. Its stored form is joined from the values as
     they came."""
@@ -236,7 +240,11 @@ def plan_modification(
     statement: Modification, schema: TableSchema, markers: tuple[BindMarker, ...], *, part_of_batch: bool = False
 ) -> ModificationPlan:
     """Raises `InvalidRequest` with what is wrong. Of `markers`, a part of a batch may have only some."""
-    builder = _Builder(schema, Binder(schema.keyspace, schema.name, markers), part_of_batch)
+    builder = _Builder(
+        schema=schema,
+        binder=Binder(keyspace=schema.keyspace, table=schema.name, markers=markers),
+        part_of_batch=part_of_batch,
+    )
     match statement:
         case InsertStatement():
             return builder.insert(statement)
@@ -246,7 +254,7 @@ def plan_modification(
             return builder.delete(statement)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Builder:
     schema: TableSchema
     binder: Binder
@@ -266,7 +274,7 @@ class _Builder:
         for name, value in zip(statement.columns, statement.values):
             column = self._column(name)
             if column.kind in _KEYS:
-                relations.append(ColumnRelation(name, Operator.EQUAL, value))
+                relations.append(ColumnRelation(column=name, operator=Operator.EQUAL, value=value))
             else:
                 self._assign(column, value)
         restrictions = classify_relations(self.schema, relations, self.binder)
@@ -439,19 +447,19 @@ class _Builder:
         ttl = self._using(using.ttl, "[ttl]", SCALARS["int"])
         timeout = self._using(using.timeout, "[timeout]", SCALARS["duration"])
         return ModificationPlan(
-            self.schema,
-            self.binder.variables(all_known=not self.part_of_batch),
-            key_positions(restrictions),
-            restrictions,
-            tuple(self.row),
-            tuple(self.static),
-            marks_row,
-            deletes_rows,
-            timestamp,
-            ttl,
-            timeout,
-            tuple(self.lists.values()),
-            self._plain_insert(restrictions, marks_row),
+            schema=self.schema,
+            variables=self.binder.variables(all_known=not self.part_of_batch),
+            key_positions=key_positions(restrictions),
+            restrictions=restrictions,
+            row_changes=tuple(self.row),
+            static_changes=tuple(self.static),
+            marks_row=marks_row,
+            deletes_rows=deletes_rows,
+            timestamp=timestamp,
+            ttl=ttl,
+            timeout=timeout,
+            lists_read=tuple(self.lists.values()),
+            plain=self._plain_insert(restrictions, marks_row),
         )
 
     def _using(self, term: Term | None, name: str, kind: CqlType) -> ValueSource | None:
@@ -472,7 +480,9 @@ class _Builder:
         ]
         sources = tuple(self.plain_sources.get(number) for number in self.schema.layouts[-1])
         flags = _PLAIN_MARKED if marks_row else _PLAIN
-        return PlainInsert(self.schema, tuple(partition), tuple(clustering), sources, flags)
+        return PlainInsert(
+            schema=self.schema, partition=tuple(partition), clustering=tuple(clustering), sources=sources, flags=flags
+        )
 
 
 def _element_type(column: Column) -> CqlType:

@@ -7,7 +7,7 @@ from ebla.model.errors import InvalidRequest
 FORMAT = 1
 
 
-class PagingState(msgspec.Struct, frozen=True, array_like=True):
+class PagingState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     format: int
     position: bytes
     """Of the router, or a row's number for a table that is not stored."""

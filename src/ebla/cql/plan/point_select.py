@@ -35,7 +35,7 @@ class PointRead(msgspec.Struct, frozen=True, gc=False):
     query: ReadQuery
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PointSelectPlan:
     table: TableId
     schema: TableSchema
@@ -58,7 +58,9 @@ class PointSelectPlan:
         if self.clustering:
             clustering = encode_clustering(self.schema.clustering, [part(request) for part in self.clustering])
         start = row_key(partition_prefix(token_of(key), key), clustering)
-        query = ReadQuery(self.table, ((start, start + b"\0"),), 1, request.now_us // 1_000_000)
+        query = ReadQuery(
+            table=self.table, spans=((start, start + b"\0"),), rows_max=1, now_s=request.now_us // 1_000_000
+        )
         return PointRead(partition, clustering, query)
 
     def rows(self, point: PointRead, page: ReadPage) -> Rows:
@@ -117,14 +119,20 @@ def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
     while cells and cells[-1] < 0:
         cells.pop()
     return PointSelectPlan(
-        table,
-        schema,
-        plan,
-        plan.columns,
-        len(shown),
-        tuple(key_value_source(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)),
-        tuple(key_value_source(*one) for one in zip(clustering, schema.clustering, strict=True)),
-        tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY),
-        tuple((place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING),
-        tuple(cells),
+        table=table,
+        schema=schema,
+        plan=plan,
+        columns=plan.columns,
+        width=len(shown),
+        partition=tuple(
+            key_value_source(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)
+        ),
+        clustering=tuple(key_value_source(*one) for one in zip(clustering, schema.clustering, strict=True)),
+        partition_places=tuple(
+            (place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY
+        ),
+        clustering_places=tuple(
+            (place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING
+        ),
+        cell_places=tuple(cells),
     )

@@ -41,7 +41,7 @@ KeyChoices = Callable[[BoundRequest], list[tuple[bytes, ...]]]
 """What one group of columns may be: tuples of values."""
 
 
-class KeyRestriction(msgspec.Struct, frozen=True):
+class KeyRestriction(msgspec.Struct, frozen=True, kw_only=True):
     """Neighbouring key columns that are fixed together: one by `=` or IN, or several by a tuple."""
 
     width: int
@@ -52,7 +52,7 @@ class KeyRestriction(msgspec.Struct, frozen=True):
     """Of the marker that gives its value, where that is all there is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SliceRestriction:
     sources: tuple[ValueSource, ...]
     columns: tuple[Column, ...]
@@ -73,7 +73,7 @@ class TokenRestriction:
     operator: Operator
 
 
-class Restrictions(msgspec.Struct, frozen=True):
+class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     partition: tuple[KeyRestriction, ...] = ()
     """All partition key columns, or none."""
     tokens: tuple[TokenRestriction, ...] = ()
@@ -190,19 +190,29 @@ class _Sorter:
     def equal(self, column: Column, term: Term) -> KeyRestriction:
         source = self.binder.source(term, TermReceiver(column.name, column.type))
         number = getattr(term, "number", None)
-        return KeyRestriction(1, lambda request: [(_key_value(source(request), column),)], True, number)
+        return KeyRestriction(
+            width=1, choices=lambda request: [(_key_value(source(request), column),)], is_single=True, position=number
+        )
 
     def one_of(self, column: Column, relation: ColumnRelation) -> KeyRestriction:
         if relation.values is None:
             assert relation.value is not None
             whole = self.binder.source(relation.value, TermReceiver(f"in({column.name})", ListType(column.type)))
-            return KeyRestriction(1, lambda request: [(one,) for one in _listed(whole(request), column)], False)
+            return KeyRestriction(
+                width=1, choices=lambda request: [(one,) for one in _listed(whole(request), column)], is_single=False
+            )
         sources = [self.binder.source(term, TermReceiver(column.name, column.type)) for term in relation.values]
-        return KeyRestriction(1, lambda request: [(_key_value(source(request), column),) for source in sources], False)
+        return KeyRestriction(
+            width=1,
+            choices=lambda request: [(_key_value(source(request), column),) for source in sources],
+            is_single=False,
+        )
 
     def several_equal(self, columns: Sequence[Column], term: Term) -> KeyRestriction:
         sources = self.tuple_sources(columns, term)
-        return KeyRestriction(len(columns), lambda request: [_tuple_of(sources(request), columns)], True)
+        return KeyRestriction(
+            width=len(columns), choices=lambda request: [_tuple_of(sources(request), columns)], is_single=True
+        )
 
     def several_one_of(self, columns: Sequence[Column], relation: MultiColumnRelation) -> KeyRestriction:
         kind = TupleType(tuple(column.type for column in columns))
@@ -210,13 +220,17 @@ class _Sorter:
             assert relation.value is not None
             whole = self.binder.source(relation.value, TermReceiver(_in_name(columns), ListType(kind)))
             return KeyRestriction(
-                len(columns),
-                lambda request: [_tuple_of(split_fields(one), columns) for one in _listed(whole(request), columns[0])],
-                False,
+                width=len(columns),
+                choices=lambda request: [
+                    _tuple_of(split_fields(one), columns) for one in _listed(whole(request), columns[0])
+                ],
+                is_single=False,
             )
         sources = [self.tuple_sources(columns, term) for term in relation.values]
         return KeyRestriction(
-            len(columns), lambda request: [_tuple_of(one(request), columns) for one in sources], False
+            width=len(columns),
+            choices=lambda request: [_tuple_of(one(request), columns) for one in sources],
+            is_single=False,
         )
 
     def tuple_sources(self, columns: Sequence[Column], term: Term) -> Callable[[BoundRequest], Sequence[bytes | None]]:
@@ -235,7 +249,9 @@ class _Sorter:
 
     def end_of(self, column: Column, operator: Operator, term: Term) -> SliceRestriction:
         source = self.binder.source(term, TermReceiver(column.name, column.type))
-        return SliceRestriction((source,), (column,), operator in _LOWER, operator in _INCLUSIVE)
+        return SliceRestriction(
+            sources=(source,), columns=(column,), is_lower=operator in _LOWER, inclusive=operator in _INCLUSIVE
+        )
 
     def ends_of(self, columns: Sequence[Column], operator: Operator, term: Term) -> SliceRestriction:
         """Of several columns together, `(a, b) > (1, 2)`; one in brackets counts as several."""
@@ -250,7 +266,10 @@ class _Sorter:
             parts = self.tuple_sources(columns, term)
             sources = [_part_source(parts, number) for number in range(len(columns))]
         return SliceRestriction(
-            tuple(sources), tuple(columns[: len(sources)]), operator in _LOWER, operator in _INCLUSIVE
+            sources=tuple(sources),
+            columns=tuple(columns[: len(sources)]),
+            is_lower=operator in _LOWER,
+            inclusive=operator in _INCLUSIVE,
         )
 
 
@@ -287,9 +306,9 @@ def classify_relations(schema: TableSchema, relations: Iterable[Relation], binde
     partition, given = _partition(sorter, given)
     tokens, given = _tokens(sorter, given, bool(partition))
     if not partition:
-        return Restrictions((), tokens, (), (), tuple(given))
+        return Restrictions(partition=(), tokens=tokens, clustering=(), ends=(), filters=tuple(given))
     clustering, ends, given = _clustering(sorter, given)
-    return Restrictions(partition, tokens, clustering, ends, tuple(given))
+    return Restrictions(partition=partition, tokens=tokens, clustering=clustering, ends=ends, filters=tuple(given))
 
 
 def _check_columns(schema: TableSchema, relations: Sequence[Relation]) -> None:

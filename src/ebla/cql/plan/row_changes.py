@@ -26,7 +26,7 @@ ListElements = dict[int, list[tuple[bytes, bytes]]]
 """Live elements of a row's lists by column number: path and value, in order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellTimes:
     timestamp_us: int
     ttl_s: int
@@ -39,10 +39,10 @@ class CellTimes:
         return self.now_s + self.ttl_s if self.ttl_s else 0
 
     def live(self, value: bytes) -> Cell:
-        return Cell(self.timestamp_us, value, self.ttl_s, self.expires_s)
+        return Cell(timestamp_us=self.timestamp_us, value=value, ttl_s=self.ttl_s, at_s=self.expires_s)
 
     def dead(self) -> Cell:
-        return Cell(self.timestamp_us, None, 0, self.now_s)
+        return Cell(timestamp_us=self.timestamp_us, value=None, ttl_s=0, at_s=self.now_s)
 
     def deletion(self) -> Deletion:
         return Deletion(self.timestamp_us, self.now_s)
@@ -51,7 +51,7 @@ class CellTimes:
         return Deletion(self.timestamp_us - 1, self.now_s)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RowBuilder:
     """The changed cells of one row, or of a partition's static part, while they are gathered."""
 

@@ -28,7 +28,7 @@ _PLAIN_FLAGS = (int(RowFlag.PLAIN), int(RowFlag.PLAIN | RowFlag.MARKED))
 _NO_CELLS: dict[int, Cell] = {}
 
 
-class DecodedRow(msgspec.Struct, gc=False):
+class DecodedRow(msgspec.Struct, gc=False, kw_only=True):
     """One row: the needed columns' values, and where asked for the cells they come from, by column number. A struct
     because a page has thousands."""
 
@@ -83,7 +83,7 @@ class RowDecoder:
     def bare(self, prefix: bytes) -> DecodedRow:
         """A partition of which there is nothing but its head."""
         self._enter(prefix)
-        return DecodedRow(self._template.copy(), self._static_cells, prefix, head_key(prefix))
+        return DecodedRow(values=self._template.copy(), cells=self._static_cells, prefix=prefix, key=head_key(prefix))
 
     def rows(self, items: Iterable[Item], *, bare_partitions: bool) -> Iterator[DecodedRow]:
         """`bare_partitions`: a partition with static values and no row is shown as one row of them."""
@@ -107,7 +107,7 @@ class RowDecoder:
         """The partition at the end of the items, where it has no row."""
         if self._held is not None:
             held, self._held = self._held, None
-            yield DecodedRow(self._template.copy(), self._static_cells, self._prefix, held)
+            yield DecodedRow(values=self._template.copy(), cells=self._static_cells, prefix=self._prefix, key=held)
 
     # ---- partitions
 
@@ -149,7 +149,7 @@ class RowDecoder:
             self._fill(row, values)
             if self._with_cells:
                 cells = {**cells, **row.cells}
-        return DecodedRow(values, cells, self._prefix, key)
+        return DecodedRow(values=values, cells=cells, prefix=self._prefix, key=key)
 
     def _take_clustering(self, key: bytes, values: RowValues) -> None:
         offset, size = len(self._prefix) + 1, len(key)

@@ -65,7 +65,7 @@ def _head_span(prefix: bytes) -> Span:
     return head, head + b"\0"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
     """One read of a stored table as a statement wants it."""
 
@@ -85,7 +85,7 @@ class TableRead:
     """Partitions of a reversed read: their heads come before their rows only if they are asked for first."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StoredRowPages:
     """Rows page by page. After a row has been given, `position` says where the next page would begin: behind the whole
     page that it is part of, so a page must be used to its end."""
@@ -119,13 +119,13 @@ class StoredRowPages:
     async def _part(self, rows_max: int) -> list[DecodedRow]:
         reading = self.reading
         query = ReadQuery(
-            reading.schema.id,
-            reading.spans,
-            max(1, rows_max),
-            reading.now_s,
-            reading.is_reversed,
-            reading.partition_rows_max,
-            self.position,
+            table=reading.schema.id,
+            spans=reading.spans,
+            rows_max=max(1, rows_max),
+            now_s=reading.now_s,
+            is_reversed=reading.is_reversed,
+            partition_rows_max=reading.partition_rows_max,
+            position=self.position,
         )
         answer = await self.reader.read(query)
         found = list(self._rows.rows(answer.items, bare_partitions=reading.bare_partitions))
@@ -146,7 +146,7 @@ class StoredRowPages:
         if not prefixes:
             return
         spans = tuple(coalesce(_head_span(prefix) for prefix in prefixes))
-        query = ReadQuery(self.reading.schema.id, spans, HEADS_MAX, self.reading.now_s)
+        query = ReadQuery(table=self.reading.schema.id, spans=spans, rows_max=HEADS_MAX, now_s=self.reading.now_s)
         answer = await self.reader.read(query)
         for key, value in answer.items:
             if is_head(value):
@@ -176,7 +176,7 @@ async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[De
         clustering = [values[column.name] for column in schema.clustering]
         given = [value for value in clustering if value is not None]
         stored_key = row_key(prefix, encode_clustering(schema.clustering, given))
-        found = DecodedRow([values[column.name] for column in needed], {}, prefix, stored_key)
+        found = DecodedRow(values=[values[column.name] for column in needed], cells={}, prefix=prefix, key=stored_key)
         placed.append((stored_key, found))
     placed.sort(key=lambda one: one[0])
     return [found for _, found in placed]

@@ -103,12 +103,15 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
             name = keyspace_of(table, session_keyspace)
             wish = DropTableRequest(name, table.name, lenient)
             return SchemaPlan(
-                wish, SchemaChangeResult(SchemaChangeKind.DROPPED, SchemaChangeTarget.TABLE, name, table.name)
+                wish,
+                SchemaChangeResult(
+                    kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace=name, table=table.name
+                ),
             )
 
 
 def _of_keyspace(kind: SchemaChangeKind, name: str) -> SchemaChangeResult:
-    return SchemaChangeResult(kind, SchemaChangeTarget.KEYSPACE, name)
+    return SchemaChangeResult(kind=kind, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
 
 
 # ---- keyspaces
@@ -135,7 +138,9 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
         on_tablets = replication.strategy is Strategy.NETWORK_TOPOLOGY
     elif on_tablets and replication.strategy is Strategy.SIMPLE:
         raise BadConfiguration("SimpleStrategy does not support tablet replication: use NetworkTopologyStrategy")
-    return Keyspace(name, replication, on_tablets, initial, durable)
+    return Keyspace(
+        name=name, replication=replication, on_tablets=on_tablets, initial_tablets=initial, durable_writes=durable
+    )
 
 
 def _replication(given: PropertyValue, catalog: Catalog) -> Replication:
@@ -209,8 +214,20 @@ def _create_table(statement: CreateTableStatement, session_keyspace: str | None)
     keyspace, name = keyspace_of(statement.table, session_keyspace), statement.table.name
     columns = table_columns(statement)
     options, tablets = _table_options(statement.properties, TableOptions())
-    wish = CreateTableRequest(keyspace, name, columns, options, statement.if_not_exists, tablets)
-    return SchemaPlan(wish, SchemaChangeResult(SchemaChangeKind.CREATED, SchemaChangeTarget.TABLE, keyspace, name))
+    wish = CreateTableRequest(
+        keyspace=keyspace,
+        name=name,
+        columns=columns,
+        options=options,
+        if_not_exists=statement.if_not_exists,
+        min_tablet_count=tablets,
+    )
+    return SchemaPlan(
+        wish,
+        SchemaChangeResult(
+            kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
+        ),
+    )
 
 
 def table_columns(statement: CreateTableStatement) -> tuple[Column, ...]:
@@ -229,11 +246,17 @@ def table_columns(statement: CreateTableStatement) -> tuple[Column, ...]:
         raise InvalidRequest(f"Key {twice} appears more than once in the PRIMARY KEY")
     directions = _directions(statement)
     columns = [
-        Column(name, defined[name].type, ColumnKind.PARTITION_KEY, position)
+        Column(name=name, type=defined[name].type, kind=ColumnKind.PARTITION_KEY, position=position)
         for position, name in enumerate(statement.partition_key)
     ]
     columns += [
-        Column(name, defined[name].type, ColumnKind.CLUSTERING, position, directions.get(name, False))
+        Column(
+            name=name,
+            type=defined[name].type,
+            kind=ColumnKind.CLUSTERING,
+            position=position,
+            descending=directions.get(name, False),
+        )
         for position, name in enumerate(statement.clustering)
     ]
     columns += [_value_column(one) for one in statement.columns if one.name not in keys]
@@ -269,7 +292,7 @@ def _directions(statement: CreateTableStatement) -> dict[str, bool]:
 
 def _value_column(definition: ColumnDefinition) -> Column:
     kind = ColumnKind.STATIC if definition.is_static else ColumnKind.REGULAR
-    return Column(definition.name, definition.type, kind)
+    return Column(name=definition.name, type=definition.type, kind=kind)
 
 
 def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan:
@@ -279,16 +302,19 @@ def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keysp
     if statement.properties is not None:
         options, _ = _table_options(statement.properties, schema.options)
     wish = AlterTableRequest(
-        schema.keyspace,
-        schema.name,
-        tuple(_value_column(definition) for definition in statement.added),
-        statement.dropped,
-        options,
-        statement.renamed,
+        keyspace=schema.keyspace,
+        name=schema.name,
+        added=tuple(_value_column(definition) for definition in statement.added),
+        dropped=statement.dropped,
+        options=options,
+        renamed=statement.renamed,
     )
     _check_alter(statement, table)
     return SchemaPlan(
-        wish, SchemaChangeResult(SchemaChangeKind.UPDATED, SchemaChangeTarget.TABLE, schema.keyspace, schema.name)
+        wish,
+        SchemaChangeResult(
+            kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace=schema.keyspace, table=schema.name
+        ),
     )
 
 

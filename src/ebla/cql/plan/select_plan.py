@@ -41,7 +41,7 @@ class SelectLimits(msgspec.Struct, frozen=True):
     partition_rows: ValueSource | None
 
 
-class SelectPlan(msgspec.Struct, frozen=True):
+class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     table: StoredTable | VirtualTable
     variables: tuple[ColumnSpec, ...]
     key_positions: tuple[int, ...]
@@ -90,19 +90,19 @@ class SelectPlan(msgspec.Struct, frozen=True):
             return None
         heads_of = tuple(partition_prefixes_of(restrictions, request)) if self.is_reversed and schema.static else ()
         reading = TableRead(
-            schema,
-            self.needs.columns,
-            self.needs.with_cells,
-            tuple(spans),
-            request.now_us // 1_000_000,
-            self.is_reversed,
-            self._partition_rows(request),
-            bare,
-            b"" if state is None else state.position,
-            b"" if state is None else state.prefix,
-            heads_of,
+            schema=schema,
+            needed=self.needs.columns,
+            with_cells=self.needs.with_cells,
+            spans=tuple(spans),
+            now_s=request.now_us // 1_000_000,
+            is_reversed=self.is_reversed,
+            partition_rows_max=self._partition_rows(request),
+            bare_partitions=bare,
+            position=b"" if state is None else state.position,
+            prefix=b"" if state is None else state.prefix,
+            heads_of=heads_of,
         )
-        return StoredRowPages(reading, reader)
+        return StoredRowPages(reading=reading, reader=reader)
 
     def _partition_rows(self, request: BoundRequest) -> int:
         """What replicas may cut partitions to: not where rows are filtered afterwards."""
@@ -208,7 +208,11 @@ class _Run:
             rows = rows[:left]
             left -= len(rows)
         more = not source.ended and left != 0
-        state_after = PagingState(FORMAT, source.position, left, source.prefix, self._shown) if more else None
+        state_after = (
+            PagingState(format=FORMAT, position=source.position, left=left, prefix=source.prefix, shown=self._shown)
+            if more
+            else None
+        )
         answer = plan.answer(rows, self._request)
         return Rows(plan.columns, answer, None if state_after is None else encode_paging_state(state_after))
 
@@ -255,7 +259,7 @@ class _Run:
         if page_size is None or len(rows) <= page_size:
             return Rows(plan.columns, plan.answer(rows, self._request))
         position = (start + page_size).to_bytes(8)
-        state_after = PagingState(FORMAT, position, None if left is None else left - page_size)
+        state_after = PagingState(format=FORMAT, position=position, left=None if left is None else left - page_size)
         return Rows(plan.columns, plan.answer(rows[:page_size], self._request), encode_paging_state(state_after))
 
 
@@ -272,7 +276,7 @@ def plan_select(
 ) -> SelectPlan:
     """Raises `InvalidRequest` with what is wrong."""
     schema = table.schema
-    binder = Binder(schema.keyspace, schema.name, markers)
+    binder = Binder(keyspace=schema.keyspace, table=schema.name, markers=markers)
     needs = NeededColumns()
     outputs = SelectionBuilder(schema, binder, needs).outputs(statement.selectors)
     restrictions, filters = _restrictions(statement, table, binder, needs)
@@ -286,19 +290,19 @@ def plan_select(
     )
     timeout = _source(binder, statement.using.timeout, "[timeout]", _DURATION)
     return SelectPlan(
-        table,
-        binder.variables(),
-        key_positions(restrictions),
-        restrictions,
-        needs,
-        outputs,
-        filters,
-        limits,
-        is_reversed,
-        statement.distinct,
-        bool(statement.order_by) and several,
-        timeout,
-        tuple(output.spec for output in outputs),
+        table=table,
+        variables=binder.variables(),
+        key_positions=key_positions(restrictions),
+        restrictions=restrictions,
+        needs=needs,
+        outputs=outputs,
+        filters=filters,
+        limits=limits,
+        is_reversed=is_reversed,
+        distinct=statement.distinct,
+        sorts=bool(statement.order_by) and several,
+        timeout=timeout,
+        columns=tuple(output.spec for output in outputs),
     )
 
 

@@ -39,7 +39,7 @@ class NeededColumns:
         return found
 
 
-class OutputColumn(msgspec.Struct, frozen=True):
+class OutputColumn(msgspec.Struct, frozen=True, kw_only=True):
     spec: ColumnSpec
     value: OutputValue
     place: int | None = None
@@ -74,10 +74,10 @@ class SelectionBuilder:
                 return self._function(call, alias)
             case SelectedTerm(term=term, alias=alias):
                 typed = self._term(term)
-                return OutputColumn(self._spec(alias or typed.name, typed.type), typed.value)
+                return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
 
     def _spec(self, name: str, kind: CqlType) -> ColumnSpec:
-        return ColumnSpec(self._schema.keyspace, self._schema.name, name, kind)
+        return ColumnSpec(keyspace=self._schema.keyspace, table=self._schema.name, name=name, type=kind)
 
     def _named(self, name: str) -> Column:
         column = self._schema.by_name.get(name)
@@ -87,7 +87,9 @@ class SelectionBuilder:
 
     def _column(self, column: Column, name: str) -> OutputColumn:
         place = self._needs.place(column)
-        return OutputColumn(self._spec(name, column.type), lambda found, _request: found.values[place], place)
+        return OutputColumn(
+            spec=self._spec(name, column.type), value=lambda found, _request: found.values[place], place=place
+        )
 
     # ---- calls
 
@@ -95,16 +97,16 @@ class SelectionBuilder:
         bare = call.name.removeprefix("system.")
         if bare not in aggregates.NAMES:
             typed = self._call(call)
-            return OutputColumn(self._spec(alias or typed.name, typed.type), typed.value)
+            return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
         if not call.arguments:
             kind, running = aggregates.aggregate(bare, None)
-            return OutputColumn(self._spec(alias or "count", kind), _nothing, running=running)
+            return OutputColumn(spec=self._spec(alias or "count", kind), value=_nothing, running=running)
         if len(call.arguments) > 1:
             raise InvalidRequest(f"Invalid number of arguments in call to function {bare}: 1 required")
         argument = self._argument(call.arguments[0])
         kind, running = aggregates.aggregate(bare, argument.type)
         return OutputColumn(
-            self._spec(alias or f"system.{bare}({argument.name})", kind), argument.value, running=running
+            spec=self._spec(alias or f"system.{bare}({argument.name})", kind), value=argument.value, running=running
         )
 
     def _argument(self, argument: Term | ColumnName) -> _Typed:

@@ -15,7 +15,7 @@ class ConnectionStage(enum.StrEnum):
     CLOSING = "CLOSING"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEndpoint:
     """The other end of a connection, and how it is protected."""
 
@@ -29,7 +29,7 @@ class ClientEndpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedClient:
     peer: ClientEndpoint
     stage: ConnectionStage

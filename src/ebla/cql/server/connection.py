@@ -136,7 +136,7 @@ class CqlMetrics:
         self.connections = metrics.gauge("cql_connections", "Open connections of CQL clients.").series()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionDeps:
     """What the connections of a shard have in common."""
 
@@ -156,7 +156,7 @@ class ConnectionDeps:
     limits: ConnectionLimits
 
 
-class RequestContext(msgspec.Struct, frozen=True, gc=False):
+class RequestContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What an answer must know of its request."""
 
     version: int
@@ -170,7 +170,7 @@ class RequestContext(msgspec.Struct, frozen=True, gc=False):
 class ServerConnection:
     def __init__(self, parts: ConnectionDeps, outlet: ClientTransport, peer: ClientEndpoint) -> None:
         self.peer = peer
-        self.session = ClientState(str(peer))
+        self.session = ClientState(peer=str(peer))
         self._parts = parts
         self._outlet = outlet
         self._execution = parts.execution
@@ -251,15 +251,15 @@ class ServerConnection:
         """`clients.Described`."""
         session = self.session
         return ConnectedClient(
-            self.peer,
-            self._stage,
-            self._version,
-            session.user,
-            session.options.get("DRIVER_NAME", ""),
-            session.options.get("DRIVER_VERSION", ""),
-            session.keyspace or "",
-            self._requests,
-            len(self._running),
+            peer=self.peer,
+            stage=self._stage,
+            protocol_version=self._version,
+            user=session.user,
+            driver_name=session.options.get("DRIVER_NAME", ""),
+            driver_version=session.options.get("DRIVER_VERSION", ""),
+            keyspace=session.keyspace or "",
+            requests=self._requests,
+            running=len(self._running),
         )
 
     # ---- how much is taken
@@ -316,7 +316,7 @@ class ServerConnection:
                     return
                 self._take(frame)
         except MalformedFrame as error:
-            self._fail(RequestContext(self._version, error.stream), error)
+            self._fail(RequestContext(version=self._version, stream=error.stream), error)
             self._close(error.message)
 
     def _take(self, frame: CqlFrame) -> None:
@@ -336,7 +336,7 @@ class ServerConnection:
                 raise BadProtocol(f"Opcode {opcode} has no place in a request")
             serve(frame, BodyReader(body, offset))
         except Exception as error:  # whatever a message does to us, its sender hears of it and the shard goes on
-            self._fail(RequestContext(frame.version, frame.stream), error)
+            self._fail(RequestContext(version=frame.version, stream=frame.stream), error)
 
     def _unwrapped(self, frame: CqlFrame) -> tuple[bytes, int]:
         """The body as it was before it was compressed, and where the message begins in it."""
@@ -387,13 +387,13 @@ class ServerConnection:
         # What follows may count on the login: it waits until that is decided.
         self._logs_in = True
         self._hold()
-        self._start(RequestContext(frame.version, frame.stream), self._log_in(frame, token))
+        self._start(RequestContext(version=frame.version, stream=frame.stream), self._log_in(frame, token))
 
     async def _log_in(self, frame: CqlFrame, token: bytes) -> None:
         try:
             user = await self._parts.login.authenticate(token)
         except EblaError as error:
-            self._fail(RequestContext(frame.version, frame.stream), error)
+            self._fail(RequestContext(version=frame.version, stream=frame.stream), error)
             self._close(error.message)
             return
         finally:
@@ -427,7 +427,12 @@ class ServerConnection:
             self._require_ready()
         statement_id, parameters = requests.read_execute(body, offset)
         asked = RequestContext(
-            frame.version, frame.stream, parameters.level, WriteType.SIMPLE, len(body), parameters.skip_metadata
+            version=frame.version,
+            stream=frame.stream,
+            level=parameters.level,
+            write_type=WriteType.SIMPLE,
+            bytes=len(body),
+            skip_metadata=parameters.skip_metadata,
         )
         try:
             self._parts.require_serving()
@@ -442,9 +447,9 @@ class ServerConnection:
         query = requests.read_query(reader)
         parameters = query.parameters
         asked = RequestContext(
-            frame.version,
-            frame.stream,
-            parameters.level,
+            version=frame.version,
+            stream=frame.stream,
+            level=parameters.level,
             bytes=len(reader.body),
             skip_metadata=parameters.skip_metadata,
         )
@@ -460,7 +465,7 @@ class ServerConnection:
         self._require_ready()
         self._parts.require_serving()
         text = requests.read_prepare(reader).text
-        asked = RequestContext(frame.version, frame.stream, bytes=len(reader.body))
+        asked = RequestContext(version=frame.version, stream=frame.stream, bytes=len(reader.body))
         self._start(asked, self._execution.prepare(self.session, text))
 
     def _batch(self, frame: CqlFrame, reader: BodyReader) -> None:
@@ -468,7 +473,13 @@ class ServerConnection:
         self._parts.require_serving()
         batch = requests.read_batch(reader)
         write_type = _BATCH_TYPES.get(batch.kind, WriteType.SIMPLE)
-        asked = RequestContext(frame.version, frame.stream, batch.parameters.level, write_type, len(reader.body))
+        asked = RequestContext(
+            version=frame.version,
+            stream=frame.stream,
+            level=batch.parameters.level,
+            write_type=write_type,
+            bytes=len(reader.body),
+        )
         self._start(asked, self._execution.batch(self.session, batch.kind, batch.items, batch.parameters))
 
     def _follow(self, asked: RequestContext, started: StartedRequest) -> None:

@@ -305,9 +305,11 @@ def _peer_of(transport: asyncio.BaseTransport) -> ClientEndpoint:
     name = transport.get_extra_info("peername") or ("", 0)
     tls = transport.get_extra_info("ssl_object")
     if tls is None:
-        return ClientEndpoint(name[0], name[1])
+        return ClientEndpoint(host=name[0], port=name[1])
     cipher = tls.cipher()
-    return ClientEndpoint(name[0], name[1], tls.version() or "", cipher[0] if cipher else "")
+    return ClientEndpoint(
+        host=name[0], port=name[1], tls_protocol=tls.version() or "", tls_cipher=cipher[0] if cipher else ""
+    )
 
 
 def _tune(sock: socket.socket | None, unacknowledged_ms: int) -> None:

@@ -77,14 +77,21 @@ def schema_changes(before: View, after: View) -> Sequence[SchemaChangeResult]:
     if was.keyspaces is not now.keyspaces:
         for name in sorted(now.keyspaces):
             if name not in was.keyspaces:
-                changes.append(SchemaChangeResult(SchemaChangeKind.CREATED, SchemaChangeTarget.KEYSPACE, name))
+                changes.append(
+                    SchemaChangeResult(kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
+                )
             elif was.keyspaces[name] != now.keyspaces[name]:
-                changes.append(SchemaChangeResult(SchemaChangeKind.UPDATED, SchemaChangeTarget.KEYSPACE, name))
+                changes.append(
+                    SchemaChangeResult(kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
+                )
     if was.tables is not now.tables:
         changes += _table_changes(_by_name(before), _by_name(after))
     if was.keyspaces is not now.keyspaces:
         gone = sorted(name for name in was.keyspaces if name not in now.keyspaces)
-        changes += [SchemaChangeResult(SchemaChangeKind.DROPPED, SchemaChangeTarget.KEYSPACE, name) for name in gone]
+        changes += [
+            SchemaChangeResult(kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
+            for name in gone
+        ]
     return changes
 
 
@@ -100,12 +107,18 @@ def _table_changes(was: _Named, now: _Named) -> Iterator[SchemaChangeResult]:
     for keyspace, name in sorted(was.keys() | now.keys()):
         before, after = was.get((keyspace, name)), now.get((keyspace, name))
         if before is None:
-            yield SchemaChangeResult(SchemaChangeKind.CREATED, SchemaChangeTarget.TABLE, keyspace, name)
+            yield SchemaChangeResult(
+                kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
+            )
         elif after is None:
-            yield SchemaChangeResult(SchemaChangeKind.DROPPED, SchemaChangeTarget.TABLE, keyspace, name)
+            yield SchemaChangeResult(
+                kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
+            )
         elif before != after:
             # Another id as well (a truncated table goes on under a new one): it is a column of the table's row.
-            yield SchemaChangeResult(SchemaChangeKind.UPDATED, SchemaChangeTarget.TABLE, keyspace, name)
+            yield SchemaChangeResult(
+                kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
+            )
 
 
 def node_changes(

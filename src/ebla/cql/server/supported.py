@@ -11,7 +11,7 @@ SHARDING_ALGORITHM = "biased-token-round-robin"
 TABLET_ROUTING = "TABLETS_ROUTING_V1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingInfo:
     """By which drivers find the shard of a token that is in no tablet."""
 

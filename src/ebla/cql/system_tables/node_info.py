@@ -20,7 +20,7 @@ RELEASE_VERSION = "5.0.0"
 PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SystemTableSources:
     view: TopologyView
     host: HostId

@@ -23,7 +23,7 @@ def declared(text: str, comment: str = "") -> TableSchema:
     assert keyspace is not None
     digest = hashlib.md5(f"{keyspace}.{name}".encode(), usedforsecurity=False).digest()
     identity = (TableId(uuid.UUID(bytes=digest, version=3)), keyspace, name)
-    return new_schema(identity, table_columns(statement), TableOptions(comment, gc_grace_s=0))
+    return new_schema(identity, table_columns(statement), TableOptions(comment=comment, gc_grace_s=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class CopyTablets(msgspec.Struct, frozen=True, array_like=True, tag="copy_tablet
     short_cut: bool = True
 
 
-class StreamRange(msgspec.Struct, frozen=True, array_like=True, tag="stream_range"):
+class StreamRange(msgspec.Struct, frozen=True, array_like=True, tag="stream_range", kw_only=True):
     """Rows of a range, merged from these replicas (one: a plain copy; several: a rebuild), to another."""
 
     table: TableId
@@ -65,7 +65,7 @@ class JobState(enum.StrEnum):
 ENDED_STATES = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
-class JobProgress(msgspec.Struct, frozen=True, array_like=True):
+class JobProgress(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """`step` is what is being done now, in words."""
 
     step: str = ""
@@ -81,7 +81,7 @@ class Difference(msgspec.Struct, frozen=True, array_like=True):
     """Host, hash in hex, rows."""
 
 
-class JobResult(msgspec.Struct, frozen=True, array_like=True):
+class JobResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     bytes_moved: int = 0
     rows: int = 0
     layers: int = 0
@@ -93,7 +93,7 @@ class JobResult(msgspec.Struct, frozen=True, array_like=True):
     short_cut: bool = False
 
 
-class JobRecord(msgspec.Struct, frozen=True, array_like=True):
+class JobRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     id: JobId
     spec: JobSpec
     what: str
@@ -115,7 +115,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     """Drawn anew by each pipeline that takes jobs up: the one that attends to this run, or to its end."""
 
 
-class PipelineState(msgspec.Struct, frozen=True, array_like=True):
+class PipelineState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the pipeline of the leader last said of itself."""
 
     host: HostId

@@ -27,7 +27,7 @@ class WriteJobState(enum.StrEnum):
     """It has ended well before: there is nothing to write."""
 
 
-class WriteJobRecord(msgspec.Struct, frozen=True, array_like=True):
+class WriteJobRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     table: TableId
     job: str
     timestamp_us: int

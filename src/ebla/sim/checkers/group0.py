@@ -76,7 +76,7 @@ class WatchMirror:
         self.index = answer.revision.index
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Group0Record:
     registers: OperationHistory = field(default_factory=OperationHistory)
     sums: list[int] = field(default_factory=list)

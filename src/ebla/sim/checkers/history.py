@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOperation:
     """One call of one client. `returned` is None where nobody ever learnt what became of it: it may have happened,
     at any time after `invoked`, or never."""
@@ -21,7 +21,7 @@ class ClientOperation:
         return f"{self.client} {self.key} {self.call!r} {answer} [{self.invoked:g}, {self.returned or float('inf'):g}]"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Open:
     client: str
     key: str
@@ -40,13 +40,22 @@ class OperationHistory:
     def invoke(self, client: str, call: Any, key: str = "") -> int:
         """Before the request leaves. The number names the operation in `complete` and `withdraw`."""
         self._events += 1
-        self._open[self._events] = _Open(client, key, call, self._events)
+        self._open[self._events] = _Open(client=client, key=key, call=call, invoked=self._events)
         return self._events
 
     def complete(self, number: int, result: Any) -> None:
         self._events += 1
         begun = self._open.pop(number)
-        self._done.append(ClientOperation(begun.client, begun.key, begun.call, result, begun.invoked, self._events))
+        self._done.append(
+            ClientOperation(
+                client=begun.client,
+                key=begun.key,
+                call=begun.call,
+                result=result,
+                invoked=begun.invoked,
+                returned=self._events,
+            )
+        )
 
     def withdraw(self, number: int) -> None:
         """It surely did not happen and never will."""
@@ -54,5 +63,8 @@ class OperationHistory:
 
     def operations(self) -> list[ClientOperation]:
         """All of them; those still open have an unknown outcome."""
-        unknown = [ClientOperation(o.client, o.key, o.call, None, o.invoked, None) for o in self._open.values()]
+        unknown = [
+            ClientOperation(client=o.client, key=o.key, call=o.call, result=None, invoked=o.invoked, returned=None)
+            for o in self._open.values()
+        ]
         return sorted([*self._done, *unknown], key=lambda operation: operation.invoked)

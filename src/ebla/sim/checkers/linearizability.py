@@ -24,7 +24,7 @@ class SearchGivenUp(AssertionError):
     """The search was given up: neither right nor wrong was shown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearizabilityViolation:
     """No order explains the history of this key. `stuck` could not come next after the longest attempt."""
 
@@ -93,7 +93,7 @@ class _Search(Generic[S]):
             self._push_next(stack, now)
         candidates, _ = self._candidates(deepest[0], deepest[1])
         stuck = tuple(self._known[index] for index in candidates)
-        return LinearizabilityViolation(self._key, deepest_done, total, deepest[3], stuck)
+        return LinearizabilityViolation(key=self._key, done=deepest_done, total=total, state=deepest[3], stuck=stuck)
 
     def _push_next(self, stack: list[tuple[int, int, int, S]], now: tuple[int, int, int, S]) -> None:
         """Where one more operation leads. Pushed last, so tried first: what had to be done soonest. Guesses last."""

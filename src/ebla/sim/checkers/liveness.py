@@ -30,7 +30,7 @@ class LivenessBounds:
     feed_silence_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LivenessNode:
     """A node of the simulation: two units on one machine, and the processes of their present lives."""
 

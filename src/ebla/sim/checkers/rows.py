@@ -27,7 +27,7 @@ UNSYNCED_S_MAX = 12.0
 sync takes on the slowest disk of a storm."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class AttemptedWrite:
     timestamp_us: int
     deletes: bool
@@ -35,7 +35,7 @@ class AttemptedWrite:
     refused: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Place:
     tried: dict[int, AttemptedWrite] = field(default_factory=dict)
     by_any: int = 0
@@ -65,7 +65,7 @@ class ReadInterval:
     ended: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RowsLedger:
     acknowledged: int = 0
     refused: int = 0

@@ -25,7 +25,7 @@ async def replica_difference(view: View, table: TableId, now_s: int, ask: ReadRe
     """INV-ROWS-10."""
     schema = view.schemas[table]
     for piece in split_by_replicas(view.sets.of(table), (ALL_KEYS,)):
-        request = ReadRowsRequest(view.version, table, piece.spans, ROWS_MAX, now_s)
+        request = ReadRowsRequest(version=view.version, table=table, spans=piece.spans, rows_max=ROWS_MAX, now_s=now_s)
         answers = {replica: await ask(replica, request) for replica in piece.replicas}
         rows = {
             replica: {key: decode_row(value, schema.layouts) for key, value in answer.items if not is_head(value)}

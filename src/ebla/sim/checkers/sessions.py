@@ -15,7 +15,7 @@ NodeLife = tuple[str, int]
 """A node's name and which of its lives. One that starts again may show an older state for a while."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SessionsRecord:
     opened: int = 0
     refused_late: int = 0

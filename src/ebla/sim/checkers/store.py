@@ -13,7 +13,7 @@ Cell = tuple[Incarnation, int, int]
 """A replica, a partition, a row."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class AttemptedStoreWrite:
     timestamp_us: int
     deletes: bool
@@ -38,7 +38,7 @@ class _Place:
         return max(answered, key=lambda one: one.timestamp_us, default=None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StoreLedger:
     grace_s: int
     answers: int = 0

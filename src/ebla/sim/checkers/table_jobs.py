@@ -22,7 +22,7 @@ JobBatch = tuple[str, int | None]
 """A job, or one batch of a stream."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WriteJobsLedger:
     fail: Callable[[str], None]
     now: Callable[[], float]

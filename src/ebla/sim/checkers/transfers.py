@@ -30,7 +30,7 @@ class SessionClose:
     """They were not waited for: what had begun there may end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedLayers:
     """Bases of one origin that a shard's stack has from this step on."""
 
@@ -51,7 +51,7 @@ class _Kept:
     checksum: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class TransfersLedger:
     fail: Callable[[str], None]
     now: Callable[[], float]

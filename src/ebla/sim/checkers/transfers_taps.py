@@ -126,7 +126,10 @@ class TransferTaps:
                 placed = [(one, stack.folder_of(one)) for one in layers]
                 self._fresh[transfer] = placed[0][1]
                 self._ledger.appeared(
-                    AdoptedLayers(self._own, stack.incarnation, session, transfer, placed), self._disk
+                    AdoptedLayers(
+                        own=self._own, incarnation=stack.incarnation, session=session, transfer=transfer, layers=placed
+                    ),
+                    self._disk,
                 )
 
 

@@ -70,8 +70,21 @@ class BrokerCluster(TransferCluster):
     ) -> tuple[ShardService, ...]:
         seat, context, router = _seat, _context, _router
         environment = context.environment
-        peers = PeersContext(environment.transport, environment.rng, context.introduction, WIRE, context.report)
-        places = ClusterAddresses(context.own.host, CONTROL_SOCKET, BULK_SOCKET, socket_of, VERBS_PORT, SHARD_PORT)
+        peers = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=context.introduction,
+            limits=WIRE,
+            report=context.report,
+        )
+        places = ClusterAddresses(
+            own=context.own.host,
+            control_socket=CONTROL_SOCKET,
+            bulk_socket=BULK_SOCKET,
+            shard_socket_of=socket_of,
+            bulk_port=VERBS_PORT,
+            shard_port_first=SHARD_PORT,
+        )
         doors = _WatchedDoors(context, peers, places)
         doors.cluster = self
         parts = BrokerDeps(
@@ -124,14 +137,14 @@ def build_cluster(world: World) -> BrokerCluster:
     """Nodes that are not yet started."""
     seats: dict[HostId, BulkHandle] = {}
     cluster = BrokerCluster(
-        world,
-        ClusterId(world.rng.uuid()),
-        BarrierLedger(world.fail),
-        ledger=TransfersLedger(world.fail, world.now),
-        engine=SimSparkEngine(world, lambda host: seats[host]),
+        world=world,
+        id=ClusterId(world.rng.uuid()),
+        barriers=BarrierLedger(world.fail),
+        ledger=TransfersLedger(fail=world.fail, now=world.now),
+        engine=SimSparkEngine(world=world, seat=lambda host: seats[host]),
         seats=seats,
         limits=BULK_LIMITS,
-        book=WriteJobsLedger(world.fail, world.now),
+        book=WriteJobsLedger(fail=world.fail, now=world.now),
     )
     for number in range(NODES):
         name = f"n{number + 1}"

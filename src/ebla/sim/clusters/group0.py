@@ -31,7 +31,7 @@ PAGE_LIMITS = PageLimits(keys_max=2)
 """So small that nothing is read whole at once."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimGroup0Node:
     """What outlives the node's crashes, for the scenario to look at."""
 
@@ -57,7 +57,7 @@ class Group0Cluster:
 def add_node(world: World, cluster: Group0Cluster, name: str) -> Unit:
     unit = world.unit(name, functools.partial(run_group0_node, world=world, cluster=cluster, name=name))
     host = HostId(world.rng.uuid())
-    cluster.nodes[name] = SimGroup0Node(name, host, unit.address(PORT))
+    cluster.nodes[name] = SimGroup0Node(name=name, host=host, address=unit.address(PORT))
     unit.expected_errors = (DiskFull, OSError, Refused, LogFailed)
     return unit
 
@@ -70,15 +70,21 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
         if event == "group0.created":
             cluster.foundings.begun(str(details["history"]), name)
 
-    introduction = Introduction(node.host, CLUSTER, CLUSTER_NAME)
-    context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), report)
-    member = Member(node.host, MemberRole.LEARNER, node.address, rack=node.rack)
+    introduction = Introduction(host=node.host, cluster=CLUSTER, cluster_name=CLUSTER_NAME)
+    context = PeersContext(
+        transport=environment.transport,
+        rng=environment.rng,
+        introduction=introduction,
+        limits=WireLimits(),
+        report=report,
+    )
+    member = Member(host=node.host, role=MemberRole.LEARNER, address=node.address, rack=node.rack)
     setup = Group0Config(
-        member,
-        CLUSTER,
-        CLUSTER_NAME,
-        node.contacts,
-        "/data/group0",
+        member=member,
+        cluster=CLUSTER,
+        cluster_name=CLUSTER_NAME,
+        contacts=node.contacts,
+        folder="/data/group0",
         snapshot_entries_max=40,
         kept_entries=10,
         lost_leader_ms=3_000,
@@ -88,7 +94,14 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
         peers = Peers(tasks, context)
         node.group0 = group0 = Group0Node(environment, setup, context, peers)
         liveness = HeartbeatMonitor(
-            peers, context, HeartbeatConfig(environment.clock, group0, LivenessLimits(), environment.clock.wall_us())
+            peers,
+            context,
+            HeartbeatConfig(
+                clock=environment.clock,
+                members=group0,
+                limits=LivenessLimits(),
+                incarnation=environment.clock.wall_us(),
+            ),
         )
         server = Server(tasks, introduction, WireLimits(), report)
         doors = Group0Service(group0, peers, environment.rng, PAGE_LIMITS)

@@ -65,7 +65,7 @@ def socket_of(number: ShardNumber) -> Address:
     return Address(f"/data/run/shard-{number}.sock")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimShard:
     """What outlives the shard's crashes. The rest is of its present life, and only to be read."""
 
@@ -76,7 +76,7 @@ class SimShard:
     taps: ShardTaps | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimNode:
     host: HostId
     control: Unit
@@ -95,7 +95,7 @@ class SimNode:
         return None if self.control.down or process is None else process.topology.snapshot
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimCluster:
     world: World
     id: ClusterId
@@ -136,7 +136,7 @@ class SimCluster:
         return ()
 
     def introduction(self, host: HostId, process: str) -> Introduction:
-        return Introduction(host, self.id, "sim", process)
+        return Introduction(host=host, cluster=self.id, cluster_name="sim", process=process)
 
     def report(self, name: str) -> EventReporter:
         return lambda event, details: self.world.log(name, f"{event} {details}")
@@ -187,10 +187,10 @@ def add_node(cluster: SimCluster, number: int, folder: str = DATA, bulk_main: Bu
     for shard in SHARDS:
         main = partial(_shard, cluster=cluster, number=number, shard=shard)
         unit = world.unit(f"{name}-s{shard}", main, machine=name, host_id=host)
-        shards.append(SimShard(unit, Replica(host, shard)))
+        shards.append(SimShard(unit=unit, own=Replica(host, shard)))
     main_of_bulk = partial(bulk_main or _bulk, cluster=cluster, number=number)
     bulk = world.unit(f"{name}-bulk", main_of_bulk, machine=name, host_id=host)
-    node = SimNode(host, control, shards, bulk, folder)
+    node = SimNode(host=host, control=control, shards=shards, bulk=bulk, folder=folder)
     for unit in node.units():
         unit.expected_errors = (DiskFull, OSError, Refused, LogFailed, ManifestFailed)
     cluster.nodes.append(node)
@@ -202,25 +202,25 @@ async def _control(environment: Environment, cluster: SimCluster, number: int) -
     introduction = cluster.introduction(node.host, "control")
     own = node.control.address(CONTROL_PORT)
     group0 = Group0Config(
-        Member(node.host, MemberRole.LEARNER, own, rack=f"rack{number % 3}"),
-        cluster.id,
-        introduction.cluster_name,
-        tuple(each.control.address(CONTROL_PORT) for each in cluster.nodes),
-        f"{node.folder}/group0",
+        member=Member(host=node.host, role=MemberRole.LEARNER, address=own, rack=f"rack{number % 3}"),
+        cluster=cluster.id,
+        cluster_name=introduction.cluster_name,
+        contacts=tuple(each.control.address(CONTROL_PORT) for each in cluster.nodes),
+        folder=f"{node.folder}/group0",
         snapshot_entries_max=60,
         kept_entries=20,
         formation=FormationLimits(ask_again_ms=300),
     )
     setup = ControlConfig(
-        introduction,
-        own,
-        CONTROL_SOCKET,
-        group0,
-        LivenessLimits(),
-        WIRE,
-        cluster.report(node.control.name),
-        node.control.start_count,
-        "sim",
+        introduction=introduction,
+        address=own,
+        local_address=CONTROL_SOCKET,
+        group0=group0,
+        liveness=LivenessLimits(),
+        wire=WIRE,
+        report=cluster.report(node.control.name),
+        pid=node.control.start_count,
+        release="sim",
         child_names=CHILD_NAMES,
         shard_count=len(SHARDS),
         num_tokens=4,
@@ -239,25 +239,25 @@ async def _shard(environment: Environment, cluster: SimCluster, number: int, sha
     seat = node.shards[shard]
     seat.process = seat.front = seat.taps = None
     setup = ShardConfig(
-        cluster.introduction(node.host, f"shard-{shard}"),
-        shard,
-        f"{node.folder}/shard-{shard}",
-        seat.unit.address(SHARD_PORT + shard),
-        socket_of,
-        CONTROL_SOCKET,
-        HEARTBEAT_MS,
-        FEED_SILENCE_MS,
-        WIRE,
-        cluster.report(seat.unit.name),
-        seat.unit.start_count,
+        introduction=cluster.introduction(node.host, f"shard-{shard}"),
+        number=shard,
+        folder=f"{node.folder}/shard-{shard}",
+        address=seat.unit.address(SHARD_PORT + shard),
+        local_address_of=socket_of,
+        control_address=CONTROL_SOCKET,
+        heartbeat_ms=HEARTBEAT_MS,
+        feed_silence_ms=FEED_SILENCE_MS,
+        wire=WIRE,
+        report=cluster.report(seat.unit.name),
+        pid=seat.unit.start_count,
         bulk_address=BULK_SOCKET,
         store=STORE,
     )
     taps = ShardTaps(cluster.barriers, seat.own, cluster.world.loop.time)
     router = RouterConfig(
-        "dc1",
-        SHARD_PORT,
-        socket_of,
+        datacenter="dc1",
+        shards_from=SHARD_PORT,
+        socket_of=socket_of,
         write_timeout_ms=WRITE_MS,
         read_timeout_ms=READ_MS,
         make_doors=watched_replica_clients(taps, environment.rng),
@@ -270,7 +270,7 @@ async def _shard(environment: Environment, cluster: SimCluster, number: int, sha
         return seat.front, _Watching(taps), *cluster.more_fronts(seat, context, seat.front)
 
     engine = MemoryEngine(environment.disk, MemoryLimits(unflushed_bytes_max=6_000))
-    seat.process = ShardProcess(environment, setup, ShardDeps(engine, Metrics(), services))
+    seat.process = ShardProcess(environment, setup, ShardDeps(engine=engine, metrics=Metrics(), services=services))
     await seat.process.run()
 
 
@@ -278,14 +278,14 @@ async def _bulk(environment: Environment, cluster: SimCluster, number: int) -> N
     node = cluster.nodes[number]
     node.bulk_process = None
     setup = BulkConfig(
-        cluster.introduction(node.host, "bulk"),
-        BULK_SOCKET,
-        CONTROL_SOCKET,
-        HEARTBEAT_MS,
-        CompactionServiceLimits(),
-        WIRE,
-        cluster.report(node.bulk.name),
-        node.bulk.start_count,
+        introduction=cluster.introduction(node.host, "bulk"),
+        address=BULK_SOCKET,
+        control_address=CONTROL_SOCKET,
+        heartbeat_ms=HEARTBEAT_MS,
+        desk=CompactionServiceLimits(),
+        wire=WIRE,
+        report=cluster.report(node.bulk.name),
+        pid=node.bulk.start_count,
     )
     node.bulk_process = BulkProcess(environment, setup, SimCompactions(environment))
     await node.bulk_process.run()

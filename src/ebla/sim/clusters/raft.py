@@ -50,9 +50,9 @@ class LeaderTransferCall(msgspec.Struct, frozen=True, array_like=True):
     target: PeerId
 
 
-RUN_COMMAND = Verb(9201, "sim_ask", Lane.CONTROL, RegisterCommand, CommandResult)
-CHANGE = Verb(9202, "sim_change", Lane.CONTROL, MembershipChangeRequest, EmptyAnswer)
-TRANSFER = Verb(9203, "sim_transfer", Lane.CONTROL, LeaderTransferCall, EmptyAnswer)
+RUN_COMMAND = Verb(number=9201, name="sim_ask", lane=Lane.CONTROL, request=RegisterCommand, answer=CommandResult)
+CHANGE = Verb(number=9202, name="sim_change", lane=Lane.CONTROL, request=MembershipChangeRequest, answer=EmptyAnswer)
+TRANSFER = Verb(number=9203, name="sim_transfer", lane=Lane.CONTROL, request=LeaderTransferCall, answer=EmptyAnswer)
 
 
 class RaftObserver:
@@ -66,7 +66,7 @@ class RaftObserver:
         return lambda _content, _entry: None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaftGroup:
     """What every node and client of one group knows."""
 
@@ -79,8 +79,14 @@ class RaftGroup:
     watch: RaftObserver
 
     def context(self, environment: Environment, host: HostId, report: EventReporter) -> PeersContext:
-        introduction = Introduction(host, self.cluster, CLUSTER_NAME)
-        return PeersContext(environment.transport, environment.rng, introduction, LIMITS, report)
+        introduction = Introduction(host=host, cluster=self.cluster, cluster_name=CLUSTER_NAME)
+        return PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=LIMITS,
+            report=report,
+        )
 
 
 class SimRaftWire:
@@ -101,7 +107,9 @@ class SimRaftWire:
             self._group.watch.leaves(message)
         sender = messages[0].sender
         own, address = self._group.hosts[sender], self._group.addresses[sender]
-        return self._peers.send(host, RAFT, RaftMessages(self._group.history, tuple(messages), own, address))
+        return self._peers.send(
+            host, RAFT, RaftMessages(history=self._group.history, messages=tuple(messages), host=own, address=address)
+        )
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
         host = self._group.hosts.get(message.to)
@@ -141,7 +149,7 @@ class RaftPeer:
         first = self._group.first
         if first.is_member(self._peer):
             meta = SnapshotMeta(1, 1, first)
-            write = LogWrite(HardState(1, NO_PEER, 1), (), meta, must_sync=True, answers=())
+            write = LogWrite(hard_state=HardState(1, NO_PEER, 1), entries=(), snapshot=meta, must_sync=True, answers=())
             await self.raft.begin(meta, chunks_of(first_content(1, first)), write)
         await self.raft.open()
         self._group.watch.opened(self.raft, self.machine)

@@ -18,7 +18,7 @@ CHUNK_BYTES = 100
 """Small, so that even a little state travels in several pieces."""
 
 
-class RegisterCommand(msgspec.Struct, frozen=True, array_like=True):
+class RegisterCommand(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A client's call. It is taken once, however often it is proposed: `serial` grows with each call of the client."""
 
     client: str
@@ -34,7 +34,7 @@ class LastResult(msgspec.Struct, frozen=True, array_like=True):
     result: int
 
 
-class RegisterContent(msgspec.Struct, frozen=True, array_like=True):
+class RegisterContent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     index: int
     digest: bytes
     membership: Membership
@@ -53,7 +53,7 @@ encode_command = _encoder.encode
 
 
 def first_content(index: int, membership: Membership) -> RegisterContent:
-    return RegisterContent(index, b"", membership, {}, {})
+    return RegisterContent(index=index, digest=b"", membership=membership, values={}, given={})
 
 
 def chunks_of(content: RegisterContent) -> Iterator[bytes]:
@@ -93,7 +93,16 @@ class RegisterMachine:
                 result = result_of(command.call, values.get(command.key, 0))
                 values = {**values, command.key: result}
                 given = {**given, command.client: LastResult(command.serial, result)}
-        self._move(entry, RegisterContent(entry.index, self._digest_with(entry), content.membership, values, given))
+        self._move(
+            entry,
+            RegisterContent(
+                index=entry.index,
+                digest=self._digest_with(entry),
+                membership=content.membership,
+                values=values,
+                given=given,
+            ),
+        )
 
     def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
         """An illegal change is void, on every peer alike."""
@@ -103,7 +112,14 @@ class RegisterMachine:
         except MembershipRefused:
             membership, changed = content.membership, False
         self._move(
-            entry, RegisterContent(entry.index, self._digest_with(entry), membership, content.values, content.given)
+            entry,
+            RegisterContent(
+                index=entry.index,
+                digest=self._digest_with(entry),
+                membership=membership,
+                values=content.values,
+                given=content.given,
+            ),
         )
         return changed
 

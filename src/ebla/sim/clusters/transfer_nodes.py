@@ -140,10 +140,15 @@ class TransferCluster(SimCluster):
 def build_cluster(world: World) -> TransferCluster:
     """Nodes and executors that are not yet started."""
     seats: dict[HostId, BulkHandle] = {}
-    engine = SimSparkEngine(world, lambda host: seats[host])
-    ledger = TransfersLedger(world.fail, world.now)
+    engine = SimSparkEngine(world=world, seat=lambda host: seats[host])
+    ledger = TransfersLedger(fail=world.fail, now=world.now)
     cluster = TransferCluster(
-        world, ClusterId(world.rng.uuid()), BarrierLedger(world.fail), ledger=ledger, engine=engine, seats=seats
+        world=world,
+        id=ClusterId(world.rng.uuid()),
+        barriers=BarrierLedger(world.fail),
+        ledger=ledger,
+        engine=engine,
+        seats=seats,
     )
     for number in range(NODES):
         name, beside = f"n{number + 1}", SHARED_HARDWARE.get(number + 1)
@@ -190,25 +195,25 @@ async def run_bulk(environment: Environment, cluster: SimCluster, number: int) -
         return seat.door.run()
 
     setup = BulkConfig(
-        cluster.introduction(node.host, "bulk"),
-        BULK_SOCKET,
-        CONTROL_SOCKET,
-        HEARTBEAT_MS,
-        CompactionServiceLimits(),
-        WIRE,
-        cluster.report(node.bulk.name),
-        node.bulk.start_count,
-        TransferConfig(
-            staging_folder(node.folder),
-            checkpoints_folder(node.folder),
-            node.bulk.address(FLIGHT_PORT),
-            node.bulk.address(VERBS_PORT),
-            socket_of,
-            node.bulk.machine.name,
-            SimIsolation(environment.disk),
-            _Builds(environment),
-            (front,),
-            cluster.limits,
+        introduction=cluster.introduction(node.host, "bulk"),
+        address=BULK_SOCKET,
+        control_address=CONTROL_SOCKET,
+        heartbeat_ms=HEARTBEAT_MS,
+        desk=CompactionServiceLimits(),
+        wire=WIRE,
+        report=cluster.report(node.bulk.name),
+        pid=node.bulk.start_count,
+        transfers=TransferConfig(
+            staging_folder=staging_folder(node.folder),
+            checkpoints_folder=checkpoints_folder(node.folder),
+            flight=node.bulk.address(FLIGHT_PORT),
+            peers_address=node.bulk.address(VERBS_PORT),
+            shard_address=socket_of,
+            machine=node.bulk.machine.name,
+            isolation=SimIsolation(environment.disk),
+            building=_Builds(environment),
+            fronts=(front,),
+            limits=cluster.limits,
         ),
     )
     node.bulk_process = BulkProcess(environment, setup, SimCompactions(environment))
@@ -221,9 +226,18 @@ async def run_bulk(environment: Environment, cluster: SimCluster, number: int) -
 async def run_pipeline(environment: Environment, cluster: TransferCluster, number: int) -> None:
     node = cluster.nodes[number]
     unit = cluster.pipelines[node.host]
-    places = ClusterAddresses(node.host, CONTROL_SOCKET, BULK_SOCKET, socket_of, VERBS_PORT, SHARD_PORT)
+    places = ClusterAddresses(
+        own=node.host,
+        control_socket=CONTROL_SOCKET,
+        bulk_socket=BULK_SOCKET,
+        shard_socket_of=socket_of,
+        bulk_port=VERBS_PORT,
+        shard_port_first=SHARD_PORT,
+    )
     introduction, report = cluster.introduction(node.host, NAME), cluster.report(unit.name)
-    setup = PipelineConfig(introduction, places, WIRE, report, unit.start_count, PIPELINE)
+    setup = PipelineConfig(
+        introduction=introduction, places=places, wire=WIRE, report=report, pid=unit.start_count, limits=PIPELINE
+    )
     await _WatchedPipeline(environment, setup, SimTransfers(environment, cluster.engine), cluster).run()
 
 

@@ -13,7 +13,7 @@ class LastAnswer(msgspec.Struct, frozen=True, array_like=True):
     result: int
 
 
-class RegisterState(msgspec.Struct, frozen=True, array_like=True):
+class RegisterState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """All that a replica keeps, durably. Small enough to be sent and stored whole."""
 
     promised: int = 0

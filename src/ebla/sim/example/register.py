@@ -47,7 +47,7 @@ class CandidateRole:
     promises: dict[str, RegisterState]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingClient:
     """A client that gets `result` once `sequence` is stored by a majority and, for a read, `round` is confirmed."""
 
@@ -58,7 +58,7 @@ class WaitingClient:
     round: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PrimaryRole:
     epoch: int
     stored: dict[str, int]
@@ -165,7 +165,9 @@ class RegisterReplica:
 
     def _lead(self, epoch: int, newest: RegisterState) -> None:
         """Takes over the newest state and stores it again in the new epoch: only then may anything be answered."""
-        self.role = PrimaryRole(epoch, stored=dict.fromkeys(self._peers, 0), confirmed=dict.fromkeys(self._peers, 0))
+        self.role = PrimaryRole(
+            epoch=epoch, stored=dict.fromkeys(self._peers, 0), confirmed=dict.fromkeys(self._peers, 0)
+        )
         self._hold(msgspec.structs.replace(newest, promised=epoch, epoch=epoch, sequence=newest.sequence + 1))
         self._spread(self.role)
 
@@ -236,7 +238,12 @@ class RegisterReplica:
 
     def _wait(self, primary: PrimaryRole, ask: RegisterRequest, result: int, number: int) -> None:
         again = [waiting for waiting in primary.waiting if waiting.client != ask.client]
-        primary.waiting = [*again, WaitingClient(ask.client, ask.number, result, self.held.sequence, number)]
+        primary.waiting = [
+            *again,
+            WaitingClient(
+                client=ask.client, number=ask.number, result=result, sequence=self.held.sequence, round=number
+            ),
+        ]
 
     def _answer_waiting(self, primary: PrimaryRole) -> None:
         stored = self._reached([self.held.sequence, *primary.stored.values()])

@@ -83,4 +83,4 @@ async def run(world: World) -> None:
     world.log("scenario", f"heard {heard}")
 
 
-SCENARIO = Scenario("chatter", "three nodes that keep talking, under every fault", seconds=60.0, run=run)
+SCENARIO = Scenario(name="chatter", summary="three nodes that keep talking, under every fault", seconds=60.0, run=run)

@@ -101,4 +101,6 @@ def _state(cluster: Group0Cluster) -> str:
     return ", ".join(parts)
 
 
-SCENARIO = Scenario("formation", "fresh nodes form exactly one cluster, in any order, under faults", 20.0, run)
+SCENARIO = Scenario(
+    name="formation", summary="fresh nodes form exactly one cluster, in any order, under faults", seconds=20.0, run=run
+)

@@ -27,7 +27,7 @@ async def run(world: World) -> None:
     for number, node in enumerate(cluster.nodes.values()):
         node.contacts = everyone
         node.rack = f"rack{number % 3}"
-    load = Group0Load({name: node.address for name, node in cluster.nodes.items()}, Group0Record())
+    load = Group0Load(addresses={name: node.address for name, node in cluster.nodes.items()}, record=Group0Record())
     for name in CLIENTS:
         world.unit(name, functools.partial(_client, name=name, load=load)).start()
     world.unit("watcher", functools.partial(_watcher, load=load)).start()
@@ -105,4 +105,9 @@ def _stores(cluster: Group0Cluster) -> dict[str, Group0Store]:
     return {node.name: node.group0.running.store for node in cluster.running() if node.group0 is not None}
 
 
-SCENARIO = Scenario("group0", "the replicated store is linearizable, its feed whole, its lock a fence", 20.0, run)
+SCENARIO = Scenario(
+    name="group0",
+    summary="the replicated store is linearizable, its feed whole, its lock a fence",
+    seconds=20.0,
+    run=run,
+)

@@ -93,7 +93,7 @@ async def _sample(checker: LivenessChecker) -> None:
 # ---- the nodes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Casting:
     """What the two processes of one node run. Each life leaves its process in `nodes` for the checker."""
 
@@ -106,21 +106,21 @@ class _Casting:
         addresses = [node.control.address(CONTROL_PORT) for node in self.nodes]
         own = addresses[self.number]
         setup = ControlConfig(
-            self.introduction,
-            own,
-            SOCKET,
-            Group0Config(
-                Member(self.introduction.host, MemberRole.LEARNER, own),
-                _cluster_of(self.introduction),
-                self.introduction.cluster_name,
-                tuple(addresses),
-                "/data/group0",
+            introduction=self.introduction,
+            address=own,
+            local_address=SOCKET,
+            group0=Group0Config(
+                member=Member(host=self.introduction.host, role=MemberRole.LEARNER, address=own),
+                cluster=_cluster_of(self.introduction),
+                cluster_name=self.introduction.cluster_name,
+                contacts=tuple(addresses),
+                folder="/data/group0",
             ),
-            LIMITS,
-            WIRE,
-            _report(self.world, self.nodes[self.number].control.name),
-            self.number,
-            "sim",
+            liveness=LIMITS,
+            wire=WIRE,
+            report=_report(self.world, self.nodes[self.number].control.name),
+            pid=self.number,
+            release="sim",
         )
         process = ControlProcess(environment, setup, NoChildProcesses(), asyncio.Event())
         self.nodes[self.number].control_process = process
@@ -129,20 +129,20 @@ class _Casting:
     async def shard(self, environment: Environment) -> None:
         unit = self.nodes[self.number].shard
         setup = ShardConfig(
-            msgspec.structs.replace(self.introduction, process="shard-0"),
-            ShardNumber(0),
-            "/data/shard-0",
-            unit.address(SHARD_PORT),
-            lambda number: Address(f"/data/run/shard-{number}.sock"),
-            SOCKET,
-            CHILD_HEARTBEAT_MS,
-            FEED_SILENCE_MS,
-            WIRE,
-            _report(self.world, unit.name),
-            self.number,
+            introduction=msgspec.structs.replace(self.introduction, process="shard-0"),
+            number=ShardNumber(0),
+            folder="/data/shard-0",
+            address=unit.address(SHARD_PORT),
+            local_address_of=lambda number: Address(f"/data/run/shard-{number}.sock"),
+            control_address=SOCKET,
+            heartbeat_ms=CHILD_HEARTBEAT_MS,
+            feed_silence_ms=FEED_SILENCE_MS,
+            wire=WIRE,
+            report=_report(self.world, unit.name),
+            pid=self.number,
             store=StoreLimits(free_bytes_min=0),
         )
-        process = ShardProcess(environment, setup, ShardDeps(MemoryEngine(environment.disk), Metrics()))
+        process = ShardProcess(environment, setup, ShardDeps(engine=MemoryEngine(environment.disk), metrics=Metrics()))
         self.nodes[self.number].shard_process = process
         await process.run()
 
@@ -158,10 +158,17 @@ def build_nodes(world: World) -> list[LivenessNode]:
     nodes: list[LivenessNode] = []
     for number in range(NODES):
         host = HostId(world.rng.uuid())
-        casting = _Casting(world, nodes, number, Introduction(host, cluster, "sim"))
+        casting = _Casting(
+            world=world,
+            nodes=nodes,
+            number=number,
+            introduction=Introduction(host=host, cluster=cluster, cluster_name="sim"),
+        )
         name = f"n{number + 1}"
         control = world.unit(name, casting.control, host_id=host)
-        nodes.append(LivenessNode(control, world.unit(f"{name}-shard", casting.shard, machine=name, host_id=host)))
+        nodes.append(
+            LivenessNode(control=control, shard=world.unit(f"{name}-shard", casting.shard, machine=name, host_id=host))
+        )
     return nodes
 
 
@@ -240,4 +247,6 @@ async def _end_for_a_while(world: World, fault: LivenessFault, victim: Unit, las
             unit.start()
 
 
-SCENARIO = Scenario("liveness", "nodes hold right opinions of each other under faults", seconds=90.0, run=run)
+SCENARIO = Scenario(
+    name="liveness", summary="nodes hold right opinions of each other under faults", seconds=90.0, run=run
+)

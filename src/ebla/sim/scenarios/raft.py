@@ -52,7 +52,7 @@ async def run_group(world: World) -> RaftSafetyChecker:
     rng = world.rng.fork("raft")
     safety = RaftSafetyChecker()
     group, units = _build(world, rng, safety)
-    load = RaftLoad(group)
+    load = RaftLoad(group=group)
     for number in range(1, CLIENTS + 1):
         name = f"c{number}"
         world.unit(name, functools.partial(client_process, name=name, load=load))
@@ -73,13 +73,13 @@ def _build(world: World, rng: SimRng, safety: RaftSafetyChecker) -> tuple[RaftGr
     addresses: dict[PeerId, Address] = {}
     first = Membership(voters=tuple(peers[: rng.randrange(1, len(peers) + 1)]))
     group = RaftGroup(
-        ClusterId(rng.uuid()),
-        HistoryId(rng.uuid()),
-        hosts,
-        addresses,
-        first,
-        _draw_setup(rng),
-        safety,
+        cluster=ClusterId(rng.uuid()),
+        history=HistoryId(rng.uuid()),
+        hosts=hosts,
+        addresses=addresses,
+        first=first,
+        setup=_draw_setup(rng),
+        watch=safety,
     )
     world.log("scenario", f"{len(peers)} peers, {first.voters} vote first")
     units: dict[PeerId, Unit] = {}
@@ -111,9 +111,9 @@ def _draw_setup(rng: SimRng) -> "functools.partial[RaftConfig]":
 def _setup(bounds: Mapping[str, int], sizes: tuple[int, int, int], peer: PeerId, report: EventReporter) -> RaftConfig:
     snapshot_entries, kept_entries, segment_bytes = sizes
     return RaftConfig(
-        FOLDER,
-        RaftOptions(peer, tick_ms=TICK_MS, **bounds),  # type: ignore[arg-type]  # only numbers are drawn
-        report,
+        folder=FOLDER,
+        options=RaftOptions(peer=peer, tick_ms=TICK_MS, **bounds),  # type: ignore[arg-type]  # only numbers are drawn
+        report=report,
         snapshot_entries_max=snapshot_entries,
         kept_entries=kept_entries,
         read_wait_max_ms=2_000,
@@ -162,7 +162,9 @@ async def _judge(world: World, safety: RaftSafetyChecker, load: RaftLoad) -> Non
 
 async def _gather(safety: RaftSafetyChecker, operator: RaftOperator, peers: list[PeerId]) -> None:
     """Until all peers vote, as all of them know."""
-    while not all(machine.content.membership == Membership(tuple(peers)) for machine in safety.machines.values()):
+    while not all(
+        machine.content.membership == Membership(voters=tuple(peers)) for machine in safety.machines.values()
+    ):
         await operator.change(LEAVE_JOINT)
         await asyncio.sleep(0.3)
         await operator.change(make_all_voters(peers))
@@ -195,5 +197,5 @@ def _check_history(world: World, load: RaftLoad) -> None:
 
 
 SCENARIO = Scenario(
-    "raft", "a Raft group keeps every promise under faults and changes of members", seconds=25.0, run=run
+    name="raft", summary="a Raft group keeps every promise under faults and changes of members", seconds=25.0, run=run
 )

@@ -31,7 +31,7 @@ async def start(world: World) -> RegisterLoad:
     for name in REPLICAS:
         main = functools.partial(register_process, options=RegisterOptions(name, addresses))
         addresses[name] = world.unit(name, main).address(PORT)
-    load = RegisterLoad(addresses, OperationHistory())
+    load = RegisterLoad(addresses=addresses, history=OperationHistory())
     for name in CLIENTS:
         world.unit(name, functools.partial(_client, name=name, load=load))
     for unit in world.units.values():
@@ -54,4 +54,6 @@ async def judge(world: World, load: RegisterLoad) -> None:
     world.log("scenario", f"{known} answered calls of {len(operations)} are linearizable")
 
 
-SCENARIO = Scenario("register", "a replicated register is linearizable under every fault", seconds=20.0, run=run)
+SCENARIO = Scenario(
+    name="register", summary="a replicated register is linearizable under every fault", seconds=20.0, run=run
+)

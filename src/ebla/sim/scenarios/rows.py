@@ -85,8 +85,8 @@ async def _slow_two(world: World, units: Sequence[Unit]) -> None:
 
 def build_load(world: World) -> RowsLoad:
     """Nodes that are not yet started."""
-    cluster = SimCluster(world, ClusterId(world.rng.uuid()), BarrierLedger(world.fail))
-    load = RowsLoad(cluster)
+    cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail))
+    load = RowsLoad(cluster=cluster)
     for number in range(NODES):
         add_node(cluster, number)
     for shard in cluster.shards():
@@ -216,4 +216,6 @@ PATH_FAULTS = (
     InjectedFault("isolate", 0.5, links.isolate),
     InjectedFault("reset", 1.0, links.reset),
 )
-SCENARIO = Scenario("rows", "rows are written and read while tablets move and everything fails", 25.0, run)
+SCENARIO = Scenario(
+    name="rows", summary="rows are written and read while tablets move and everything fails", seconds=25.0, run=run
+)

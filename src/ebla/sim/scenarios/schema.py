@@ -44,7 +44,7 @@ class NoSupervisor:
         return ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ControlNode:
     """What outlives the node's crashes, for the scenario to look at."""
 
@@ -94,7 +94,11 @@ async def run(world: World) -> None:
             tasks.create_task(_start_later(world, unit))
         await harsh(world, units, world.seconds / 2)
         await until_all_normal(world, cluster)
-        load = SchemaLoad({unit.name: unit.address(PORT) for unit in units}, cluster.introduction, cluster.begin)
+        load = SchemaLoad(
+            addresses={unit.name: unit.address(PORT) for unit in units},
+            introduction=cluster.introduction,
+            begin=cluster.begin,
+        )
         await _create_keyspaces(world, load)
         for name in CLIENTS:
             world.unit(name, functools.partial(_client, name=name, load=load)).start()
@@ -105,41 +109,45 @@ async def run(world: World) -> None:
 
 def build_cluster(world: World, count: int) -> ControlCluster:
     """Nodes that are not yet started."""
-    cluster = ControlCluster(world, Introduction(HostId(world.rng.uuid()), ClusterId(world.rng.uuid()), "sim"))
+    cluster = ControlCluster(
+        world, Introduction(host=HostId(world.rng.uuid()), cluster=ClusterId(world.rng.uuid()), cluster_name="sim")
+    )
     for number in range(count):
         host = HostId(world.rng.uuid())
         unit = world.unit(f"n{number}", functools.partial(_node, cluster=cluster, number=number), host_id=host)
         unit.expected_errors = (DiskFull, OSError, Refused, LogFailed)
-        cluster.nodes.append(ControlNode(unit, host))
+        cluster.nodes.append(ControlNode(unit=unit, host=host))
     return cluster
 
 
 async def _node(environment: Environment, cluster: ControlCluster, number: int) -> None:
     node = cluster.nodes[number]
-    introduction = Introduction(node.host, cluster.introduction.cluster, cluster.introduction.cluster_name)
+    introduction = Introduction(
+        host=node.host, cluster=cluster.introduction.cluster, cluster_name=cluster.introduction.cluster_name
+    )
     assert introduction.cluster is not None
     own = node.unit.address(PORT)
     contacts = tuple(other.unit.address(PORT) for other in cluster.nodes)
     group0 = Group0Config(
-        Member(node.host, MemberRole.LEARNER, own, rack=f"rack{number % 3}"),
-        introduction.cluster,
-        introduction.cluster_name,
-        contacts,
-        "/data/group0",
+        member=Member(host=node.host, role=MemberRole.LEARNER, address=own, rack=f"rack{number % 3}"),
+        cluster=introduction.cluster,
+        cluster_name=introduction.cluster_name,
+        contacts=contacts,
+        folder="/data/group0",
         snapshot_entries_max=40,
         kept_entries=10,
         formation=FormationLimits(ask_again_ms=300),
     )
     setup = ControlConfig(
-        introduction,
-        own,
-        SOCKET,
-        group0,
-        LivenessLimits(),
-        WireLimits(),
-        _report(cluster.world, node.unit.name),
-        number,
-        "sim",
+        introduction=introduction,
+        address=own,
+        local_address=SOCKET,
+        group0=group0,
+        liveness=LivenessLimits(),
+        wire=WireLimits(),
+        report=_report(cluster.world, node.unit.name),
+        pid=number,
+        release="sim",
         shard_count=2,
         bulk_job_life_ms=int(CALM_S * 1000),
     )
@@ -223,4 +231,6 @@ def nodes_agree(cluster: ControlCluster) -> bool:
     return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
 
 
-SCENARIO = Scenario("schema", "first nodes get in, and changes of the schema have one order", 60.0, run)
+SCENARIO = Scenario(
+    name="schema", summary="first nodes get in, and changes of the schema have one order", seconds=60.0, run=run
+)

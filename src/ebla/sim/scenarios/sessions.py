@@ -36,9 +36,9 @@ async def run(world: World) -> None:
     table = await _table(world, cluster)
     addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
     load = SessionsLoad(
-        addresses,
-        cluster.introduction,
-        table,
+        addresses=addresses,
+        introduction=cluster.introduction,
+        table=table,
         version=functools.partial(_version, cluster),
         begin=functools.partial(_begin, cluster),
     )
@@ -53,11 +53,11 @@ async def run(world: World) -> None:
 
 async def _table(world: World, cluster: ControlCluster) -> TableId:
     addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
-    load = SchemaLoad(addresses, cluster.introduction, cluster.begin)
+    load = SchemaLoad(addresses=addresses, introduction=cluster.introduction, begin=cluster.begin)
     client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     keyspace = KEYSPACES[0]
     await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
-    answer = await client.ask(CreateTableRequest(keyspace.name, "t", COLUMNS), int(CALM_S * 1000))
+    answer = await client.ask(CreateTableRequest(keyspace=keyspace.name, name="t", columns=COLUMNS), int(CALM_S * 1000))
     assert answer.table is not None
     return answer.table
 
@@ -122,4 +122,6 @@ def _open(cluster: ControlCluster) -> list[SessionId]:
     return sorted({session for snapshot in cluster.snapshots().values() for session in snapshot.sessions})
 
 
-SCENARIO = Scenario("sessions", "sessions of bulk jobs end when they are closed, and for good", 40.0, run)
+SCENARIO = Scenario(
+    name="sessions", summary="sessions of bulk jobs end when they are closed, and for good", seconds=40.0, run=run
+)

@@ -30,7 +30,7 @@ FAULTS = (
 
 
 async def run(world: World) -> None:
-    ledger = StoreLedger(GRACE_S)
+    ledger = StoreLedger(grace_s=GRACE_S)
     load = StoreShardLoad(ledger, lambda: START_US + int(world.now() * 1_000_000), world.fail)
     shard = world.unit("shard", functools.partial(store_shard, load=load))
     shard.expected_errors = (*EXPECTED_ERRORS, LogFailed, ManifestFailed)
@@ -44,4 +44,6 @@ async def run(world: World) -> None:
     world.log("scenario", f"{ledger.answers} answered writes are kept, looked at {ledger.checks} times")
 
 
-SCENARIO = Scenario("store", "a shard's store keeps what it answered and revives nothing", seconds=30.0, run=run)
+SCENARIO = Scenario(
+    name="store", summary="a shard's store keeps what it answered and revives nothing", seconds=30.0, run=run
+)

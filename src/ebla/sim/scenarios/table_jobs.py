@@ -26,8 +26,8 @@ READ_TRIES = 20
 
 async def run(world: World) -> None:
     cluster = build_cluster(world)
-    load = RowsLoad(cluster)
-    jobs = WriteJobsLoad(load, cluster)
+    load = RowsLoad(cluster=cluster)
+    jobs = WriteJobsLoad(rows=load, cluster=cluster)
     for shard in cluster.shards():
         record_deaths(world, load, shard)
     for unit in cluster.units():
@@ -105,4 +105,9 @@ async def _read(reader: WriteJobsClient, table: str) -> bool:
     return False
 
 
-SCENARIO = Scenario("table_jobs", "jobs write and read whole tables while tablets move and everything fails", 30.0, run)
+SCENARIO = Scenario(
+    name="table_jobs",
+    summary="jobs write and read whole tables while tablets move and everything fails",
+    seconds=30.0,
+    run=run,
+)

@@ -43,7 +43,7 @@ QUIET_S = 6.0
 
 async def run(world: World) -> None:
     cluster = build_cluster(world)
-    load, asked, written = RowsLoad(cluster), TransfersLoad(), WriterStats()
+    load, asked, written = RowsLoad(cluster=cluster), TransfersLoad(), WriterStats()
     for shard in cluster.shards():
         record_deaths(world, load, shard)
     for unit in (*cluster.units(), *cluster.executor_units()):
@@ -219,4 +219,9 @@ FAULTS = tuple(
     if fault.strike is not devices.clock_jump
 )
 """Clocks drift and do not jump: a session's end is a time on the leader's, and some runs are about that."""
-SCENARIO = Scenario("transfers", "jobs move data between replicas on an engine that cannot be trusted", 30.0, run)
+SCENARIO = Scenario(
+    name="transfers",
+    summary="jobs move data between replicas on an engine that cannot be trusted",
+    seconds=30.0,
+    run=run,
+)

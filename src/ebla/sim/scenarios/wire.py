@@ -37,11 +37,13 @@ class CallToken(msgspec.Struct, frozen=True, array_like=True):
     work_ms: int = 0
 
 
-ACT = Verb(9201, "act", Lane.DATA, CallToken, CallToken)
+ACT = Verb(number=9201, name="act", lane=Lane.DATA, request=CallToken, answer=CallToken)
 
 
 def introduction(number: int) -> Introduction:
-    return Introduction(HostId(uuid.UUID(int=number + 1)), ClusterId(uuid.UUID(int=99)), "wire")
+    return Introduction(
+        host=HostId(uuid.UUID(int=number + 1)), cluster=ClusterId(uuid.UUID(int=99)), cluster_name="wire"
+    )
 
 
 async def server(environment: Environment, address: Address, who: Introduction, ledger: CallLedger) -> None:
@@ -108,7 +110,16 @@ async def run(world: World) -> None:
     environment = world.scenario_environment("callers", ours.host)
     until = world.now() + world.seconds + 5.0
     async with asyncio.TaskGroup() as tasks:
-        peers = Peers(tasks, PeersContext(environment.transport, environment.rng, ours, LIMITS, discard_event))
+        peers = Peers(
+            tasks,
+            PeersContext(
+                transport=environment.transport,
+                rng=environment.rng,
+                introduction=ours,
+                limits=LIMITS,
+                report=discard_event,
+            ),
+        )
         for number, unit in enumerate(units):
             peers.set_address(introduction(number).host, unit.address(PORT))
         calls = [tasks.create_task(caller(world, peers, ledger, number, until)) for number in range(CALLERS)]
@@ -122,4 +133,4 @@ async def run(world: World) -> None:
     world.log("scenario", f"answered {ledger.answered}, refused {ledger.refused}, unknown {ledger.unknown}")
 
 
-SCENARIO = Scenario("wire", "calls between processes under every fault", seconds=30.0, run=run)
+SCENARIO = Scenario(name="wire", summary="calls between processes under every fault", seconds=30.0, run=run)

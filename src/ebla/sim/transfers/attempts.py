@@ -69,7 +69,7 @@ LATE_WRITE_MEAN_S = 3.0
 LATE_WRITES_MAX = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFaults:
     """How often an attempt does each of these, by itself."""
 
@@ -83,7 +83,7 @@ class AttemptFaults:
     keeps_open: float = 0.4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFaultPlan:
     hangs_at: int | None
     """Before which of its steps; the others likewise."""
@@ -100,13 +100,13 @@ def draw_fault_plan(rng: SimRng, habits: AttemptFaults) -> AttemptFaultPlan:
         return int(rng.exponential(6.0)) if rng.happens(share) else None
 
     return AttemptFaultPlan(
-        draw_step(habits.hangs),
-        rng.exponential(HANG_MEAN_S),
-        draw_step(habits.dies),
-        draw_step(habits.corrupts),
-        rng.happens(habits.ignores_cancel),
-        rng.happens(habits.short_cut),
-        rng.happens(habits.keeps_open),
+        hangs_at=draw_step(habits.hangs),
+        hangs_s=rng.exponential(HANG_MEAN_S),
+        dies_at=draw_step(habits.dies),
+        corrupts_at=draw_step(habits.corrupts),
+        ignores_cancel=rng.happens(habits.ignores_cancel),
+        short_cut=rng.happens(habits.short_cut),
+        keeps_open=rng.happens(habits.keeps_open),
     )
 
 
@@ -118,7 +118,7 @@ class AttemptCancelled(EblaError):
     """It minded that its job was cancelled."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimAttempt:
     """As driver and executor share it."""
 
@@ -257,7 +257,13 @@ class AttemptRun:
                 staged.append(await self._put(move.target, name, _pieces(data)))
         self._executor.short_cuts += at_hand
         size = sum(one.size_bytes for one in staged)
-        return MoveResult(move.target.transfer, self._attempt.id, tuple(staged), size_bytes=size, short_cut=at_hand)
+        return MoveResult(
+            transfer=move.target.transfer,
+            attempt=self._attempt.id,
+            files=tuple(staged),
+            size_bytes=size,
+            short_cut=at_hand,
+        )
 
     async def _fetch(self, source: TransferSource, path: str) -> bytes:
         for _ in range(TRIES_MAX):
@@ -296,7 +302,7 @@ class AttemptRun:
     async def _put_once(self, target: TransferTarget, name: str, pieces: Sequence[bytes]) -> PutAnswer:
         stream = self._stream(target.host)
         size = 0 if name == ROWS_NAME else sum(len(piece) for piece in pieces)
-        put = FlightPut(target.ticket, self._attempt.id, name, size)
+        put = FlightPut(ticket=target.ticket, attempt=self._attempt.id, name=name, size_bytes=size)
         place = await stream.ask(lambda door: open_put(door, stream, put))
         passed, known = 0, place.received_bytes
         for piece in pieces:
@@ -375,7 +381,9 @@ class AttemptRun:
         ]
         staged = (await self._put(to.target, ROWS_NAME, records),) if records else ()
         size = sum(one.size_bytes for one in staged)
-        return MoveResult(to.target.transfer, self._attempt.id, staged, rows=len(wanted), size_bytes=size)
+        return MoveResult(
+            transfer=to.target.transfer, attempt=self._attempt.id, files=staged, rows=len(wanted), size_bytes=size
+        )
 
     async def _scan(self, source: TransferSource, scan: "Callable[[SimCheckpointScan], Awaitable[T]]") -> T:
         for _ in range(TRIES_MAX):

@@ -93,7 +93,7 @@ class BulkHandle:
     door: SimFlightServer | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class SimFlightStream:
     """One connection from a task to one life of a bulk process."""
 
@@ -146,7 +146,15 @@ def connect(world: World, rng: SimRng, here: Unit, seat: BulkHandle) -> SimFligh
     """From the process that runs now. Raises `Unreachable`."""
     if seat.unit.down or seat.door is None:
         raise Unreachable(f"nobody listens at {seat.unit.name}")
-    stream = SimFlightStream(world, rng, here, seat.unit, seat.door, here.incarnation, seat.unit.incarnation)
+    stream = SimFlightStream(
+        world=world,
+        rng=rng,
+        here=here,
+        there=seat.unit,
+        door=seat.door,
+        incarnation=here.incarnation,
+        remote_incarnation=seat.unit.incarnation,
+    )
     seat.door.opened(stream)
     return stream
 

@@ -34,7 +34,7 @@ def _unnoted(*_: object) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFaults:
     """How often the engine misbehaves, each of it by itself."""
 
@@ -45,10 +45,16 @@ class EngineFaults:
     attempts_faults: AttemptFaults = field(default_factory=AttemptFaults)
 
 
-NO_ENGINE_FAULTS = EngineFaults(0.0, 0.0, 0.0, 0.0, AttemptFaults(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+NO_ENGINE_FAULTS = EngineFaults(
+    duplicate=0.0,
+    report_superseded=0.0,
+    report_twice=0.0,
+    lose_engine=0.0,
+    attempts_faults=AttemptFaults(hangs=0.0, ignores_cancel=0.0, dies=0.0, corrupts=0.0, short_cut=0.0, keeps_open=0.0),
+)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimSparkEngine:
     """What outlives every driver: the executors, and whether any of it can be used. `seat` finds the bulk process of a
     node."""
@@ -83,7 +89,7 @@ class SimSparkEngine:
         return [one for one in self.executors if not one.unit.down and one.environment is not None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Piece:
     """One piece of work, as its driver sees it."""
 
@@ -116,8 +122,10 @@ class SimTransfers:
 
     def status(self) -> EngineStatus:
         if self._engine.is_away:
-            return EngineStatus(EngineState.UNAVAILABLE, "the simulated engine is away", "sim", "0")
-        return EngineStatus(EngineState.READY, "", "sim", "0")
+            return EngineStatus(
+                state=EngineState.UNAVAILABLE, cause="the simulated engine is away", master="sim", version="0"
+            )
+        return EngineStatus(state=EngineState.READY, cause="", master="sim", version="0")
 
     def tasks(self, job: JobId) -> TaskCounts:
         found = self._jobs.get(job)
@@ -133,7 +141,7 @@ class SimTransfers:
         if self._rng.happens(faults.lose_engine):
             engine.lose(self._rng.exponential(OUTAGE_MEAN_S))
         running = self._jobs[job] = _Job(engine.generation)
-        running.pieces = [_Piece(one, running) for one in work]
+        running.pieces = [_Piece(work=one, job=running) for one in work]
         for one in work:
             if isinstance(one, FileMove):
                 engine.note_files(one)
@@ -198,7 +206,9 @@ class SimTransfers:
         engine.attempts += 1
         rng = self._rng.fork(f"attempt {engine.attempts}")
         attempts_faults = engine.faults.attempts_faults
-        attempt = SimAttempt(AttemptId(self._rng.uuid()), piece.work, rng, draw_fault_plan(rng, attempts_faults))
+        attempt = SimAttempt(
+            id=AttemptId(self._rng.uuid()), work=piece.work, rng=rng, fault_plan=draw_fault_plan(rng, attempts_faults)
+        )
         piece.attempts.append(attempt)
         executor.inbox.put_nowait((attempt, lambda end: self._ended(piece, attempt, end)))
 

@@ -36,7 +36,7 @@ DEADLINE_MS = 2_500
 THINK_S = 0.2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Group0Load:
     addresses: Mapping[str, Address]
     record: Group0Record
@@ -73,8 +73,16 @@ class Group0Connection:
 
     def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
         self.environment = environment
-        introduction = Introduction(HostId(environment.rng.uuid()), CLUSTER, CLUSTER_NAME, process=name)
-        self._context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
+        introduction = Introduction(
+            host=HostId(environment.rng.uuid()), cluster=CLUSTER, cluster_name=CLUSTER_NAME, process=name
+        )
+        self._context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=WireLimits(),
+            report=discard_event,
+        )
         self._load = load
         self._caller: RpcClientConnection | None = None
 

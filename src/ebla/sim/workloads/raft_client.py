@@ -25,7 +25,7 @@ COUNTER = "counter"
 REGISTERS = ("left", "right")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RaftLoad:
     """What all clients of a run share. They stop asking anew once `stopping` is set."""
 
@@ -74,7 +74,7 @@ class RaftClient:
     async def call(self, key: str, call: RegisterCall, attempts_max: int | None = None) -> int | None:
         """The answer, or None where patience ended first."""
         self._serial += 1
-        command = RegisterCommand(self._name, self._serial, key, call)
+        command = RegisterCommand(client=self._name, serial=self._serial, key=key, call=call)
         operation = self._load.history.invoke(self._name, call, key)
         attempts = 0
         while attempts_max is None or attempts < attempts_max:

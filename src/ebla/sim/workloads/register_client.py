@@ -20,7 +20,7 @@ GIVE_UP_SHARE = 0.02
 """Now and then a client loses patience and never learns what became of its call."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RegisterLoad:
     """What all clients share. They stop asking anew once `stopping` is set."""
 

@@ -46,7 +46,7 @@ SKEW_US = 300_000
 LEVELS = (Level.QUORUM,) * 7 + (Level.ONE, Level.ALL, Level.EACH_QUORUM)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RowsLoad:
     """What clients and drivers share, outside every life."""
 
@@ -63,7 +63,7 @@ class RowsLoad:
             self.cluster.world.fail(problem)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowQuery:
     """What one read is about."""
 
@@ -87,7 +87,13 @@ class RowsClient:
         self._loop = asyncio.get_running_loop()
         cluster = load.cluster
         introduction = cluster.introduction(HostId(environment.rng.uuid()), "client")
-        context = PeersContext(environment.transport, environment.rng, introduction, WIRE, discard_event)
+        context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=WIRE,
+            report=discard_event,
+        )
         self._peers = {number: Peers(tasks, context) for number in SHARDS}
         for node in cluster.nodes:
             for number, peers in self._peers.items():
@@ -155,7 +161,7 @@ class RowsClient:
         for _ in range(count):
             cell = (table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
             kind = self._rng.randrange(0, 4 * DELETION_KINDS)
-            tried = AttemptedWrite(self._draw_us(), deletes=kind < DELETION_KINDS)
+            tried = AttemptedWrite(timestamp_us=self._draw_us(), deletes=kind < DELETION_KINDS)
             item = item_of(schema, cell, tried, kind)
             drawn[cell[1]] = (cell, tried, RoutedWrite(schema.id, (item,)))
         for cell, tried, _ in drawn.values():
@@ -180,7 +186,7 @@ class RowsClient:
             return
         schema = self._load.passing[self._rng.choice(sorted(self._load.passing))]
         cell = ("", self._rng.randrange(0, PARTITIONS), 0)
-        item = item_of(schema, cell, AttemptedWrite(self._draw_us(), deletes=False), DELETION_KINDS)
+        item = item_of(schema, cell, AttemptedWrite(timestamp_us=self._draw_us(), deletes=False), DELETION_KINDS)
         await self.call(ROUTE_WRITE, RouteWriteRequest((RoutedWrite(schema.id, (item,)),), Level.QUORUM))
 
     # -- reads -------------------------------------------------------------------------------------------------------
@@ -190,20 +196,33 @@ class RowsClient:
         partitions = sorted({self._rng.randrange(0, PARTITIONS) for _ in range(self._rng.choice((1, 1, 1, 3)))})
         cells = [(table, partition, self._rng.randrange(0, ROWS)) for partition in partitions]
         spans = tuple(sorted(row_span(schema, cell) for cell in cells))
-        await self._read(RowQuery(table, level, spans, cells, len(cells)))
+        await self._read(RowQuery(table=table, level=level, spans=spans, cells=cells, rows_max=len(cells)))
 
     async def _read_slice(self, table: str) -> None:
         partition = self._rng.randrange(0, PARTITIONS)
         cells = [(table, partition, row) for row in range(ROWS)]
         rows_max, is_reversed = self._rng.randrange(1, 4), self._rng.random() < 0.3
         level = self._rng.choice(LEVELS)
-        await self._read(RowQuery(table, level, (partition_span(partition),), cells, rows_max, is_reversed))
+        await self._read(
+            RowQuery(
+                table=table,
+                level=level,
+                spans=(partition_span(partition),),
+                cells=cells,
+                rows_max=rows_max,
+                is_reversed=is_reversed,
+            )
+        )
 
     async def scan(self, table: str, level: Level, rows_max: int) -> bool:
         """Whether it came to its end."""
         cells = [(table, partition, row) for partition in range(PARTITIONS) for row in range(ROWS)]
         is_reversed = self._rng.random() < 0.2
-        return await self._read(RowQuery(table, level, (ALL_KEYS,), cells, rows_max, is_reversed))
+        return await self._read(
+            RowQuery(
+                table=table, level=level, spans=(ALL_KEYS,), cells=cells, rows_max=rows_max, is_reversed=is_reversed
+            )
+        )
 
     async def _read(self, wanted: RowQuery) -> bool:
         """Page after page, each from another shard where one fails. The positions are all that is kept."""
@@ -248,11 +267,11 @@ class RowsClient:
         """Checked against what was acknowledged before it was asked for."""
         floors, began = self._ledger.floors(wanted.cells, wanted.level), self._loop.time()
         request = RouteReadRequest(
-            self._load.tables[wanted.table].id,
-            wanted.spans,
-            wanted.level,
-            wanted.rows_max,
-            wanted.is_reversed,
+            table=self._load.tables[wanted.table].id,
+            spans=wanted.spans,
+            level=wanted.level,
+            rows_max=wanted.rows_max,
+            is_reversed=wanted.is_reversed,
             position=position,
         )
         answer = await self.call(ROUTE_READ, request)

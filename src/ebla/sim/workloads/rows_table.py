@@ -26,9 +26,9 @@ from ebla.wire.row_messages import Item, Span
 PARTITIONS = 14
 ROWS = 5
 COLUMNS = (
-    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-    Column("c", parse_type("tinyint"), ColumnKind.CLUSTERING),
-    Column("a", parse_type("bigint"), ColumnKind.REGULAR),
+    Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+    Column(name="c", type=parse_type("tinyint"), kind=ColumnKind.CLUSTERING),
+    Column(name="a", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
 )
 ALL_KEYS: Span = (b"", None)
 DELETION_KINDS = 3
@@ -59,10 +59,12 @@ def item_of(schema: TableSchema, cell: Cell, tried: AttemptedWrite, kind: int) -
         slice_ = RangeDeletion(clustering, _clustering(schema, cell[2] + 1), deletion)
         return head_key(prefix), encode_head(PartitionHead(None, (slice_,)), schema.version)
     if tried.deletes and kind == 1:
-        return row_key(prefix, clustering), encode_row(Row(None, deletion), schema.version, layout)
+        return row_key(prefix, clustering), encode_row(Row(marker=None, deletion=deletion), schema.version, layout)
     value = None if tried.deletes else struct.pack(">q", tried.timestamp_us)
-    stored = StoredCell(tried.timestamp_us, value, 0, 0 if value else at_s)
-    return row_key(prefix, clustering), encode_row(Row(None, None, {column: stored}), schema.version, layout)
+    stored = StoredCell(timestamp_us=tried.timestamp_us, value=value, ttl_s=0, at_s=0 if value else at_s)
+    return row_key(prefix, clustering), encode_row(
+        Row(marker=None, deletion=None, cells={column: stored}), schema.version, layout
+    )
 
 
 def cell_of(schema: TableSchema, table: str, key: bytes) -> Cell:

@@ -33,22 +33,27 @@ DEADLINE_MS = 4_000
 THINK_S = 0.2
 TABLES = (("ks", "a"), ("vn", "a"))
 KEYSPACES = (
-    Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True, initial_tablets=8),
-    Keyspace("vn", Replication(Strategy.SIMPLE, (("", 2),)), on_tablets=False),
+    Keyspace(
+        name="ks", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True, initial_tablets=8
+    ),
+    Keyspace(name="vn", replication=Replication(Strategy.SIMPLE, (("", 2),)), on_tablets=False),
 )
 """They stay. `TEMPORARY_KEYSPACE` comes and goes, with its tables."""
 TEMPORARY_KEYSPACE = Keyspace(
-    "passing", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)), on_tablets=True, initial_tablets=2
+    name="passing",
+    replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)),
+    on_tablets=True,
+    initial_tablets=2,
 )
 COLUMNS = (
-    Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-    Column("v", parse_type("text"), ColumnKind.REGULAR),
+    Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+    Column(name="v", type=parse_type("text"), kind=ColumnKind.REGULAR),
 )
 
 OnSchemaAnswer = Callable[[SchemaAnswer], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SchemaLoad:
     addresses: Mapping[str, Address]
     introduction: Introduction
@@ -66,8 +71,16 @@ class SchemaClient:
         self._name = name
         self._load = load
         ours = load.introduction
-        introduction = Introduction(HostId(environment.rng.uuid()), ours.cluster, ours.cluster_name, process=name)
-        self._context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
+        introduction = Introduction(
+            host=HostId(environment.rng.uuid()), cluster=ours.cluster, cluster_name=ours.cluster_name, process=name
+        )
+        self._context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=WireLimits(),
+            report=discard_event,
+        )
         self._caller: RpcClientConnection | None = None
 
     async def run(self) -> None:
@@ -103,14 +116,17 @@ class SchemaClient:
         kind = self._rng.randrange(0, 100)
         lenient = self._rng.random() < 0.3
         if kind < 40:
-            await self._note(CreateTableCall(), CreateTableRequest(keyspace, name, COLUMNS, if_not_exists=lenient))
+            await self._note(
+                CreateTableCall(),
+                CreateTableRequest(keyspace=keyspace, name=name, columns=COLUMNS, if_not_exists=lenient),
+            )
         elif kind < 65:
             await self._note(DropTableCall(), DropTableRequest(keyspace, name, if_exists=lenient))
         elif kind < 85:
             self._load.columns += 1
             column = f"c{self._load.columns}"
-            added = Column(column, parse_type("int"), ColumnKind.REGULAR)
-            await self._note(AlterTableCall(column), AlterTableRequest(keyspace, name, added=(added,)))
+            added = Column(name=column, type=parse_type("int"), kind=ColumnKind.REGULAR)
+            await self._note(AlterTableCall(column), AlterTableRequest(keyspace=keyspace, name=name, added=(added,)))
         else:
             await self._pass_by()
 
@@ -143,7 +159,9 @@ class SchemaClient:
                 await self.ask(CreateKeyspaceRequest(TEMPORARY_KEYSPACE, if_not_exists=True))
             elif kind < 3:
                 name = self._rng.choice(("a", "b", "c"))
-                await self.ask(CreateTableRequest(TEMPORARY_KEYSPACE.name, name, COLUMNS, if_not_exists=True))
+                await self.ask(
+                    CreateTableRequest(keyspace=TEMPORARY_KEYSPACE.name, name=name, columns=COLUMNS, if_not_exists=True)
+                )
             else:
                 await self.ask(DropKeyspaceRequest(TEMPORARY_KEYSPACE.name, if_exists=True))
         except NotFound:

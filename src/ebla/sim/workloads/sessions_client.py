@@ -30,7 +30,7 @@ SHORT_LIFE_MS, LONG_LIFE_MS = 3_000, 40_000
 OnSessionClosed = Callable[[SessionId, CloseSessionAnswer], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SessionsLoad:
     addresses: Mapping[str, Address]
     introduction: Introduction
@@ -49,8 +49,16 @@ class SessionsClient:
         self._rng = environment.rng
         self._load = load
         ours = load.introduction
-        introduction = Introduction(HostId(environment.rng.uuid()), ours.cluster, ours.cluster_name, process=name)
-        self._context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
+        introduction = Introduction(
+            host=HostId(environment.rng.uuid()), cluster=ours.cluster, cluster_name=ours.cluster_name, process=name
+        )
+        self._context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=WireLimits(),
+            report=discard_event,
+        )
 
     async def run(self) -> None:
         while not self._load.stopping:
@@ -63,7 +71,9 @@ class SessionsClient:
     async def _job(self) -> None:
         life_ms = self._rng.choice((SHORT_LIFE_MS, LONG_LIFE_MS))
         session, job = SessionId(self._rng.uuid()), JobId(self._rng.uuid())
-        asking = OpenSessionRequest(session, self._load.table, job, life_ms, self._load.version())
+        asking = OpenSessionRequest(
+            session=session, table=self._load.table, job=job, life_ms=life_ms, known_version=self._load.version()
+        )
         async with asyncio.TaskGroup() as asked:
             # Not waited for by the owner: its answers come when they come, also after the session was closed.
             for _ in range(self._rng.randrange(0, 3)):

@@ -16,12 +16,12 @@ GRACE_S = 10
 
 def small_table(mode: TombstoneGc = TombstoneGc.TIMEOUT, grace_s: int = GRACE_S) -> TableSchema:
     columns = (
-        Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-        Column("c", parse_type("tinyint"), ColumnKind.CLUSTERING),
-        Column("s", parse_type("int"), ColumnKind.STATIC),
-        Column("a", parse_type("int"), ColumnKind.REGULAR),
-        Column("b", parse_type("int"), ColumnKind.REGULAR),
-        Column("m", parse_type("map<int, int>"), ColumnKind.REGULAR),
+        Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+        Column(name="c", type=parse_type("tinyint"), kind=ColumnKind.CLUSTERING),
+        Column(name="s", type=parse_type("int"), kind=ColumnKind.STATIC),
+        Column(name="a", type=parse_type("int"), kind=ColumnKind.REGULAR),
+        Column(name="b", type=parse_type("int"), kind=ColumnKind.REGULAR),
+        Column(name="m", type=parse_type("map<int, int>"), kind=ColumnKind.REGULAR),
     )
     return new_schema((TABLE, "ks", "small"), columns, TableOptions(gc_grace_s=grace_s, tombstone_gc=mode))
 

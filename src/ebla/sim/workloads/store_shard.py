@@ -154,7 +154,7 @@ class _Shard:
         lag_s = self._rng.randrange(0, LAG_S_MAX) if self._rng.random() < late else 0
         at_us = self._ledger.unique_us(self._load.now_us() - lag_s * 1_000_000)
         kind = self._rng.randrange(0, 7)
-        tried = AttemptedStoreWrite(at_us, kind < 3, self.now_s)
+        tried = AttemptedStoreWrite(timestamp_us=at_us, deletes=kind < 3, at_s=self.now_s)
         return cell, item_of(cell, tried, kind), tried
 
     async def look(self, stack: Stack) -> None:
@@ -178,7 +178,7 @@ class _Shard:
 
     async def compact(self, stack: Stack) -> None:
         """In another process, so it takes its time."""
-        terms = GcContext(self.now_s, replication_factor=3)
+        terms = GcContext(now_s=self.now_s, replication_factor=3)
         job = await self._store.begin_compaction(stack, terms, whole=self._rng.random() < 0.7)
         if job is None:
             return
@@ -276,10 +276,10 @@ def item_of(cell: Cell, tried: AttemptedStoreWrite, kind: int) -> Item:
         slice_ = RangeDeletion(clustering_of(row), end, deletion)
         return head_of(partition), encode_head(PartitionHead(None, (slice_,)), SMALL.version)
     if kind == 1:
-        return key_of(partition, row), value_of(Row(None, deletion))
+        return key_of(partition, row), value_of(Row(marker=None, deletion=deletion))
     value = None if tried.deletes else tried.timestamp_us.to_bytes(8)
-    stored = StoredCell(tried.timestamp_us, value, 0, 0 if value else tried.at_s)
-    return key_of(partition, row), value_of(Row(None, None, {COLUMN: stored}))
+    stored = StoredCell(timestamp_us=tried.timestamp_us, value=value, ttl_s=0, at_s=0 if value else tried.at_s)
+    return key_of(partition, row), value_of(Row(marker=None, deletion=None, cells={COLUMN: stored}))
 
 
 def stored_version(cell: Cell, row_value: bytes | None, head_value: bytes | None) -> StoredVersion | None:

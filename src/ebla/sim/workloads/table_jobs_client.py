@@ -61,7 +61,7 @@ JOBS_OPEN_MAX = 12
 BATCHES_MAX = 40
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimWriteJob:
     """Something to write, of which several runs may be made."""
 
@@ -79,7 +79,7 @@ class SimWriteJob:
         return (self.name, self.batch)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WriteJobsLoad:
     """What the clients of jobs share, outside every life."""
 
@@ -97,7 +97,7 @@ class WriteJobsLoad:
     """Commits that were answered, or given up: asked again, they must do no harm."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WriteJobRun:
     """One run of a job."""
 
@@ -169,10 +169,12 @@ class WriteJobsClient:
             known = [job for job in self._load.jobs if job.name == name]
             if any(not job.is_over for job in known) or len(known) >= BATCHES_MAX:
                 return (
-                    self._rng.choice(jobs) if jobs else self._made(SimWriteJob(f"job-{self._load.drawn}", table, level))
+                    self._rng.choice(jobs)
+                    if jobs
+                    else self._made(SimWriteJob(name=f"job-{self._load.drawn}", table=table, level=level))
                 )
-            return self._made(SimWriteJob(name, table, level, len(known)))
-        return self._made(SimWriteJob(f"job-{self._load.drawn}", table, level))
+            return self._made(SimWriteJob(name=name, table=table, level=level, batch=len(known)))
+        return self._made(SimWriteJob(name=f"job-{self._load.drawn}", table=table, level=level))
 
     def _made(self, job: SimWriteJob) -> SimWriteJob:
         self._load.jobs.append(job)
@@ -183,7 +185,7 @@ class WriteJobsClient:
         session = SessionId(self._rng.uuid())
         job.runs += 1
         self._book.begins(job.id, session)
-        asked = OpenWriteRequest(session, schema.id, job.level, job.name, job.batch)
+        asked = OpenWriteRequest(session=session, table=schema.id, level=job.level, job=job.name, batch=job.batch)
         plan = await self._somewhere(lambda seat: self._caller.call(seat, OPEN_WRITE, asked, OPEN_MS))
         if plan.state is WriteJobState.DONE:
             job.is_over = True
@@ -217,10 +219,10 @@ class WriteJobsClient:
         schema, cells = plan.schema, {}
         for _ in range(self._rng.randrange(1, 40)):
             cell = (job.table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
-            cells[cell] = AttemptedWrite(plan.timestamp_us, deletes=False)
+            cells[cell] = AttemptedWrite(timestamp_us=plan.timestamp_us, deletes=False)
             self._ledger.tries(cell, cells[cell])
         items = sorted(item_of(schema, cell, tried, DELETION_KINDS) for cell, tried in cells.items())
-        return WriteJobRun(job, session, plan, cells, items)
+        return WriteJobRun(job=job, session=session, plan=plan, cells=cells, items=items)
 
     # -- staging -----------------------------------------------------------------------------------------------------
 
@@ -265,7 +267,7 @@ class WriteJobsClient:
         attempt, record = AttemptId(self._rng.uuid()), encode_rows(rows_batch(items))
         stream = connect(self._cluster.world, self._rng, self._here, self._cluster.seats[target.host])
         try:
-            put = FlightPut(target.ticket, attempt, ROWS_NAME, 0)
+            put = FlightPut(ticket=target.ticket, attempt=attempt, name=ROWS_NAME, size_bytes=0)
             place = await stream.ask(partial(open_put, stream=stream, put=put))
             await stream.ask(partial(append, place=place, data=record))
             answer = await stream.ask(partial(finish_put, place=place))
@@ -274,7 +276,7 @@ class WriteJobsClient:
         if answer.checksum != zlib.crc32(record):
             raise Unavailable("what arrived is not what was sent")
         file = StagedFile(ROWS_NAME, len(record), answer.checksum)
-        return StagedRun(target.host, target.transfer, attempt, file, len(items))
+        return StagedRun(host=target.host, transfer=target.transfer, attempt=attempt, file=file, rows=len(items))
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
@@ -325,13 +327,13 @@ class WriteJobsClient:
     def _request(self, run: WriteJobRun) -> CommitWriteRequest:
         job = run.job
         return CommitWriteRequest(
-            run.session,
-            run.plan.schema.id,
-            job.name,
-            job.level,
-            tuple(run.runs),
-            tuple(run.targets),
-            job.batch,
+            session=run.session,
+            table=run.plan.schema.id,
+            job=job.name,
+            level=job.level,
+            runs=tuple(run.runs),
+            targets=tuple(run.targets),
+            batch=job.batch,
         )
 
     async def _ask_late(self) -> None:
@@ -346,7 +348,7 @@ class WriteJobsClient:
         schema = self._load.rows.tables[table]
         cells = [(table, partition, row) for partition in range(PARTITIONS) for row in range(ROWS)]
         floors = self._ledger.floors(cells, level)
-        request = OpenReadRequest(ReadId(self._rng.uuid()), schema.id, level)
+        request = OpenReadRequest(read=ReadId(self._rng.uuid()), table=schema.id, level=level)
         try:
             plan = await self._somewhere(lambda seat: self._caller.call(seat, OPEN_READ, request, READ_MS))
             shown: dict[Cell, int] = {}

@@ -69,8 +69,13 @@ JOB_MS = 4 * 3_600_000
 """Longer than any jump of a clock."""
 ON_TABLETS, ON_VNODES = "tab", "vno"
 KEYSPACES = (
-    Keyspace(ON_TABLETS, Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)), on_tablets=True, initial_tablets=4),
-    Keyspace(ON_VNODES, Replication(Strategy.SIMPLE, (("", 3),)), on_tablets=False),
+    Keyspace(
+        name=ON_TABLETS,
+        replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 3),)),
+        on_tablets=True,
+        initial_tablets=4,
+    ),
+    Keyspace(name=ON_VNODES, replication=Replication(Strategy.SIMPLE, (("", 3),)), on_tablets=False),
 )
 
 
@@ -107,7 +112,13 @@ class TopologyDriver:
         self.view = TopologyView()
         name = f"driver-{home.control.name}"
         introduction = self._cluster.introduction(home.host, name)
-        context = PeersContext(environment.transport, environment.rng, introduction, WIRE, self._cluster.report(name))
+        context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=WIRE,
+            report=self._cluster.report(name),
+        )
         self._own, self._controls = Peers(tasks, context), Peers(tasks, context)
         self._own.set_address(home.host, CONTROL_SOCKET)
         self._shards = {number: Peers(tasks, context) for number in SHARDS}
@@ -115,11 +126,20 @@ class TopologyDriver:
             self._controls.set_address(node.host, node.control.address(CONTROL_PORT))
             for number, peers in self._shards.items():
                 peers.set_address(node.host, node.control.address(SHARD_PORT + number))
-        setup = TopologyFollowerConfig(name, 1, home.host, environment.clock, self._cluster.report(name))
+        setup = TopologyFollowerConfig(
+            name=name, pid=1, host=home.host, clock=environment.clock, report=self._cluster.report(name)
+        )
         self._follower = TopologyFollower(self._own, setup, self.view, _Following(), self._report_of)
 
     def _report_of(self, view: View) -> ChildReport:
-        return ChildReport(f"driver-{self._home.control.name}", 1, view.version, view.fence, view.version, True)
+        return ChildReport(
+            name=f"driver-{self._home.control.name}",
+            pid=1,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=view.version,
+            pending_replicas_open=True,
+        )
 
     async def run(self) -> None:
         self._tasks.create_task(self._follower.run())
@@ -135,7 +155,9 @@ class TopologyDriver:
             await self._wish(CreateKeyspaceRequest(keyspace, if_not_exists=True))
         for keyspace in KEYSPACES:
             for name in ("t", "p"):
-                await self._wish(CreateTableRequest(keyspace.name, name, COLUMNS, if_not_exists=True))
+                await self._wish(
+                    CreateTableRequest(keyspace=keyspace.name, name=name, columns=COLUMNS, if_not_exists=True)
+                )
         self._learn(await self._look())
 
     # -- what to do --------------------------------------------------------------------------------------------------
@@ -244,7 +266,7 @@ class TopologyDriver:
             hosts = [node.host for node in self._cluster.nodes if all(node.host != each.host for each in old)]
             coming = Replica(self._rng.choice(hosts), self._rng.choice(SHARDS))
         new = tuple(coming if each == leaving else each for each in old)
-        return TabletMove(tablets.table, number, kind, new)
+        return TabletMove(table=tablets.table, tablet=number, kind=kind, new_replicas=new)
 
     async def _advance(self, snapshot: Snapshot, moving: Sequence[MovingTablet]) -> None:
         """All of them by one step, some of them sometimes, so that stages mix."""
@@ -263,7 +285,14 @@ class TopologyDriver:
             gives_up = transition.stage is TabletStage.STREAMING and self._rng.random() < 0.15
             session = SessionId(self._rng.uuid())
             steps.append(
-                TabletAdvance(tablets.table, number, transition.stage, session, failed=gives_up, hopeless=gives_up)
+                TabletAdvance(
+                    table=tablets.table,
+                    tablet=number,
+                    leaving=transition.stage,
+                    session=session,
+                    failed=gives_up,
+                    hopeless=gives_up,
+                )
             )
         if await self._commit(snapshot, AdvanceTablets(tuple(steps), fence)):
             self._late = (self._late + sent)[-LATE_CHUNKS_MAX:]
@@ -277,14 +306,16 @@ class TopologyDriver:
         start = encode_token(tablets.after_token(number) + 1 if number else tablets.after_token(number))
         end = encode_token(tablets.last_token(number) + 1) if number + 1 < tablets.tablet_count else None
         for target in stream.destinations:
-            job = _Job(snapshot.version, tablets.table, transition.session, (start, end))
+            job = _Job(version=snapshot.version, table=tablets.table, session=transition.session, span=(start, end))
             await self._stream(job, stream.sources[0], target, sent)
 
     async def _stream(self, job: "_Job", source: Replica, target: Replica, sent: list[LateStreamChunk]) -> None:
         start, end = job.span
         while True:
             now_s = self._environment.clock.wall_us() // 1_000_000
-            request = ReadRowsRequest(job.version, job.table, ((start, end),), STREAM_ROWS_MAX, now_s)
+            request = ReadRowsRequest(
+                version=job.version, table=job.table, spans=((start, end),), rows_max=STREAM_ROWS_MAX, now_s=now_s
+            )
             page = await self._shards[source.shard].call(source.host, READ_ROWS, request, CALL_MS)
             if page.items:
                 await self._send(target, StreamRowsRequest(job.session, job.table, page.items), sent)
@@ -321,7 +352,14 @@ class TopologyDriver:
         """Another release, which the node corrects by itself: two versions for vnodes and tablets alike."""
         node = snapshot.node(host)
         release = f"sim {snapshot.version}"
-        return RefreshNode(host, release, node.address, node.shard_count, node.ignore_msb, node.supported_features)
+        return RefreshNode(
+            host=host,
+            release_version=release,
+            address=node.address,
+            shard_count=node.shard_count,
+            ignore_msb=node.ignore_msb,
+            supported_features=node.supported_features,
+        )
 
     async def _bump(self, snapshot: Snapshot) -> None:
         await self._commit(snapshot, self._refresh(snapshot, self._rng.choice(self._cluster.nodes).host))
@@ -335,7 +373,7 @@ class TopologyDriver:
         table = self._load.tables[ON_VNODES].id
         session = SessionId(self._rng.uuid())
         deadline_ms = self._environment.clock.wall_us() // 1000 + JOB_MS
-        opened = OpenBulkSession(Session(session, SessionKind.BULK_JOB, table, deadline_ms=deadline_ms))
+        opened = OpenBulkSession(Session(id=session, kind=SessionKind.BULK_JOB, table=table, deadline_ms=deadline_ms))
         refreshed = self._refresh(snapshot, self._home.host)
         if not await self._commit(snapshot, opened, refreshed):
             return
@@ -343,7 +381,7 @@ class TopologyDriver:
         snapshot = await self._look()
         source, target = self._rng.choice(self._cluster.shards()), self._rng.choice(self._cluster.shards())
         try:
-            job = _Job(snapshot.version, table, session, (b"", None))
+            job = _Job(version=snapshot.version, table=table, session=session, span=(b"", None))
             await self._stream(job, source.own, target.own, sent)
         finally:
             snapshot = await self._look()
@@ -356,8 +394,8 @@ class TopologyDriver:
         count = len(self._load.tables[keyspace].columns)
         if count < len(COLUMNS) + COLUMNS_MAX:
             name = f"x{snapshot.version}"
-            added = Column(name, parse_type("int"), ColumnKind.REGULAR)
-            await self._wish(AlterTableRequest(keyspace, "t", added=(added,)))
+            added = Column(name=name, type=parse_type("int"), kind=ColumnKind.REGULAR)
+            await self._wish(AlterTableRequest(keyspace=keyspace, name="t", added=(added,)))
             self._learn(await self._look())
 
     async def _come_and_go(self, snapshot: Snapshot) -> None:
@@ -366,7 +404,7 @@ class TopologyDriver:
         if there:
             await self._wish(DropTableRequest(keyspace, "p", if_exists=True))
             return
-        answer = await self._wish(CreateTableRequest(keyspace, "p", COLUMNS, if_not_exists=True))
+        answer = await self._wish(CreateTableRequest(keyspace=keyspace, name="p", columns=COLUMNS, if_not_exists=True))
         made = (await self._look()).tables.get(answer.table) if answer.table is not None else None
         if made is not None:
             self._load.passing[keyspace] = decode_schema(made.definition)
@@ -380,7 +418,7 @@ class TopologyDriver:
         return await self._own.call(self._home.host, SCHEMA, SchemaRequest(wish), SCHEMA_MS)
 
 
-class _Job(msgspec.Struct, frozen=True):
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """What is streamed, by which version and under which session."""
 
     version: TopologyVersion

@@ -44,7 +44,7 @@ SHORT_LIFE_MS = 4_000
 ORPHAN_LIFE_MS = 3_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class TransfersLoad:
     """What askers share, outside every life."""
 
@@ -67,7 +67,13 @@ class TransfersClient:
         self._asked = asked
         name = f"asker-{home.control.name}"
         introduction = load.cluster.introduction(home.host, name)
-        context = PeersContext(environment.transport, environment.rng, introduction, WIRE, load.cluster.report(name))
+        context = PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=introduction,
+            limits=WIRE,
+            report=load.cluster.report(name),
+        )
         self._own = Peers(tasks, context)
         self._own.set_address(home.host, CONTROL_SOCKET)
 
@@ -155,14 +161,16 @@ class TransfersClient:
         part: TokenRange = piece.range
         if self._rng.random() < 0.3:
             part = self._rng.choice(part.split(2))
-        return StreamRange(table, part, tuple(sources[:count]), target)
+        return StreamRange(table=table, range=part, sources=tuple(sources[:count]), target=target)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     async def ask(self, spec: JobSpec, life_ms: int) -> JobId:
         job = JobId(self._rng.uuid())
         now_ms = self._environment.clock.wall_us() // 1000
-        record = JobRecord(job, spec, f"a {type(spec).__name__} of the simulation", now_ms, life_ms)
+        record = JobRecord(
+            id=job, spec=spec, what=f"a {type(spec).__name__} of the simulation", submitted_ms=now_ms, life_ms=life_ms
+        )
         put = PutKey(job_key(job), encode_stored(StoredValue(record)))
         self._asked.jobs[job] = spec
         await self._execute(Transaction((KeyMissing(put.key),), (put,)))
@@ -178,7 +186,7 @@ class TransfersClient:
 
     async def _cancel(self, job: JobRecord) -> None:
         key = job_key(job.id)
-        answer = await self._own.call(self._home.host, GROUP0_READ, Group0ReadRequest((key,)), CALL_MS)
+        answer = await self._own.call(self._home.host, GROUP0_READ, Group0ReadRequest(keys=(key,)), CALL_MS)
         for found in answer.found:
             stored = decode_stored(JobRecord, found.value)
             wanted = stored.with_value(msgspec.structs.replace(stored.value, cancel_requested=True))
@@ -198,7 +206,7 @@ class TransfersClient:
         session = SessionId(self._rng.uuid())
         table = self._load.tables[self._rng.choice((ON_TABLETS, ON_VNODES))].id
         self._asked.orphans[session] = None
-        request = OpenSessionRequest(session, table, JobId(self._rng.uuid()), ORPHAN_LIFE_MS)
+        request = OpenSessionRequest(session=session, table=table, job=JobId(self._rng.uuid()), life_ms=ORPHAN_LIFE_MS)
         await self._own.call(self._home.host, OPEN_SESSION, request, CALL_MS)
         if self._rng.random() < 0.3:
             await self._own.call(self._home.host, CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)

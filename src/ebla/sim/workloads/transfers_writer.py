@@ -50,7 +50,7 @@ TRIES_MAX = 4
 RETRY_PAUSE_S = 0.5
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WriterStats:
     """What writers have seen, outside every life."""
 
@@ -107,8 +107,21 @@ class TransfersWriter:
         name = f"writer-{self._home.control.name}"
         introduction = self._cluster.introduction(self._home.host, name)
         report = self._cluster.report(name)
-        context = PeersContext(self._environment.transport, self._environment.rng, introduction, WIRE, report)
-        places = ClusterAddresses(self._home.host, CONTROL_SOCKET, BULK_SOCKET, socket_of, VERBS_PORT, SHARD_PORT)
+        context = PeersContext(
+            transport=self._environment.transport,
+            rng=self._environment.rng,
+            introduction=introduction,
+            limits=WIRE,
+            report=report,
+        )
+        places = ClusterAddresses(
+            own=self._home.host,
+            control_socket=CONTROL_SOCKET,
+            bulk_socket=BULK_SOCKET,
+            shard_socket_of=socket_of,
+            bulk_port=VERBS_PORT,
+            shard_port_first=SHARD_PORT,
+        )
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WRITERS):
                 tasks.create_task(self._keep_writing(WireClusterClient(tasks, context, places)))
@@ -138,12 +151,18 @@ class TransfersWriter:
         version = snapshot.version
         session = SessionId(self._rng.uuid())
         self._written.sessions[session] = None
-        asked = OpenSessionRequest(session, schema.id, JobId(self._rng.uuid()), LIFE_MS)
+        asked = OpenSessionRequest(session=session, table=schema.id, job=JobId(self._rng.uuid()), life_ms=LIFE_MS)
         await doors.control(OPEN_SESSION, asked, CALL_MS)
         runs = self._runs(schema, part)
         for replica in tablets.all_replicas(number) if runs else ():
             opening = OpenStagingRequest(
-                session, TransferId(self._rng.uuid()), schema.id, replica.shard, part, version, StagingKind.ROWS
+                session=session,
+                transfer=TransferId(self._rng.uuid()),
+                table=schema.id,
+                shard=replica.shard,
+                range=part,
+                version=version,
+                kind=StagingKind.ROWS,
             )
             try:
                 await self._bring(doors, replica, opening, runs)
@@ -161,7 +180,7 @@ class TransfersWriter:
             for _ in range(self._rng.randrange(1, 14)):
                 cell = (ON_TABLETS, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
                 tried = AttemptedWrite(
-                    self._load.ledger.unique_us(EPOCH_US + int(self._loop.time() * 1e6)), deletes=False
+                    timestamp_us=self._load.ledger.unique_us(EPOCH_US + int(self._loop.time() * 1e6)), deletes=False
                 )
                 item = item_of(schema, cell, tried, DELETION_KINDS)
                 if decode_token(item[0]) in part and item[0] not in items:
@@ -201,7 +220,7 @@ class TransfersWriter:
     async def _put(self, target: TransferTarget, run: StagedRowsRun, *, cut: bool = False) -> None:
         stream = connect(self._cluster.world, self._rng, self._here(), self._cluster.seats[target.host])
         try:
-            put = FlightPut(target.ticket, run.attempt, ROWS_NAME, 0)
+            put = FlightPut(ticket=target.ticket, attempt=run.attempt, name=ROWS_NAME, size_bytes=0)
             place = await stream.ask(partial(open_put, stream=stream, put=put))
             for record in run.records[:-1] if cut else run.records:
                 await stream.ask(partial(append, place=place, data=record))
@@ -256,7 +275,14 @@ class TransfersWriter:
         named = list(runs)
         self._rng.shuffle(named)
         more = tuple((run.attempt, run.file) for run in named[1:])
-        return SealRequest(target.session, target.transfer, named[0].attempt, (named[0].file,), (), more)
+        return SealRequest(
+            session=target.session,
+            transfer=target.transfer,
+            attempt=named[0].attempt,
+            files=(named[0].file,),
+            layers=(),
+            more=more,
+        )
 
     async def _adopt(
         self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, target: TransferTarget
@@ -266,7 +292,12 @@ class TransfersWriter:
             snapshot = self._home.snapshot
             version = opening.version if snapshot is None or self._rng.happens(0.3) else snapshot.version
             request = AdoptRequest(
-                target.session, target.transfer, opening.table, target.range, TopologyVersion(0), version
+                session=target.session,
+                transfer=target.transfer,
+                table=opening.table,
+                range=target.range,
+                fence=TopologyVersion(0),
+                version=version,
             )
             try:
                 await doors.shard(to, ADOPT, request, ADOPT_MS)

@@ -38,9 +38,9 @@ class LocalScan:
                 return ROWS_SCHEMA, self.scan.stored(token_range, conditions, partitions)
             case TypedRowsQuery(range=token_range, columns=columns, now_s=now_s):
                 asked = ScanQuery(
-                    self.scan.schema,
-                    columns,
-                    now_s,
+                    schema=self.scan.schema,
+                    columns=columns,
+                    now_s=now_s,
                     conditions=query.conditions,
                     partitions=query.partitions,
                 )

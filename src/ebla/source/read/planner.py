@@ -20,7 +20,7 @@ RANGES_PER_SPLIT_MAX = 2_048
 """Pieces of one task: each is a question of its own."""
 
 
-class SplitRange(msgspec.Struct, frozen=True, array_like=True):
+class SplitRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A range that does not go over the top of the ring, and where to read it; see `ReadRange`."""
 
     range: TokenRange
@@ -29,7 +29,7 @@ class SplitRange(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
-class InputSplit(msgspec.Struct, frozen=True, array_like=True):
+class InputSplit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """All that a task needs to know; nothing else goes to where it runs."""
 
     schema: TableSchema
@@ -44,7 +44,7 @@ class InputSplit(msgspec.Struct, frozen=True, array_like=True):
     uses_local_files: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
     """What the job asks for."""
 
@@ -164,23 +164,23 @@ def _share(plan: TableReadPlan, wanted: ReadSpec, chosen: _Chosen, parts: Sequen
     place = {source: number for number, source in enumerate(used)}
     pieces = tuple(
         SplitRange(
-            part.range,
-            tuple(place[source] for source in part.piece.sources),
-            part.piece.needed,
-            tuple((tuple(place[source] for source in group), count) for group, count in part.piece.groups),
+            range=part.range,
+            sources=tuple(place[source] for source in part.piece.sources),
+            needed=part.piece.needed,
+            groups=tuple((tuple(place[source] for source in group), count) for group, count in part.piece.groups),
         )
         for part in parts
     )
     return InputSplit(
-        plan.schema,
-        wanted.columns,
-        plan.now_s,
-        plan.authority,
-        tuple(plan.sources[source] for source in used),
-        pieces,
-        wanted.conditions,
-        tuple(sorted(prefix for one in pieces for prefix in chosen.within(one.range))),
-        wanted.uses_local_files,
+        schema=plan.schema,
+        columns=wanted.columns,
+        now_s=plan.now_s,
+        authority=plan.authority,
+        sources=tuple(plan.sources[source] for source in used),
+        pieces=pieces,
+        conditions=wanted.conditions,
+        partitions=tuple(sorted(prefix for one in pieces for prefix in chosen.within(one.range))),
+        uses_local_files=wanted.uses_local_files,
     )
 
 

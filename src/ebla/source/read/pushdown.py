@@ -60,7 +60,7 @@ class BaseConditions:
     """None: the whole ring."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PushedFilters:
     conditions: tuple[KeyCondition, ...] = ()
     ranges: tuple[TokenRange, ...] | None = None
@@ -100,7 +100,7 @@ def push_filters(
     left = tuple(one for place, one in enumerate(filters) if place not in sorting.kept)
     ranges_found = None if sorting.ranges is None else tuple(sorting.ranges)
     prefixes = None if partitions is None else tuple(sorted(partition_prefix(*one) for one in partitions))
-    return PushedFilters(tuple(conditions), ranges_found, prefixes, left)
+    return PushedFilters(conditions=tuple(conditions), ranges=ranges_found, partitions=prefixes, left=left)
 
 
 def _sort(schema: TableSchema, shown: Mapping[str, ColumnSelector], place: int, one: Filter, sorting: _Sorting) -> None:

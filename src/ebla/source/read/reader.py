@@ -114,17 +114,21 @@ class TableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         access, pushed = self._options.access, self._pushed
         wanted = ReadSpec(
-            self._asked,
-            pushed.conditions,
-            pushed.ranges,
-            pushed.partitions,
-            self._options.split_bytes,
-            access.uses_local_files,
+            columns=self._asked,
+            conditions=pushed.conditions,
+            ranges=pushed.ranges,
+            partitions=pushed.partitions,
+            split_bytes=self._options.split_bytes,
+            uses_local_files=access.uses_local_files,
         )
         if wanted.is_empty:
             return []
         request = OpenReadRequest(
-            ReadId(uuid.uuid4()), self._schema.id, access.level, pushed.ranges or (), self._options.life_ms
+            read=ReadId(uuid.uuid4()),
+            table=self._schema.id,
+            level=access.level,
+            ranges=pushed.ranges or (),
+            life_ms=self._options.life_ms,
         )
         with CqlClient(access.contact) as contact:
             plan = contact.call(OPEN_READ, request, access.timeout_s)

@@ -57,16 +57,22 @@ class SplitRows:
         if share.partitions and not partitions:
             return iter(())  # to ask for none of them would be to ask for all there are
         if len(sources) == 1:
-            query = TypedRowsQuery(token_range, self._columns, share.now_s, share.conditions, partitions)
+            query = TypedRowsQuery(
+                range=token_range,
+                columns=self._columns,
+                now_s=share.now_s,
+                conditions=share.conditions,
+                partitions=partitions,
+            )
             return self._from(sources[0], query)
-        stored = StoredRowsQuery(token_range, share.conditions, partitions, by_column=True)
+        stored = StoredRowsQuery(range=token_range, conditions=share.conditions, partitions=partitions, by_column=True)
         merging = ScanQuery(
-            share.schema,
-            self._columns,
-            share.now_s,
-            key_spans(token_range),
-            share.conditions,
-            partitions,
+            schema=share.schema,
+            columns=self._columns,
+            now_s=share.now_s,
+            spans=key_spans(token_range),
+            conditions=share.conditions,
+            partitions=partitions,
         )
         return merge_replicas(merging, [self._from(place, stored) for place in sources])
 

@@ -63,15 +63,15 @@ def _request(
 ) -> CommitWriteRequest:
     named = brought or StagedReplicas({}, {})
     return CommitWriteRequest(
-        job.session,
-        job.table,
-        job.job,
-        job.level,
-        named.counted,
-        tuple(named.targets.values()),
-        job.batch,
-        named.partial_ranges,
-        announces_rows,
+        session=job.session,
+        table=job.table,
+        job=job.job,
+        level=job.level,
+        runs=named.counted,
+        targets=tuple(named.targets.values()),
+        batch=job.batch,
+        brought=named.partial_ranges,
+        announces_rows=announces_rows,
     )
 
 

@@ -65,7 +65,7 @@ class StagedRowStream(Protocol):
     def cancel(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteJob:
     session: SessionId
     table: TableId
@@ -74,7 +74,7 @@ class WriteJob:
     batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDeps:
     """What a commit acts by."""
 

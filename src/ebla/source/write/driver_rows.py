@@ -102,7 +102,13 @@ def _copied(
             for part in _parts(source, found, (late.ranges, ranges)):
                 attempt = new_attempt()
                 file = carrier.put_records(late.target, attempt, list(records_of(part, RECORD_BYTES)))
-                yield StagedRun(late.target.host, late.target.transfer, attempt, file, sum(map(len, part)))
+                yield StagedRun(
+                    host=late.target.host,
+                    transfer=late.target.transfer,
+                    attempt=attempt,
+                    file=file,
+                    rows=sum(map(len, part)),
+                )
         finally:
             found.cancel()
         if found.is_merged:

@@ -40,7 +40,7 @@ class RowOperation(enum.StrEnum):
     DELETE_PARTITION = "delete_partition"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowEncoding:
     """How rows of Spark's become rows of the table."""
 

@@ -79,7 +79,9 @@ def open_write(contact: CqlClient, options: WriteOptions, given: StructType, *, 
 def _opened(contact: CqlClient, options: WriteOptions, schema: TableSchema) -> OpenedWrite:
     session = new_session_id()
     job = options.job or str(session)
-    request = OpenWriteRequest(session, schema.id, options.access.level, job, life_ms=options.life_ms)
+    request = OpenWriteRequest(
+        session=session, table=schema.id, level=options.access.level, job=job, life_ms=options.life_ms
+    )
     return OpenedWrite(contact.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
 
 

@@ -11,6 +11,13 @@ def row_encoding(options: WriteOptions, plan: StagingPlan) -> RowEncoding:
     """All times follow from the job's timestamp, so that a job that is run again writes the very same."""
     schema = plan.schema
     ttl_s = schema.options.default_ttl_s if options.ttl_s is None else options.ttl_s
-    stamp = WriteStamp(plan.timestamp_us, plan.timestamp_us // 1_000_000, options.nulls is NullHandling.DELETE, ttl_s)
+    stamp = WriteStamp(
+        timestamp_us=plan.timestamp_us,
+        at_s=plan.timestamp_us // 1_000_000,
+        nulls_delete=options.nulls is NullHandling.DELETE,
+        ttl_s=ttl_s,
+    )
     rules = ConversionRules(options.timestamps is TimestampPrecision.CUT)
-    return RowEncoding(schema, stamp, options.ttl_column, options.op_column, rules)
+    return RowEncoding(
+        schema=schema, stamp=stamp, ttl_column=options.ttl_column, op_column=options.op_column, rules=rules
+    )

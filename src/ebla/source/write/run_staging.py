@@ -44,7 +44,7 @@ _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Run:
     """Rows for targets that all get the same."""
 
@@ -65,7 +65,9 @@ class _Run:
         return self._records
 
     def note(self, target: TransferTarget, attempt: AttemptId, file: StagedFile) -> None:
-        self.staged.append(StagedRun(target.host, target.transfer, attempt, file, self.rows.rows))
+        self.staged.append(
+            StagedRun(host=target.host, transfer=target.transfer, attempt=attempt, file=file, rows=self.rows.rows)
+        )
 
 
 class Stager:
@@ -88,7 +90,7 @@ class Stager:
         runs = []
         for part in parts:
             targets = [self._targets[place] for place in part.targets]
-            run = _Run(part, [target for target in targets if target.transfer not in self._lost])
+            run = _Run(rows=part, targets=[target for target in targets if target.transfer not in self._lost])
             self._write_here(run)
             if run.staged and not run.targets:
                 self._runs += run.staged

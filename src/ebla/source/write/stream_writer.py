@@ -89,7 +89,7 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
         with CqlClient(self._options.access.contact) as contact:
             plan = self._open(contact, batch)
         if plan.state is WriteJobState.DONE:
-            rows = WriteTaskResult(batch.session, sum(map(len, iterator)))
+            rows = WriteTaskResult(session=batch.session, rows=sum(map(len, iterator)))
         else:
             rows = write_task(self._options, task_spec_of(self._options, plan, batch.session), iterator)
         return to_commit_message(rows.of_stream(batch.job, batch.number))
@@ -104,7 +104,13 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
                 plan = self._open(contact, batch)
                 if plan.state is WriteJobState.DONE:
                     return
-                job = WriteJob(batch.session, self._table, batch.job, self._options.access.level, batch.number)
+                job = WriteJob(
+                    session=batch.session,
+                    table=self._table,
+                    job=batch.job,
+                    level=self._options.access.level,
+                    batch=batch.number,
+                )
                 ways = commit_deps_of(self._options, contact, plan.authority)
                 answer = commit_rows(ways, job, plan, lambda: row_encoding_of(self._options, plan), tasks)
             except EblaError as error:
@@ -123,7 +129,12 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
     def _open(self, contact: CqlClient, batch: StreamBatch) -> StagingPlan:
         access = self._options.access
         request = OpenWriteRequest(
-            batch.session, self._table, access.level, batch.job, batch.number, self._options.life_ms
+            session=batch.session,
+            table=self._table,
+            level=access.level,
+            job=batch.job,
+            batch=batch.number,
+            life_ms=self._options.life_ms,
         )
         return contact.call(OPEN_WRITE, request, access.timeout_s)
 

@@ -12,7 +12,7 @@ RUN_BYTES = 64 << 20
 """What a task holds before it stages it. Encoding, sorting and sending hold about as much again, twice."""
 
 
-class WriteTaskResult(msgspec.Struct, frozen=True, array_like=True):
+class WriteTaskResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a task has done, as its message says."""
 
     session: SessionId
@@ -30,7 +30,7 @@ class WriteTaskResult(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, job=job, batch=batch)
 
 
-class WriteTaskSpec(msgspec.Struct, frozen=True):
+class WriteTaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What all tasks of a job are told."""
 
     plan: StagingPlan

@@ -36,14 +36,14 @@ def write_rows(
         for batch in few:
             encode_rows(form, batch)  # what is wrong with a row is told by the task that has it
         rows = sum(len(batch) for batch in few)
-        return WriteTaskResult(order.session, rows, small=pack_batches(few))
+        return WriteTaskResult(session=order.session, rows=rows, small=pack_batches(few))
     stager = Stager(order.plan.targets, connect, short_cut=order.uses_local_files)
     try:
         rows = _stage(order, form, _chained(few, rest, pieces), stager)
     finally:
         stager.close()
     staged = stager.staged()
-    return WriteTaskResult(order.session, rows, staged.runs, staged.lost)
+    return WriteTaskResult(session=order.session, rows=rows, runs=staged.runs, lost=staged.lost)
 
 
 def _stage(order: WriteTaskSpec, form: RowEncoding, batches: Iterable[pa.RecordBatch], stager: Stager) -> int:

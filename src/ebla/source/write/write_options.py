@@ -22,7 +22,7 @@ class TimestampPrecision(enum.StrEnum):
     CUT = "cut"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
     access: TableAccess
     job: str
@@ -46,17 +46,17 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if len(job) > JOB_CHARACTERS_MAX:
         raise InvalidRequest(f"the name of a job has {len(job)} characters, at most {JOB_CHARACTERS_MAX} are allowed")
     return WriteOptions(
-        parse_table_access(given),
-        job,
-        NullHandling(_one_of(given, "nulls", NullHandling)),
-        _ttl_s(given),
-        given.text("ttl_column"),
-        given.text("op"),
-        TimestampPrecision(_one_of(given, "timestamps", TimestampPrecision)),
-        given.flag("confirm.truncate"),
-        _count(given, "small_rows", SMALL_ROWS_MAX),
-        given.size("run_bytes"),
-        int(given.seconds("life") * 1000) if given.has("life") else 0,
+        access=parse_table_access(given),
+        job=job,
+        nulls=NullHandling(_one_of(given, "nulls", NullHandling)),
+        ttl_s=_ttl_s(given),
+        ttl_column=given.text("ttl_column"),
+        op_column=given.text("op"),
+        timestamps=TimestampPrecision(_one_of(given, "timestamps", TimestampPrecision)),
+        may_truncate=given.flag("confirm.truncate"),
+        small_rows=_count(given, "small_rows", SMALL_ROWS_MAX),
+        run_bytes=given.size("run_bytes"),
+        life_ms=int(given.seconds("life") * 1000) if given.has("life") else 0,
     )
 
 

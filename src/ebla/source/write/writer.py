@@ -76,14 +76,16 @@ class EblaWriter(DataSourceArrowWriter):
         order = self._order
         if self.is_done:
             # Read to the end: a worker that leaves rows behind is not used again.
-            return to_commit_message(WriteTaskResult(order.session, sum(map(len, iterator))))
+            return to_commit_message(WriteTaskResult(session=order.session, rows=sum(map(len, iterator))))
         return to_commit_message(write_task(self._options, order, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if self.is_done:
             return
         plan = self._order.plan
-        job = WriteJob(self._order.session, plan.schema.id, self._job, self._options.access.level)
+        job = WriteJob(
+            session=self._order.session, table=plan.schema.id, job=self._job, level=self._options.access.level
+        )
         with CqlClient(self._options.access.contact) as contact:
             ways = commit_deps_of(self._options, contact, plan.authority)
             try:
@@ -118,12 +120,23 @@ def restore_writer(state: bytes) -> EblaWriter:
 
 
 def task_spec_of(options: WriteOptions, plan: StagingPlan, session: SessionId) -> WriteTaskSpec:
-    return WriteTaskSpec(plan, session, options.small_rows, options.run_bytes, options.access.uses_local_files)
+    return WriteTaskSpec(
+        plan=plan,
+        session=session,
+        small_rows=options.small_rows,
+        run_bytes=options.run_bytes,
+        uses_local_files=options.access.uses_local_files,
+    )
 
 
 def commit_deps_of(options: WriteOptions, contact: CqlClient, authority: bytes) -> CommitDeps:
     access = options.access
-    return CommitDeps(contact, lambda: connect(authority), access.timeout_s, access.uses_local_files)
+    return CommitDeps(
+        contact=contact,
+        connect=lambda: connect(authority),
+        timeout_s=access.timeout_s,
+        uses_local_files=access.uses_local_files,
+    )
 
 
 # ---- loaded in tasks, and where a commit has rows in its own hands: with it Arrow, Flight and all that rows are made

@@ -69,9 +69,9 @@ def decode_row(data: bytes, layouts: Layouts) -> Row:
         (size,) = _LENGTH.unpack_from(data, offset)
         offset += 4
         if size >= 0:
-            cells[number] = Cell(timestamp_us, data[offset : offset + size])
+            cells[number] = Cell(timestamp_us=timestamp_us, value=data[offset : offset + size])
             offset += size
-    return Row(RowMarker(timestamp_us) if flags & RowFlag.MARKED else None, None, cells)
+    return Row(marker=RowMarker(timestamp_us) if flags & RowFlag.MARKED else None, deletion=None, cells=cells)
 
 
 def encode_head(head: PartitionHead, version: int) -> bytes:

@@ -87,7 +87,7 @@ def _in_order(row: Row, schema: TableSchema) -> Row:
         for number, elements in sorted(row.collections.items())
         if number in columns
     }
-    return Row(row.marker, row.deletion, cells, collections)
+    return Row(marker=row.marker, deletion=row.deletion, cells=cells, collections=collections)
 
 
 def _sorted(cells: Mapping[K, Cell]) -> dict[K, Cell]:

@@ -27,7 +27,7 @@ SEALED_LAYERS_MAX = 64
 """Of one transfer. A stack is folded long before it has so many."""
 
 
-class TargetFile(msgspec.Struct, frozen=True, array_like=True):
+class TargetFile(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Which life of a stack takes what is staged beside it."""
 
     table: TableId
@@ -49,7 +49,7 @@ class SealedLayer(msgspec.Struct, frozen=True, array_like=True):
     """Rows outside of it are no part of what is brought, whatever the files hold."""
 
 
-class SealedFile(msgspec.Struct, frozen=True, array_like=True):
+class SealedFile(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What counts of a transfer: layers, oldest first, or one file of rows (`row_file.py`); neither: nothing came."""
 
     attempt: AttemptId

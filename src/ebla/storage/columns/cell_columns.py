@@ -37,7 +37,7 @@ _MARKER_FIELDS, _CELL_FIELDS, _ROW_FIELDS, _HEAD_FIELDS = 3, 4, 4, 3
 _pack = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStamp:
     """When rows are written, and for how long each of them stays; 0 seconds: for ever. A null is no cell at all
     (unset), or deletes the cell."""
@@ -55,7 +55,9 @@ class BatchStamp:
         return np.where(self.ttls_s > 0, self.at_s + self.ttls_s, 0)
 
     def of(self, members: Positions) -> "BatchStamp":
-        return BatchStamp(self.timestamp_us, self.at_s, self.nulls_delete, self.ttls_s[members])
+        return BatchStamp(
+            timestamp_us=self.timestamp_us, at_s=self.at_s, nulls_delete=self.nulls_delete, ttls_s=self.ttls_s[members]
+        )
 
 
 def encode_cell_values(schema: TableSchema, columns: Mapping[int, pa.Array], moment: BatchStamp) -> pa.Array:

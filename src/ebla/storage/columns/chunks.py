@@ -205,7 +205,7 @@ def chunk_facts(chunk: pa.RecordBatch, schema: TableSchema) -> LayerFacts:
     facts = NO_FACTS
     if plain.any():
         timestamps = timestamps_of(chunk)[plain]
-        facts = LayerFacts(int(timestamps.min()), int(timestamps.max()), len(timestamps))
+        facts = LayerFacts(least_us=int(timestamps.min()), greatest_us=int(timestamps.max()), rows=len(timestamps))
     if plain.all():
         return facts
     others = chunk.column(STORED).filter(pa.array(~plain)).to_pylist()

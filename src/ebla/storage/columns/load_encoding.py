@@ -31,7 +31,7 @@ BATCH_BYTES_MAX = 1 << 30
 """Arrow counts the bytes of a binary column in 31 bits, and keys and lengths come on top."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStamp:
     """When rows are written. A null is no cell at all (unset), or deletes the cell. With a TTL everything but a
     deletion expires so long after `at_s`."""
@@ -61,7 +61,12 @@ def encode_upserts(
     """Each row as INSERT writes it. `ttls_s`: of each row, in place of the stamp's. Rows without any clustering column
     are of static cells alone."""
     columns, count = _typed(schema, batch), len(batch)
-    moment = BatchStamp(stamp.timestamp_us, stamp.at_s, stamp.nulls_delete, _checked_ttls(stamp, ttls_s, count))
+    moment = BatchStamp(
+        timestamp_us=stamp.timestamp_us,
+        at_s=stamp.at_s,
+        nulls_delete=stamp.nulls_delete,
+        ttls_s=_checked_ttls(stamp, ttls_s, count),
+    )
     static = {column.number: columns[column.name] for column in schema.static if column.name in columns}
     parts = []
     is_head = _static_alone(schema, columns, count) if static else None
@@ -237,10 +242,10 @@ class _Draft:
     expires_s: int
 
     def live(self, value: bytes) -> Cell:
-        return Cell(self.moment.timestamp_us, value, self.ttl_s, self.expires_s)
+        return Cell(timestamp_us=self.moment.timestamp_us, value=value, ttl_s=self.ttl_s, at_s=self.expires_s)
 
     def dead(self) -> Cell:
-        return Cell(self.moment.timestamp_us, None, 0, self.moment.at_s)
+        return Cell(timestamp_us=self.moment.timestamp_us, value=None, ttl_s=0, at_s=self.moment.at_s)
 
     def elements(self, column: Column, value: bytes | None) -> CollectionCells:
         """Assigning a collection deletes what it held, a microsecond before."""

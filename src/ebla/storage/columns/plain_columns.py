@@ -38,7 +38,7 @@ from ebla.storage.columns.wire_columns import fixed_from_wire, fixed_to_wire, fi
 _LENGTH_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRows:
     """Rows of one schema version. `complete` ones have a cell in every regular column of today's schema (collections
     of many cells aside, which no plain row has), `bare` ones in none."""
@@ -143,7 +143,7 @@ def decode_plain(schema: TableSchema, values: pa.Array, version: int, wanted: Co
             walk.complete[:] &= is_multi_cell(column.type)
             if column.number in wanted:
                 walk.columns[column.number] = pa.nulls(len(run), arrow_type(column.type))
-    return PlainRows(timestamps, walk.complete, walk.bare, walk.columns)
+    return PlainRows(timestamps=timestamps, complete=walk.complete, bare=walk.bare, columns=walk.columns)
 
 
 def encode_plain_values(

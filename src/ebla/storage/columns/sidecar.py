@@ -47,7 +47,7 @@ class SidecarBlock(msgspec.Struct, frozen=True, array_like=True):
     last_key: bytes
 
 
-class SidecarIndex(msgspec.Struct, frozen=True, array_like=True):
+class SidecarIndex(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     format: int
     schema_version: int
     numbers: tuple[int, ...]
@@ -131,11 +131,11 @@ class SidecarWriter:
         finally:
             self.close()
         index = SidecarIndex(
-            SIDECAR_FORMAT,
-            self._shape.schema.version,
-            self._shape.numbers,
-            self._shape.arrow_schema.serialize().to_pybytes(),
-            tuple(self._blocks),
+            format=SIDECAR_FORMAT,
+            schema_version=self._shape.schema.version,
+            numbers=self._shape.numbers,
+            arrow_schema=self._shape.arrow_schema.serialize().to_pybytes(),
+            blocks=tuple(self._blocks),
         )
         await replace_file(self._disk, f"{self._folder}/{_INDEX}", _encode(index))
 

@@ -29,7 +29,7 @@ class CompactionLimits:
     """A larger live layer is sealed."""
 
 
-class LayerSummary(msgspec.Struct, frozen=True, array_like=True):
+class LayerSummary(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A layer as decisions see it."""
 
     id: LayerId
@@ -48,7 +48,7 @@ class CompactionInput(msgspec.Struct, frozen=True, array_like=True):
     """Rows outside of it are not part of the stack."""
 
 
-class CompactionJob(msgspec.Struct, frozen=True, array_like=True):
+class CompactionJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Everything a fold needs to know, in whatever process it runs."""
 
     incarnation: Incarnation

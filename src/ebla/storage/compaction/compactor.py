@@ -96,7 +96,7 @@ async def run_compaction(engine: LayerEngine, disk: Disk, job: CompactionJob) ->
 
 async def _fold(engine: LayerEngine, disk: Disk, job: CompactionJob, inputs: Sequence[ScanLayer]) -> CompactionResult:
     collector = TombstoneCollector(job.rule)
-    heads = PartitionHeadPass(ChunkShape(job.schema), GcTransform(job.schema, collector))
+    heads = PartitionHeadPass(shape=ChunkShape(job.schema), rule=GcTransform(job.schema, collector))
     writer = BaseLayerWriter(engine, disk, job.output_folder, job.schema)
     try:
         for chunk in scan_stored(job.schema, inputs, key_spans(job.range)):

@@ -24,7 +24,7 @@ CHUNK_ROWS = 32 * 1024
 MERGED_RECORD_BYTES = 1 << 20
 
 
-class BuildJob(msgspec.Struct, frozen=True, array_like=True):
+class BuildJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rows_files: tuple[str, ...]
     """Each in key order; a key may be in several."""
     output_folder: str

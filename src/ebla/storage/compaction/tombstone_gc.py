@@ -47,7 +47,7 @@ class RepairedRange(msgspec.Struct, frozen=True, array_like=True):
     at_s: int
 
 
-class GcContext(msgspec.Struct, frozen=True, array_like=True):
+class GcContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the shard knows of a tablet when a fold of it is planned."""
 
     now_s: int
@@ -123,7 +123,12 @@ class TombstoneCollector:
             left = CollectionCells(self._kept(elements.deletion), self._cells(elements.cells))
             if left.deletion is not None or left.cells:
                 collections[number] = left
-        return Row(self._kept_marker(row.marker), self._kept(row.deletion), self._cells(row.cells), collections)
+        return Row(
+            marker=self._kept_marker(row.marker),
+            deletion=self._kept(row.deletion),
+            cells=self._cells(row.cells),
+            collections=collections,
+        )
 
     def _cells(self, cells: Mapping[K, Cell]) -> dict[K, Cell]:
         return {place: cell for place, cell in cells.items() if not self._cell_goes(cell)}

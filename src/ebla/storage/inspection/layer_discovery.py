@@ -28,7 +28,7 @@ class LayerRole(enum.StrEnum):
     """There is no manifest beside it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLocation:
     folder: str
     role: LayerRole
@@ -94,13 +94,13 @@ async def _add_shard(disk: Disk, folder: str, found: DiscoveredLayers) -> None:
         manifest = await read_manifest(disk, folder)
     except Corruption as damage:
         found.problems.append(damage.message)
-        found.layers.extend(LayerLocation(layer, LayerRole.LONE) for layer in inside)
+        found.layers.extend(LayerLocation(folder=layer, role=LayerRole.LONE) for layer in inside)
         return
     assert manifest is not None, "it was there a moment ago"
     named = list(_named_layers(folder, manifest))
     found.layers.extend(named)
     known = [layer.folder for layer in named]
-    found.layers.extend(LayerLocation(layer, LayerRole.STRAY) for layer in inside if layer not in known)
+    found.layers.extend(LayerLocation(folder=layer, role=LayerRole.STRAY) for layer in inside if layer not in known)
 
 
 def _named_layers(folder: str, manifest: ShardManifest) -> Iterator[LayerLocation]:
@@ -109,7 +109,14 @@ def _named_layers(folder: str, manifest: ShardManifest) -> Iterator[LayerLocatio
         for layer in stack.layers:
             role = LayerRole.LIVE if layer.id == stack.live.id else LayerRole.BASE
             place = layer_folder(folder, stack.incarnation, layer.id)
-            yield LayerLocation(place, role, f"{stack.incarnation:016x}", layer.range, schema, layer.damage)
+            yield LayerLocation(
+                folder=place,
+                role=role,
+                stack=f"{stack.incarnation:016x}",
+                tokens=layer.range,
+                schema=schema,
+                damage=layer.damage,
+            )
 
 
 async def _lone_layer(disk: Disk, folder: str) -> LayerLocation:
@@ -119,4 +126,4 @@ async def _lone_layer(disk: Disk, folder: str) -> LayerLocation:
         around = DiscoveredLayers([], [])
         await _add_shard(disk, shard, around)
         return next(layer for layer in around.layers if layer.folder == folder)
-    return LayerLocation(folder, LayerRole.LONE)
+    return LayerLocation(folder=folder, role=LayerRole.LONE)

@@ -57,7 +57,7 @@ class DamagedRange(msgspec.Struct, frozen=True):
     problem: str
 
 
-class LayerCheck(msgspec.Struct, frozen=True):
+class LayerCheck(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     rows: int
     """Those that could be read."""
@@ -86,7 +86,7 @@ async def inspect_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -
 
 async def verify_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -> LayerCheck:
     """Reads every row. By parts of the ring, so that one bad block does not hide what stands behind it."""
-    nothing = LayerCheck(found.folder, 0, _shown(NO_FACTS), ())
+    nothing = LayerCheck(folder=found.folder, rows=0, facts=_shown(NO_FACTS), damaged=())
     try:
         async with _opened(engine, disk, found) as layer:
             return nothing if layer is None else _verify(layer)
@@ -171,4 +171,4 @@ def _verify(layer: Layer) -> LayerCheck:
         except Corruption as damage:
             damaged.append(DamagedRange(tokens, damage.message))
     problem = "" if layer.facts.covers(facts) else f"it tells {layer.facts}, and its rows are {facts}"
-    return LayerCheck(layer.folder, rows, _shown(facts), tuple(damaged), problem)
+    return LayerCheck(folder=layer.folder, rows=rows, facts=_shown(facts), damaged=tuple(damaged), problem=problem)

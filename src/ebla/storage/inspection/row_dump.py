@@ -16,7 +16,7 @@ from ebla.storage.layers.layer_facts import LayerFacts, head_facts, plain_facts,
 _LENGTH_BYTES = 4
 
 
-class CellDump(msgspec.Struct, frozen=True):
+class CellDump(msgspec.Struct, frozen=True, kw_only=True):
     column: str
     """Its name; # and its number where the schema is unknown or has it no more, and # and its place among the row's
     cells where a plain row's schema is unknown."""
@@ -36,7 +36,7 @@ class DeletionDump(msgspec.Struct, frozen=True):
     at_s: int
 
 
-class RowDump(msgspec.Struct, frozen=True):
+class RowDump(msgspec.Struct, frozen=True, kw_only=True):
     """`layer` is the folder it stands in."""
 
     layer: str
@@ -57,16 +57,16 @@ def dump_row(layer: str, naming: SchemaNames, item: Item) -> RowDump:
     _, kind, clustering = _split(key)
     shown = _Shown(naming)
     return RowDump(
-        layer,
-        decode_token(key),
-        naming.partition_key(partition_key_of(key)),
-        kind.name.lower().replace("_", " "),
-        naming.clustering(clustering),
-        is_plain(value),
-        HEADER.unpack_from(value)[2],
-        _marker_us(kind, value),
-        tuple(shown.deletions(kind, value)),
-        tuple(shown.cells(kind, value)),
+        layer=layer,
+        token=decode_token(key),
+        partition_key=naming.partition_key(partition_key_of(key)),
+        kind=kind.name.lower().replace("_", " "),
+        clustering=naming.clustering(clustering),
+        plain=is_plain(value),
+        schema_version=HEADER.unpack_from(value)[2],
+        marker_us=_marker_us(kind, value),
+        deletions=tuple(shown.deletions(kind, value)),
+        cells=tuple(shown.cells(kind, value)),
     )
 
 
@@ -130,10 +130,16 @@ class _Shown:
         numbers = self._naming.columns_of(version)
         for place, data in _plain_values(value):
             if numbers is None or place >= len(numbers):
-                yield CellDump(f"#{place}", timestamp_us, SchemaNames(None).value(place, data))
+                yield CellDump(
+                    column=f"#{place}", timestamp_us=timestamp_us, value=SchemaNames(None).value(place, data)
+                )
             else:
                 number = numbers[place]
-                yield CellDump(self._naming.column(number), timestamp_us, self._naming.value(number, data))
+                yield CellDump(
+                    column=self._naming.column(number),
+                    timestamp_us=timestamp_us,
+                    value=self._naming.value(number, data),
+                )
 
     def _row_cells(self, row: Row, *, static: bool) -> Iterator[CellDump]:
         naming = self._naming
@@ -180,7 +186,15 @@ def _marker_us(kind: KeyKind, value: bytes) -> int | None:
 
 
 def _cell(name: str, cell: Cell, value: str | None, *, static: bool) -> CellDump:
-    return CellDump(name, cell.timestamp_us, value, None, cell.ttl_s, cell.at_s, static)
+    return CellDump(
+        column=name,
+        timestamp_us=cell.timestamp_us,
+        value=value,
+        path=None,
+        ttl_s=cell.ttl_s,
+        at_s=cell.at_s,
+        static=static,
+    )
 
 
 def _deletion(what: str, deletion: Deletion) -> DeletionDump:

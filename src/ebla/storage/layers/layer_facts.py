@@ -15,7 +15,7 @@ ALWAYS_US = (1 << 63) - 1
 """Newer than every write: the least timestamp of nothing."""
 
 
-class LayerFacts(msgspec.Struct, frozen=True, array_like=True):
+class LayerFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Without arguments: the facts of nothing."""
 
     least_us: int = ALWAYS_US
@@ -34,13 +34,13 @@ class LayerFacts(msgspec.Struct, frozen=True, array_like=True):
     def widened(self, other: "LayerFacts") -> "LayerFacts":
         """The facts of both together."""
         return LayerFacts(
-            min(self.least_us, other.least_us),
-            max(self.greatest_us, other.greatest_us),
-            self.rows + other.rows,
-            self.has_heads or other.has_heads,
-            self.has_tombstones or other.has_tombstones,
-            self.has_expiring or other.has_expiring,
-            self.all_plain and other.all_plain,
+            least_us=min(self.least_us, other.least_us),
+            greatest_us=max(self.greatest_us, other.greatest_us),
+            rows=self.rows + other.rows,
+            has_heads=self.has_heads or other.has_heads,
+            has_tombstones=self.has_tombstones or other.has_tombstones,
+            has_expiring=self.has_expiring or other.has_expiring,
+            all_plain=self.all_plain and other.all_plain,
         )
 
     def covers(self, other: "LayerFacts") -> bool:
@@ -61,7 +61,7 @@ NO_FACTS = LayerFacts()
 def plain_facts(value: bytes) -> LayerFacts:
     """Of one encoded row of the plain shape, by its header alone."""
     timestamp_us = PLAIN_HEADER.unpack_from(value)[3]
-    return LayerFacts(timestamp_us, timestamp_us, 1)
+    return LayerFacts(least_us=timestamp_us, greatest_us=timestamp_us, rows=1)
 
 
 def row_facts(row: Row) -> LayerFacts:
@@ -72,7 +72,15 @@ def row_facts(row: Row) -> LayerFacts:
     has_tombstones = has_tombstones or any(one.deletion is not None for one in row.collections.values())
     has_expiring = any(cell.ttl_s for cell in cells) or (row.marker is not None and row.marker.ttl_s > 0)
     least, greatest = min(timestamps, default=ALWAYS_US), max(timestamps, default=NEVER_US)
-    return LayerFacts(least, greatest, 1, False, has_tombstones, has_expiring, False)
+    return LayerFacts(
+        least_us=least,
+        greatest_us=greatest,
+        rows=1,
+        has_heads=False,
+        has_tombstones=has_tombstones,
+        has_expiring=has_expiring,
+        all_plain=False,
+    )
 
 
 def head_facts(head: PartitionHead) -> LayerFacts:
@@ -83,7 +91,17 @@ def head_facts(head: PartitionHead) -> LayerFacts:
     timestamps = [one.timestamp_us for one in deletions]
     least = min(timestamps, default=ALWAYS_US)
     greatest = max(timestamps, default=NEVER_US)
-    return static.widened(LayerFacts(least, greatest, 0, True, bool(deletions), False, False))
+    return static.widened(
+        LayerFacts(
+            least_us=least,
+            greatest_us=greatest,
+            rows=0,
+            has_heads=True,
+            has_tombstones=bool(deletions),
+            has_expiring=False,
+            all_plain=False,
+        )
+    )
 
 
 def _cells(row: Row) -> Iterable[Cell]:

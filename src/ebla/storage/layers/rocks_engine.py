@@ -60,7 +60,7 @@ _encode_facts = msgspec.msgpack.Encoder().encode
 _decode_facts = msgspec.msgpack.Decoder(LayerFacts).decode
 
 
-class RocksLimits(msgspec.Struct, frozen=True):
+class RocksLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_buffer_bytes: int = 4 << 20
     """Of one layer; when it is full the library flushes it by itself."""
     write_buffers: int = 4

@@ -41,7 +41,7 @@ class RowTransform(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionHeadSpan:
     """A head and the rows of a chunk that it speaks of."""
 
@@ -51,7 +51,7 @@ class PartitionHeadSpan:
     end: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PartitionHeadPass:
     """One pass over the chunks of a stream."""
 
@@ -102,12 +102,12 @@ class PartitionHeadPass:
         if self.last is not None:
             prefix, head = self.last
             end = bisect_left(keys, prefix_end(prefix), 0, heads[0] if heads else len(chunk))
-            yield PartitionHeadSpan(prefix, head, 0, end)
+            yield PartitionHeadSpan(prefix=prefix, head=head, start=0, end=end)
         values = chunk.column(STORED).take(pa.array(heads, pa.int64())).to_pylist()
         for place, bound, value in zip(heads, bounds, values):
             prefix = split_key(keys[place])[0]
             end = bisect_left(keys, prefix_end(prefix), place + 1, bound)
-            yield PartitionHeadSpan(prefix, decode_head(value), place + 1, end)
+            yield PartitionHeadSpan(prefix=prefix, head=decode_head(value), start=place + 1, end=end)
 
     def _replaced(self, chunk: pa.RecordBatch, places: Positions, untouched: Positions) -> pa.RecordBatch:
         chosen = chunk.take(pa.array(places))

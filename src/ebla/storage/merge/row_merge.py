@@ -157,7 +157,7 @@ def facts_of(values: Iterable[bytes], schema: TableSchema) -> LayerFacts:
             continue
         found = _other_facts(value, schema)
         others = found if others is None else others.widened(found)
-    facts = LayerFacts(least_us, greatest_us, plain)
+    facts = LayerFacts(least_us=least_us, greatest_us=greatest_us, rows=plain)
     return facts if others is None else facts.widened(others)
 
 

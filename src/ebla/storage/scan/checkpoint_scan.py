@@ -95,7 +95,7 @@ class CheckpointScan:
         """Merged rows as they are stored, in the shape in which nodes send them to one another. Heads come with the
         rows that meet the conditions, and may come alone."""
         shape, kept = ChunkShape(self.schema), KeyFilter(self.schema, conditions)
-        asked = ScanQuery(self.schema, (), 0, conditions=conditions, partitions=partitions)
+        asked = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
         for piece in scan_segments(self.stacks, token_range):
             spans = query_spans(replace(asked, spans=(piece.span,)))
             for chunk in scan_stored(self.schema, self._layers(piece), spans):
@@ -112,7 +112,7 @@ class CheckpointScan:
         self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
     ) -> Iterator[pa.RecordBatch]:
         """The same rows, as chunks of the whole shape."""
-        asked = ScanQuery(self.schema, (), 0, conditions=conditions, partitions=partitions)
+        asked = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
         for piece in scan_segments(self.stacks, token_range):
             yield from scan_columns(self._layers(piece), replace(asked, spans=(piece.span,)))
 

@@ -147,7 +147,7 @@ def _comparable(column: Column, values: pa.Array, operator: KeyOperator) -> pa.A
     return as_binary(encode_ascending(kind, values))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusteringSlice:
     """Rows of a partition whose clustering bytes begin with `start` or come later, and begin with `end` or come
     earlier; without those that begin with them where it says so."""
@@ -183,7 +183,7 @@ def clustering_slice(schema: TableSchema, conditions: Sequence[KeyCondition]) ->
             return _bounded(columns, equal, of_column)
         equal.append(canonical(column.type, same.values[0]))
     prefix = encode_clustering(schema.clustering, equal)
-    return ClusteringSlice(prefix, prefix)
+    return ClusteringSlice(start=prefix, end=prefix)
 
 
 def _bounded(columns: Sequence[Column], equal: Sequence[bytes], conditions: Sequence[KeyCondition]) -> ClusteringSlice:
@@ -202,4 +202,4 @@ def _bounded(columns: Sequence[Column], equal: Sequence[bytes], conditions: Sequ
             start, is_after_start = bound, is_open
         elif one.operator in from_above and (end == prefix or (bound, not is_open) <= (end, not is_before_end)):
             end, is_before_end = bound, is_open
-    return ClusteringSlice(start, end, is_after_start, is_before_end)
+    return ClusteringSlice(start=start, end=end, is_after_start=is_after_start, is_before_end=is_before_end)

@@ -68,7 +68,7 @@ class CanonicalRows:
     def __init__(self, schema: TableSchema, gc_before_s: int) -> None:
         self._schema = schema
         collector = TombstoneCollector(GcRule((GcSpan(WHOLE_RING, gc_before_s),), ALWAYS_US))
-        self._heads = PartitionHeadPass(ChunkShape(schema), CanonicalTransform(schema, collector))
+        self._heads = PartitionHeadPass(shape=ChunkShape(schema), rule=CanonicalTransform(schema, collector))
 
     def of(self, chunk: pa.RecordBatch) -> tuple[pa.Array, pa.Array, Mask]:
         """Keys, values, and which of them are partition heads."""

@@ -64,7 +64,7 @@ class ScanLayer:
     sidecar: Sidecar | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScanQuery:
     """What a user asks of a table. `columns` in the order wanted; `spans` ascending, without overlap."""
 
@@ -260,9 +260,12 @@ class _View:
         question = self._question
         notes_times = any(column.is_time and not column.is_static for column in self._columns)
         rule = VisibleTransform(
-            question.schema, question.now_s, self._shows_heads, self._noted.note if notes_times else None
+            schema=question.schema,
+            now_s=question.now_s,
+            shows_static=self._shows_heads,
+            note=self._noted.note if notes_times else None,
         )
-        heads = PartitionHeadPass(shape, rule)
+        heads = PartitionHeadPass(shape=shape, rule=rule)
         for chunk in chunks:
             self._noted.clear()
             shown = _without_bare(heads.treated(self._filter.kept(shape, chunk)))

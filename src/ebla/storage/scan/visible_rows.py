@@ -15,7 +15,7 @@ from ebla.storage.codec.row_codec import decode_head, decode_row, encode_row
 from ebla.storage.layers.layer import Item
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleTransform:
     """`partition_heads.RowRule` for users. A head with static cells becomes an empty row under the head's key: what a
     partition without rows shows."""
@@ -29,7 +29,7 @@ class VisibleTransform:
     def head(self, item: Item) -> bytes | None:
         if not self.shows_static or not static_values(self.schema, decode_head(item[1]), self.now_s):
             return None
-        return encode_row(Row(RowMarker(0)), self.schema.version, self.schema.layouts[-1])
+        return encode_row(Row(marker=RowMarker(0)), self.schema.version, self.schema.layouts[-1])
 
     def row(self, item: Item, covering: Deletion | None) -> bytes | None:
         row = decode_row(item[1], self.schema.layouts)
@@ -45,8 +45,10 @@ def visible_value(schema: TableSchema, row: Row, now_s: int) -> bytes | None:
     values = visible_cells(schema, row, now_s)
     if not values and (row.marker is None or not row.marker.is_live(now_s)):
         return None
-    cells = {number: Cell(0, value) for number, value in values.items() if number in schema.layouts[-1]}
-    return encode_row(Row(RowMarker(0), None, cells), schema.version, schema.layouts[-1])
+    cells = {
+        number: Cell(timestamp_us=0, value=value) for number, value in values.items() if number in schema.layouts[-1]
+    }
+    return encode_row(Row(marker=RowMarker(0), deletion=None, cells=cells), schema.version, schema.layouts[-1])
 
 
 def static_values(schema: TableSchema, head: PartitionHead, now_s: int) -> dict[int, bytes]:

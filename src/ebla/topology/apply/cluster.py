@@ -137,7 +137,9 @@ def _write_cdc_part(draft: TopologyDraft, command: WriteCdcPart) -> None:
     head = draft.base.cdc_generations.get(command.generation)
     rows: dict[str, Row | None] = {keys.part_key(command.generation, command.number): command.part}
     if head is None:
-        rows[keys.generation_key(command.generation)] = CdcGeneration(command.generation, command.part_count)
+        rows[keys.generation_key(command.generation)] = CdcGeneration(
+            id=command.generation, part_count=command.part_count
+        )
     else:
         draft.require(head.timestamp_ms is None, "a committed generation does not change")
         draft.require(head.part_count == command.part_count, f"the generation has {head.part_count} parts")

@@ -289,7 +289,7 @@ def _enter(draft: TopologyDraft, node: Node, place: StatePair, session: SessionI
     if row.session:
         assert session is not None
         assert node.request is not None
-        draft.open_session(Session(session, SessionKind.REQUEST, request=node.request))
+        draft.open_session(Session(id=session, kind=SessionKind.REQUEST, request=node.request))
         opened = session
     draft.step(transition=place.transition, session=opened)
 

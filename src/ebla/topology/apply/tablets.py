@@ -166,7 +166,9 @@ def _enter_moves(draft: TopologyDraft, moves: tuple[TabletMove, ...]) -> None:
     for move in moves:
         key = keys.transition_key(move.table, move.tablet)
         draft.require(key not in rows, f"tablet {move.tablet} is named twice (INV-TABL-2)")
-        rows[key] = TabletTransition(move.kind, FIRST_STAGE, move.new_replicas, since=draft.next_version)
+        rows[key] = TabletTransition(
+            kind=move.kind, stage=FIRST_STAGE, new_replicas=move.new_replicas, since=draft.next_version
+        )
     draft.put_all(rows)
     if draft.base.transition is None:
         draft.step(transition=TransitionState.TABLET_MIGRATION)
@@ -282,7 +284,7 @@ def _rows_of_stage(
     rows: dict[str, Row | None] = {keys.transition_key(step.table, step.tablet): entered}
     if opened is not None:
         draft.require(opened not in draft.base.sessions, f"session {opened} is already open")
-        session = Session(opened, SessionKind.STAGE, table=step.table, tablet=step.tablet)
+        session = Session(id=opened, kind=SessionKind.STAGE, table=step.table, tablet=step.tablet)
         rows[keys.session_key(opened)] = session
     return rows
 

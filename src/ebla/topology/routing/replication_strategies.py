@@ -58,7 +58,7 @@ class RingReplicas:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _DatacenterPart:
     """The vnodes of one datacenter's nodes."""
 
@@ -77,7 +77,9 @@ def _datacenters_of(ring: TokenRing, places: Mapping[HostId, NodeLocation]) -> d
     for name, own in positions.items():
         owners = tuple(ring.owners[position] for position in own)
         racks = {host: places[host].rack for host in owners}
-        parts[name] = _DatacenterPart(tuple(own), owners, racks, len(set(racks.values())))
+        parts[name] = _DatacenterPart(
+            positions=tuple(own), owners=owners, racks=racks, rack_count=len(set(racks.values()))
+        )
     return parts
 
 

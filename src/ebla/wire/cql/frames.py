@@ -63,7 +63,7 @@ class FrameFlag(enum.IntFlag):
     BETA = 0x10
 
 
-class CqlFrame(msgspec.Struct, frozen=True, gc=False):
+class CqlFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A request. A struct only because one is made per request."""
 
     version: int
@@ -130,7 +130,7 @@ class FrameSplitter:
             return None
         self._offset = end
         body = data[start:end] if isinstance(data, bytes) else bytes(memoryview(data)[start:end])
-        return CqlFrame(version, flags, stream, opcode, body)
+        return CqlFrame(version=version, flags=flags, stream=stream, opcode=opcode, body=body)
 
     @property
     def waiting_bytes(self) -> int:

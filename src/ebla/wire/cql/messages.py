@@ -21,7 +21,7 @@ UNSET = Unset.UNSET
 BoundValue = bytes | None | Unset
 
 
-class QueryParameters(msgspec.Struct, frozen=True, gc=False):
+class QueryParameters(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What comes with a QUERY, EXECUTE or BATCH besides the statement. A struct only because one is made per request,
     as are rows and answers."""
 
@@ -35,7 +35,7 @@ class QueryParameters(msgspec.Struct, frozen=True, gc=False):
     skip_metadata: bool = False
 
 
-class ColumnSpec(msgspec.Struct, frozen=True):
+class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
     keyspace: str
     table: str
     name: str
@@ -69,7 +69,7 @@ class SchemaChangeTarget(enum.StrEnum):
     TABLE = "TABLE"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaChangeResult:
     kind: SchemaChangeKind
     target: SchemaChangeTarget
@@ -92,7 +92,7 @@ class PendingResponse(msgspec.Struct, frozen=True):
     answer: CqlResponse
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedResult:
     id: bytes
     """Of 16 bytes, from keyspace and text: the same on every node."""
@@ -105,7 +105,7 @@ class PreparedResult:
     table: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ClientState:
     """One connection, as execution sees it."""
 

@@ -90,7 +90,15 @@ def read_parameters(body: bytes, offset: int) -> QueryParameters:
             values, offset = _read_values(body, offset)
             if offset > len(body):
                 raise BadProtocol(_TOO_SHORT)
-            return QueryParameters(level, values, None, None, None, None, flags != _VALUES)
+            return QueryParameters(
+                level=level,
+                values=values,
+                names=None,
+                page_size=None,
+                paging_state=None,
+                timestamp_us=None,
+                skip_metadata=flags != _VALUES,
+            )
         return _read_others(body, offset, flags, level)
     except struct.error:
         raise BadProtocol(_TOO_SHORT) from None
@@ -137,13 +145,13 @@ def _read_others(body: bytes, offset: int, flags: int, level: ConsistencyLevel) 
         _check_serial(reader.short())
     timestamp_us = reader.long() if flags & _TIMESTAMP else None
     return QueryParameters(
-        level,
-        values,
-        names,
-        page_size if page_size is not None and page_size > 0 else None,
-        paging_state,
-        timestamp_us,
-        bool(flags & _SKIP),
+        level=level,
+        values=values,
+        names=names,
+        page_size=page_size if page_size is not None and page_size > 0 else None,
+        paging_state=paging_state,
+        timestamp_us=timestamp_us,
+        skip_metadata=bool(flags & _SKIP),
     )
 
 
@@ -165,7 +173,7 @@ def read_batch(reader: BodyReader) -> BatchRequest:
     if flags & _SERIAL_FLAG:
         _check_serial(reader.short())
     timestamp_us = reader.long() if flags & _TIMESTAMP else None
-    return BatchRequest(BatchKind(kind), tuple(items), QueryParameters(level, timestamp_us=timestamp_us))
+    return BatchRequest(BatchKind(kind), tuple(items), QueryParameters(level=level, timestamp_us=timestamp_us))
 
 
 _LEVELS = {int(level): level for level in ConsistencyLevel}

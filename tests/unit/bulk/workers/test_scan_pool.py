@@ -32,7 +32,7 @@ async def main():
 
 asyncio.run(main())
 """
-NOTHING = ScanJob(MIXED, (), StoredRowsQuery(WHOLE_RING))
+NOTHING = ScanJob(MIXED, (), StoredRowsQuery(range=WHOLE_RING))
 
 
 def is_alive(pid: int) -> bool:
@@ -129,7 +129,7 @@ async def test_a_missing_layer_is_told_and_the_worker_goes_on(tmp_path: Path) ->
         for _ in range(2):
             stream = await workers.start(60)
             with pytest.raises(Corruption, match="none"):
-                await asyncio.to_thread(stream.ask, ScanJob(MIXED, (missing,), StoredRowsQuery(WHOLE_RING)))
+                await asyncio.to_thread(stream.ask, ScanJob(MIXED, (missing,), StoredRowsQuery(range=WHOLE_RING)))
             stream.close()
             await asyncio.sleep(0)
         assert len(workers.pids) == 1

@@ -53,7 +53,7 @@ def test_another_list_of_packages_is_another_folder(monkeypatch: pytest.MonkeyPa
 
 
 def node(tls: ClientTls) -> LocalNode:
-    return LocalNode("node1", Path("options.toml"), NodeOptions("/data", "127.0.0.3", client_tls=tls))
+    return LocalNode("node1", Path("options.toml"), NodeOptions(data="/data", address="127.0.0.3", client_tls=tls))
 
 
 def test_what_it_is_called_with() -> None:

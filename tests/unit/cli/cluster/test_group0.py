@@ -15,7 +15,11 @@ from ebla.cli.cluster.local_cluster import NewClusterSpec, assign_identities, fi
 def data(tmp_path: Path) -> Path:
     """A cluster of two nodes, neither of which runs."""
     base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
-    assign_identities(find_or_create_nodes(tmp_path / "data", NewClusterSpec(2, 1, base, "ebla")))
+    assign_identities(
+        find_or_create_nodes(
+            tmp_path / "data", NewClusterSpec(nodes=2, shards=1, base_address=base, cluster_name="ebla")
+        )
+    )
     return tmp_path / "data"
 
 

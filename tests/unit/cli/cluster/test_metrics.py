@@ -34,7 +34,9 @@ def test_numbers_for_programs_say_where_they_are_from() -> None:
 
 
 def test_nodes_that_do_not_run_have_nothing_to_tell(tmp_path: Path) -> None:
-    nodes = find_or_create_nodes(tmp_path / "d", NewClusterSpec(1, 2, "127.0.0.1", "ebla"))
+    nodes = find_or_create_nodes(
+        tmp_path / "d", NewClusterSpec(nodes=1, shards=2, base_address="127.0.0.1", cluster_name="ebla")
+    )
     assign_identities(nodes)
     told = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d")])
     assert told.exit_code == 1

@@ -21,7 +21,7 @@ from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_r
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 
-MANIFEST = ExportManifest(ExportManifest.FORMAT, "shop.orders", "id", FileKind.PARQUET)
+MANIFEST = ExportManifest(format=ExportManifest.FORMAT, table="shop.orders", table_id="id", kind=FileKind.PARQUET)
 tokens = st.integers(TOKEN_MIN, TOKEN_MAX).map(Token)
 ranges = st.builds(TokenRange, tokens, tokens)
 
@@ -79,9 +79,18 @@ def test_another_file_is_no_manifest(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (ExportManifest(ExportManifest.FORMAT, "shop.other", "id", FileKind.PARQUET), "shop.other as parquet"),
-        (ExportManifest(ExportManifest.FORMAT, "shop.orders", "id", FileKind.CSV), "shop.orders as csv"),
-        (ExportManifest(ExportManifest.FORMAT, "shop.orders", "older", FileKind.PARQUET), "dropped since"),
+        (
+            ExportManifest(format=ExportManifest.FORMAT, table="shop.other", table_id="id", kind=FileKind.PARQUET),
+            "shop.other as parquet",
+        ),
+        (
+            ExportManifest(format=ExportManifest.FORMAT, table="shop.orders", table_id="id", kind=FileKind.CSV),
+            "shop.orders as csv",
+        ),
+        (
+            ExportManifest(format=ExportManifest.FORMAT, table="shop.orders", table_id="older", kind=FileKind.PARQUET),
+            "dropped since",
+        ),
     ],
 )
 def test_another_export_is_not_gone_on_with(found: ExportManifest, words: str) -> None:

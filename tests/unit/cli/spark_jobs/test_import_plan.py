@@ -19,7 +19,14 @@ from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_r
 from ebla.model.errors import InvalidRequest, Refused
 
 FILES = (InputFile("a.parquet", 10), InputFile("b.parquet", 20), InputFile("c.parquet", 5))
-STATE = ImportState(ImportState.FORMAT, "f00", "shop.orders", "id", FileKind.PARQUET, (FILES[:2], FILES[2:]))
+STATE = ImportState(
+    format=ImportState.FORMAT,
+    id="f00",
+    table="shop.orders",
+    table_id="id",
+    kind=FileKind.PARQUET,
+    chunks=(FILES[:2], FILES[2:]),
+)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30))

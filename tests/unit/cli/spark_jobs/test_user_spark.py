@@ -23,7 +23,7 @@ class _Running(LocalNode):
 
 
 def running(**options: object) -> LocalNode:
-    return _Running("node1", Path("x"), NodeOptions("/d", "127.9.9.1", **options))  # type: ignore[arg-type]  # names vary
+    return _Running("node1", Path("x"), NodeOptions(data="/d", address="127.9.9.1", **options))  # type: ignore[arg-type]  # names vary
 
 
 def test_filters_are_pushed_down_wherever_it_runs() -> None:
@@ -49,18 +49,18 @@ def test_what_is_no_setting_is_told(text: str) -> None:
 
 
 def test_nodes_of_this_machine_are_the_contact() -> None:
-    assert options_of_nodes([running()], ClusterFlags(Path("d"))) == {"contact": "127.9.9.1:9042"}
-    with_tls = options_of_nodes([running(client_tls=ClientTls.ON)], ClusterFlags(Path("d")))
+    assert options_of_nodes([running()], ClusterFlags(data=Path("d"))) == {"contact": "127.9.9.1:9042"}
+    with_tls = options_of_nodes([running(client_tls=ClientTls.ON)], ClusterFlags(data=Path("d")))
     assert with_tls == {"contact": "127.9.9.1:9042", "ssl": "true", "ssl.ca": "/d/tls/authority.pem"}
     with pytest.raises(InvalidRequest, match="--username"):
-        options_of_nodes([running(authenticator=Authenticator.PASSWORD)], ClusterFlags(Path("d")))
+        options_of_nodes([running(authenticator=Authenticator.PASSWORD)], ClusterFlags(data=Path("d")))
     with pytest.raises(InvalidRequest, match="no node of d runs"):
-        options_of_nodes([], ClusterFlags(Path("d")))
+        options_of_nodes([], ClusterFlags(data=Path("d")))
 
 
 def test_a_cluster_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBLA_PASSWORD", "secret")
-    flags = ClusterFlags(Path("d"), "h:1,i:2", "ann", Path("/ca.pem"))
+    flags = ClusterFlags(data=Path("d"), contact="h:1,i:2", username="ann", authority=Path("/ca.pem"))
     assert source_options(flags) == {
         "contact": "h:1,i:2", "ssl": "true", "ssl.ca": "/ca.pem", "username": "ann", "password": "secret",
     }  # fmt: skip

@@ -44,17 +44,27 @@ def prefix(name: str) -> bytes:
 
 
 def plain(name: str, text: str, at_us: int = AT_US) -> Item:
-    row = Row(RowMarker(at_us), None, {2: Cell(at_us, text.encode()), 3: Cell(at_us, b"\xff\x00")})
+    row = Row(
+        marker=RowMarker(at_us),
+        deletion=None,
+        cells={2: Cell(timestamp_us=at_us, value=text.encode()), 3: Cell(timestamp_us=at_us, value=b"\xff\x00")},
+    )
     return row_key(prefix(name), b"\x01"), encode_row(row, 1, LAYOUT)
 
 
 def odd(name: str) -> list[Item]:
     """A partition head and a row with everything a row can have."""
     ranges = (RangeDeletion(b"\x05", b"\x07", Deletion(AT_US + 1, 60)), RangeDeletion(b"\x08", None, Deletion(7, 60)))
-    head = PartitionHead(Deletion(AT_US - 9, 50), ranges, Row(cells={9: Cell(AT_US, b"shared")}))
-    cells = {2: Cell(AT_US, None, 0, 70), 3: Cell(AT_US, b"soon gone", 30, 99)}
+    head = PartitionHead(Deletion(AT_US - 9, 50), ranges, Row(cells={9: Cell(timestamp_us=AT_US, value=b"shared")}))
+    cells = {
+        2: Cell(timestamp_us=AT_US, value=None, ttl_s=0, at_s=70),
+        3: Cell(timestamp_us=AT_US, value=b"soon gone", ttl_s=30, at_s=99),
+    }
     row = Row(
-        None, Deletion(AT_US - 5, 70), cells, {4: CollectionCells(Deletion(AT_US - 1, 70), {b"k": Cell(AT_US, b"v")})}
+        marker=None,
+        deletion=Deletion(AT_US - 5, 70),
+        cells=cells,
+        collections={4: CollectionCells(Deletion(AT_US - 1, 70), {b"k": Cell(timestamp_us=AT_US, value=b"v")})},
     )
     return [
         (head_key(prefix(name)), encode_head(head, 1)),
@@ -85,11 +95,11 @@ def node(tmp_path: Path) -> Path:
 TABLE = new_schema(
     (TableId(uuid.UUID(int=5)), "shop", "orders"),
     (
-        Column("customer", ScalarType(Scalar.TEXT), ColumnKind.PARTITION_KEY),
-        Column("year", ScalarType(Scalar.INT), ColumnKind.PARTITION_KEY, 1),
-        Column("number", ScalarType(Scalar.INT), ColumnKind.CLUSTERING, descending=True),
-        Column("limits", MapType(ScalarType(Scalar.TEXT), ScalarType(Scalar.INT)), ColumnKind.REGULAR),
-        Column("price", ScalarType(Scalar.DOUBLE), ColumnKind.REGULAR),
+        Column(name="customer", type=ScalarType(Scalar.TEXT), kind=ColumnKind.PARTITION_KEY),
+        Column(name="year", type=ScalarType(Scalar.INT), kind=ColumnKind.PARTITION_KEY, position=1),
+        Column(name="number", type=ScalarType(Scalar.INT), kind=ColumnKind.CLUSTERING, descending=True),
+        Column(name="limits", type=MapType(ScalarType(Scalar.TEXT), ScalarType(Scalar.INT)), kind=ColumnKind.REGULAR),
+        Column(name="price", type=ScalarType(Scalar.DOUBLE), kind=ColumnKind.REGULAR),
     ),
 )
 
@@ -105,16 +115,35 @@ def shard(tmp_path: Path) -> Path:
     """One stack of a table with all kinds of columns, a live layer that was never flushed, and a stray folder."""
     folder = tmp_path / "shard-0"
     price, limits = TABLE.column("price").number, TABLE.column("limits").number
-    old = order("alice", 2024, Row(RowMarker(AT_US), None, {price: Cell(AT_US, struct.pack(">d", 2.5))}))
-    element = CollectionCells(None, {b"day": Cell(AT_US + 1, (12).to_bytes(4))})
-    new = order("alice", 2024, Row(None, None, {}, {limits: element}))
+    old = order(
+        "alice",
+        2024,
+        Row(
+            marker=RowMarker(AT_US),
+            deletion=None,
+            cells={price: Cell(timestamp_us=AT_US, value=struct.pack(">d", 2.5))},
+        ),
+    )
+    element = CollectionCells(None, {b"day": Cell(timestamp_us=AT_US + 1, value=(12).to_bytes(4))})
+    new = order("alice", 2024, Row(marker=None, deletion=None, cells={}, collections={limits: element}))
     build(Path(layer_folder(str(folder), INCARNATION, LayerId(1))), [old])
     build(Path(layer_folder(str(folder), INCARNATION, LayerId(2))), [new])
     build(Path(layer_folder(str(folder), INCARNATION, LayerId(9))), [old])
-    bases = (LayerEntry(LayerId(1), WHOLE_RING), LayerEntry(LayerId(2), WHOLE_RING, damage="a bad block"))
-    stack = StackEntry(INCARNATION, TABLE.id, WHOLE_RING, LayerEntry(LayerId(3), WHOLE_RING), bases)
+    bases = (
+        LayerEntry(id=LayerId(1), range=WHOLE_RING),
+        LayerEntry(id=LayerId(2), range=WHOLE_RING, damage="a bad block"),
+    )
+    stack = StackEntry(
+        incarnation=INCARNATION,
+        table=TABLE.id,
+        range=WHOLE_RING,
+        live=LayerEntry(id=LayerId(3), range=WHOLE_RING),
+        bases=bases,
+    )
     disk = FileDisk()
-    asyncio.run(save_manifest(disk, str(folder), ShardManifest(1, 4, (TABLE,), (stack,))))
+    asyncio.run(
+        save_manifest(disk, str(folder), ShardManifest(format=1, generation=4, tables=(TABLE,), stacks=(stack,)))
+    )
     disk.close()
     return folder
 
@@ -255,11 +284,11 @@ def test_a_layer_that_cannot_be_opened_is_told_beside_the_others(node: Path) -> 
 
 def test_verify_finds_rows_that_are_not_what_we_write(tmp_path: Path) -> None:
     good = plain("alice", "x")
-    build(tmp_path / "facts", [good], LayerFacts(AT_US + 1, AT_US + 1, 1))
+    build(tmp_path / "facts", [good], LayerFacts(least_us=AT_US + 1, greatest_us=AT_US + 1, rows=1))
     assert "its rows are" in ask_json("verify", tmp_path / "facts", status=1)[0]["problem"]
     wrong_token = bytes(8) + good[0][8:]
     for number, item in enumerate([(wrong_token, good[1]), (good[0], good[1][:-1]), (good[0], b"\x63" + good[1][1:])]):
-        build(tmp_path / f"wrong{number}", [item], LayerFacts(AT_US, AT_US, 1))
+        build(tmp_path / f"wrong{number}", [item], LayerFacts(least_us=AT_US, greatest_us=AT_US, rows=1))
         (check,) = ask_json("verify", tmp_path / f"wrong{number}", status=1)
         assert len(check["damaged"]) == 1
 

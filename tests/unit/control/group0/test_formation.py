@@ -26,10 +26,18 @@ NOWHERE = Address("10.9.9.8", 7000)
 
 
 def formation(environment: Environment, marks: JoinStateFile) -> Formation:
-    introduction = Introduction(HOST, CLUSTER, "test")
-    context = PeersContext(environment.transport, environment.rng, introduction, WireLimits(), discard_event)
-    member = Member(HOST, MemberRole.LEARNER, Address("10.0.0.1", 7000))
-    return Formation(context, marks, FormationConfig(member, CLUSTER, "test", (NOWHERE,)))
+    introduction = Introduction(host=HOST, cluster=CLUSTER, cluster_name="test")
+    context = PeersContext(
+        transport=environment.transport,
+        rng=environment.rng,
+        introduction=introduction,
+        limits=WireLimits(),
+        report=discard_event,
+    )
+    member = Member(host=HOST, role=MemberRole.LEARNER, address=Address("10.0.0.1", 7000))
+    return Formation(
+        context, marks, FormationConfig(member=member, cluster=CLUSTER, cluster_name="test", contacts=(NOWHERE,))
+    )
 
 
 async def never_begin(_history: HistoryId) -> int:
@@ -59,7 +67,7 @@ def test_whom_a_fresh_node_answers_it_still_knows_after_a_power_cut() -> None:
         marks = JoinStateFile(world.machine("node").disk.of(world._incarnation), "/data/mark")
         world.check(ASKER in (await marks.load()).known, "the asker is forgotten")
 
-    outcome = run_scenario(Scenario("formation-mark", "", 5.0, run), 1)
+    outcome = run_scenario(Scenario(name="formation-mark", summary="", seconds=5.0, run=run), 1)
     assert outcome.failure is None, outcome.report
 
 
@@ -68,12 +76,19 @@ def test_a_mark_survives_and_refuses_nothing_it_wrote() -> None:
         disk = world.machine("node").disk.of(world._incarnation)
         marks = JoinStateFile(disk, "/data/mark")
         world.check(await marks.load() == JoinState(), "a missing mark is a fresh node's")
-        mark = JoinState(JoinStage.MEMBER, 3, (ASKER,), HistoryId(uuid.UUID(int=9)), uuid.UUID(int=4), 77)
+        mark = JoinState(
+            stage=JoinStage.MEMBER,
+            incarnation=3,
+            known=(ASKER,),
+            history=HistoryId(uuid.UUID(int=9)),
+            join_id=uuid.UUID(int=4),
+            log_id=77,
+        )
         await marks.save(mark)
         world.check(await JoinStateFile(disk, "/data/mark").load() == mark, "it reads back")
         newer = msgspec.structs.replace(mark, incarnation=4)
         await marks.save(newer)
         world.check(await JoinStateFile(disk, "/data/mark").load() == newer, "it is replaced whole")
 
-    outcome = run_scenario(Scenario("mark", "", 5.0, run), 1)
+    outcome = run_scenario(Scenario(name="mark", summary="", seconds=5.0, run=run), 1)
     assert outcome.failure is None, outcome.report

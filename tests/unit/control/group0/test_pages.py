@@ -40,7 +40,13 @@ pytestmark = runs_in(simulate)
 
 def change(store: Group0Store, *changes: PutKey | DeleteKey) -> None:
     index = store.index + 1
-    store.apply(index, Group0Command(CallId(HostId(uuid.UUID(int=1)), 1, index, 0), Transaction((), changes)))
+    store.apply(
+        index,
+        Group0Command(
+            CallId(client=HostId(uuid.UUID(int=1)), incarnation=1, serial=index, answered_through=0),
+            Transaction((), changes),
+        ),
+    )
 
 
 def filled(count: int, value: bytes = b"v") -> Group0Store:

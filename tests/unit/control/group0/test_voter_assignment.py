@@ -23,7 +23,7 @@ def host(number: int) -> HostId:
 
 
 def member(number: int, role: MemberRole) -> Member:
-    return Member(host(number), role, Address("h", number), rack=f"r{number}")
+    return Member(host=host(number), role=role, address=Address("h", number), rack=f"r{number}")
 
 
 def peer(number: int) -> PeerId:
@@ -33,7 +33,7 @@ def peer(number: int) -> PeerId:
 def leader_of(voters: tuple[int, ...], learners: tuple[int, ...], matches: dict[int, int], last: int) -> RaftCore:
     """Host 1 as the only active voter's leader, its log `last` long, others as far as `matches` says."""
     membership = Membership(voters=(peer(1),), learners=tuple(sorted(peer(one) for one in (*voters[1:], *learners))))
-    entries = tuple(Entry(index, 1) for index in range(2, last + 1))
+    entries = tuple(Entry(index=index, term=1) for index in range(2, last + 1))
     past = RecoveredState(HardState(1, PeerId(0), 1), SnapshotMeta(1, 1, membership), entries)
     core = RaftCore(RaftOptions(peer=peer(1)), past, SimRng("test"), 0)
     core.step(Campaign(), 0)

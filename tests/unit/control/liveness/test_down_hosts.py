@@ -15,20 +15,20 @@ def address(host: HostId) -> Address:
 
 
 def member(host: HostId, role: MemberRole = MemberRole.VOTER) -> Member:
-    return Member(host, role, address(host))
+    return Member(host=host, role=role, address=address(host))
 
 
 def test_silent_ones_and_those_who_left_are_down() -> None:
     members = [*(member(host) for host in (OWN, UP, SILENT, FRESH, NEVER, UNWATCHED)), member(LEFT, MemberRole.REMOVED)]
     opinions = (
-        PeerLiveness(address(UP), PeerState.UP, 900, UP, heard_ms=990),
-        PeerLiveness(address(SILENT), PeerState.DOWN, 900, SILENT, heard_ms=500),
-        PeerLiveness(address(FRESH), PeerState.DOWN, 800),
-        PeerLiveness(address(NEVER), PeerState.DOWN, 100),
+        PeerLiveness(peer=address(UP), state=PeerState.UP, since_ms=900, host=UP, heard_ms=990),
+        PeerLiveness(peer=address(SILENT), state=PeerState.DOWN, since_ms=900, host=SILENT, heard_ms=500),
+        PeerLiveness(peer=address(FRESH), state=PeerState.DOWN, since_ms=800),
+        PeerLiveness(peer=address(NEVER), state=PeerState.DOWN, since_ms=100),
     )
     assert down_hosts(members, opinions, OWN, watched_since_ms=700) == (SILENT, NEVER, LEFT)
 
 
 def test_another_host_at_the_address_does_not_make_up_for_its_owner() -> None:
-    opinions = (PeerLiveness(address(SILENT), PeerState.UP, 900, UP, heard_ms=990),)
+    opinions = (PeerLiveness(peer=address(SILENT), state=PeerState.UP, since_ms=900, host=UP, heard_ms=990),)
     assert down_hosts([member(SILENT), member(UP)], opinions, OWN, watched_since_ms=700) == (SILENT,)

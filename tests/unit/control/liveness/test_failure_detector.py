@@ -21,7 +21,7 @@ def watching(*peers: Address) -> FailureDetector:
 
 
 def answer(asked_ms: int, round_trip_us: int | None = 800, incarnation: int = 1, host: HostId = HOST) -> RoundTrip:
-    return RoundTrip(PEER, host, incarnation, asked_ms, round_trip_us)
+    return RoundTrip(peer=PEER, host=host, incarnation=incarnation, asked_ms=asked_ms, round_trip_us=round_trip_us)
 
 
 def only(detector: FailureDetector) -> PeerLiveness:
@@ -31,11 +31,20 @@ def only(detector: FailureDetector) -> PeerLiveness:
 
 def test_a_peer_is_down_until_it_answers() -> None:
     detector = watching()
-    assert only(detector) == PeerLiveness(PEER, PeerState.DOWN, 0)
+    assert only(detector) == PeerLiveness(peer=PEER, state=PeerState.DOWN, since_ms=0)
     assert detector.look(10_000) == []
     came_up = detector.answered(answer(10_100), 10_100)
     assert came_up == only(detector)
-    assert came_up == PeerLiveness(PEER, PeerState.UP, 10_100, HOST, 1, 10_100, 800, 400)
+    assert came_up == PeerLiveness(
+        peer=PEER,
+        state=PeerState.UP,
+        since_ms=10_100,
+        host=HOST,
+        incarnation=1,
+        heard_ms=10_100,
+        round_trip_us=800,
+        deviation_us=400,
+    )
 
 
 def test_silence_turns_a_peer_down_once_exactly_at_the_bound() -> None:
@@ -73,7 +82,7 @@ def test_peers_that_leave_are_forgotten_and_those_that_stay_keep_their_opinion()
     detector.watch([PEER], 2_000)
     assert only(detector).heard_ms == 1_000
     detector.watch([OTHER], 3_000)
-    assert only(detector) == PeerLiveness(OTHER, PeerState.DOWN, 3_000)
+    assert only(detector) == PeerLiveness(peer=OTHER, state=PeerState.DOWN, since_ms=3_000)
     assert detector.answered(answer(4_000), 4_000) is None
     assert only(detector).peer == OTHER
 

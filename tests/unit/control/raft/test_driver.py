@@ -88,11 +88,13 @@ class Peer:
         """A new life on the same disk; the old one must have ended."""
         self.wire = Post()
         self.machine = RegisterMachine(lambda _content, entry: self.on_applied(entry))
-        options = RaftOptions(PeerId(1), tick_ms=20, message_bytes_max=self.changes.get("message_bytes_max", 1 << 20))
+        options = RaftOptions(
+            peer=PeerId(1), tick_ms=20, message_bytes_max=self.changes.get("message_bytes_max", 1 << 20)
+        )
         setup = RaftConfig(
-            "/data/raft",
-            options,
-            lambda event, _details: self.told.append(event),
+            folder="/data/raft",
+            options=options,
+            report=lambda event, _details: self.told.append(event),
             snapshot_entries_max=self.changes.get("snapshot_entries_max", 1000),
             kept_entries=0,
             disk_full_retry_ms=50,
@@ -103,7 +105,7 @@ class Peer:
 
     async def open(self, membership: Membership) -> None:
         meta = SnapshotMeta(1, 1, membership)
-        write = LogWrite(HardState(1, NO_PEER, 1), (), meta, must_sync=True, answers=())
+        write = LogWrite(hard_state=HardState(1, NO_PEER, 1), entries=(), snapshot=meta, must_sync=True, answers=())
         await self.server.begin(meta, chunks_of(first_content(1, membership)), write)
         await self.server.open()
 
@@ -136,12 +138,14 @@ async def running(peer: Peer, membership: Membership, work: Callable[[], Awaitab
 
 
 def append(index: int, *, count: int = 1, commit: int = 0, prev_term: int = 1) -> Append:
-    entries = tuple(Entry(index + offset, 2) for offset in range(count))
-    return Append(LEADER, PeerId(1), 2, index - 1, prev_term, commit, entries)
+    entries = tuple(Entry(index=index + offset, term=2) for offset in range(count))
+    return Append(
+        sender=LEADER, to=PeerId(1), term=2, prev_index=index - 1, prev_term=prev_term, commit=commit, entries=entries
+    )
 
 
 def add_one(serial: int) -> bytes:
-    return encode_command(RegisterCommand(CLIENT, serial, "counter", RegisterAdd(1)))
+    return encode_command(RegisterCommand(client=CLIENT, serial=serial, key="counter", call=RegisterAdd(1)))
 
 
 # ---- answers and the disk
@@ -152,11 +156,11 @@ async def test_a_vote_leaves_after_its_sync(world: World, /) -> None:
 
     async def work() -> None:
         peer.disk.behaviour.sync_ms = 400.0
-        await peer.hear(VoteRequest(LEADER, PeerId(1), 2, 5, 1))
+        await peer.hear(VoteRequest(sender=LEADER, to=PeerId(1), term=2, last_index=5, last_term=1))
         await asyncio.sleep(0.15)
         assert peer.wire.sent(VoteResponse) == []
         await asyncio.sleep(1.0)
-        assert peer.wire.sent(VoteResponse) == [VoteResponse(PeerId(1), LEADER, 2, granted=True)]
+        assert peer.wire.sent(VoteResponse) == [VoteResponse(sender=PeerId(1), to=LEADER, term=2, granted=True)]
 
     await running(peer, THREE, work)
 
@@ -170,7 +174,7 @@ async def test_an_acknowledgement_leaves_after_its_sync(world: World, /) -> None
         await asyncio.sleep(0.15)
         assert peer.wire.sent(AppendResponse) == []
         await asyncio.sleep(1.0)
-        assert AppendResponse(PeerId(1), LEADER, 2, 2) in peer.wire.sent(AppendResponse)
+        assert AppendResponse(sender=PeerId(1), to=LEADER, term=2, index=2) in peer.wire.sent(AppendResponse)
 
     await running(peer, THREE, work)
 
@@ -267,7 +271,7 @@ async def test_an_append_that_was_dropped_is_told_to_the_core(world: World, /) -
 
         peer.server.core.step = listen  # type: ignore[method-assign,assignment]  # one core, from outside
         peer.wire.is_up = False
-        peer.server._send([append(2), Heartbeat(PeerId(1), PeerId(3), 2)])
+        peer.server._send([append(2), Heartbeat(sender=PeerId(1), to=PeerId(3), term=2)])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [event for event in heard if isinstance(event, PeerUnreachable)] == [PeerUnreachable(PeerId(1))]
@@ -281,7 +285,7 @@ async def test_reads_of_two_lives_never_share_a_name(world: World, /) -> None:
     names: list[bytes] = []
 
     async def work() -> None:
-        await peer.hear(Heartbeat(LEADER, PeerId(1), 2))
+        await peer.hear(Heartbeat(sender=LEADER, to=PeerId(1), term=2))
         await asyncio.sleep(0.05)
         with pytest.raises(Unavailable):
             await peer.server.read_index()
@@ -299,14 +303,16 @@ async def test_reads_of_one_turn_share_a_round_and_an_answer_serves_all(world: W
     peer = Peer(world)
 
     async def work() -> None:
-        await peer.hear(Heartbeat(LEADER, PeerId(1), 2))
+        await peer.hear(Heartbeat(sender=LEADER, to=PeerId(1), term=2))
         await asyncio.sleep(0.05)
         async with asyncio.TaskGroup() as tasks:
             readers = [tasks.create_task(peer.server.read_index()) for _ in range(5)]
             await asyncio.sleep(0.05)
             (asked,) = peer.wire.sent(ReadIndexRequest)
             assert isinstance(asked, ReadIndexRequest)
-            await peer.hear(ReadIndexResponse(LEADER, PeerId(1), 2, 7, asked.read_context))
+            await peer.hear(
+                ReadIndexResponse(sender=LEADER, to=PeerId(1), term=2, index=7, read_context=asked.read_context)
+            )
         assert [reader.result() for reader in readers] == [7] * 5
 
     await running(peer, THREE, work)
@@ -316,12 +322,12 @@ async def test_a_read_ends_when_the_leader_changes(world: World, /) -> None:
     peer = Peer(world)
 
     async def work() -> None:
-        await peer.hear(Heartbeat(LEADER, PeerId(1), 2))
+        await peer.hear(Heartbeat(sender=LEADER, to=PeerId(1), term=2))
         await asyncio.sleep(0.05)
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(_outcome(peer.server.read_index()))
             await asyncio.sleep(0.02)
-            await peer.hear(Heartbeat(PeerId(3), PeerId(1), 3))
+            await peer.hear(Heartbeat(sender=PeerId(3), to=PeerId(1), term=3))
         assert "the leader changed" in reader.result()
 
     await running(peer, THREE, work)
@@ -338,15 +344,21 @@ async def _outcome(work: Awaitable[int]) -> str:
 
 
 def snapshot(index: int, sender: PeerId = LEADER, term: int = 2) -> tuple[InstallSnapshot, list[bytes]]:
-    message = InstallSnapshot(sender, PeerId(1), term, SnapshotMeta(index, term, THREE))
+    message = InstallSnapshot(sender=sender, to=PeerId(1), term=term, snapshot=SnapshotMeta(index, term, THREE))
     given = {f"client {number}": LastResult(number, number) for number in range(20)}
-    return message, list(chunks_of(RegisterContent(index, b"past", THREE, {"counter": index}, given)))
+    return message, list(
+        chunks_of(
+            RegisterContent(index=index, digest=b"past", membership=THREE, values={"counter": index}, given=given)
+        )
+    )
 
 
 async def deliver(peer: Peer, message: InstallSnapshot, chunks: list[bytes], sending: int = 1) -> None:
     """As a sender does that waits for each answer. Returns once it is stored."""
     for number, data in enumerate(chunks):
-        chunk = SnapshotChunk(HISTORY, message, number, data, number == len(chunks) - 1, sending)
+        chunk = SnapshotChunk(
+            history=HISTORY, message=message, number=number, data=data, last=number == len(chunks) - 1, sending=sending
+        )
         answer = await peer.server.receive_chunk(chunk)
         while not answer.stored and (chunk.last or not answer.taken):
             answer = await peer.server.receive_chunk(chunk)
@@ -362,7 +374,7 @@ async def test_a_snapshot_is_installed_and_acknowledged_once_it_is_durable(world
         assert peer.machine.content.index == 1, "the core has not heard of it yet"
         await asyncio.sleep(0.2)
         assert peer.machine.content.values == {"counter": 40}
-        assert AppendResponse(PeerId(1), LEADER, 2, 40) in peer.wire.sent(AppendResponse)
+        assert AppendResponse(sender=PeerId(1), to=LEADER, term=2, index=40) in peer.wire.sent(AppendResponse)
 
     async def again() -> None:
         assert peer.machine.content.values == {"counter": 40}

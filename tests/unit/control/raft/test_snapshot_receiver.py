@@ -56,7 +56,11 @@ class Rig:
         self.stored: list[tuple[int, bytes]] = []
         self.not_needed: list[int] = []
         desk = SnapshotActions(
-            Gathered, self._new_file, lambda _message: self.wanted, self._is_stored, self._is_not_needed
+            new_receiver=Gathered,
+            new_file=self._new_file,
+            is_wanted=lambda _message: self.wanted,
+            is_stored=self._is_stored,
+            is_not_needed=self._is_not_needed,
         )
         self.incoming: SnapshotReceiver[bytes] = SnapshotReceiver(self.environment.disk, self.environment.clock, desk)
 
@@ -88,8 +92,8 @@ class Rig:
 def chunk(
     number: int, data: bytes, *, last: bool = False, index: int = 40, term: int = 2, sending: int = 1
 ) -> SnapshotChunk:
-    message = InstallSnapshot(PeerId(term), PeerId(1), term, SnapshotMeta(index, term))
-    return SnapshotChunk(HISTORY, message, number, data, last, sending)
+    message = InstallSnapshot(sender=PeerId(term), to=PeerId(1), term=term, snapshot=SnapshotMeta(index, term))
+    return SnapshotChunk(history=HISTORY, message=message, number=number, data=data, last=last, sending=sending)
 
 
 def simulate(work: Callable[[Rig], Awaitable[None]]) -> None:

@@ -21,7 +21,9 @@ from ebla.sim.world import World
 from ebla.wire.group0_messages import SnapshotChunk, SnapshotChunkAnswer
 
 SENDING = SnapshotTransfer(
-    HistoryId(uuid.UUID(int=7)), InstallSnapshot(PeerId(2), PeerId(1), 2, SnapshotMeta(40, 2)), 3
+    HistoryId(uuid.UUID(int=7)),
+    InstallSnapshot(sender=PeerId(2), to=PeerId(1), term=2, snapshot=SnapshotMeta(40, 2)),
+    3,
 )
 CONTENT = [b"head", b"a" * (CHUNK_BYTES * 5 + 17), b"b" * CHUNK_BYTES * 90, b"end"]
 

@@ -30,17 +30,17 @@ def state(term: int, vote: int = 0, commit: int = 0) -> HardState:
 
 
 def entries(first: int, last: int, term: int, size: int = 100) -> tuple[Entry, ...]:
-    return tuple(Entry(index, term, b"%d" % index * size) for index in range(first, last + 1))
+    return tuple(Entry(index=index, term=term, data=b"%d" % index * size) for index in range(first, last + 1))
 
 
 def write(
     hard_state: HardState | None = None, new: Iterable[Entry] = (), snapshot: SnapshotMeta | None = None
 ) -> LogWrite:
-    return LogWrite(hard_state, tuple(new), snapshot, must_sync=True, answers=())
+    return LogWrite(hard_state=hard_state, entries=tuple(new), snapshot=snapshot, must_sync=True, answers=())
 
 
 def hint(commit: int, term: int, vote: int = 0) -> LogWrite:
-    return LogWrite(state(term, vote, commit), (), None, must_sync=False, answers=())
+    return LogWrite(hard_state=state(term, vote, commit), entries=(), snapshot=None, must_sync=False, answers=())
 
 
 def meta(index: int, term: int) -> SnapshotMeta:
@@ -81,7 +81,7 @@ def test_a_new_log_is_empty() -> None:
 
 def test_hard_state_and_entries_survive_power_loss() -> None:
     machine = Machine(1)
-    kinds = (*entries(1, 3, 1), Entry(4, 2, b"change", EntryKind.MEMBERS))
+    kinds = (*entries(1, 3, 1), Entry(index=4, term=2, data=b"change", kind=EntryKind.MEMBERS))
     persist(machine, [write(state(1, 2), kinds[:3])], [write(state(2, 3)), write(state(2, 3, 2), kinds[3:])])
     machine.lose_power()
     assert recover(machine) == RecoveredRaftLog(state(2, 3, 2), SnapshotMeta(), kinds)
@@ -304,14 +304,32 @@ def test_a_write_given_up_half_way_ends_the_log() -> None:
 @pytest.mark.parametrize(
     ("records", "told"),
     [
-        ([RaftRecord(state(2), None), RaftRecord(state(1), None)], "term 1 after term 2"),
-        ([RaftRecord(state(2, 1), None), RaftRecord(state(2, 3), None)], "votes for 1 and for 3"),
-        ([RaftRecord(state(1), None, entries(1, 2, 1)), RaftRecord(None, None, entries(4, 4, 1))], "entry 4 follows"),
-        ([RaftRecord(state(1), meta(5, 1), entries(7, 7, 1))], "the snapshot ends at 5"),
-        ([RaftRecord(state(1), None, entries(3, 4, 1))], "entries begin at 3"),
-        ([RaftRecord(state(1, 0, 9), None, entries(1, 4, 1))], "they end at 4"),
-        ([RaftRecord(state(1), None, entries(1, 4, 2))], "has only seen term 1"),
-        ([RaftRecord(state(1), meta(5, 1)), RaftRecord(state(1), meta(4, 1))], "snapshot 4 after snapshot 5"),
+        (
+            [RaftRecord(hard_state=state(2), snapshot=None), RaftRecord(hard_state=state(1), snapshot=None)],
+            "term 1 after term 2",
+        ),
+        (
+            [RaftRecord(hard_state=state(2, 1), snapshot=None), RaftRecord(hard_state=state(2, 3), snapshot=None)],
+            "votes for 1 and for 3",
+        ),
+        (
+            [
+                RaftRecord(hard_state=state(1), snapshot=None, entries=entries(1, 2, 1)),
+                RaftRecord(hard_state=None, snapshot=None, entries=entries(4, 4, 1)),
+            ],
+            "entry 4 follows",
+        ),
+        ([RaftRecord(hard_state=state(1), snapshot=meta(5, 1), entries=entries(7, 7, 1))], "the snapshot ends at 5"),
+        ([RaftRecord(hard_state=state(1), snapshot=None, entries=entries(3, 4, 1))], "entries begin at 3"),
+        ([RaftRecord(hard_state=state(1, 0, 9), snapshot=None, entries=entries(1, 4, 1))], "they end at 4"),
+        ([RaftRecord(hard_state=state(1), snapshot=None, entries=entries(1, 4, 2))], "has only seen term 1"),
+        (
+            [
+                RaftRecord(hard_state=state(1), snapshot=meta(5, 1)),
+                RaftRecord(hard_state=state(1), snapshot=meta(4, 1)),
+            ],
+            "snapshot 4 after snapshot 5",
+        ),
     ],
 )
 def test_records_that_make_no_sense_are_told(records: list[RaftRecord], told: str) -> None:
@@ -329,11 +347,11 @@ def image_of(records: list[RaftRecord]) -> RecoveredRaftLog:
 def test_an_old_mark_among_what_is_left_does_not_take_entries_away() -> None:
     """Segments up to entry 45 are dropped; the mark of an older snapshot is still there."""
     records = [
-        RaftRecord(state(1), meta(20, 1)),
-        RaftRecord(None, None, entries(46, 48, 1)),
-        RaftRecord(state(1), meta(30, 1)),
-        RaftRecord(None, None, entries(49, 55, 1)),
-        RaftRecord(state(1), meta(50, 1)),
+        RaftRecord(hard_state=state(1), snapshot=meta(20, 1)),
+        RaftRecord(hard_state=None, snapshot=None, entries=entries(46, 48, 1)),
+        RaftRecord(hard_state=state(1), snapshot=meta(30, 1)),
+        RaftRecord(hard_state=None, snapshot=None, entries=entries(49, 55, 1)),
+        RaftRecord(hard_state=state(1), snapshot=meta(50, 1)),
     ]
     assert image_of(records) == RecoveredRaftLog(state(1, 0, 50), meta(50, 1), entries(51, 55, 1))
 
@@ -347,10 +365,10 @@ def test_records_that_make_no_sense_are_an_error_of_the_log() -> None:
 
 def test_the_oldest_record_needed_is_that_of_the_first_entry_behind_the_snapshot() -> None:
     places = EntrySequences()
-    places.note(10, RaftRecord(None, None, entries(1, 5, 1)))
-    places.note(11, RaftRecord(None, None, entries(6, 9, 1)))
-    places.note(12, RaftRecord(state(2), None))
-    places.note(13, RaftRecord(None, None, entries(8, 12, 2)))
+    places.note(10, RaftRecord(hard_state=None, snapshot=None, entries=entries(1, 5, 1)))
+    places.note(11, RaftRecord(hard_state=None, snapshot=None, entries=entries(6, 9, 1)))
+    places.note(12, RaftRecord(hard_state=state(2), snapshot=None))
+    places.note(13, RaftRecord(hard_state=None, snapshot=None, entries=entries(8, 12, 2)))
     assert places.oldest_needed(7, otherwise=99) == 11
     assert places.oldest_needed(8, otherwise=99) == 13
     assert places.oldest_needed(8, otherwise=12) == 12
@@ -359,10 +377,10 @@ def test_the_oldest_record_needed_is_that_of_the_first_entry_behind_the_snapshot
 
 def test_a_replacement_makes_older_records_superfluous() -> None:
     places = EntrySequences()
-    places.note(1, RaftRecord(None, None, entries(1, 9, 1)))
-    places.note(2, RaftRecord(None, None, entries(3, 4, 2)))
-    places.note(3, RaftRecord(None, None, entries(2, 2, 3)))
+    places.note(1, RaftRecord(hard_state=None, snapshot=None, entries=entries(1, 9, 1)))
+    places.note(2, RaftRecord(hard_state=None, snapshot=None, entries=entries(3, 4, 2)))
+    places.note(3, RaftRecord(hard_state=None, snapshot=None, entries=entries(2, 2, 3)))
     assert places.oldest_needed(1, otherwise=99) == 1
     assert places.oldest_needed(2, otherwise=99) == 3
-    places.note(4, RaftRecord(state(4), meta(9, 4), entries(10, 11, 4), replaces_log=True))
+    places.note(4, RaftRecord(hard_state=state(4), snapshot=meta(9, 4), entries=entries(10, 11, 4), replaces_log=True))
     assert places.oldest_needed(3, otherwise=99) == 4

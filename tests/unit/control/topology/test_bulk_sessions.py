@@ -31,17 +31,19 @@ class Rig(CommitRig):
         self.reported: list[str] = []
         self.clock = SimClock(around.loop.time, SimRng("clock").random)
         parts = SessionDeps(
-            self.group0,
-            self,
-            self.barriers,
-            SimRng("sessions"),
-            self.clock,
-            lambda event, _fields: self.reported.append(event),
+            group0=self.group0,
+            topology=self,
+            barriers=self.barriers,
+            rng=SimRng("sessions"),
+            clock=self.clock,
+            report=lambda event, _fields: self.reported.append(event),
         )
         self.sessions = BulkSessionService(parts, LIFE_MS_MAX)
 
     async def open(self, life_ms: int = 10_000, within_ms: int = 1_000) -> OpenSessionAnswer:
-        return await self.sessions.open(OpenSessionRequest(SESSION, self.table, JOB, life_ms), within_ms)
+        return await self.sessions.open(
+            OpenSessionRequest(session=SESSION, table=self.table, job=JOB, life_ms=life_ms), within_ms
+        )
 
 
 def story(tell: Callable[[Rig], Awaitable[None]]) -> None:

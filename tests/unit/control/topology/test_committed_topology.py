@@ -22,7 +22,7 @@ from ebla.topology.states import Strategy
 
 
 def keyspace_put(name: str) -> PutKey:
-    row = Keyspace(name, Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)
+    row = Keyspace(name=name, replication=Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)
     return PutKey(keys.keyspace_key(name), keys.encode(row))
 
 

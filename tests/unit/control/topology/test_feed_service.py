@@ -20,17 +20,26 @@ from ebla.wire.verbs import CHILD_REPORT, FEED, NODE_BARRIER, READ_BARRIER
 
 pytestmark = runs_in(in_virtual_time)
 
-REPORT = ChildReport("shard-0", 11, V(1), V(1), V(1), pending_replicas_open=True, serial=1, history=HISTORY)
+REPORT = ChildReport(
+    name="shard-0",
+    pid=11,
+    version=V(1),
+    fence=V(1),
+    oldest_running=V(1),
+    pending_replicas_open=True,
+    serial=1,
+    history=HISTORY,
+)
 DOWN = HostId(uuid.UUID(int=3))
 
 
 def keyspace_put(name: str) -> PutKey:
-    row = Keyspace(name, Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)
+    row = Keyspace(name=name, replication=Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)
     return PutKey(keys.keyspace_key(name), keys.encode(row))
 
 
 def request(after: Revision | None, **fields: object) -> FeedRequest:
-    return msgspec.structs.replace(FeedRequest("shard-0", 11, after), **fields)
+    return msgspec.structs.replace(FeedRequest(name="shard-0", pid=11, after=after), **fields)
 
 
 async def seconds_of(asking: "asyncio.Task[FeedAnswer]") -> float:
@@ -68,7 +77,7 @@ async def test_an_empty_topology_is_a_state_too() -> None:
         feed_store.commit(PutKey("user/a", b"1"))
         life = ControlLife(tasks, feed_store)
         answer = await life.call(FEED, request(None))
-        assert answer == FeedAnswer(feed_store.store.revision, True)
+        assert answer == FeedAnswer(revision=feed_store.store.revision, reset=True)
         life.end()
 
 
@@ -98,7 +107,7 @@ async def test_without_news_the_poll_waits_and_moves_on_with_the_store() -> None
         await asyncio.sleep(0)
         life.feed_store.commit(PutKey("user/a", b"1"))
         assert 0.6 < await seconds_of(asking) < 0.8
-        assert asking.result() == FeedAnswer(life.feed_store.store.revision, False)
+        assert asking.result() == FeedAnswer(revision=life.feed_store.store.revision, reset=False)
         life.end()
 
 
@@ -138,7 +147,7 @@ async def test_a_control_that_lags_behind_its_child_does_not_take_it_back() -> N
         after = ahead.version(3)
         life = ControlLife(tasks, behind)
         answer = await life.call(FEED, request(after))
-        assert answer == FeedAnswer(after, False)
+        assert answer == FeedAnswer(revision=after, reset=False)
         behind.version(3)
         behind.version(4)
         answer = await life.call(FEED, request(after))

@@ -67,7 +67,9 @@ def first_nodes(count: int) -> World:
 
 
 def vnode_table(world: World) -> None:
-    world.do(CreateKeyspace(Keyspace("vn", Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False)))
+    world.do(
+        CreateKeyspace(Keyspace(name="vn", replication=Replication(Strategy.SIMPLE, (("", 1),)), on_tablets=False))
+    )
     world.create_table(0, 0, "vn", "t")
 
 

@@ -11,7 +11,7 @@ from ebla.wire.feed_messages import ChildReport
 
 V = TopologyVersion
 SESSION = SessionId(uuid.UUID(int=5))
-DONE = ChildReport("shard-0", 11, V(7), V(6), V(7), pending_replicas_open=True)
+DONE = ChildReport(name="shard-0", pid=11, version=V(7), fence=V(6), oldest_running=V(7), pending_replicas_open=True)
 
 
 def test_it_holds_once_every_process_has_the_version_and_nothing_older() -> None:

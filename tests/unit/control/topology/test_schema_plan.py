@@ -35,8 +35,8 @@ from ebla.wire.schema_messages import (
     TruncateTableRequest,
 )
 
-KEY = Column("k", parse_type("int"), ColumnKind.PARTITION_KEY)
-VALUE = Column("v", parse_type("text"), ColumnKind.REGULAR)
+KEY = Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY)
+VALUE = Column(name="v", type=parse_type("text"), kind=ColumnKind.REGULAR)
 COLUMNS = (KEY, VALUE)
 
 
@@ -53,11 +53,17 @@ def simple(factor: int = 2) -> Replication:
 
 
 def tablets(name: str = "ks", replication: Replication | None = None) -> Keyspace:
-    return Keyspace(name, replication or network(), on_tablets=True)
+    return Keyspace(name=name, replication=replication or network(), on_tablets=True)
 
 
 def vnodes(name: str = "ks", replication: Replication | None = None) -> Keyspace:
-    return Keyspace(name, replication or network(), on_tablets=False)
+    return Keyspace(name=name, replication=replication or network(), on_tablets=False)
+
+
+def table(
+    keyspace: str, name: str, columns: tuple[Column, ...], options: TableOptions | None = None
+) -> CreateTableRequest:
+    return CreateTableRequest(keyspace=keyspace, name=name, columns=columns, options=options or TableOptions())
 
 
 def fulfil(world: World, wish: SchemaChange, number: int = 1) -> SchemaChangePlan:
@@ -80,7 +86,7 @@ def refusal(snapshot: Snapshot, wish: SchemaChange) -> EblaError:
 def with_table(keyspace: Keyspace | None = None) -> World:
     world, _ = cluster(3)
     fulfil(world, CreateKeyspaceRequest(keyspace or tablets()))
-    fulfil(world, CreateTableRequest("ks", "t", COLUMNS))
+    fulfil(world, CreateTableRequest(keyspace="ks", name="t", columns=COLUMNS))
     return world
 
 
@@ -105,7 +111,7 @@ def test_a_table_on_vnodes_has_no_tablets() -> None:
 def test_the_number_of_tablets_can_be_asked_for() -> None:
     world, _ = cluster(3)
     fulfil(world, CreateKeyspaceRequest(tablets()))
-    fulfil(world, CreateTableRequest("ks", "t", COLUMNS, min_tablet_count=64))
+    fulfil(world, CreateTableRequest(keyspace="ks", name="t", columns=COLUMNS, min_tablet_count=64))
     assert world.snapshot.tablets[drawn()].tablet_count == 64
 
 
@@ -121,9 +127,11 @@ def test_factors_may_come_in_any_order() -> None:
 
 def test_an_altered_table_keeps_what_is_not_named() -> None:
     world = with_table()
-    added = Column("w", parse_type("int"), ColumnKind.REGULAR)
+    added = Column(name="w", type=parse_type("int"), kind=ColumnKind.REGULAR)
     options = TableOptions(gc_grace_s=1)
-    wish = AlterTableRequest("ks", "t", added=(added,), dropped=("v",), options=options, renamed=(("k", "id"),))
+    wish = AlterTableRequest(
+        keyspace="ks", name="t", added=(added,), dropped=("v",), options=options, renamed=(("k", "id"),)
+    )
     assert fulfil(world, wish).table == drawn()
     schema = schema_of(world)
     assert [one.name for one in schema.columns] == ["id", "w"]
@@ -147,7 +155,7 @@ def test_a_table_that_is_not_there_is_not_truncated() -> None:
 
 def test_a_keyspace_goes_with_its_tables_in_one_commit() -> None:
     world = with_table()
-    fulfil(world, CreateTableRequest("ks", "u", COLUMNS), 2)
+    fulfil(world, CreateTableRequest(keyspace="ks", name="u", columns=COLUMNS), 2)
     planned = fulfil(world, DropKeyspaceRequest("ks"))
     assert planned.commands == (DropTable(drawn(1)), DropTable(drawn(2)), DropKeyspace("ks"))
     assert not planned.more
@@ -158,7 +166,7 @@ def test_a_keyspace_goes_with_its_tables_in_one_commit() -> None:
 def test_a_keyspace_of_many_keys_goes_in_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     world = with_table()
     for number in (2, 3):
-        fulfil(world, CreateTableRequest("ks", f"t{number}", COLUMNS), number)
+        fulfil(world, CreateTableRequest(keyspace="ks", name=f"t{number}", columns=COLUMNS), number)
     monkeypatch.setattr(schema_plan, "KEYS_PER_COMMIT_MAX", 7)
     commits = [fulfil(world, DropKeyspaceRequest("ks")) for _ in range(2)]
     assert [planned.more for planned in commits] == [True, False]
@@ -184,7 +192,7 @@ def test_what_is_so_already_changes_nothing() -> None:
         plan_schema_change(CreateKeyspaceRequest(tablets(), if_not_exists=True), seen, drawn(9)) == SchemaChangePlan()
     )
     assert plan_schema_change(
-        CreateTableRequest("ks", "t", (), if_not_exists=True), seen, drawn(9)
+        CreateTableRequest(keyspace="ks", name="t", columns=(), if_not_exists=True), seen, drawn(9)
     ) == SchemaChangePlan(table=drawn())
     assert plan_schema_change(DropTableRequest("ks", "u", if_exists=True), seen, drawn(9)) == SchemaChangePlan()
     assert plan_schema_change(DropTableRequest("no", "u", if_exists=True), seen, drawn(9)) == SchemaChangePlan()
@@ -195,7 +203,6 @@ def test_what_is_so_already_changes_nothing() -> None:
 # ---- why not
 
 CREATE = CreateKeyspaceRequest
-TABLE = CreateTableRequest
 TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
 
 
@@ -229,24 +236,32 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
         (AlterKeyspaceRequest(tablets(replication=network(3))), Refused, "no topology coordinator"),
         (DropKeyspaceRequest("no"), NotFound, "there is no keyspace no"),
         (DropKeyspaceRequest("system", if_exists=True), InvalidRequest, "reserved"),
-        (TABLE("ks", "a b", COLUMNS), InvalidRequest, "'a b' is no name for a table"),
-        (TABLE("system", "t", COLUMNS), InvalidRequest, "reserved"),
-        (TABLE("no", "t", COLUMNS), NotFound, "there is no keyspace no"),
-        (TABLE("ks", "t", COLUMNS), AlreadyExists, "table ks.t exists already"),
-        (TABLE("ks", "u", (VALUE,)), InvalidRequest, "needs a primary key"),
-        (TABLE("ks", "u", (KEY, VALUE, VALUE)), InvalidRequest, "declared twice"),
-        (TABLE("ks", "u", COLUMNS, TableOptions(gc_grace_s=-1)), InvalidRequest, "gc_grace_seconds"),
-        (TABLE("ks", "u", COLUMNS, min_tablet_count=-1), InvalidRequest, "at most"),
-        (TABLE("ks", "u", COLUMNS, min_tablet_count=TABLETS_PER_COMMIT_MAX + 1), InvalidRequest, "at most 16384"),
-        (AlterTableRequest("ks", "no", dropped=("v",)), NotFound, "there is no table ks.no"),
-        (AlterTableRequest("no", "t", dropped=("v",)), NotFound, "there is no keyspace no"),
-        (AlterTableRequest("system", "t", dropped=("v",)), InvalidRequest, "reserved"),
-        (AlterTableRequest("ks", "t"), InvalidRequest, "nothing of table ks.t"),
-        (AlterTableRequest("ks", "t", dropped=("no",)), NotFound, "no column 'no'"),
-        (AlterTableRequest("ks", "t", dropped=("k",)), InvalidRequest, "cannot be dropped"),
-        (AlterTableRequest("ks", "t", added=(VALUE,)), InvalidRequest, "declared twice"),
-        (AlterTableRequest("ks", "t", renamed=(("v", "w"),)), InvalidRequest, "not part of the key"),
-        (AlterTableRequest("ks", "t", options=TableOptions(default_ttl_s=-1)), InvalidRequest, "default_time_to_live"),
+        (table("ks", "a b", COLUMNS), InvalidRequest, "'a b' is no name for a table"),
+        (table("system", "t", COLUMNS), InvalidRequest, "reserved"),
+        (table("no", "t", COLUMNS), NotFound, "there is no keyspace no"),
+        (table("ks", "t", COLUMNS), AlreadyExists, "table ks.t exists already"),
+        (table("ks", "u", (VALUE,)), InvalidRequest, "needs a primary key"),
+        (table("ks", "u", (KEY, VALUE, VALUE)), InvalidRequest, "declared twice"),
+        (table("ks", "u", COLUMNS, TableOptions(gc_grace_s=-1)), InvalidRequest, "gc_grace_seconds"),
+        (CreateTableRequest(keyspace="ks", name="u", columns=COLUMNS, min_tablet_count=-1), InvalidRequest, "at most"),
+        (
+            CreateTableRequest(keyspace="ks", name="u", columns=COLUMNS, min_tablet_count=TABLETS_PER_COMMIT_MAX + 1),
+            InvalidRequest,
+            "at most 16384",
+        ),
+        (AlterTableRequest(keyspace="ks", name="no", dropped=("v",)), NotFound, "there is no table ks.no"),
+        (AlterTableRequest(keyspace="no", name="t", dropped=("v",)), NotFound, "there is no keyspace no"),
+        (AlterTableRequest(keyspace="system", name="t", dropped=("v",)), InvalidRequest, "reserved"),
+        (AlterTableRequest(keyspace="ks", name="t"), InvalidRequest, "nothing of table ks.t"),
+        (AlterTableRequest(keyspace="ks", name="t", dropped=("no",)), NotFound, "no column 'no'"),
+        (AlterTableRequest(keyspace="ks", name="t", dropped=("k",)), InvalidRequest, "cannot be dropped"),
+        (AlterTableRequest(keyspace="ks", name="t", added=(VALUE,)), InvalidRequest, "declared twice"),
+        (AlterTableRequest(keyspace="ks", name="t", renamed=(("v", "w"),)), InvalidRequest, "not part of the key"),
+        (
+            AlterTableRequest(keyspace="ks", name="t", options=TableOptions(default_ttl_s=-1)),
+            InvalidRequest,
+            "default_time_to_live",
+        ),
         (DropTableRequest("ks", "no"), NotFound, "there is no table ks.no"),
         (DropTableRequest("no", "t"), NotFound, "there is no keyspace no"),
         (DropTableRequest("system", "local", if_exists=True), InvalidRequest, "reserved"),
@@ -260,7 +275,7 @@ def test_a_wish_that_cannot_be_fulfilled_says_why(wish: SchemaChange, kind: type
 
 
 def test_names_that_exist_travel_with_the_error() -> None:
-    error = refusal(with_table().snapshot, TABLE("ks", "t", COLUMNS))
+    error = refusal(with_table().snapshot, table("ks", "t", COLUMNS))
     assert isinstance(error, AlreadyExists)
     assert (error.keyspace, error.table) == ("ks", "t")
 
@@ -271,7 +286,7 @@ def test_replicas_that_no_longer_have_room_are_counted_at_creation_too() -> None
     nodes = dict(world.snapshot.nodes)
     gone = next(iter(nodes))
     snapshot = msgspec.structs.replace(world.snapshot.state, ignored_nodes=(gone,))
-    error = refusal(_with_state(world.snapshot, snapshot), TABLE("ks", "t", COLUMNS))
+    error = refusal(_with_state(world.snapshot, snapshot), table("ks", "t", COLUMNS))
     assert "replication factor 3" in error.message
     assert "which has 2" in error.message
 
@@ -296,7 +311,7 @@ def test_a_first_table_waits_for_nodes_that_are_up_and_about_to_join() -> None:
     fulfil(world, CREATE(tablets(replication=network(1))))
     joining = world.node(2)
     world.ask_to_join(joining)
-    wish = TABLE("ks", "t", COLUMNS)
+    wish = table("ks", "t", COLUMNS)
     with pytest.raises(NotYetPossible, match="is about to join"):
         plan_schema_change(wish, PlanningState(world.snapshot), drawn())
     assert plan_schema_change(wish, PlanningState(world.snapshot, {joining.host}), drawn()).commands, (
@@ -308,7 +323,7 @@ def test_a_first_table_waits_for_nodes_that_are_up_and_about_to_join() -> None:
     Coordinator(world).settle()
     fulfil(world, wish)
     world.ask_to_join(world.node(3))
-    assert plan_schema_change(TABLE("ks", "u", COLUMNS), PlanningState(world.snapshot), drawn(2)).commands, (
+    assert plan_schema_change(table("ks", "u", COLUMNS), PlanningState(world.snapshot), drawn(2)).commands, (
         "it waits for the coordinator"
     )
 
@@ -329,13 +344,13 @@ def test_a_factor_waits_for_the_nodes_that_are_about_to_be_enough() -> None:
 def test_whether_a_change_is_there_shows_in_the_schema() -> None:
     world = with_table()
     other = PlanningState(world.snapshot)
-    created = plan_schema_change(TABLE("ks", "u", COLUMNS), other, drawn(2)).commands
-    altered = plan_schema_change(AlterTableRequest("ks", "t", dropped=("v",)), other, drawn(3)).commands
+    created = plan_schema_change(table("ks", "u", COLUMNS), other, drawn(2)).commands
+    altered = plan_schema_change(AlterTableRequest(keyspace="ks", name="t", dropped=("v",)), other, drawn(3)).commands
     dropped = plan_schema_change(DropKeyspaceRequest("ks"), other, drawn(4)).commands
     keyspace = plan_schema_change(CREATE(tablets("more")), other, drawn(5)).commands
     for commands in (created, altered, dropped, keyspace):
         assert not is_applied(commands, world.snapshot)
-    fulfil(world, TABLE("ks", "u", COLUMNS), 7)
+    fulfil(world, table("ks", "u", COLUMNS), 7)
     assert not is_applied(created, world.snapshot), "another table of that name"
     assert isinstance(created[0], CreateTable)
     assert isinstance(keyspace[0], CreateKeyspace)

@@ -21,15 +21,19 @@ from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
 from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest, DropKeyspaceRequest, DropTableRequest
 
-KEYSPACE = Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True)
-COLUMNS = (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),)
-TABLE = CreateTableRequest("ks", "t", COLUMNS)
+KEYSPACE = Keyspace(name="ks", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=True)
+COLUMNS = (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
+TABLE = CreateTableRequest(keyspace="ks", name="t", columns=COLUMNS)
 
 
 class Rig(CommitRig):
     def __init__(self) -> None:
         super().__init__()
-        self.schema = SchemaService(SchemaDeps(self.group0, self, self.barriers, lambda: self.down, SimRng("schema")))
+        self.schema = SchemaService(
+            SchemaDeps(
+                group0=self.group0, topology=self, barriers=self.barriers, down=lambda: self.down, rng=SimRng("schema")
+            )
+        )
 
 
 def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
@@ -63,7 +67,9 @@ async def test_a_change_returns_when_every_node_has_its_version(rig: Rig, /) -> 
 async def test_what_is_so_already_is_told_to_every_node_too(rig: Rig, /) -> None:
     first = await rig.schema.change(TABLE, 1_000)
     rig.told.clear()
-    again = await rig.schema.change(CreateTableRequest("ks", "t", COLUMNS, if_not_exists=True), 1_000)
+    again = await rig.schema.change(
+        CreateTableRequest(keyspace="ks", name="t", columns=COLUMNS, if_not_exists=True), 1_000
+    )
     assert (again.changed, again.table) == (False, first.table)
     assert len(rig.told) == 3
     assert rig.drains == {False}
@@ -166,7 +172,7 @@ async def test_a_keyspace_dropped_by_halves_is_not_called_untouched(
     rig: Rig, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b", "c"):
-        await rig.schema.change(CreateTableRequest("ks", name, COLUMNS), 1_000)
+        await rig.schema.change(CreateTableRequest(keyspace="ks", name=name, columns=COLUMNS), 1_000)
     monkeypatch.setattr(schema_plan, "KEYS_PER_COMMIT_MAX", 4)
     rig.script = [rig.commit, rig.refuse]
     with pytest.raises(DeadlineExceeded, match="a part of the tables was dropped") as caught:

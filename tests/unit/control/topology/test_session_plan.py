@@ -24,7 +24,7 @@ SESSION, JOB = SessionId(uuid.UUID(int=5)), JobId(uuid.UUID(int=6))
 
 
 def asking(world: World) -> OpenSessionRequest:
-    return OpenSessionRequest(SESSION, world.create_table(2, 1), JOB, 1_000)
+    return OpenSessionRequest(session=SESSION, table=world.create_table(2, 1), job=JOB, life_ms=1_000)
 
 
 def test_a_session_opens_once_and_is_found_by_its_id() -> None:
@@ -72,7 +72,7 @@ def test_the_version_that_the_asker_names_counts() -> None:
 
 def test_a_table_that_is_not_there() -> None:
     world, _ = cluster(2)
-    request = OpenSessionRequest(SESSION, TableId(uuid.UUID(int=1)), JOB, 1_000)
+    request = OpenSessionRequest(session=SESSION, table=TableId(uuid.UUID(int=1)), job=JOB, life_ms=1_000)
     with pytest.raises(NotFound):
         plan_open(new_opening(request, world.snapshot, 9_000), world.snapshot)
 

@@ -169,20 +169,20 @@ def test_the_key_beside_its_column() -> None:
 @pytest.mark.parametrize(
     ("text", "described"),
     [
-        ("DESCRIBE KEYSPACES", s.DescribeStatement(s.DescribeTarget.KEYSPACES)),
-        ("DESC TABLES;", s.DescribeStatement(s.DescribeTarget.TABLES)),
-        ("DESCRIBE KEYSPACE", s.DescribeStatement(s.DescribeTarget.KEYSPACE)),
-        ("DESCRIBE ONLY KEYSPACE ks", s.DescribeStatement(s.DescribeTarget.ONLY_KEYSPACE, "ks")),
-        ("DESCRIBE TABLE ks.t", s.DescribeStatement(s.DescribeTarget.TABLE, "ks", "t")),
+        ("DESCRIBE KEYSPACES", s.DescribeStatement(target=s.DescribeTarget.KEYSPACES)),
+        ("DESC TABLES;", s.DescribeStatement(target=s.DescribeTarget.TABLES)),
+        ("DESCRIBE KEYSPACE", s.DescribeStatement(target=s.DescribeTarget.KEYSPACE)),
+        ("DESCRIBE ONLY KEYSPACE ks", s.DescribeStatement(target=s.DescribeTarget.ONLY_KEYSPACE, keyspace="ks")),
+        ("DESCRIBE TABLE ks.t", s.DescribeStatement(target=s.DescribeTarget.TABLE, keyspace="ks", name="t")),
         (
             "DESCRIBE TABLE t WITH INTERNALS",
-            s.DescribeStatement(s.DescribeTarget.TABLE, None, "t", with_internals=True),
+            s.DescribeStatement(target=s.DescribeTarget.TABLE, keyspace=None, name="t", with_internals=True),
         ),
-        ("DESCRIBE FULL SCHEMA", s.DescribeStatement(s.DescribeTarget.FULL_SCHEMA)),
-        ("DESCRIBE SCHEMA", s.DescribeStatement(s.DescribeTarget.SCHEMA)),
-        ("DESCRIBE CLUSTER", s.DescribeStatement(s.DescribeTarget.CLUSTER)),
-        ("DESCRIBE x", s.DescribeStatement(s.DescribeTarget.ANY, None, "x")),
-        ("DESCRIBE MATERIALIZED VIEW ks.v", s.DescribeStatement(s.DescribeTarget.VIEW, "ks", "v")),
+        ("DESCRIBE FULL SCHEMA", s.DescribeStatement(target=s.DescribeTarget.FULL_SCHEMA)),
+        ("DESCRIBE SCHEMA", s.DescribeStatement(target=s.DescribeTarget.SCHEMA)),
+        ("DESCRIBE CLUSTER", s.DescribeStatement(target=s.DescribeTarget.CLUSTER)),
+        ("DESCRIBE x", s.DescribeStatement(target=s.DescribeTarget.ANY, keyspace=None, name="x")),
+        ("DESCRIBE MATERIALIZED VIEW ks.v", s.DescribeStatement(target=s.DescribeTarget.VIEW, keyspace="ks", name="v")),
     ],
 )
 def test_describe(text: str, described: s.DescribeStatement) -> None:

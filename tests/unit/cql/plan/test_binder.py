@@ -36,7 +36,7 @@ def no_bytes(_count: int) -> bytes:
 
 def value_of(kind: str, text: str, *values: BoundValue) -> Any:
     term, markers = term_of(text)
-    source = Binder("ks", "t", markers).source(term, TermReceiver("c", parse_type(kind)))
+    source = Binder(keyspace="ks", table="t", markers=markers).source(term, TermReceiver("c", parse_type(kind)))
     found = source(BoundRequest(values, 0, no_bytes))
     return decode(parse_type(kind), found) if isinstance(found, bytes) else found
 
@@ -76,7 +76,9 @@ def value_of(kind: str, text: str, *values: BoundValue) -> Any:
 )
 def test_constants_are_worked_out_at_once(kind: str, text: str, value: Any) -> None:
     term, markers = term_of(text)
-    assert is_constant(Binder("ks", "t", markers).source(term, TermReceiver("c", parse_type(kind))))
+    assert is_constant(
+        Binder(keyspace="ks", table="t", markers=markers).source(term, TermReceiver("c", parse_type(kind)))
+    )
     assert value_of(kind, text) == value
 
 
@@ -144,19 +146,21 @@ def test_what_does_not_fit(kind: str, text: str, values: Sequence[BoundValue], w
 
 def test_variables_have_the_name_of_their_marker_or_of_its_place() -> None:
     term, markers = term_of('[?, :x, :"Y"]')
-    binder = Binder("ks", "t", markers)
+    binder = Binder(keyspace="ks", table="t", markers=markers)
     binder.source(term, TermReceiver("c", parse_type("list<int>")))
-    assert binder.variables() == tuple(ColumnSpec("ks", "t", name, INT) for name in ("value(c)", "x", "Y"))
+    assert binder.variables() == tuple(
+        ColumnSpec(keyspace="ks", table="t", name=name, type=INT) for name in ("value(c)", "x", "Y")
+    )
 
 
 def test_a_marker_without_a_type_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="bind marker 1"):
-        Binder("ks", "t", (BindMarker(0),)).variables()
-    assert Binder("ks", "t", (BindMarker(0),)).variables(all_known=False) == ()
+        Binder(keyspace="ks", table="t", markers=(BindMarker(0),)).variables()
+    assert Binder(keyspace="ks", table="t", markers=(BindMarker(0),)).variables(all_known=False) == ()
 
 
 MARKERS = (BindMarker(0), BindMarker(1, "b"), BindMarker(2, "B"), BindMarker(3, "b"))
-VARIABLES = tuple(ColumnSpec("ks", "t", name, INT) for name in ("a", "b", "B", "b"))
+VARIABLES = tuple(ColumnSpec(keyspace="ks", table="t", name=name, type=INT) for name in ("a", "b", "B", "b"))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_nothing_is_no_blob(cql: Cql, text: str, values: tuple[None, ...]) -> No
 
 def test_it_is_carried_out_in_a_task_of_its_own(cql: Cql) -> None:
     """Else a connection would do nothing else until it has ended."""
-    started = cql.executor.begin_query(ClientState("test"), "CALL ebla.other(0x00)", QueryParameters())
+    started = cql.executor.begin_query(ClientState(peer="test"), "CALL ebla.other(0x00)", QueryParameters())
     assert asyncio.iscoroutine(started)
     started.close()
 

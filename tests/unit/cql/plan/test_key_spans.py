@@ -18,7 +18,7 @@ DIRECTIONS = tuple(itertools.product((False, True), repeat=3))
 
 def columns(*descending: bool) -> list[Column]:
     return [
-        Column(f"c{position}", SCALARS["int"], ColumnKind.CLUSTERING, position, one)
+        Column(name=f"c{position}", type=SCALARS["int"], kind=ColumnKind.CLUSTERING, position=position, descending=one)
         for position, one in enumerate(descending)
     ]
 

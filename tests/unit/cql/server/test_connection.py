@@ -202,13 +202,13 @@ def test_answers_leave_in_the_order_in_which_requests_end() -> None:
         assert [each.stream for each in wired.outlet.taken()] == [3, 1, 2]
         assert wired.connection.described().running == 0
 
-    with_connection(work, Parted(futures.told()))
+    with_connection(work, Parted(execution=futures.told()))
 
 
 def test_a_request_that_becomes_a_task() -> None:
     async def later() -> CqlResponse:
         await asyncio.sleep(0)
-        return CqlResponse(Rows((ColumnSpec("k", "t", "c", SCALARS["int"]),), [[b"\0\0\0\1"]]))
+        return CqlResponse(Rows((ColumnSpec(keyspace="k", table="t", name="c", type=SCALARS["int"]),), [[b"\0\0\0\1"]]))
 
     async def work(wired: Wired) -> None:
         assert wired.ask(query("SELECT", stream=4)) == []
@@ -217,7 +217,7 @@ def test_a_request_that_becomes_a_task() -> None:
         assert (answer.stream, answer.opcode) == (4, Opcode.RESULT)
         assert answer.body.endswith(struct.pack(">iii", 1, 4, 1))
 
-    with_connection(work, Parted(ToldExecution(lambda _: later())))
+    with_connection(work, Parted(execution=ToldExecution(lambda _: later())))
 
 
 def test_prepare_and_batch() -> None:
@@ -250,7 +250,7 @@ def test_an_error_tells_the_level_and_what_kind_of_write_it_was() -> None:
         (answer,) = wired.outlet.taken()
         assert answer.body.endswith(struct.pack(">Hii", 6, 1, 2) + notation.string("UNLOGGED_BATCH"))
 
-    with_connection(work, Parted(ToldExecution(fails)))
+    with_connection(work, Parted(execution=ToldExecution(fails)))
 
 
 def test_a_write_that_fails_later_tells_so() -> None:
@@ -263,7 +263,7 @@ def test_a_write_that_fails_later_tells_so() -> None:
         (answer,) = wired.outlet.taken()
         assert (answer.stream, error_of(answer)[0]) == (9, CqlCode.WRITE_TIMEOUT)
 
-    with_connection(work, Parted(futures.told()))
+    with_connection(work, Parted(execution=futures.told()))
 
 
 def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
@@ -274,7 +274,7 @@ def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
         raise KeyError("a secret of ours")
 
     for begin in (breaks, lambda _: later()):
-        parted = Parted(ToldExecution(begin))
+        parted = Parted(execution=ToldExecution(begin))
 
         async def work(wired: Wired) -> None:
             answers = wired.ask(execute(stream=3))
@@ -328,9 +328,9 @@ async def test_a_broken_frame_is_answered_and_ends_the_connection(wired: Wired, 
 
 
 def test_payload_warnings_and_compression() -> None:
-    columns = (ColumnSpec("k", "t", "c", SCALARS["text"]),)
+    columns = (ColumnSpec(keyspace="k", table="t", name="c", type=SCALARS["text"]),)
     big = CqlResponse(Rows(columns, [[b"clay" * 500]]), ("slow",), {"tablets-routing-v1": b"\1"})
-    parted = Parted(ToldExecution(lambda _: big))
+    parted = Parted(execution=ToldExecution(lambda _: big))
 
     async def work(_: Wired) -> None:
         other = Wired(parted, asyncio.TaskGroup())

@@ -180,11 +180,11 @@ def test_one_connection_too_many_is_refused() -> None:
     assert [event for event, _ in parted.reports] == ["cql.connection_refused"]
 
 
-BIG = CqlResponse(Rows((ColumnSpec("k", "t", "c", SCALARS["blob"]),), [[b"x" * 100_000]]))
+BIG = CqlResponse(Rows((ColumnSpec(keyspace="k", table="t", name="c", type=SCALARS["blob"]),), [[b"x" * 100_000]]))
 
 
 def test_a_client_that_does_not_read_costs_a_bounded_memory() -> None:
-    parted = Parted(ToldExecution(lambda _: BIG))
+    parted = Parted(execution=ToldExecution(lambda _: BIG))
 
     async def work(server: CqlServer, address: Address) -> None:
         async with client_of(address) as lazy:
@@ -205,7 +205,7 @@ def test_a_client_that_does_not_read_costs_a_bounded_memory() -> None:
 
 
 def test_a_client_that_never_reads_is_cut_off() -> None:
-    parted = Parted(ToldExecution(lambda _: BIG))
+    parted = Parted(execution=ToldExecution(lambda _: BIG))
 
     async def work(server: CqlServer, address: Address) -> None:
         async with client_of(address) as lazy:
@@ -255,7 +255,7 @@ def test_a_stop_lets_what_is_under_way_end() -> None:
             assert await busy.is_closed()
             await until(lambda: server.is_idle)
 
-    run(work, Parted(ToldExecution(begin)))
+    run(work, Parted(execution=ToldExecution(begin)))
 
 
 @runs_in(run, Parted())
@@ -313,10 +313,13 @@ class SystemExecution(ToldExecution):
         if table == "system.local":
             return CqlResponse(self._local())
         if table.startswith("system"):
-            return CqlResponse(Rows((ColumnSpec("system", "t", "c", SCALARS["text"]),), []))
+            return CqlResponse(Rows((ColumnSpec(keyspace="system", table="t", name="c", type=SCALARS["text"]),), []))
         if text == "fail":
             raise InvalidRequest("as you wish")
-        return CqlResponse(Rows((ColumnSpec("k", "t", "text", SCALARS["text"]),), [[text.encode()]]), ("beware",))
+        return CqlResponse(
+            Rows((ColumnSpec(keyspace="k", table="t", name="text", type=SCALARS["text"]),), [[text.encode()]]),
+            ("beware",),
+        )
 
     def begin_execute(self, session: ClientState, statement_id: bytes, parameters: QueryParameters) -> StartedRequest:
         return self.begin_query(session, statement_id.decode(), parameters)
@@ -335,7 +338,7 @@ class SystemExecution(ToldExecution):
             ("schema_version", SCALARS["uuid"], uuid.UUID(int=6)),
             ("tokens", SetType(text, False), {"0"}),
         )
-        specs = tuple(ColumnSpec("system", "local", name, kind) for name, kind, _ in columns)
+        specs = tuple(ColumnSpec(keyspace="system", table="local", name=name, type=kind) for name, kind, _ in columns)
         return Rows(specs, [[encode(kind, value) for _, kind, value in columns]])
 
 
@@ -376,7 +379,7 @@ def cluster_at(address: Address, **changes: Any) -> Cluster:
 
 @pytest.mark.parametrize("compression", [False, "lz4"])
 def test_a_driver_connects_and_asks(compression: object) -> None:
-    parted = Parted(SystemExecution())
+    parted = Parted(execution=SystemExecution())
     with in_background(parted) as address:
         cluster = cluster_at(address, protocol_version=4, compression=compression)
         try:
@@ -396,7 +399,7 @@ def test_a_driver_connects_and_asks(compression: object) -> None:
 
 
 def test_a_driver_steps_down_to_our_version() -> None:
-    parted = Parted(SystemExecution())
+    parted = Parted(execution=SystemExecution())
     with in_background(parted) as address:
         cluster = cluster_at(address)
         try:
@@ -409,7 +412,9 @@ def test_a_driver_steps_down_to_our_version() -> None:
 def test_a_driver_logs_in() -> None:
     rng = SystemRng()
 
-    with_password = Parted(SystemExecution(), login=PasswordAuthentication({"scribe": hash_password("clay", rng)}, rng))
+    with_password = Parted(
+        execution=SystemExecution(), login=PasswordAuthentication({"scribe": hash_password("clay", rng)}, rng)
+    )
     with in_background(with_password) as address:
         cluster = cluster_at(address, protocol_version=4, auth_provider=PlainTextAuthProvider("scribe", "clay"))
         try:
@@ -443,4 +448,4 @@ def test_an_answer_larger_than_everything_is_sent_whole() -> None:
             answer = await client.ask(execute())
             assert answer.body.endswith(struct.pack(">i", 5_000_000) + b"y" * 5_000_000)
 
-    run(work, Parted(ToldExecution(lambda _: huge)), write_high_bytes=1000, write_low_bytes=100)
+    run(work, Parted(execution=ToldExecution(lambda _: huge)), write_high_bytes=1000, write_low_bytes=100)

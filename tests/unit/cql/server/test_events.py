@@ -20,7 +20,10 @@ from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table
 from ebla.topology.states import NodeState, Strategy
 from ebla.wire.cql.responses import EventKind, NodeChange
 
-COLUMNS = (Column("a", SCALARS["int"], ColumnKind.PARTITION_KEY), Column("b", SCALARS["text"], ColumnKind.REGULAR))
+COLUMNS = (
+    Column(name="a", type=SCALARS["int"], kind=ColumnKind.PARTITION_KEY),
+    Column(name="b", type=SCALARS["text"], kind=ColumnKind.REGULAR),
+)
 FACTORS = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),))
 NOBODY: frozenset[HostId] = frozenset()
 
@@ -36,7 +39,7 @@ def seen(snapshot: Snapshot, before: View | None = None) -> View:
 
 
 def with_keyspace(snapshot: Snapshot, name: str, *, durable: bool = True) -> Snapshot:
-    keyspace = Keyspace(name, FACTORS, on_tablets=False, durable_writes=durable)
+    keyspace = Keyspace(name=name, replication=FACTORS, on_tablets=False, durable_writes=durable)
     return replace(snapshot, keyspaces=snapshot.keyspaces.put(name, keyspace))
 
 
@@ -45,7 +48,7 @@ def schema_of(name: str, number: int = 1, columns: tuple[Column, ...] = COLUMNS)
 
 
 def with_table(snapshot: Snapshot, schema: TableSchema) -> Snapshot:
-    table = Table(schema.id, "ks", schema.name, definition=encode_schema(schema))
+    table = Table(id=schema.id, keyspace="ks", name=schema.name, definition=encode_schema(schema))
     return replace(snapshot, tables=snapshot.tables.put(schema.id, table))
 
 
@@ -67,7 +70,7 @@ def test_tables_come_change_and_go_inside_their_keyspace(bare: Snapshot) -> None
     first = with_table(with_keyspace(bare, "ks"), schema_of("t"))
     assert told(bare, first) == ["CREATED KEYSPACE ks", "CREATED TABLE ks t"]
     assert told(first, bare) == ["DROPPED TABLE ks t", "DROPPED KEYSPACE ks"]
-    wider = (*COLUMNS, Column("c", SCALARS["int"], ColumnKind.REGULAR))
+    wider = (*COLUMNS, Column(name="c", type=SCALARS["int"], kind=ColumnKind.REGULAR))
     assert told(first, with_table(first, schema_of("t", columns=wider))) == ["UPDATED TABLE ks t"]
     assert told(first, with_table(first, schema_of("u", 2))) == ["CREATED TABLE ks u"]
 

@@ -73,7 +73,7 @@ def test_whatever_fails_each_row_comes_once(seed: int, per_token: int) -> None:
     rng = random.Random(seed + 1)
     lost: EblaError = ConnectionLost("it is gone")
     failures = {place: [(rng.randrange(0, len(rows)), lost) for _ in range(3)] for place in range(3)}
-    piece = SplitRange(RANGE, (0, 1, 2), 1 + seed % 2)
+    piece = SplitRange(range=RANGE, sources=(0, 1, 2), needed=1 + seed % 2)
     found, _ = read(piece, Copies(rows, failures, seed))
     assert found == rows
 
@@ -81,27 +81,27 @@ def test_whatever_fails_each_row_comes_once(seed: int, per_token: int) -> None:
 def test_the_next_source_goes_on_behind_the_last_whole_token() -> None:
     rows = [(0, 10), (1, 10), (0, 20), (1, 20), (0, 30)]
     copies = Copies(rows, {0: [(4, Stale("moved"))]})
-    found, pauses = read(SplitRange(RANGE, (0, 1), 1), copies)
+    found, pauses = read(SplitRange(range=RANGE, sources=(0, 1), needed=1), copies)
     assert found == rows
     assert copies.asked == [((0,), RANGE), ((1,), TokenRange(Token(10), Token(1_000)))]
     assert pauses == []
 
 
 def test_a_source_that_has_no_rows_at_all() -> None:
-    assert read(SplitRange(RANGE, (0,), 1), Copies([], {})) == ([], [])
+    assert read(SplitRange(range=RANGE, sources=(0,), needed=1), Copies([], {})) == ([], [])
 
 
 def test_what_moved_is_not_asked_again() -> None:
     copies = Copies([(0, 1)], {0: [(0, Stale("moved"))], 1: [(0, Stale("moved too"))]})
     with pytest.raises(Unavailable, match=r"a: moved; b: moved too.*run the action again"):
-        read(SplitRange(RANGE, (0, 1), 1), copies)
+        read(SplitRange(range=RANGE, sources=(0, 1), needed=1), copies)
     assert len(copies.asked) == 2
 
 
 def test_who_may_come_back_is_asked_again_after_a_while() -> None:
     gone = Unreachable("no route")
     copies = Copies([(0, 1)], {0: [(0, gone)] * 2, 1: [(0, Stale("moved"))]})
-    found, pauses = read(SplitRange(RANGE, (0, 1), 1), copies)
+    found, pauses = read(SplitRange(range=RANGE, sources=(0, 1), needed=1), copies)
     assert found == [(0, 1)]
     assert [sources for sources, _ in copies.asked] == [(0,), (1,), (0,), (0,)]
     assert pauses == [0.5, 1.0]
@@ -110,13 +110,13 @@ def test_who_may_come_back_is_asked_again_after_a_while() -> None:
 def test_that_has_an_end() -> None:
     copies = Copies([(0, 1)], {0: [(0, Unreachable("no route"))] * 100})
     with pytest.raises(Unavailable, match="no route"):
-        read(SplitRange(RANGE, (0,), 1), copies)
+        read(SplitRange(range=RANGE, sources=(0,), needed=1), copies)
     assert len(copies.asked) == 1 + subject.ROUNDS_MAX
 
 
 def test_room_is_waited_for_longer() -> None:
     copies = Copies([(0, 1)], {0: [(0, Overloaded("full"))] * 20})
-    found, pauses = read(SplitRange(RANGE, (0,), 1), copies)
+    found, pauses = read(SplitRange(range=RANGE, sources=(0,), needed=1), copies)
     assert found == [(0, 1)]
     assert pauses == [subject.PAUSE_ROOM_S] * 20
 
@@ -129,7 +129,7 @@ def test_a_question_that_is_wrong_is_not_asked_elsewhere() -> None:
 
     copies = Wrong([], {})
     with pytest.raises(InvalidRequest, match="no such column"):
-        read(SplitRange(RANGE, (0, 1), 1), copies)
+        read(SplitRange(range=RANGE, sources=(0, 1), needed=1), copies)
     assert len(copies.asked) == 1
 
 
@@ -137,7 +137,7 @@ def test_a_partition_larger_than_what_is_held_goes_out_as_it_comes(monkeypatch: 
     monkeypatch.setattr(subject, "HELD_BYTES_MAX", 1_000)
     rows = [(n, 500) for n in range(5_000)] + [(0, 600)]
     copies = Copies(rows, {})
-    let_out = read_with_failover(SplitRange(RANGE, (0,), 1), copies.open, NAMES, lambda _: None)
+    let_out = read_with_failover(SplitRange(range=RANGE, sources=(0,), needed=1), copies.open, NAMES, lambda _: None)
     first = next(let_out)
     assert len(first) < 200, "it is not gathered first"
     assert rows_of([first, *let_out]) == rows
@@ -148,20 +148,20 @@ def test_and_in_its_middle_nobody_else_goes_on(monkeypatch: pytest.MonkeyPatch) 
     rows = [(n, 500) for n in range(5_000)]
     copies = Copies(rows, {0: [(3_000, ConnectionLost("cut off"))]})
     with pytest.raises(ConnectionLost, match=r"a failed in the middle.*cut off.*maxFailures"):
-        read(SplitRange(RANGE, (0, 1), 1), copies)
+        read(SplitRange(range=RANGE, sources=(0, 1), needed=1), copies)
 
 
 def test_behind_it_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "HELD_BYTES_MAX", 1_000)
     rows = [(n, 500) for n in range(1_000)] + [(0, token) for token in range(501, 700)]
     copies = Copies(rows, {0: [(1_100, ConnectionLost("cut off"))]})
-    found, _ = read(SplitRange(RANGE, (0, 1), 1), copies)
+    found, _ = read(SplitRange(range=RANGE, sources=(0, 1), needed=1), copies)
     assert found == rows
     assert copies.asked[1][1].start >= 500
 
 
 def test_as_many_sources_as_the_level_needs() -> None:
-    piece = SplitRange(RANGE, (2, 0, 1), 2)
+    piece = SplitRange(range=RANGE, sources=(2, 0, 1), needed=2)
     gone = Unreachable("gone")
     assert choose_replicas(piece, {}) == (2, 0)
     assert choose_replicas(piece, {0: gone}) == (2, 1)
@@ -169,7 +169,7 @@ def test_as_many_sources_as_the_level_needs() -> None:
 
 
 def test_of_each_datacenter_its_own() -> None:
-    piece = SplitRange(RANGE, (0, 1, 2, 3), 2, (((0, 1), 1), ((2, 3), 1)))
+    piece = SplitRange(range=RANGE, sources=(0, 1, 2, 3), needed=2, groups=(((0, 1), 1), ((2, 3), 1)))
     gone = Unreachable("gone")
     assert choose_replicas(piece, {}) == (0, 2)
     assert choose_replicas(piece, {0: gone, 3: gone}) == (1, 2)

@@ -47,7 +47,7 @@ async def build(folder: Path, items: Sequence[Item], *, with_sidecar: bool) -> N
 
 def located(folder: Path, seed: int) -> tuple[CheckpointFiles, list[Part]]:
     """Two tablets of a base with columns and a layer of rows each."""
-    rows = RandomRows(seed, Mix(0.5, 5, 60))
+    rows = RandomRows(seed, Mix(plain=0.5, partitions=5, rows=60))
     stacks, parts = [], []
     for number, half in enumerate(HALVES):
         layers = []
@@ -58,7 +58,7 @@ def located(folder: Path, seed: int) -> tuple[CheckpointFiles, list[Part]]:
             layers.append((str(path), WHOLE_RING))
             parts.append((items, half, with_sidecar))
         stacks.append(ScanStack(half, tuple(layers)))
-    return CheckpointFiles("machine", str(folder), tuple(stacks), MIXED), parts
+    return CheckpointFiles(machine="machine", folder=str(folder), stacks=tuple(stacks), schema=MIXED), parts
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -73,32 +73,34 @@ def test_typed_and_stored_rows_are_those_of_the_layers(tmp_path: Path) -> None:
     with open_located(place) as scan:
         for columns in (ALL, TIMES):
             for conditions, partitions in (((), ()), (random_conditions(rng), ()), ((), prefixes)):
-                asked = TypedRowsQuery(WHOLE_RING, columns, 3, conditions, partitions)
+                asked = TypedRowsQuery(
+                    range=WHOLE_RING, columns=columns, now_s=3, conditions=conditions, partitions=partitions
+                )
                 schema, batches = scan.ask(asked)
                 table = pa.Table.from_batches(list(batches), schema)
-                model = ScanQuery(MIXED, columns, 3, conditions=conditions, partitions=partitions)
+                model = ScanQuery(schema=MIXED, columns=columns, now_s=3, conditions=conditions, partitions=partitions)
                 assert str(table.to_pylist()) == str(expected(parts, model))
-        schema, batches = scan.ask(StoredRowsQuery(WHOLE_RING))
+        schema, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING))
         assert schema == ROWS_SCHEMA
         found = [item for batch in batches for item in items_of(batch)]
         assert found == list(merge_streams([items for items, _, _ in parts], MIXED))
-        _, batches = scan.ask(StoredRowsQuery(WHOLE_RING, (), prefixes))
+        _, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING, conditions=(), partitions=prefixes))
         chosen = [item for batch in batches for item in items_of(batch)]
         assert chosen == [item for item in found if item[0].startswith(prefixes)]
-        schema, batches = scan.ask(StoredRowsQuery(WHOLE_RING, by_column=True))
+        schema, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING, by_column=True))
         assert schema == whole_shape(MIXED).arrow_schema
         chunks = list(batches)
         values = [value for one in chunks for value in stored_values(whole_shape(MIXED), one).to_pylist()]
         assert list(zip((key for one in chunks for key in one.column(KEY).to_pylist()), values)) == found
         with pytest.raises(InvalidRequest, match="no column"):
-            scan.ask(TypedRowsQuery(WHOLE_RING, (ColumnSelector("nope"),), 0))
+            scan.ask(TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("nope"),), now_s=0))
     assert content(tmp_path) == before
 
 
 def test_a_reader_that_stops_early_leaves_nothing_open(tmp_path: Path) -> None:
     place, _ = located(tmp_path, 2)
     with open_located(place) as scan:
-        _, batches = scan.ask(StoredRowsQuery(WHOLE_RING))
+        _, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING))
         assert len(next(batches))
     for half in range(2):
         folder = place.stacks[half].layers[1][0]
@@ -108,7 +110,10 @@ def test_a_reader_that_stops_early_leaves_nothing_open(tmp_path: Path) -> None:
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:
     missing = CheckpointFiles(
-        "m", str(tmp_path), (ScanStack(WHOLE_RING, ((str(tmp_path / "none"), WHOLE_RING),)),), MIXED
+        machine="m",
+        folder=str(tmp_path),
+        stacks=(ScanStack(WHOLE_RING, ((str(tmp_path / "none"), WHOLE_RING),)),),
+        schema=MIXED,
     )
     with pytest.raises(LayerDamaged, match="none"):
         with open_located(missing):
@@ -134,7 +139,7 @@ def test_nothing_can_be_written(tmp_path: Path) -> None:
 def test_rows_come_as_rows_where_there_are_no_columns(tmp_path: Path) -> None:
     asyncio.run(build(tmp_path / "rows", RandomRows(4).layer(), with_sidecar=False))
     stack = ScanStack(WHOLE_RING, ((str(tmp_path / "rows"), WHOLE_RING),))
-    with open_located(CheckpointFiles("", str(tmp_path), (stack,), MIXED)) as scan:
-        schema, batches = scan.ask(StoredRowsQuery(WHOLE_RING, by_column=True))
+    with open_located(CheckpointFiles(machine="", folder=str(tmp_path), stacks=(stack,), schema=MIXED)) as scan:
+        schema, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING, by_column=True))
         assert schema == ROWS_SCHEMA
         assert [item for batch in batches for item in items_of(batch)] == RandomRows(4).layer()

@@ -14,21 +14,35 @@ from ebla.source.read.planner import InputSplit, ReadSpec, clip_range, decode_sp
 from ebla.storage.codec.key_codec import decode_token, partition_prefix
 from ebla.wire.table_calls import ReadRange, ReadSource, TableReadPlan
 
-SCHEMA = new_schema((TableId(uuid.UUID(int=1)), "ks", "t"), (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),))
+SCHEMA = new_schema(
+    (TableId(uuid.UUID(int=1)), "ks", "t"), (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
+)
 COLUMNS = (ColumnSelector("k"),)
 MB = 1 << 20
 
 
 def source(number: int) -> ReadSource:
-    return ReadSource(HostId(uuid.UUID(int=number)), Address("127.0.0.1", 7000 + number), b"ticket%d" % number)
+    return ReadSource(
+        host=HostId(uuid.UUID(int=number)), flight=Address("127.0.0.1", 7000 + number), ticket=b"ticket%d" % number
+    )
 
 
 def plan_of(*pieces: ReadRange, sources: int = 3) -> TableReadPlan:
-    return TableReadPlan(SCHEMA, TopologyVersion(7), tuple(source(n) for n in range(sources)), pieces, b"authority", 99)
+    return TableReadPlan(
+        schema=SCHEMA,
+        version=TopologyVersion(7),
+        sources=tuple(source(n) for n in range(sources)),
+        pieces=pieces,
+        authority=b"authority",
+        now_s=99,
+    )
 
 
 def tablets(count: int, size_bytes: int, sources: tuple[int, ...] = (0, 1, 2)) -> list[ReadRange]:
-    return [ReadRange(part, sources, 1, size_bytes, 10) for part in WHOLE_RING.split(count)]
+    return [
+        ReadRange(range=part, sources=sources, needed=1, size_bytes=size_bytes, rows=10)
+        for part in WHOLE_RING.split(count)
+    ]
 
 
 def covered(shares: list[InputSplit]) -> list[TokenRange]:
@@ -44,14 +58,17 @@ def covered(shares: list[InputSplit]) -> list[TokenRange]:
 
 
 def test_small_pieces_of_the_same_sources_are_joined() -> None:
-    shares = plan_splits(plan_of(*tablets(64, MB)), ReadSpec(COLUMNS, split_bytes=16 * MB))
+    shares = plan_splits(plan_of(*tablets(64, MB)), ReadSpec(columns=COLUMNS, split_bytes=16 * MB))
     assert [len(share.pieces) for share in shares] == [16, 16, 16, 16]
     assert covered(shares) == [WHOLE_RING]
 
 
 def test_pieces_of_other_sources_stay_apart() -> None:
-    pieces = [ReadRange(part, (n % 3,), 1, 1, 1) for n, part in enumerate(WHOLE_RING.split(30))]
-    shares = plan_splits(plan_of(*pieces), ReadSpec(COLUMNS))
+    pieces = [
+        ReadRange(range=part, sources=(n % 3,), needed=1, size_bytes=1, rows=1)
+        for n, part in enumerate(WHOLE_RING.split(30))
+    ]
+    shares = plan_splits(plan_of(*pieces), ReadSpec(columns=COLUMNS))
     assert [len(share.sources) for share in shares] == [1, 1, 1]
     assert {share.sources[0].ticket for share in shares} == {b"ticket0", b"ticket1", b"ticket2"}
     assert all(piece.sources == (0,) for share in shares for piece in share.pieces), "numbered anew in each share"
@@ -61,7 +78,11 @@ def test_pieces_of_other_sources_stay_apart() -> None:
 def test_the_order_of_preference_of_each_piece_stays_though_they_are_joined() -> None:
     first, second = WHOLE_RING.split(2)
     shares = plan_splits(
-        plan_of(ReadRange(first, (2, 0), 1, 1, 1), ReadRange(second, (0, 2), 1, 1, 1)), ReadSpec(COLUMNS)
+        plan_of(
+            ReadRange(range=first, sources=(2, 0), needed=1, size_bytes=1, rows=1),
+            ReadRange(range=second, sources=(0, 2), needed=1, size_bytes=1, rows=1),
+        ),
+        ReadSpec(columns=COLUMNS),
     )
     assert len(shares) == 1
     assert [piece.sources for piece in shares[0].pieces] == [(1, 0), (0, 1)]
@@ -69,33 +90,38 @@ def test_the_order_of_preference_of_each_piece_stays_though_they_are_joined() ->
 
 
 def test_large_pieces_are_split_by_token() -> None:
-    shares = plan_splits(plan_of(*tablets(2, 1000 * MB)), ReadSpec(COLUMNS, split_bytes=100 * MB))
+    shares = plan_splits(plan_of(*tablets(2, 1000 * MB)), ReadSpec(columns=COLUMNS, split_bytes=100 * MB))
     assert len(shares) == 20
     assert covered(shares) == [WHOLE_RING]
 
 
 def test_one_that_is_a_little_too_large_is_left_whole() -> None:
-    shares = plan_splits(plan_of(*tablets(1, 149 * MB)), ReadSpec(COLUMNS, split_bytes=100 * MB))
+    shares = plan_splits(plan_of(*tablets(1, 149 * MB)), ReadSpec(columns=COLUMNS, split_bytes=100 * MB))
     assert [len(share.pieces) for share in shares] == [1]
 
 
 def test_groups_are_numbered_anew_with_the_sources() -> None:
-    piece = ReadRange(WHOLE_RING, (4, 2, 3), 2, 1, 1, (((4, 2), 1), ((3,), 1)))
-    (share,) = plan_splits(plan_of(piece, sources=5), ReadSpec(COLUMNS))
+    piece = ReadRange(
+        range=WHOLE_RING, sources=(4, 2, 3), needed=2, size_bytes=1, rows=1, groups=(((4, 2), 1), ((3,), 1))
+    )
+    (share,) = plan_splits(plan_of(piece, sources=5), ReadSpec(columns=COLUMNS))
     assert share.pieces[0].sources == (2, 0, 1)
     assert share.pieces[0].groups == (((2, 0), 1), ((1,), 1))
 
 
 def test_only_what_is_asked_for() -> None:
     ranges = (TokenRange(Token(-5), Token(5)), TokenRange(Token(100), Token(101)))
-    shares = plan_splits(plan_of(*tablets(8, MB)), ReadSpec(COLUMNS, ranges=ranges))
+    shares = plan_splits(plan_of(*tablets(8, MB)), ReadSpec(columns=COLUMNS, ranges=ranges))
     assert covered(shares) == list(ranges)
 
 
 def test_partitions_go_to_the_shares_that_have_them() -> None:
     prefixes = tuple(sorted(partition_prefix(token, b"key") for token in (-(2**62), 1, 2**62)))
-    pieces = [ReadRange(part, (n % 2,), 1, 200 * MB, 1) for n, part in enumerate(WHOLE_RING.split(4))]
-    shares = plan_splits(plan_of(*pieces), ReadSpec(COLUMNS, partitions=prefixes, split_bytes=10 * MB))
+    pieces = [
+        ReadRange(range=part, sources=(n % 2,), needed=1, size_bytes=200 * MB, rows=1)
+        for n, part in enumerate(WHOLE_RING.split(4))
+    ]
+    shares = plan_splits(plan_of(*pieces), ReadSpec(columns=COLUMNS, partitions=prefixes, split_bytes=10 * MB))
     assert sorted(prefix for share in shares for prefix in share.partitions) == list(prefixes)
     assert sum(len(share.pieces) for share in shares) == 3
     assert all(share.partitions for share in shares)
@@ -108,7 +134,7 @@ def test_thousands_of_partitions_are_each_read_once() -> None:
     tokens = sorted({*drawn, *borders[:-1], *(Token(one + 1) for one in borders[:-1])})
     prefixes = tuple(partition_prefix(token, b"key") for token in tokens)
     ranges = tuple(TokenRange(Token(one - 1), one) for one in reversed(tokens))
-    shares = plan_splits(plan_of(*tablets(64, MB)), ReadSpec(COLUMNS, ranges=ranges, partitions=prefixes))
+    shares = plan_splits(plan_of(*tablets(64, MB)), ReadSpec(columns=COLUMNS, ranges=ranges, partitions=prefixes))
     assert sorted(prefix for share in shares for prefix in share.partitions) == sorted(prefixes)
     read = [(piece.range.end, piece.range.width) for share in shares for piece in share.pieces]
     assert sorted(read) == [(token, 1) for token in tokens]
@@ -116,13 +142,13 @@ def test_thousands_of_partitions_are_each_read_once() -> None:
         assert {decode_token(prefix) for prefix in share.partitions} == {piece.range.end for piece in share.pieces}
 
 
-@pytest.mark.parametrize("wanted", [ReadSpec(COLUMNS, ranges=()), ReadSpec(COLUMNS, partitions=())])
+@pytest.mark.parametrize("wanted", [ReadSpec(columns=COLUMNS, ranges=()), ReadSpec(columns=COLUMNS, partitions=())])
 def test_nothing_is_asked_for(wanted: ReadSpec) -> None:
     assert plan_splits(plan_of(*tablets(8, MB)), wanted) == []
 
 
 def test_a_share_arrives_as_it_was() -> None:
-    (share,) = plan_splits(plan_of(*tablets(2, MB)), ReadSpec(COLUMNS, uses_local_files=False))
+    (share,) = plan_splits(plan_of(*tablets(2, MB)), ReadSpec(columns=COLUMNS, uses_local_files=False))
     assert decode_split(encode_split(share)) == share
 
 
@@ -132,8 +158,8 @@ def test_a_range_over_the_top_is_cut_there() -> None:
         TokenRange(TOKEN_MIN, Token(TOKEN_MIN + 5)),
         TokenRange(Token(TOKEN_MAX - 5), TOKEN_MAX),
     ]
-    piece = ReadRange(over, (0,), 1, 1, 1)
-    assert covered(plan_splits(plan_of(piece), ReadSpec(COLUMNS))) == clip_range(over, (WHOLE_RING,))
+    piece = ReadRange(range=over, sources=(0,), needed=1, size_bytes=1, rows=1)
+    assert covered(plan_splits(plan_of(piece), ReadSpec(columns=COLUMNS))) == clip_range(over, (WHOLE_RING,))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -143,15 +169,15 @@ def test_any_plan_is_covered_once(seed: int) -> None:
     starts = [ends[-1], *ends[:-1]]
     pieces = [
         ReadRange(
-            TokenRange(Token(start), Token(end)),
-            tuple(rng.sample(range(5), 3)),
-            rng.randrange(1, 4),
-            rng.choice((0, MB, 700 * MB)),
-            1,
+            range=TokenRange(Token(start), Token(end)),
+            sources=tuple(rng.sample(range(5), 3)),
+            needed=rng.randrange(1, 4),
+            size_bytes=rng.choice((0, MB, 700 * MB)),
+            rows=1,
         )
         for start, end in zip(starts, ends)
     ]
-    shares = plan_splits(plan_of(*pieces, sources=5), ReadSpec(COLUMNS, split_bytes=64 * MB))
+    shares = plan_splits(plan_of(*pieces, sources=5), ReadSpec(columns=COLUMNS, split_bytes=64 * MB))
     assert covered(shares) == [WHOLE_RING]
     for share in shares:
         assert len({tuple(sorted(piece.sources)) for piece in share.pieces}) == 1

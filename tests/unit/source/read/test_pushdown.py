@@ -34,10 +34,13 @@ CLUSTERING = ("text", "timestamp", "uuid", "double", "decimal", "date", "boolean
 SCHEMA = new_schema(
     (TableId(uuid.UUID(int=1)), "ks", "t"),
     (
-        Column("a", parse_type("int"), ColumnKind.PARTITION_KEY, 0),
-        Column("b", parse_type("text"), ColumnKind.PARTITION_KEY, 1),
-        *(Column(f"c_{name}", parse_type(name), ColumnKind.CLUSTERING, n) for n, name in enumerate(CLUSTERING)),
-        Column("v", parse_type("int"), ColumnKind.REGULAR),
+        Column(name="a", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY, position=0),
+        Column(name="b", type=parse_type("text"), kind=ColumnKind.PARTITION_KEY, position=1),
+        *(
+            Column(name=f"c_{name}", type=parse_type(name), kind=ColumnKind.CLUSTERING, position=n)
+            for n, name in enumerate(CLUSTERING)
+        ),
+        Column(name="v", type=parse_type("int"), kind=ColumnKind.REGULAR),
     ),
 )
 ASKED = (
@@ -77,7 +80,7 @@ KEPT: list[tuple[Filter, str, KeyOperator, object]] = [
 @pytest.mark.parametrize(("given", "column", "operator", "value"), KEPT)
 def test_kept(given: Filter, column: str, operator: KeyOperator, value: object) -> None:
     wire = encode(SCHEMA.column(column).type, value)
-    assert pushed(given) == PushedFilters((KeyCondition(column, operator, (wire,)),))
+    assert pushed(given) == PushedFilters(conditions=(KeyCondition(column, operator, (wire,)),))
 
 
 RETURNED: list[Filter] = [

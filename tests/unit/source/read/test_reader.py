@@ -48,16 +48,21 @@ from ebla.wire.table_calls import (
 SCHEMA = new_schema(
     (TableId(uuid.UUID(int=1)), "ks", "t"),
     (
-        Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-        Column("c", parse_type("text"), ColumnKind.CLUSTERING),
-        Column("v", parse_type("bigint"), ColumnKind.REGULAR),
-        Column("tags", parse_type("set<text>"), ColumnKind.REGULAR),
-        Column("V2", parse_type("varint"), ColumnKind.REGULAR),
+        Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+        Column(name="c", type=parse_type("text"), kind=ColumnKind.CLUSTERING),
+        Column(name="v", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
+        Column(name="tags", type=parse_type("set<text>"), kind=ColumnKind.REGULAR),
+        Column(name="V2", type=parse_type("varint"), kind=ColumnKind.REGULAR),
     ),
 )
-SOURCE = ReadSource(HostId(uuid.UUID(int=9)), Address("127.0.0.1", 7001), b"ticket")
+SOURCE = ReadSource(host=HostId(uuid.UUID(int=9)), flight=Address("127.0.0.1", 7001), ticket=b"ticket")
 PLAN = TableReadPlan(
-    SCHEMA, TopologyVersion(3), (SOURCE,), (ReadRange(WHOLE_RING, (0,), 1, 1 << 20, 10),), b"authority", 1_000
+    schema=SCHEMA,
+    version=TopologyVersion(3),
+    sources=(SOURCE,),
+    pieces=(ReadRange(range=WHOLE_RING, sources=(0,), needed=1, size_bytes=1 << 20, rows=10),),
+    authority=b"authority",
+    now_s=1_000,
 )
 
 
@@ -161,7 +166,7 @@ def test_a_plan_becomes_partitions_that_carry_all_they_need() -> None:
 
 
 def test_what_expired_since_a_frame_was_planned_is_gone_when_it_is_used_again() -> None:
-    (share,) = plan_splits(PLAN, ReadSpec((ColumnSelector("v"),)))
+    (share,) = plan_splits(PLAN, ReadSpec(columns=(ColumnSelector("v"),)))
     assert at_current_time(share, 5_000.7) == msgspec.structs.replace(share, now_s=5_000)
     assert at_current_time(share, 900.0) == share, "the clock of an executor may be behind"
 

@@ -45,7 +45,7 @@ def test_replicas_together_show_what_their_rows_say(seed: int, monkeypatch: pyte
     rng = Random(seed)
     if seed % 2:
         monkeypatch.setattr(replica_merge, "CHUNK_ROWS", rng.randrange(1, 10))
-    rows = RandomRows(seed, Mix(rng.choice([0.9, 0.5, 0.1]), rng.choice([2, 5]), 60))
+    rows = RandomRows(seed, Mix(plain=rng.choice([0.9, 0.5, 0.1]), partitions=rng.choice([2, 5]), rows=60))
     replicas = [rows.layer() for _ in range(rng.randrange(1, 4))]
     if rng.random() < 0.5:
         # As a rule they know the same, but for a few rows.
@@ -53,11 +53,11 @@ def test_replicas_together_show_what_their_rows_say(seed: int, monkeypatch: pyte
     prefixes = sorted(stored_prefix([f"p{number}".encode()]) for number in range(6))
     for number in range(6):
         question = ScanQuery(
-            MIXED,
-            rng.choice(
+            schema=MIXED,
+            columns=rng.choice(
                 [ALL, TIMES, select_values("xp"), select_values("s"), (ColumnSelector("", SelectorKind.TOKEN, "t"),)]
             ),
-            rng.randrange(20),
+            now_s=rng.randrange(20),
             conditions=random_conditions(rng) if number % 2 else (),
             partitions=tuple(rng.sample(prefixes, rng.randrange(4))) if number > 2 else (),
         )
@@ -74,22 +74,22 @@ def test_a_replica_that_breaks_ends_the_answer() -> None:
         raise ConnectionLost("gone")
 
     with pytest.raises(ConnectionLost):
-        list(merge_replicas(ScanQuery(MIXED, ALL, 0), [batches(items, 5), breaking()]))
+        list(merge_replicas(ScanQuery(schema=MIXED, columns=ALL, now_s=0), [batches(items, 5), breaking()]))
 
 
 def test_a_question_without_sense_is_refused_before_a_row_is_read() -> None:
     replica = batches(RandomRows(3).layer(), 5)
     with pytest.raises(InvalidRequest, match="no column"):
-        list(merge_replicas(ScanQuery(MIXED, select_values(["nope"]), 0), [replica]))
+        list(merge_replicas(ScanQuery(schema=MIXED, columns=select_values(["nope"]), now_s=0), [replica]))
     assert next(replica).equals(next(batches(RandomRows(3).layer(), 5)))
 
 
 def test_rows_of_a_newer_schema_are_told() -> None:
     newer = with_column(MIXED, column("new", "int"))
-    rows = RandomRows(1, Mix(1.0))
+    rows = RandomRows(1, Mix(plain=1.0))
     rows.schema = newer
     with pytest.raises(Stale, match="schema version"):
-        list(merge_replicas(ScanQuery(MIXED, ALL, 0), [batches(rows.layer(), 10)]))
+        list(merge_replicas(ScanQuery(schema=MIXED, columns=ALL, now_s=0), [batches(rows.layer(), 10)]))
 
 
 def test_columns_of_another_version_are_taken_by_number() -> None:
@@ -101,19 +101,32 @@ def test_columns_of_another_version_are_taken_by_number() -> None:
         (stored_key(first, {"p": number.to_bytes(4)}), encode_row(row, 1, first.layouts[0]))
         for number, row in enumerate(
             [
-                Row(RowMarker(1), None, {a: Cell(1, bytes(4)), b: Cell(1, bytes(4))}),
-                Row(None, None, {a: Cell(1, bytes(4))}),
+                Row(
+                    marker=RowMarker(1),
+                    deletion=None,
+                    cells={a: Cell(timestamp_us=1, value=bytes(4)), b: Cell(timestamp_us=1, value=bytes(4))},
+                ),
+                Row(marker=None, deletion=None, cells={a: Cell(timestamp_us=1, value=bytes(4))}),
             ]
         )
     )
-    question = ScanQuery(first, select_values("pab"), 0)
+    question = ScanQuery(schema=first, columns=select_values("pab"), now_s=0)
     seen = shown(question, [batches(items, 9, newer)])
     assert seen == [{"p": 0, "a": None, "b": 0}]
     assert len(shown(question, [batches(items, 9, newer), batches(items, 9)])) == 2
-    later = ScanQuery(newer, select_values("pbc"), 0)
+    later = ScanQuery(schema=newer, columns=select_values("pbc"), now_s=0)
     assert shown(later, [batches(items, 9, first)]) == [{"p": 0, "b": 0, "c": None}]
     # The row is complete to the node that sent it, and not to this task: the older cell shows through.
     whole = next(key for key, value in items if len(decode_row(value, first.layouts).cells) == 2)
     c = newer.column("c").number
-    older = [(whole, encode_row(Row(None, None, {c: Cell(0, bytes(4))}), newer.version, newer.layouts[-1]))]
+    older = [
+        (
+            whole,
+            encode_row(
+                Row(marker=None, deletion=None, cells={c: Cell(timestamp_us=0, value=bytes(4))}),
+                newer.version,
+                newer.layouts[-1],
+            ),
+        )
+    ]
     assert shown(later, [batches(items, 9, first), batches(older, 9, newer)]) == [{"p": 0, "b": 0, "c": 0}]

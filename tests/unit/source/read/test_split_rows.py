@@ -23,15 +23,22 @@ from ebla.storage.scan.scan_stack import ScanStack
 from ebla.wire.table_calls import CheckpointFiles, ReadSource
 from ebla.wire.transfer_messages import TypedRowsQuery
 
-SCHEMA = new_schema((TableId(uuid.UUID(int=1)), "ks", "t"), (Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),))
-SOURCE = ReadSource(HostId(uuid.UUID(int=9)), Address("127.0.0.1", 7001), b"ticket", "here")
+SCHEMA = new_schema(
+    (TableId(uuid.UUID(int=1)), "ks", "t"), (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
+)
+SOURCE = ReadSource(host=HostId(uuid.UUID(int=9)), flight=Address("127.0.0.1", 7001), ticket=b"ticket", machine="here")
 TABLETS = WHOLE_RING.split(4 * SCANS_OPEN_MAX)
 SHARE = InputSplit(
-    SCHEMA, (ColumnSelector("k"),), 1_000, b"", (SOURCE,), tuple(SplitRange(one, (0,), 1) for one in TABLETS)
+    schema=SCHEMA,
+    columns=(ColumnSelector("k"),),
+    now_s=1_000,
+    authority=b"",
+    sources=(SOURCE,),
+    pieces=tuple(SplitRange(range=one, sources=(0,), needed=1) for one in TABLETS),
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Files:
     """Stand for layers on this machine, and count who has them open."""
 
@@ -62,7 +69,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> Files:
 
     def locate(_flight: TableFlightClient, _source: ReadSource, asked: TokenRange) -> CheckpointFiles:
         tablet = next(one for one in TABLETS if one.covers(asked))
-        return CheckpointFiles("here", "folder", (ScanStack(tablet, ()),), SCHEMA)
+        return CheckpointFiles(machine="here", folder="folder", stacks=(ScanStack(tablet, ()),), schema=SCHEMA)
 
     monkeypatch.setattr(split_rows, "is_here", lambda _machine: True)
     monkeypatch.setattr(split_rows, "is_open", lambda _machine, _folder: True)

@@ -18,10 +18,10 @@ from ebla.storage.codec.key_codec import partition_prefix
 SCHEMA = new_schema(
     (TableId(uuid.UUID(int=1)), "ks", "Strange Name"),
     (
-        Column("k", parse_type("int"), ColumnKind.PARTITION_KEY),
-        Column("day", parse_type("date"), ColumnKind.CLUSTERING, 0),
-        Column("Who", parse_type("text"), ColumnKind.CLUSTERING, 1),
-        Column("v", parse_type("int"), ColumnKind.REGULAR),
+        Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
+        Column(name="day", type=parse_type("date"), kind=ColumnKind.CLUSTERING, position=0),
+        Column(name="Who", type=parse_type("text"), kind=ColumnKind.CLUSTERING, position=1),
+        Column(name="v", type=parse_type("int"), kind=ColumnKind.REGULAR),
     ),
 )
 

@@ -41,9 +41,9 @@ from ebla.wire.table_calls import (
 
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
 LISTED = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "list<int>"))
-FORM = RowEncoding(NARROW, WriteStamp(1_700_000_000_000_000, 1_700_000_000))
+FORM = RowEncoding(schema=NARROW, stamp=WriteStamp(timestamp_us=1_700_000_000_000_000, at_s=1_700_000_000))
 TABLETS = WHOLE_RING.split(4)
-JOB = WriteJob(SESSION, NARROW.id, "job", ConsistencyLevel.QUORUM)
+JOB = WriteJob(session=SESSION, table=NARROW.id, job="job", level=ConsistencyLevel.QUORUM)
 
 
 def batch(start: int, count: int) -> pa.RecordBatch:
@@ -68,13 +68,20 @@ class Rig:
         self.written: list[pa.RecordBatch] = []
 
     def task(self, start: int, count: int, small_rows: int = 0) -> WriteTaskResult:
-        order = WriteTaskSpec(self.plan, SESSION, small_rows)
+        order = WriteTaskSpec(plan=self.plan, session=SESSION, small_rows=small_rows)
         self.written.append(batch(start, count))
         self.tasks.append(write_rows(order, FORM, [self.written[-1]], self.nodes.connect))
         return self.tasks[-1]
 
     def commit(self) -> CommitWriteAnswer:
-        ways = CommitDeps(self.contact, self.nodes.connect, 5.0, True, self.pauses.append, lambda: sum(self.pauses))
+        ways = CommitDeps(
+            contact=self.contact,
+            connect=self.nodes.connect,
+            timeout_s=5.0,
+            uses_local_files=True,
+            pause=self.pauses.append,
+            clock=lambda: sum(self.pauses),
+        )
         return commit_rows(ways, JOB, self.plan, lambda: FORM, self.tasks)
 
     @property
@@ -210,11 +217,11 @@ def test_lists_are_always_staged() -> None:
     """Their elements have names by which CQL tells statements of a batch apart."""
     rig = Rig()
     plan = plan_of(LISTED, TABLETS, (0,))
-    form = RowEncoding(LISTED, FORM.stamp)
+    form = RowEncoding(schema=LISTED, stamp=FORM.stamp)
     given = pa.record_batch({"p": pa.array([1], pa.int32()), "V": pa.array([[1, 2]])})
-    task = write_rows(WriteTaskSpec(plan, SESSION, 10), form, [given], rig.nodes.connect)
+    task = write_rows(WriteTaskSpec(plan=plan, session=SESSION, small_rows=10), form, [given], rig.nodes.connect)
     assert task.small
-    ways = CommitDeps(rig.contact, rig.nodes.connect, 5.0)
+    ways = CommitDeps(contact=rig.contact, connect=rig.nodes.connect, timeout_s=5.0)
     commit_rows(ways, JOB, plan, lambda: form, [task])
     assert rig.contact.batches == []
     assert [run.rows for run in rig.last.runs] == [1]
@@ -224,7 +231,7 @@ def test_lists_are_always_staged() -> None:
 
 
 def lacking(host: int, within: TokenRange, number: int = 0) -> CommitWriteAnswer:
-    return CommitWriteAnswer((MissingCopy(target(host, within, number=number), within),))
+    return CommitWriteAnswer(lacking=(MissingCopy(target(host, within, number=number), within),))
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -257,7 +264,7 @@ def test_several_ranges_of_one_place_are_brought_together() -> None:
     rig.task(0, 600)
     whole = TokenRange(TABLETS[0].start, TABLETS[3].end)
     place = target(4, whole)
-    rig.answers.answers = [CommitWriteAnswer((MissingCopy(place, TABLETS[0]), MissingCopy(place, TABLETS[2])))]
+    rig.answers.answers = [CommitWriteAnswer(lacking=(MissingCopy(place, TABLETS[0]), MissingCopy(place, TABLETS[2])))]
     rig.commit()
     wanted = {
         key for key in keys_of(*rig.written) if decode_token(key) in TABLETS[0] or decode_token(key) in TABLETS[2]
@@ -289,7 +296,7 @@ def test_a_lost_replica_is_brought_what_it_lacks_under_the_place_it_had() -> Non
     rig.task(0, 300)
     rig.nodes.broken.clear()
     rig.answers.answers = [
-        CommitWriteAnswer(tuple(MissingCopy(target(1, one), one) for one in TABLETS)),
+        CommitWriteAnswer(lacking=tuple(MissingCopy(target(1, one), one) for one in TABLETS)),
     ]
     rig.commit()
     assert rig.keys_at(1, rig.last) == keys_of(*rig.written)
@@ -319,7 +326,14 @@ def on_vnodes() -> StagingPlan:
         StagingRoute(one, tuple(host for host in range(4) if host != number)) for number, one in enumerate(TABLETS)
     ]
     targets = tuple(target(host, WHOLE_RING) for host in range(4))
-    return StagingPlan(NARROW, WriteJobState.OPEN, FORM.stamp.timestamp_us, targets, tuple(routes), b"authority")
+    return StagingPlan(
+        schema=NARROW,
+        state=WriteJobState.OPEN,
+        timestamp_us=FORM.stamp.timestamp_us,
+        targets=targets,
+        routes=tuple(routes),
+        authority=b"authority",
+    )
 
 
 def test_a_place_for_the_whole_ring_says_what_it_was_brought() -> None:
@@ -328,7 +342,7 @@ def test_a_place_for_the_whole_ring_says_what_it_was_brought() -> None:
     rig.plan = on_vnodes()
     rig.task(0, 600)
     late = target(0, WHOLE_RING, number=1)
-    rig.answers.answers = [CommitWriteAnswer(tuple(MissingCopy(late, one) for one in TABLETS))]
+    rig.answers.answers = [CommitWriteAnswer(lacking=tuple(MissingCopy(late, one) for one in TABLETS))]
     rig.commit()
     first, last = ({one.transfer: one.ranges for one in request.brought} for request in rig.answers.requests)
     assert first == {

@@ -76,23 +76,29 @@ class Model:
             given = row["m"]
             if given is not None:
                 elements = {
-                    key.encode(): Cell(stamp.timestamp_us, value.to_bytes(4), ttl_s, expires_s) for key, value in given
+                    key.encode(): Cell(
+                        timestamp_us=stamp.timestamp_us, value=value.to_bytes(4), ttl_s=ttl_s, at_s=expires_s
+                    )
+                    for key, value in given
                 }
                 collections[NUMBER["m"]] = CollectionCells(Deletion(stamp.timestamp_us - 1, stamp.at_s), elements)
             elif stamp.nulls_delete:
                 collections[NUMBER["m"]] = CollectionCells(Deletion(stamp.timestamp_us, stamp.at_s))
         marker = RowMarker(stamp.timestamp_us, ttl_s, expires_s)
-        self._add_row(row, Row(marker, None, self._cells(regular, ttl_s, expires_s), collections))
+        self._add_row(
+            row,
+            Row(marker=marker, deletion=None, cells=self._cells(regular, ttl_s, expires_s), collections=collections),
+        )
 
     def _cells(self, values: Given, ttl_s: int, expires_s: int) -> dict[int, Cell]:
         stamp = self.form.stamp
         cells = {}
         for name, value in values.items():
             if value is None and stamp.nulls_delete:
-                cells[NUMBER[name]] = Cell(stamp.timestamp_us, None, 0, stamp.at_s)
+                cells[NUMBER[name]] = Cell(timestamp_us=stamp.timestamp_us, value=None, ttl_s=0, at_s=stamp.at_s)
             if value is not None:
                 wire = value.to_bytes(4) if name == "x" else value.encode()
-                cells[NUMBER[name]] = Cell(stamp.timestamp_us, wire, ttl_s, expires_s)
+                cells[NUMBER[name]] = Cell(timestamp_us=stamp.timestamp_us, value=wire, ttl_s=ttl_s, at_s=expires_s)
         return cells
 
     def _add_row(self, row: Given, change: Row) -> None:
@@ -131,8 +137,13 @@ def random_row(rng: Random) -> Given:
 @pytest.mark.parametrize("seed", range(60))
 def test_rows_are_those_of_the_model(seed: int) -> None:
     rng = Random(seed)
-    stamp = WriteStamp(1_700_000_000_000_000, 1_700_000_000, rng.random() < 0.5, rng.choice([0, 0, 60]))
-    form = RowEncoding(MIXED, stamp, rng.choice(["", "ttl"]), rng.choice(["", "op"]))
+    stamp = WriteStamp(
+        timestamp_us=1_700_000_000_000_000,
+        at_s=1_700_000_000,
+        nulls_delete=rng.random() < 0.5,
+        ttl_s=rng.choice([0, 0, 60]),
+    )
+    form = RowEncoding(schema=MIXED, stamp=stamp, ttl_column=rng.choice(["", "ttl"]), op_column=rng.choice(["", "op"]))
     dropped = {name for name in ("w", "x", "m", "ttl", "op") if rng.random() < 0.3} - {*form.own_columns}
     dropped |= {name for name in ("ttl", "op") if name not in form.own_columns}
     names = [name for name in TYPES.names if name not in dropped]
@@ -152,33 +163,38 @@ def test_rows_are_those_of_the_model(seed: int) -> None:
 def test_a_null_key_is_told_by_its_row() -> None:
     rows: list[Given] = [{"p": "a", "c": 1, "d": "t"}, {"p": "b", "c": None, "d": "t"}, {"p": None, "c": 2, "d": "t"}]
     with pytest.raises(InvalidRequest, match=r"key column 'c' of ks\.t is null in 2 rows .* is p=b, c=None, d=t"):
-        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1)), batch_of(rows, ["p", "c", "d"]))
+        encode_rows(
+            RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1)), batch_of(rows, ["p", "c", "d"])
+        )
 
 
 def test_a_missing_key_column_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"key column 'd' of ks\.t is missing"):
-        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1)), batch_of([{"p": "a", "c": 1}], ["p", "c"]))
+        encode_rows(
+            RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1)),
+            batch_of([{"p": "a", "c": 1}], ["p", "c"]),
+        )
 
 
 def test_a_partition_is_deleted_without_the_rest_of_the_key() -> None:
     batch = batch_of([{"p": "a", "op": "DELETE_Partition"}], ["p", "op"])
-    found = encoded(RowEncoding(MIXED, WriteStamp(9, 5), op_column="op"), batch)
+    found = encoded(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=9, at_s=5), op_column="op"), batch)
     assert found == {head_key(stored_prefix([b"a"])): PartitionHead(Deletion(9, 5))}
 
 
 def test_static_columns_alone_need_the_partition_key() -> None:
     rows: list[Given] = [{"p": None, "s": "x"}]
     with pytest.raises(InvalidRequest, match="key column 'p'"):
-        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1)), batch_of(rows, ["p", "s"]))
+        encode_rows(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1)), batch_of(rows, ["p", "s"]))
 
 
 def test_an_unknown_operation_is_named_with_those_there_are() -> None:
     batch = batch_of([{"p": "a", "op": "remove"}], ["p", "op"])
     with pytest.raises(InvalidRequest, match="asks for 'remove'; it may say upsert, delete, delete_partition"):
-        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1), op_column="op"), batch)
+        encode_rows(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1), op_column="op"), batch)
 
 
 def test_a_ttl_must_be_seconds() -> None:
     batch = pa.record_batch({"p": ["a"], "c": pa.array([1], pa.int32()), "d": ["t"], "ttl": ["5s"]})
     with pytest.raises(InvalidRequest, match="TTL column 'ttl' is of type string"):
-        encode_rows(RowEncoding(MIXED, WriteStamp(1, 1), ttl_column="ttl"), batch)
+        encode_rows(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1), ttl_column="ttl"), batch)

@@ -186,11 +186,18 @@ def test_a_job_with_a_name_that_overwrites_looks_first() -> None:
 def test_times_follow_from_the_jobs_timestamp_and_the_table() -> None:
     plan = plan_of(MIXED, [WHOLE_RING], [0])
     assert row_encoding(parse_write_options(GIVEN), plan) == RowEncoding(
-        MIXED, WriteStamp(plan.timestamp_us, 1_700_000_000)
+        schema=MIXED, stamp=WriteStamp(timestamp_us=plan.timestamp_us, at_s=1_700_000_000)
     )
-    short = TableSchema(MIXED.id, "ks", "t", MIXED.columns, TableOptions(default_ttl_s=30), layouts=MIXED.layouts)
+    short = TableSchema(
+        id=MIXED.id,
+        keyspace="ks",
+        name="t",
+        columns=MIXED.columns,
+        options=TableOptions(default_ttl_s=30),
+        layouts=MIXED.layouts,
+    )
     lasting = plan_of(short, [WHOLE_RING], [0])
     assert row_encoding(parse_write_options(GIVEN), lasting).stamp.ttl_s == 30
     assert row_encoding(parse_write_options(GIVEN | {"ttl": "0", "nulls": "delete"}), lasting).stamp == WriteStamp(
-        plan.timestamp_us, 1_700_000_000, True, 0
+        timestamp_us=plan.timestamp_us, at_s=1_700_000_000, nulls_delete=True, ttl_s=0
     )

@@ -25,7 +25,7 @@ from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row
 from ebla.storage.columns.load_encoding import WriteStamp
 from ebla.storage.merge.row_merge import merge_values
 
-STAMP = WriteStamp(1_700_000_000_000_000, 1_700_000_000)
+STAMP = WriteStamp(timestamp_us=1_700_000_000_000_000, at_s=1_700_000_000)
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
 
 
@@ -51,8 +51,10 @@ def left_behind(
 @pytest.mark.parametrize("seed", range(40))
 def test_statements_leave_behind_what_a_run_does(seed: int) -> None:
     rng = Random(seed)
-    stamp = WriteStamp(STAMP.timestamp_us, STAMP.at_s, rng.random() < 0.5, rng.choice([0, 0, 60]))
-    form = RowEncoding(MIXED, stamp, "ttl", "op")
+    stamp = WriteStamp(
+        timestamp_us=STAMP.timestamp_us, at_s=STAMP.at_s, nulls_delete=rng.random() < 0.5, ttl_s=rng.choice([0, 0, 60])
+    )
+    form = RowEncoding(schema=MIXED, stamp=stamp, ttl_column="ttl", op_column="op")
     rows = [random_row(rng) for _ in range(rng.choice([1, 3, 30]))]
     given = batch_of(rows, TYPES.names)
     found = left_behind(MIXED, [one for _, one in to_statements(form, given)], stamp)
@@ -60,7 +62,7 @@ def test_statements_leave_behind_what_a_run_does(seed: int) -> None:
 
 
 def test_a_partition_of_one_row() -> None:
-    form = RowEncoding(NARROW, STAMP, op_column="op")
+    form = RowEncoding(schema=NARROW, stamp=STAMP, op_column="op")
     given = pa.record_batch({"p": pa.array([1, 2], pa.int32()), "op": ["delete_partition", "delete"]})
     keys, values = encode_rows(form, given)
     found = left_behind(NARROW, [one for _, one in to_statements(form, given)], STAMP)
@@ -70,7 +72,7 @@ def test_a_partition_of_one_row() -> None:
 def test_names_are_quoted_and_values_are_bound() -> None:
     odd = table(column('P "x"', "int", ColumnKind.PARTITION_KEY), column("select", "text"))
     given = pa.record_batch({'P "x"': pa.array([1], pa.int32()), "select": ["'; DROP"]})
-    (only,) = [one for _, one in to_statements(RowEncoding(odd, STAMP), given)]
+    (only,) = [one for _, one in to_statements(RowEncoding(schema=odd, stamp=STAMP), given)]
     assert only.text == 'INSERT INTO "ks"."t" ("P ""x""", "select") VALUES (?, ?) USING TTL 0'
     assert only.values == [(1).to_bytes(4), b"'; DROP"]
 
@@ -80,7 +82,7 @@ def test_batches_are_bounded_and_rows_of_a_partition_stand_together(monkeypatch:
     rows: list[Given] = [{"p": str(number % 5), "c": number, "d": "t"} for number in range(50)]
     contact = FakeContact()
     written = write_by_cql(
-        contact, RowEncoding(MIXED, STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0
+        contact, RowEncoding(schema=MIXED, stamp=STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0
     )
     assert written == 50
     assert max(len(statements) for statements, _, _ in contact.batches) == 7
@@ -89,7 +91,9 @@ def test_batches_are_bounded_and_rows_of_a_partition_stand_together(monkeypatch:
     assert {(level, at) for _, level, at in contact.batches} == {(ConsistencyLevel.ALL, STAMP.timestamp_us)}
     monkeypatch.setattr(small_writes, "BATCH_BYTES", 10)
     contact = FakeContact()
-    write_by_cql(contact, RowEncoding(MIXED, STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0)
+    write_by_cql(
+        contact, RowEncoding(schema=MIXED, stamp=STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0
+    )
     assert len(contact.batches) == 50
 
 
@@ -111,4 +115,8 @@ def test_what_is_much_together_is_not_written_by_cql(monkeypatch: pytest.MonkeyP
 
 def test_null_keys_are_refused_here_too() -> None:
     with pytest.raises(InvalidRequest, match="key column 'c'"):
-        list(to_statements(RowEncoding(MIXED, STAMP), batch_of([{"p": "a", "c": None, "d": "t"}], ["p", "c", "d"])))
+        list(
+            to_statements(
+                RowEncoding(schema=MIXED, stamp=STAMP), batch_of([{"p": "a", "c": None, "d": "t"}], ["p", "c", "d"])
+            )
+        )

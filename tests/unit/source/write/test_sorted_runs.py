@@ -21,7 +21,7 @@ NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text")
 def some(rng: Random, count: int, keys_max: int = 1_000_000) -> EncodedRows:
     keys = pa.array([rng.randrange(keys_max) for _ in range(count)], pa.int32())
     texts = pa.array([f"text of {key}" for key in keys.to_pylist()])
-    return encode_upserts(NARROW, pa.record_batch({"p": keys, "v": texts}), WriteStamp(7, 1))
+    return encode_upserts(NARROW, pa.record_batch({"p": keys, "v": texts}), WriteStamp(timestamp_us=7, at_s=1))
 
 
 def random_routes(rng: Random, targets: int) -> tuple[StagingRoute, ...]:

@@ -29,7 +29,7 @@ from ebla.storage.merge.row_sort import sort_rows
 from ebla.wire.table_calls import StagingRoute
 
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
-FORM = RowEncoding(NARROW, WriteStamp(1_700_000_000_000_000, 1_700_000_000))
+FORM = RowEncoding(schema=NARROW, stamp=WriteStamp(timestamp_us=1_700_000_000_000_000, at_s=1_700_000_000))
 TABLETS = WHOLE_RING.split(4)
 
 
@@ -56,7 +56,9 @@ def held(nodes: FakeNodes, rows: WriteTaskResult, host: int) -> dict[bytes, byte
 def write(
     nodes: FakeNodes, batches: list[pa.RecordBatch], small_rows: int = 0, run_bytes: int = 1 << 20
 ) -> WriteTaskResult:
-    order = WriteTaskSpec(plan_of(NARROW, TABLETS, [0, 1, 2]), SESSION, small_rows, run_bytes)
+    order = WriteTaskSpec(
+        plan=plan_of(NARROW, TABLETS, [0, 1, 2]), session=SESSION, small_rows=small_rows, run_bytes=run_bytes
+    )
     return write_rows(order, FORM, iter(batches), nodes.connect)
 
 
@@ -96,8 +98,8 @@ def test_few_rows_go_along_with_the_message() -> None:
         *batch(0, 4).to_pylist(), *batch(4, 6).to_pylist()
     ]  # fmt: skip
     assert write(nodes, [batch(0, 11)], small_rows=10).small == b""
-    assert write(nodes, [], small_rows=10) == WriteTaskResult(SESSION)
-    assert write(nodes, [], small_rows=0) == WriteTaskResult(SESSION)
+    assert write(nodes, [], small_rows=10) == WriteTaskResult(session=SESSION)
+    assert write(nodes, [], small_rows=0) == WriteTaskResult(session=SESSION)
 
 
 def test_few_rows_that_are_large_are_staged() -> None:
@@ -135,7 +137,7 @@ def test_a_replica_that_goes_down_between_runs_counts_for_nothing(monkeypatch: p
                 nodes.broken[HOSTS[1]] = down()
             yield one
 
-    order = WriteTaskSpec(plan_of(NARROW, TABLETS, [0, 1]), SESSION, run_bytes=10_000)
+    order = WriteTaskSpec(plan=plan_of(NARROW, TABLETS, [0, 1]), session=SESSION, run_bytes=10_000)
     found = write_rows(order, FORM, coming(), nodes.connect)
     assert {run.host for run in found.runs} == {HOSTS[0]}
     assert len(found.lost) == len(TABLETS)

@@ -124,7 +124,7 @@ def test_replicas_left_to_repair_are_told(world: World, caplog: pytest.LogCaptur
 
 
 def test_messages_of_tasks_that_failed_are_none() -> None:
-    rows = WriteTaskResult(SESSION, 7)
+    rows = WriteTaskResult(session=SESSION, rows=7)
     assert task_results([to_commit_message(rows), None, WriterCommitMessage()]) == [rows]
 
 

@@ -18,16 +18,34 @@ def stored(row: Row, schema: TableSchema = MIXED) -> bytes:
 @pytest.mark.parametrize(
     ("row", "is_live"),
     [
-        (Row(RowMarker(1)), True),
-        (Row(RowMarker(1, 5, NOW_S + 1)), True),
-        (Row(RowMarker(1, 5, NOW_S)), False),
-        (Row(None, None, {X: Cell(1, FOUR)}), True),
-        (Row(None, None, {X: Cell(1, b"")}), True),
-        (Row(None, None, {X: Cell(1, FOUR, 5, NOW_S)}), False),
-        (Row(None, None, {X: Cell(1, None, 0, 5)}), False),
-        (Row(None, Deletion(1, 5)), False),
-        (Row(None, None, {}, {M: CollectionCells(None, {b"a": Cell(1, FOUR)})}), True),
-        (Row(None, None, {}, {M: CollectionCells(Deletion(1, 5), {b"a": Cell(2, None, 0, 5)})}), False),
+        (Row(marker=RowMarker(1)), True),
+        (Row(marker=RowMarker(1, 5, NOW_S + 1)), True),
+        (Row(marker=RowMarker(1, 5, NOW_S)), False),
+        (Row(marker=None, deletion=None, cells={X: Cell(timestamp_us=1, value=FOUR)}), True),
+        (Row(marker=None, deletion=None, cells={X: Cell(timestamp_us=1, value=b"")}), True),
+        (Row(marker=None, deletion=None, cells={X: Cell(timestamp_us=1, value=FOUR, ttl_s=5, at_s=NOW_S)}), False),
+        (Row(marker=None, deletion=None, cells={X: Cell(timestamp_us=1, value=None, ttl_s=0, at_s=5)}), False),
+        (Row(marker=None, deletion=Deletion(1, 5)), False),
+        (
+            Row(
+                marker=None,
+                deletion=None,
+                cells={},
+                collections={M: CollectionCells(None, {b"a": Cell(timestamp_us=1, value=FOUR)})},
+            ),
+            True,
+        ),
+        (
+            Row(
+                marker=None,
+                deletion=None,
+                cells={},
+                collections={
+                    M: CollectionCells(Deletion(1, 5), {b"a": Cell(timestamp_us=2, value=None, ttl_s=0, at_s=5)})
+                },
+            ),
+            False,
+        ),
     ],
 )
 def test_a_row_is_there_with_a_live_marker_or_cell(row: Row, is_live: bool) -> None:
@@ -41,7 +59,7 @@ def test_a_plain_row_without_any_cell_is_not_there() -> None:
 
 
 def test_a_cell_of_a_dropped_column_shows_nothing_to_us_and_may_to_others() -> None:
-    value = stored(Row(None, None, {X: Cell(1, FOUR)}))
+    value = stored(Row(marker=None, deletion=None, cells={X: Cell(timestamp_us=1, value=FOUR)}))
     dropped = without_column(MIXED, "x")
     assert not is_live_row(value, dropped, NOW_S)
     assert may_be_live(value, dropped, NOW_S)
@@ -51,8 +69,8 @@ def test_a_cell_of_a_dropped_column_shows_nothing_to_us_and_may_to_others() -> N
 
 def test_versions_and_heads_are_told_by_their_bytes() -> None:
     newer = with_column(MIXED, column("new", "int"))
-    assert version_of(stored(Row(RowMarker(1)), newer)) == newer.version == MIXED.version + 1
-    assert not is_head(stored(Row(RowMarker(1))))
+    assert version_of(stored(Row(marker=RowMarker(1)), newer)) == newer.version == MIXED.version + 1
+    assert not is_head(stored(Row(marker=RowMarker(1))))
     assert is_head(encode_head(PartitionHead(), 1))
 
 
@@ -61,10 +79,27 @@ def test_versions_and_heads_are_told_by_their_bytes() -> None:
     [
         (PartitionHead(), False),
         (PartitionHead(Deletion(1, 5)), False),
-        (PartitionHead(None, (), Row(None, None, {S: Cell(1, b"s")})), True),
-        (PartitionHead(Deletion(1, 5), (), Row(None, None, {S: Cell(1, b"s")})), False),
-        (PartitionHead(Deletion(1, 5), (), Row(None, None, {S: Cell(2, b"s")})), True),
-        (PartitionHead(None, (), Row(None, None, {S: Cell(1, b"s", 5, NOW_S)})), False),
+        (PartitionHead(None, (), Row(marker=None, deletion=None, cells={S: Cell(timestamp_us=1, value=b"s")})), True),
+        (
+            PartitionHead(
+                Deletion(1, 5), (), Row(marker=None, deletion=None, cells={S: Cell(timestamp_us=1, value=b"s")})
+            ),
+            False,
+        ),
+        (
+            PartitionHead(
+                Deletion(1, 5), (), Row(marker=None, deletion=None, cells={S: Cell(timestamp_us=2, value=b"s")})
+            ),
+            True,
+        ),
+        (
+            PartitionHead(
+                None,
+                (),
+                Row(marker=None, deletion=None, cells={S: Cell(timestamp_us=1, value=b"s", ttl_s=5, at_s=NOW_S)}),
+            ),
+            False,
+        ),
     ],
 )
 def test_a_head_shows_its_live_static_cells(head: PartitionHead, shows: bool) -> None:

@@ -33,8 +33,14 @@ from ebla.storage.codec.staging_format import (
 from ebla.storage.manifest import Incarnation
 
 FOLDER = "/data"
-TARGET = TargetFile(TableId(uuid.UUID(int=1)), ShardNumber(2), Incarnation(3), WHOLE_RING, StagingKind.FILES)
-SEALED = SealedFile(AttemptId(uuid.UUID(int=4)), (SealedLayer("sealed-x/0", WHOLE_RING),), size_bytes=5)
+TARGET = TargetFile(
+    table=TableId(uuid.UUID(int=1)),
+    shard=ShardNumber(2),
+    incarnation=Incarnation(3),
+    range=WHOLE_RING,
+    kind=StagingKind.FILES,
+)
+SEALED = SealedFile(attempt=AttemptId(uuid.UUID(int=4)), layers=(SealedLayer("sealed-x/0", WHOLE_RING),), size_bytes=5)
 
 
 def test_names_are_where_all_look_for_them() -> None:
@@ -77,10 +83,13 @@ async def test_a_newer_format_and_other_content_are_refused(disk: ProcessDisk, /
 @pytest.mark.parametrize(
     "sealed",
     [
-        SealedFile(SEALED.attempt, (SealedLayer("../../shard-0/layers/x", WHOLE_RING),)),
-        SealedFile(SEALED.attempt, (SealedLayer("/etc", WHOLE_RING),)),
-        SealedFile(SEALED.attempt, rows_file="x/./rows"),
-        SealedFile(SEALED.attempt, tuple(SealedLayer(str(one), WHOLE_RING) for one in range(SEALED_LAYERS_MAX + 1))),
+        SealedFile(attempt=SEALED.attempt, layers=(SealedLayer("../../shard-0/layers/x", WHOLE_RING),)),
+        SealedFile(attempt=SEALED.attempt, layers=(SealedLayer("/etc", WHOLE_RING),)),
+        SealedFile(attempt=SEALED.attempt, rows_file="x/./rows"),
+        SealedFile(
+            attempt=SEALED.attempt,
+            layers=tuple(SealedLayer(str(one), WHOLE_RING) for one in range(SEALED_LAYERS_MAX + 1)),
+        ),
     ],
 )
 @runs_in(lambda work: Machine(1).run(work))

@@ -64,7 +64,9 @@ def test_values_of_every_type_there_and_back(kind: str, nulls: float) -> None:
         cells = {name: random_value(rng, schema.column(name).type) for name in "abc" if rng.random() >= nulls}
         expected.append(cells.get("b"))
         row = Row(
-            RowMarker(number), None, {schema.column(name).number: Cell(number, data) for name, data in cells.items()}
+            marker=RowMarker(number),
+            deletion=None,
+            cells={schema.column(name).number: Cell(timestamp_us=number, value=data) for name, data in cells.items()},
         )
         keys.append(stored_key(schema, {"p": number.to_bytes(4)}))
         values.append(encode_row(row, 1, schema.layouts[0]))
@@ -93,7 +95,7 @@ def test_clustering_of_every_type_there_and_back(kind: str, desc: bool) -> None:
     expected = [stored_key(schema, row) for row in rows]
     assert encoded.to_pylist() == expected
     assert partition_prefixes(encoded).to_pylist() == [split_key(key)[0] for key in expected]
-    value = encode_row(Row(RowMarker(1)), 1, schema.layouts[0])
+    value = encode_row(Row(marker=RowMarker(1)), 1, schema.layouts[0])
     chunk = chunk_of(whole_shape(schema), encoded, binary([value] * ROWS))
     for one in schema.columns:
         found = chunk.column(field_name(one.number))
@@ -137,10 +139,36 @@ def test_rows_of_older_schema_versions_are_read_by_the_newest() -> None:
     gone, kept, new = (second.column(name).number for name in ("gone", "kept", "new"))
     key = [stored_key(first, {"p": number.to_bytes(4)}) for number in range(4)]
     values = [
-        encode_row(Row(RowMarker(1), None, {gone: Cell(1, b"old"), kept: Cell(1, bytes(4))}), 1, first.layouts[0]),
-        encode_row(Row(None, None, {gone: Cell(2, b"old")}), 1, first.layouts[0]),
-        encode_row(Row(None, None, {kept: Cell(3, bytes(4)), new: Cell(3, b"n")}), 2, second.layouts[1]),
-        encode_row(Row(None, None, {kept: Cell(4, bytes(4)), new: Cell(4, b"m")}), 3, third.layouts[2]),
+        encode_row(
+            Row(
+                marker=RowMarker(1),
+                deletion=None,
+                cells={gone: Cell(timestamp_us=1, value=b"old"), kept: Cell(timestamp_us=1, value=bytes(4))},
+            ),
+            1,
+            first.layouts[0],
+        ),
+        encode_row(
+            Row(marker=None, deletion=None, cells={gone: Cell(timestamp_us=2, value=b"old")}), 1, first.layouts[0]
+        ),
+        encode_row(
+            Row(
+                marker=None,
+                deletion=None,
+                cells={kept: Cell(timestamp_us=3, value=bytes(4)), new: Cell(timestamp_us=3, value=b"n")},
+            ),
+            2,
+            second.layouts[1],
+        ),
+        encode_row(
+            Row(
+                marker=None,
+                deletion=None,
+                cells={kept: Cell(timestamp_us=4, value=bytes(4)), new: Cell(timestamp_us=4, value=b"m")},
+            ),
+            3,
+            third.layouts[2],
+        ),
     ]
     shape = whole_shape(third)
     chunk = chunk_of(shape, binary(key), binary(values))
@@ -161,7 +189,12 @@ def test_rows_of_older_schema_versions_are_read_by_the_newest() -> None:
 def test_damaged_values_and_other_formats_are_refused() -> None:
     schema = table(column("p", "int", ColumnKind.PARTITION_KEY), column("a", "text"), column("b", "int"))
     row = Row(
-        RowMarker(1), None, {schema.column("a").number: Cell(1, b"abc"), schema.column("b").number: Cell(1, bytes(4))}
+        marker=RowMarker(1),
+        deletion=None,
+        cells={
+            schema.column("a").number: Cell(timestamp_us=1, value=b"abc"),
+            schema.column("b").number: Cell(timestamp_us=1, value=bytes(4)),
+        },
     )
     good = encode_row(row, 1, schema.layouts[0])
     key = stored_key(schema, {"p": bytes(4)})

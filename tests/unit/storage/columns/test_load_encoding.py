@@ -50,52 +50,66 @@ def key(partition: str, clustering: int, text: str = "t") -> bytes:
 
 def test_rows_come_sorted_and_a_null_is_no_cell() -> None:
     given = batch(p=["b", "a", "a"], c=[1, 2, -2], d=["t", "t", "t"], w=["one", None, ""], x=[1, 2, None])
-    found = items(encode_batch(MIXED, given, WriteStamp(7, 1)))
+    found = items(encode_batch(MIXED, given, WriteStamp(timestamp_us=7, at_s=1)))
     assert [one for one, _ in found] == sorted([key("b", 1), key("a", 2), key("a", -2)])
     rows = {one: decode_row(value, MIXED.layouts) for one, value in found}
     assert all(is_plain(value) for _, value in found)
     assert rows[key("b", 1)] == Row(
-        RowMarker(7), None, {NUMBER["w"]: Cell(7, b"one"), NUMBER["x"]: Cell(7, (1).to_bytes(4))}
+        marker=RowMarker(7),
+        deletion=None,
+        cells={
+            NUMBER["w"]: Cell(timestamp_us=7, value=b"one"),
+            NUMBER["x"]: Cell(timestamp_us=7, value=(1).to_bytes(4)),
+        },
     )
-    assert rows[key("a", 2)].cells == {NUMBER["x"]: Cell(7, (2).to_bytes(4))}
-    assert rows[key("a", -2)].cells == {NUMBER["w"]: Cell(7, b"")}
+    assert rows[key("a", 2)].cells == {NUMBER["x"]: Cell(timestamp_us=7, value=(2).to_bytes(4))}
+    assert rows[key("a", -2)].cells == {NUMBER["w"]: Cell(timestamp_us=7, value=b"")}
 
 
 def test_a_null_that_deletes() -> None:
     given = batch(p=["a", "b"], c=[1, 1], d=["t", "t"], w=[None, "v"])
-    found = dict(items(encode_batch(MIXED, given, WriteStamp(7, 3, nulls_delete=True))))
+    found = dict(items(encode_batch(MIXED, given, WriteStamp(timestamp_us=7, at_s=3, nulls_delete=True))))
     deleted = decode_row(found[key("a", 1)], MIXED.layouts)
-    assert deleted == Row(RowMarker(7), None, {NUMBER["w"]: Cell(7, None, 0, 3)})
+    assert deleted == Row(
+        marker=RowMarker(7), deletion=None, cells={NUMBER["w"]: Cell(timestamp_us=7, value=None, ttl_s=0, at_s=3)}
+    )
     assert is_plain(found[key("b", 1)])
 
 
 def test_a_key_given_twice_is_merged() -> None:
     given = batch(p=["a", "a", "a"], c=[1, 1, 1], d=["t", "t", "t"], w=["b", "c", None], x=[5, None, 4])
-    found = items(encode_batch(MIXED, given, WriteStamp(7, 1)))
+    found = items(encode_batch(MIXED, given, WriteStamp(timestamp_us=7, at_s=1)))
     assert [one for one, _ in found] == [key("a", 1)]
     cells = decode_row(found[0][1], MIXED.layouts).cells
-    assert cells == {NUMBER["w"]: Cell(7, b"c"), NUMBER["x"]: Cell(7, (5).to_bytes(4))}
+    assert cells == {
+        NUMBER["w"]: Cell(timestamp_us=7, value=b"c"),
+        NUMBER["x"]: Cell(timestamp_us=7, value=(5).to_bytes(4)),
+    }
 
 
 def test_collections_are_cells_of_their_own() -> None:
     given = batch(p=["a", "b"], c=[1, 1], d=["t", "t"], m=[[("k", 3)], None], l=[[9, 8], None])
-    found = dict(items(encode_batch(MIXED, given, WriteStamp(7, 3))))
+    found = dict(items(encode_batch(MIXED, given, WriteStamp(timestamp_us=7, at_s=3))))
     row = decode_row(found[key("a", 1)], MIXED.layouts)
-    nine, eight = (Cell(7, number.to_bytes(4)) for number in (9, 8))
+    nine, eight = (Cell(timestamp_us=7, value=number.to_bytes(4)) for number in (9, 8))
     assert row.collections == {
-        NUMBER["m"]: CollectionCells(Deletion(6, 3), {b"k": Cell(7, (3).to_bytes(4))}),
+        NUMBER["m"]: CollectionCells(Deletion(6, 3), {b"k": Cell(timestamp_us=7, value=(3).to_bytes(4))}),
         NUMBER["l"]: CollectionCells(Deletion(6, 3), {list_path(7, 0): nine, list_path(7, 1): eight}),
     }
     assert is_plain(found[key("b", 1)])
-    deleting = dict(items(encode_batch(MIXED, given, WriteStamp(7, 3, nulls_delete=True))))
+    deleting = dict(items(encode_batch(MIXED, given, WriteStamp(timestamp_us=7, at_s=3, nulls_delete=True))))
     assert decode_row(deleting[key("b", 1)], MIXED.layouts).collections[NUMBER["m"]] == CollectionCells(Deletion(7, 3))
 
 
 def test_static_cells_go_to_the_head() -> None:
     given = batch(p=["a", "a", "b"], c=[1, 2, 1], d=["t", "t", "t"], s=["x", "y", None])
-    found = dict(items(encode_batch(MIXED, given, WriteStamp(7, 3))))
+    found = dict(items(encode_batch(MIXED, given, WriteStamp(timestamp_us=7, at_s=3))))
     heads = {one: decode_head(value) for one, value in found.items() if value[1] & RowFlag.HEAD}
-    assert heads == {head_key(stored_prefix([b"a"])): PartitionHead(static=Row(cells={NUMBER["s"]: Cell(7, b"y")}))}
+    assert heads == {
+        head_key(stored_prefix([b"a"])): PartitionHead(
+            static=Row(cells={NUMBER["s"]: Cell(timestamp_us=7, value=b"y")})
+        )
+    }
     assert len(found) == 4
 
 
@@ -117,7 +131,7 @@ def test_list_elements_stand_in_the_order_of_writes() -> None:
 def test_what_does_not_fit_is_refused(columns: dict[str, Any], reason: str) -> None:
     given = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
     with pytest.raises(InvalidRequest, match=reason):
-        encode_batch(MIXED, given, WriteStamp(1, 1))
+        encode_batch(MIXED, given, WriteStamp(timestamp_us=1, at_s=1))
 
 
 @pytest.mark.parametrize(
@@ -131,10 +145,18 @@ def test_what_does_not_fit_is_refused(columns: dict[str, Any], reason: str) -> N
 def test_values_that_arrow_allows_and_cql_does_not(kind: str, bad: pa.Array, good: Any) -> None:
     schema = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", kind))
     with pytest.raises(InvalidRequest, match=f"not a valid {kind}"):
-        encode_batch(schema, pa.record_batch({"p": pa.array([1], pa.int32()), "v": bad}), WriteStamp(1, 1))
+        encode_batch(
+            schema, pa.record_batch({"p": pa.array([1], pa.int32()), "v": bad}), WriteStamp(timestamp_us=1, at_s=1)
+        )
     values = pa.array([None, good], bad.type)
     assert (
-        len(encode_batch(schema, pa.record_batch({"p": pa.array([1, 2], pa.int32()), "v": values}), WriteStamp(1, 1)))
+        len(
+            encode_batch(
+                schema,
+                pa.record_batch({"p": pa.array([1, 2], pa.int32()), "v": values}),
+                WriteStamp(timestamp_us=1, at_s=1),
+            )
+        )
         == 2
     )
 
@@ -142,15 +164,17 @@ def test_values_that_arrow_allows_and_cql_does_not(kind: str, bad: pa.Array, goo
 def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_encoding, "BATCH_BYTES_MAX", 10)
     with pytest.raises(InvalidRequest, match="at most 10"):
-        encode_batch(MIXED, batch(p=["aaaaaa"], c=[1], d=["tttttt"]), WriteStamp(1, 1))
+        encode_batch(MIXED, batch(p=["aaaaaa"], c=[1], d=["tttttt"]), WriteStamp(timestamp_us=1, at_s=1))
 
 
 def test_frozen_collections_are_canonical() -> None:
     schema = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "frozen<set<text>>"))
     given = pa.record_batch({"p": pa.array([1], pa.int32()), "v": pa.array([["b", "a", "b"]])})
-    (item,) = items(encode_batch(schema, given, WriteStamp(1, 1)))
+    (item,) = items(encode_batch(schema, given, WriteStamp(timestamp_us=1, at_s=1)))
     expected = encode(parse_type("frozen<set<text>>"), ["a", "b"])
-    assert decode_row(item[1], schema.layouts).cells == {schema.column("v").number: Cell(1, expected)}
+    assert decode_row(item[1], schema.layouts).cells == {
+        schema.column("v").number: Cell(timestamp_us=1, value=expected)
+    }
 
 
 # ---- TTLs, deletions, static cells: against rows made one by one
@@ -165,18 +189,29 @@ def rows_of(encoded: tuple[pa.Array, pa.Array]) -> dict[bytes, Row]:
 
 def test_a_ttl_is_of_the_marker_and_of_every_cell() -> None:
     given = batch(p=["a", "b"], c=[1, 1], d=["t", "t"], w=["v", None], m=[[("k", 3)], None])
-    found = rows_of(encode_upserts(MIXED, given, WriteStamp(7, 100, ttl_s=50)))
+    found = rows_of(encode_upserts(MIXED, given, WriteStamp(timestamp_us=7, at_s=100, ttl_s=50)))
     marker = RowMarker(7, 50, 150)
-    elements = CollectionCells(Deletion(6, 100), {b"k": Cell(7, (3).to_bytes(4), 50, 150)})
-    assert found[key("a", 1)] == Row(marker, None, {NUMBER["w"]: Cell(7, b"v", 50, 150)}, {NUMBER["m"]: elements})
-    assert found[key("b", 1)] == Row(marker)
+    elements = CollectionCells(
+        Deletion(6, 100), {b"k": Cell(timestamp_us=7, value=(3).to_bytes(4), ttl_s=50, at_s=150)}
+    )
+    assert found[key("a", 1)] == Row(
+        marker=marker,
+        deletion=None,
+        cells={NUMBER["w"]: Cell(timestamp_us=7, value=b"v", ttl_s=50, at_s=150)},
+        collections={NUMBER["m"]: elements},
+    )
+    assert found[key("b", 1)] == Row(marker=marker)
 
 
 def test_each_row_may_have_a_ttl_of_its_own() -> None:
     given = batch(p=["a", "b", "c"], c=[1, 1, 1], d=["t", "t", "t"], w=["v", "v", "v"])
-    encoded = encode_upserts(MIXED, given, WriteStamp(7, 100, ttl_s=9), np.array([5, 0, 70_000]))
+    encoded = encode_upserts(MIXED, given, WriteStamp(timestamp_us=7, at_s=100, ttl_s=9), np.array([5, 0, 70_000]))
     found = rows_of(encoded)
-    assert found[key("a", 1)] == Row(RowMarker(7, 5, 105), None, {NUMBER["w"]: Cell(7, b"v", 5, 105)})
+    assert found[key("a", 1)] == Row(
+        marker=RowMarker(7, 5, 105),
+        deletion=None,
+        cells={NUMBER["w"]: Cell(timestamp_us=7, value=b"v", ttl_s=5, at_s=105)},
+    )
     assert found[key("c", 1)].marker == RowMarker(7, 70_000, 70_100)
     plain = dict(zip(*(column.to_pylist() for column in encoded)))[key("b", 1)]
     assert is_plain(plain), "without a TTL it is as plain as any"
@@ -186,7 +221,7 @@ def test_each_row_may_have_a_ttl_of_its_own() -> None:
 def test_ttls_are_bounded(ttl_s: int) -> None:
     given = batch(p=["a"], c=[1], d=["t"])
     with pytest.raises(InvalidRequest, match=f"TTL of {ttl_s} s"):
-        encode_upserts(MIXED, given, WriteStamp(7, 100, ttl_s=ttl_s))
+        encode_upserts(MIXED, given, WriteStamp(timestamp_us=7, at_s=100, ttl_s=ttl_s))
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
@@ -194,13 +229,13 @@ def test_ttls_are_bounded(ttl_s: int) -> None:
 def test_rows_by_vectors_are_byte_for_byte_what_the_codec_writes(size: int, timestamp_us: int) -> None:
     given = batch(p=["a", "b", "c"], c=[1, 1, 1], d=["t", "t", "t"], w=["x" * size, None, "y"], x=[1, 2, None],
                   z=[None, None, b"z"])  # fmt: skip
-    stamp = WriteStamp(timestamp_us, 1_700_000_000, nulls_delete=True, ttl_s=1_000)
+    stamp = WriteStamp(timestamp_us=timestamp_us, at_s=1_700_000_000, nulls_delete=True, ttl_s=1_000)
     for value in encode_upserts(MIXED, given, stamp)[1].to_pylist():
         row = decode_row(value, MIXED.layouts)
         assert value == encode_row(row, MIXED.version, MIXED.layouts[-1])
         assert row.cells[NUMBER["z"]] in (
-            Cell(timestamp_us, None, 0, stamp.at_s),
-            Cell(timestamp_us, b"z", 1_000, stamp.at_s + 1_000),
+            Cell(timestamp_us=timestamp_us, value=None, ttl_s=0, at_s=stamp.at_s),
+            Cell(timestamp_us=timestamp_us, value=b"z", ttl_s=1_000, at_s=stamp.at_s + 1_000),
         )
 
 
@@ -208,41 +243,51 @@ def test_many_cells_in_a_row_that_expires() -> None:
     wide = table(column("p", "int", ColumnKind.PARTITION_KEY), *(column(f"v{place:02}", "int") for place in range(20)))
     given = {name.name: pa.array([1, None if place % 3 else 2], pa.int32()) for place, name in enumerate(wide.columns)}
     given["p"] = pa.array([1, 2], pa.int32())
-    for value in encode_upserts(wide, pa.record_batch(given), WriteStamp(7, 9, ttl_s=1))[1].to_pylist():
+    for value in encode_upserts(wide, pa.record_batch(given), WriteStamp(timestamp_us=7, at_s=9, ttl_s=1))[
+        1
+    ].to_pylist():
         assert value == encode_row(decode_row(value, wide.layouts), wide.version, wide.layouts[-1])
 
 
 def test_rows_are_deleted_by_their_keys_alone() -> None:
     given = batch(p=["a", "b"], c=[1, 2], d=["t", "t"], w=["v", None], m=[[("k", 3)], None])
-    found = rows_of(encode_row_deletions(MIXED, given, WriteStamp(7, 100, nulls_delete=True, ttl_s=3)))
+    found = rows_of(
+        encode_row_deletions(MIXED, given, WriteStamp(timestamp_us=7, at_s=100, nulls_delete=True, ttl_s=3))
+    )
     assert found == dict.fromkeys([key("a", 1), key("b", 2)], Row(deletion=Deletion(7, 100)))
     with pytest.raises(InvalidRequest, match=r"'d' of ks\.t is null in 1"):
-        encode_row_deletions(MIXED, batch(p=["a"], c=[1], d=[None]), WriteStamp(7, 100))
+        encode_row_deletions(MIXED, batch(p=["a"], c=[1], d=[None]), WriteStamp(timestamp_us=7, at_s=100))
 
 
 def test_partitions_are_deleted_by_the_partition_key_alone() -> None:
     given = batch(p=["a", "b"], c=[None, 2], w=["v", None])
-    keys, values = encode_partition_deletions(MIXED, given, WriteStamp(7, 100))
+    keys, values = encode_partition_deletions(MIXED, given, WriteStamp(timestamp_us=7, at_s=100))
     assert keys.to_pylist() == [head_key(stored_prefix([b"a"])), head_key(stored_prefix([b"b"]))]
     assert [decode_head(value) for value in values.to_pylist()] == [PartitionHead(Deletion(7, 100))] * 2
 
 
 def test_static_cells_need_no_row() -> None:
     given = batch(p=["a", "b"], c=[None, 1], d=[None, "t"], s=["x", "y"], w=[None, "v"])
-    keys, _ = encode_upserts(MIXED, given, WriteStamp(7, 3))
+    keys, _ = encode_upserts(MIXED, given, WriteStamp(timestamp_us=7, at_s=3))
     heads = [head_key(stored_prefix([name])) for name in (b"a", b"b")]
     assert sorted(keys.to_pylist()) == sorted([*heads, key("b", 1)])
-    only = encode_upserts(MIXED, batch(p=["a"], s=["x"]), WriteStamp(7, 3, ttl_s=2))
+    only = encode_upserts(MIXED, batch(p=["a"], s=["x"]), WriteStamp(timestamp_us=7, at_s=3, ttl_s=2))
     assert only[0].to_pylist() == heads[:1]
-    assert decode_head(only[1][0].as_py()) == PartitionHead(static=Row(cells={NUMBER["s"]: Cell(7, b"x", 2, 5)}))
+    assert decode_head(only[1][0].as_py()) == PartitionHead(
+        static=Row(cells={NUMBER["s"]: Cell(timestamp_us=7, value=b"x", ttl_s=2, at_s=5)})
+    )
     with pytest.raises(InvalidRequest, match="a value in 'w' and no clustering key"):
-        encode_upserts(MIXED, batch(p=["a"], c=[None], d=[None], s=["x"], w=["v"]), WriteStamp(7, 3))
+        encode_upserts(MIXED, batch(p=["a"], c=[None], d=[None], s=["x"], w=["v"]), WriteStamp(timestamp_us=7, at_s=3))
     with pytest.raises(InvalidRequest, match=r"'d' of ks\.t is null in 1"):
-        encode_upserts(MIXED, batch(p=["a"], c=[1], d=[None], s=["x"]), WriteStamp(7, 3))
+        encode_upserts(MIXED, batch(p=["a"], c=[1], d=[None], s=["x"]), WriteStamp(timestamp_us=7, at_s=3))
 
 
 def test_a_head_by_vectors_is_byte_for_byte_what_the_codec_writes() -> None:
-    for stamp in (WriteStamp(7, 3), WriteStamp(7, 3, nulls_delete=True), WriteStamp(7, 3, ttl_s=6)):
+    for stamp in (
+        WriteStamp(timestamp_us=7, at_s=3),
+        WriteStamp(timestamp_us=7, at_s=3, nulls_delete=True),
+        WriteStamp(timestamp_us=7, at_s=3, ttl_s=6),
+    ):
         given = batch(p=["a", "b", "b", "b"], c=[1, 2, 3, 4], d=["t"] * 4, s=["x", None, "z", "z"])
         _, values = encode_upserts(MIXED, given, stamp)
         found = [value for value in values.to_pylist() if value[1] & RowFlag.HEAD]
@@ -252,6 +297,6 @@ def test_a_head_by_vectors_is_byte_for_byte_what_the_codec_writes() -> None:
 
 def test_nulls_inside_collections_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="not a value of type"):
-        encode_upserts(MIXED, batch(p=["a"], c=[1], d=["t"], m=[[("k", None)]]), WriteStamp(7, 3))
+        encode_upserts(MIXED, batch(p=["a"], c=[1], d=["t"], m=[[("k", None)]]), WriteStamp(timestamp_us=7, at_s=3))
     with pytest.raises(InvalidRequest, match="not a value of type"):
-        encode_upserts(MIXED, batch(p=["a"], c=[1], d=["t"], l=[[1, None]]), WriteStamp(7, 3))
+        encode_upserts(MIXED, batch(p=["a"], c=[1], d=["t"], l=[[1, None]]), WriteStamp(timestamp_us=7, at_s=3))

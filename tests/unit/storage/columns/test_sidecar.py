@@ -20,7 +20,7 @@ from ebla.storage.scan.stack_scan import ALL_KEYS
 
 pytestmark = runs_in(real_time)
 
-ITEMS = RandomRows(2, Mix(0.7, 30, 400)).layer()
+ITEMS = RandomRows(2, Mix(plain=0.7, partitions=30, rows=400)).layer()
 KEYS = [key for key, _ in ITEMS]
 
 

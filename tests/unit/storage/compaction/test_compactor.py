@@ -43,7 +43,15 @@ def job(
         CompactionInput(LayerId(number), rig.path(f"in{number}"), token_range)
         for number, token_range in enumerate(ranges)
     )
-    return CompactionJob(Incarnation(1), inputs, LayerId(99), rig.path("out"), whole, rule, MIXED)
+    return CompactionJob(
+        incarnation=Incarnation(1),
+        inputs=inputs,
+        output=LayerId(99),
+        output_folder=rig.path("out"),
+        range=whole,
+        rule=rule,
+        schema=MIXED,
+    )
 
 
 async def build(rig: Rig, layers: Sequence[list[Item]]) -> None:
@@ -85,7 +93,7 @@ def test_a_fold_is_the_merge_less_what_may_go(
     if seed % 2:
         monkeypatch.setattr(stack_scan, "CHUNK_ROWS", rng.randrange(1, 6))
         monkeypatch.setattr(sidecar, "BLOCK_ROWS", rng.randrange(1, 6))
-    rows = RandomRows(seed, Mix(rng.choice([0.9, 0.4]), rng.choice([3, 12]), 60))
+    rows = RandomRows(seed, Mix(plain=rng.choice([0.9, 0.4]), partitions=rng.choice([3, 12]), rows=60))
     layers = [rows.layer() for _ in range(rng.randrange(1, 4))]
     ranges = [rng.choice([WHOLE_RING, UPPER_HALF]) for _ in layers]
     spans = (GcSpan(rng.choice([WHOLE_RING, UPPER_HALF]), rng.randrange(20)),)
@@ -109,7 +117,7 @@ def test_a_fold_is_the_merge_less_what_may_go(
 def test_some_seed_drops_tombstones(tmp_path: Path) -> None:
     """Else the comparison above would say little."""
     rig = Rig("memory", tmp_path)
-    layers = [RandomRows(3, Mix(0.3, 3, 60)).layer()]
+    layers = [RandomRows(3, Mix(plain=0.3, partitions=3, rows=60)).layer()]
     rule = GcRule((GcSpan(WHOLE_RING, 100),), 100)
     result, items, _ = rig.run(folded(rig, layers, job(rig, [WHOLE_RING], rule)))
     assert result.dropped_greatest_us > NEVER_US
@@ -123,9 +131,17 @@ def test_some_seed_drops_tombstones(tmp_path: Path) -> None:
 def test_a_fold_is_durable_when_it_returns(seed: int) -> None:
     """With its sidecar: a power cut right after it takes nothing."""
     machine = Machine(seed)
-    items = RandomRows(seed, Mix(0.5, 5, 60)).layer()
+    items = RandomRows(seed, Mix(plain=0.5, partitions=5, rows=60)).layer()
     inputs = (CompactionInput(LayerId(1), "/data/in", WHOLE_RING),)
-    asked = CompactionJob(Incarnation(1), inputs, LayerId(2), "/data/out", WHOLE_RING, KEEP_ALL, MIXED)
+    asked = CompactionJob(
+        incarnation=Incarnation(1),
+        inputs=inputs,
+        output=LayerId(2),
+        output_folder="/data/out",
+        range=WHOLE_RING,
+        rule=KEEP_ALL,
+        schema=MIXED,
+    )
 
     async def first(disk: ProcessDisk) -> CompactionResult:
         await make_durable_folder(disk, "/data")

@@ -40,21 +40,26 @@ def before(mode: TombstoneGc, terms: GcContext, token: Token = IN_LOW) -> int | 
     ],
 )
 def test_modes(mode: TombstoneGc, expected: int | None) -> None:
-    assert before(mode, GcContext(NOW_S, 3)) == expected
+    assert before(mode, GcContext(now_s=NOW_S, replication_factor=3)) == expected
 
 
 def test_by_repair_only_what_was_repaired_and_has_had_time_to_arrive() -> None:
-    terms = GcContext(NOW_S, 3, (RepairedRange(LOW, 90_000),))
+    terms = GcContext(now_s=NOW_S, replication_factor=3, repaired=(RepairedRange(LOW, 90_000),))
     assert before(TombstoneGc.REPAIR, terms, IN_LOW) == 90_000 - 3_600
     assert before(TombstoneGc.REPAIR, terms, IN_HIGH) is None
 
 
 def test_by_repair_a_single_replica_has_nobody_to_wait_for() -> None:
-    assert before(TombstoneGc.REPAIR, GcContext(NOW_S, 1)) == NOW_S
+    assert before(TombstoneGc.REPAIR, GcContext(now_s=NOW_S, replication_factor=1)) == NOW_S
 
 
 def test_a_range_repaired_twice_counts_from_the_later() -> None:
-    terms = GcContext(NOW_S, 3, (RepairedRange(WHOLE_RING, 50_000), RepairedRange(LOW, 60_000)), propagation_s=0)
+    terms = GcContext(
+        now_s=NOW_S,
+        replication_factor=3,
+        repaired=(RepairedRange(WHOLE_RING, 50_000), RepairedRange(LOW, 60_000)),
+        propagation_s=0,
+    )
     assert before(TombstoneGc.REPAIR, terms, IN_LOW) == 60_000
     assert before(TombstoneGc.REPAIR, terms, IN_HIGH) == 50_000
 
@@ -65,17 +70,17 @@ RULE = GcRule((GcSpan(WHOLE_RING, 50),), below_us=1_000)
 @pytest.mark.parametrize(
     ("cell", "stays"),
     [
-        (Cell(999, None, 0, 49), False),
-        (Cell(999, None, 0, 50), True),
-        (Cell(1_000, None, 0, 49), True),
-        (Cell(999, b"v", 5, 49), False),
-        (Cell(999, b"v", 5, 50), True),
-        (Cell(999, b"v"), True),
+        (Cell(timestamp_us=999, value=None, ttl_s=0, at_s=49), False),
+        (Cell(timestamp_us=999, value=None, ttl_s=0, at_s=50), True),
+        (Cell(timestamp_us=1_000, value=None, ttl_s=0, at_s=49), True),
+        (Cell(timestamp_us=999, value=b"v", ttl_s=5, at_s=49), False),
+        (Cell(timestamp_us=999, value=b"v", ttl_s=5, at_s=50), True),
+        (Cell(timestamp_us=999, value=b"v"), True),
     ],
 )
 def test_a_cell_goes_by_its_end_and_its_timestamp(cell: Cell, stays: bool) -> None:
     collector = TombstoneCollector(RULE)
-    left = collector.row(IN_LOW, Row(None, None, {A: cell}))
+    left = collector.row(IN_LOW, Row(marker=None, deletion=None, cells={A: cell}))
     assert left.cells == ({A: cell} if stays else {})
     assert collector.dropped_greatest_us == (NEVER_US if stays else cell.timestamp_us)
 
@@ -83,13 +88,18 @@ def test_a_cell_goes_by_its_end_and_its_timestamp(cell: Cell, stays: bool) -> No
 def test_every_kind_of_tombstone_goes_and_the_newest_is_remembered() -> None:
     collector = TombstoneCollector(RULE)
     row = Row(
-        RowMarker(10, 5, 1),
-        Deletion(20, 1),
-        {A: Cell(30, None, 0, 1)},
-        {MAP: CollectionCells(Deletion(40, 1), {b"x": Cell(41, b"v")})},
+        marker=RowMarker(10, 5, 1),
+        deletion=Deletion(20, 1),
+        cells={A: Cell(timestamp_us=30, value=None, ttl_s=0, at_s=1)},
+        collections={MAP: CollectionCells(Deletion(40, 1), {b"x": Cell(timestamp_us=41, value=b"v")})},
     )
     left = collector.row(IN_LOW, row)
-    assert left == Row(None, None, {}, {MAP: CollectionCells(None, {b"x": Cell(41, b"v")})})
+    assert left == Row(
+        marker=None,
+        deletion=None,
+        cells={},
+        collections={MAP: CollectionCells(None, {b"x": Cell(timestamp_us=41, value=b"v")})},
+    )
     assert collector.dropped_greatest_us == 40
     slice_ = RangeDeletion(b"", None, Deletion(60, 1))
     kept = RangeDeletion(b"", None, Deletion(61, 99))
@@ -98,7 +108,7 @@ def test_every_kind_of_tombstone_goes_and_the_newest_is_remembered() -> None:
 
 
 def test_without_a_rule_everything_stays() -> None:
-    row = Row(None, Deletion(20, 1), {A: Cell(30, None, 0, 1)})
+    row = Row(marker=None, deletion=Deletion(20, 1), cells={A: Cell(timestamp_us=30, value=None, ttl_s=0, at_s=1)})
     collector = TombstoneCollector(KEEP_ALL)
     assert collector.row(IN_LOW, row) == row
     assert collector.dropped_greatest_us == NEVER_US
@@ -106,7 +116,7 @@ def test_without_a_rule_everything_stays() -> None:
 
 def test_a_slice_that_goes_takes_along_what_it_deleted() -> None:
     head = PartitionHead(None, (RangeDeletion(clustering_of(1), clustering_of(2), Deletion(20, 1)),))
-    plain = value_of(Row(RowMarker(10), None, {A: Cell(10, b"v")}))
+    plain = value_of(Row(marker=RowMarker(10), deletion=None, cells={A: Cell(timestamp_us=10, value=b"v")}))
     items = [
         (head_of(1), encode_head(head, 1)),
         (key_of(1, 0), plain),

@@ -15,11 +15,14 @@ INT, TEXT = ScalarType(Scalar.INT), ScalarType(Scalar.TEXT)
 
 
 def table(*kinds: CqlType) -> TableSchema:
-    columns = [Column(f"k{place}", kind, ColumnKind.PARTITION_KEY, place) for place, kind in enumerate(kinds)]
+    columns = [
+        Column(name=f"k{place}", type=kind, kind=ColumnKind.PARTITION_KEY, position=place)
+        for place, kind in enumerate(kinds)
+    ]
     collections = (
-        Column("m", MapType(INT, TEXT), ColumnKind.REGULAR),
-        Column("s", SetType(INT), ColumnKind.REGULAR),
-        Column("l", ListType(INT), ColumnKind.REGULAR),
+        Column(name="m", type=MapType(INT, TEXT), kind=ColumnKind.REGULAR),
+        Column(name="s", type=SetType(INT), kind=ColumnKind.REGULAR),
+        Column(name="l", type=ListType(INT), kind=ColumnKind.REGULAR),
     )
     return new_schema((TableId(uuid.UUID(int=1)), "ks", "t"), (*columns, *collections))
 

@@ -8,24 +8,100 @@ from ebla.storage.layers.layer_facts import ALWAYS_US, NO_FACTS, LayerFacts, hea
 
 
 def test_a_plain_row_by_its_header() -> None:
-    value = encode_row(Row(RowMarker(7), None, {1: Cell(7, b"x")}), 1, (1,))
-    assert plain_facts(value) == LayerFacts(7, 7, 1)
+    value = encode_row(Row(marker=RowMarker(7), deletion=None, cells={1: Cell(timestamp_us=7, value=b"x")}), 1, (1,))
+    assert plain_facts(value) == LayerFacts(least_us=7, greatest_us=7, rows=1)
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (Row(), LayerFacts(ALWAYS_US, NO_FACTS.greatest_us, 1, all_plain=False)),
-        (Row(cells={1: Cell(3, b"x"), 2: Cell(9, b"")}), LayerFacts(3, 9, 1, all_plain=False)),
-        (Row(RowMarker(2, 60, 100), cells={1: Cell(5, b"x")}), LayerFacts(2, 5, 1, False, False, True, False)),
-        (Row(cells={1: Cell(5, b"x", 60, 100)}), LayerFacts(5, 5, 1, False, False, True, False)),
-        (Row(cells={1: Cell(5, None, 0, 100)}), LayerFacts(5, 5, 1, False, True, False, False)),
-        (Row(None, Deletion(4, 100)), LayerFacts(4, 4, 1, False, True, False, False)),
+        (Row(), LayerFacts(least_us=ALWAYS_US, greatest_us=NO_FACTS.greatest_us, rows=1, all_plain=False)),
         (
-            Row(collections={1: CollectionCells(None, {b"k": Cell(8, None), b"l": Cell(6, b"x", 9, 9)})}),
-            LayerFacts(6, 8, 1, False, True, True, False),
+            Row(cells={1: Cell(timestamp_us=3, value=b"x"), 2: Cell(timestamp_us=9, value=b"")}),
+            LayerFacts(least_us=3, greatest_us=9, rows=1, all_plain=False),
         ),
-        (Row(collections={1: CollectionCells(Deletion(1, 9))}), LayerFacts(1, 1, 1, False, True, False, False)),
+        (
+            Row(marker=RowMarker(2, 60, 100), cells={1: Cell(timestamp_us=5, value=b"x")}),
+            LayerFacts(
+                least_us=2,
+                greatest_us=5,
+                rows=1,
+                has_heads=False,
+                has_tombstones=False,
+                has_expiring=True,
+                all_plain=False,
+            ),
+        ),
+        (
+            Row(cells={1: Cell(timestamp_us=5, value=b"x", ttl_s=60, at_s=100)}),
+            LayerFacts(
+                least_us=5,
+                greatest_us=5,
+                rows=1,
+                has_heads=False,
+                has_tombstones=False,
+                has_expiring=True,
+                all_plain=False,
+            ),
+        ),
+        (
+            Row(cells={1: Cell(timestamp_us=5, value=None, ttl_s=0, at_s=100)}),
+            LayerFacts(
+                least_us=5,
+                greatest_us=5,
+                rows=1,
+                has_heads=False,
+                has_tombstones=True,
+                has_expiring=False,
+                all_plain=False,
+            ),
+        ),
+        (
+            Row(marker=None, deletion=Deletion(4, 100)),
+            LayerFacts(
+                least_us=4,
+                greatest_us=4,
+                rows=1,
+                has_heads=False,
+                has_tombstones=True,
+                has_expiring=False,
+                all_plain=False,
+            ),
+        ),
+        (
+            Row(
+                collections={
+                    1: CollectionCells(
+                        None,
+                        {
+                            b"k": Cell(timestamp_us=8, value=None),
+                            b"l": Cell(timestamp_us=6, value=b"x", ttl_s=9, at_s=9),
+                        },
+                    )
+                }
+            ),
+            LayerFacts(
+                least_us=6,
+                greatest_us=8,
+                rows=1,
+                has_heads=False,
+                has_tombstones=True,
+                has_expiring=True,
+                all_plain=False,
+            ),
+        ),
+        (
+            Row(collections={1: CollectionCells(Deletion(1, 9))}),
+            LayerFacts(
+                least_us=1,
+                greatest_us=1,
+                rows=1,
+                has_heads=False,
+                has_tombstones=True,
+                has_expiring=False,
+                all_plain=False,
+            ),
+        ),
     ],
 )
 def test_rows(row: Row, expected: LayerFacts) -> None:
@@ -33,17 +109,34 @@ def test_rows(row: Row, expected: LayerFacts) -> None:
 
 
 def test_heads() -> None:
-    static = Row(cells={1: Cell(50, b"x")})
-    assert head_facts(PartitionHead(static=static)) == LayerFacts(50, 50, 1, True, False, False, False)
+    static = Row(cells={1: Cell(timestamp_us=50, value=b"x")})
+    assert head_facts(PartitionHead(static=static)) == LayerFacts(
+        least_us=50, greatest_us=50, rows=1, has_heads=True, has_tombstones=False, has_expiring=False, all_plain=False
+    )
     ranges = (RangeDeletion(b"a", None, Deletion(3, 9)), RangeDeletion(b"b", b"c", Deletion(70, 9)))
-    assert head_facts(PartitionHead(None, ranges, static)) == LayerFacts(3, 70, 1, True, True, False, False)
-    assert head_facts(PartitionHead(Deletion(2, 9))) == LayerFacts(2, 2, 1, True, True, False, False)
+    assert head_facts(PartitionHead(None, ranges, static)) == LayerFacts(
+        least_us=3, greatest_us=70, rows=1, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
+    )
+    assert head_facts(PartitionHead(Deletion(2, 9))) == LayerFacts(
+        least_us=2, greatest_us=2, rows=1, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
+    )
 
 
 def test_facts_add_up() -> None:
-    plain, head = LayerFacts(5, 9, 3), LayerFacts(2, 6, 1, True, True, False, False)
+    plain, head = (
+        LayerFacts(least_us=5, greatest_us=9, rows=3),
+        LayerFacts(
+            least_us=2, greatest_us=6, rows=1, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
+        ),
+    )
     both = plain.widened(head)
-    assert both == head.widened(plain) == LayerFacts(2, 9, 4, True, True, False, False)
+    assert (
+        both
+        == head.widened(plain)
+        == LayerFacts(
+            least_us=2, greatest_us=9, rows=4, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
+        )
+    )
     assert NO_FACTS.widened(plain) == plain
     assert both.covers(plain)
     assert both.covers(head)
@@ -55,10 +148,14 @@ def test_facts_add_up() -> None:
 @pytest.mark.parametrize(
     "wider",
     [
-        LayerFacts(4, 9), LayerFacts(5, 10), LayerFacts(5, 9, 0, True), LayerFacts(5, 9, 0, False, True),
-        LayerFacts(5, 9, 0, False, False, True), LayerFacts(5, 9, 0, all_plain=False),
+        LayerFacts(least_us=4, greatest_us=9),
+        LayerFacts(least_us=5, greatest_us=10),
+        LayerFacts(least_us=5, greatest_us=9, rows=0, has_heads=True),
+        LayerFacts(least_us=5, greatest_us=9, rows=0, has_heads=False, has_tombstones=True),
+        LayerFacts(least_us=5, greatest_us=9, rows=0, has_heads=False, has_tombstones=False, has_expiring=True),
+        LayerFacts(least_us=5, greatest_us=9, rows=0, all_plain=False),
     ],
 )  # fmt: skip
 def test_each_fact_counts(wider: LayerFacts) -> None:
-    assert wider.covers(LayerFacts(5, 9))
-    assert not LayerFacts(5, 9).covers(wider)
+    assert wider.covers(LayerFacts(least_us=5, greatest_us=9))
+    assert not LayerFacts(least_us=5, greatest_us=9).covers(wider)

@@ -102,8 +102,8 @@ def test_rows_are_the_same_by_their_bytes() -> None:
 
     def row(value: bytes | None, element: bytes, timestamp_us: int = 1) -> bytes:
         wire = [value, value and value[:4], b"x", bytes(4), join_elements([element], 1)]
-        cells = {at + 1: Cell(timestamp_us, one) for at, one in enumerate(wire) if one is not None}
-        return encode_row(Row(None, None, cells), 1, schema.layouts[-1])
+        cells = {at + 1: Cell(timestamp_us=timestamp_us, value=one) for at, one in enumerate(wire) if one is not None}
+        return encode_row(Row(marker=None, deletion=None, cells=cells), 1, schema.layouts[-1])
 
     def chunk_with(values: list[bytes]) -> pa.RecordBatch:
         keys = [stored_key(schema, {"p": bytes(4)})] * len(values)

@@ -47,7 +47,7 @@ def test_values_of_each_type(scalar: Scalar) -> None:
 
     def chunk(values: list[Any]) -> pa.RecordBatch:
         batch = pa.record_batch({"p": pa.array(range(len(values)), pa.int32()), "v": pa.array(values, kind)})
-        return chunk_of(shape, *encode_upserts(schema, batch, WriteStamp(1_000, 1)))
+        return chunk_of(shape, *encode_upserts(schema, batch, WriteStamp(timestamp_us=1_000, at_s=1)))
 
     found = same_rows(shape, chunk([one, one, None, None]), chunk([one, other, None, one]))
     assert found.tolist() == [True, False, True, False]

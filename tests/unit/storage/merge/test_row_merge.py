@@ -14,9 +14,13 @@ def random_plain(rng: random.Random) -> bytes:
     """With cells missing, and values that look like a missing cell."""
     timestamp_us = rng.choice((-300, -1, 1, 2, 255, 256, 1 << 50))
     values = [b"\0\0\0\1", b"\xff\xff\xff\xff", b"", b"\xff\xff\xff\xff\0\0\0\2\xff\xff\xff\xff"]
-    cells = {number: Cell(timestamp_us, rng.choice(values)) for number in (*CELLS, MAP) if rng.random() < 0.6}
+    cells = {
+        number: Cell(timestamp_us=timestamp_us, value=rng.choice(values))
+        for number in (*CELLS, MAP)
+        if rng.random() < 0.6
+    }
     marker = RowMarker(timestamp_us) if rng.random() < 0.5 or not cells else None
-    value = encode_row(Row(marker, None, cells), 1, LAYOUT)
+    value = encode_row(Row(marker=marker, deletion=None, cells=cells), 1, LAYOUT)
     assert is_plain(value)
     return value
 

@@ -29,8 +29,8 @@ def test_keys_come_once_and_in_order(seed: int) -> None:
         }
     )
     parts = [
-        encode_upserts(MIXED, given, WriteStamp(7, 3, ttl_s=rng.choice([0, 5]))),
-        encode_row_deletions(MIXED, given.slice(0, rng.randrange(count + 1)), WriteStamp(7, 3)),
+        encode_upserts(MIXED, given, WriteStamp(timestamp_us=7, at_s=3, ttl_s=rng.choice([0, 5]))),
+        encode_row_deletions(MIXED, given.slice(0, rng.randrange(count + 1)), WriteStamp(timestamp_us=7, at_s=3)),
     ]
     parts = [part for part in parts if len(part[0])]
     all_keys = pa.concat_arrays([one for one, _ in parts])
@@ -46,7 +46,7 @@ def test_keys_come_once_and_in_order(seed: int) -> None:
 def test_the_same_many_times_is_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     given = pa.record_batch({"p": pa.array([1, 2] * 50, pa.int32()), "v": pa.array(["v"] * 100)})
     monkeypatch.setattr("ebla.storage.merge.row_sort.merge_all", None)
-    assert len(sort_rows(NARROW, *encode_upserts(NARROW, given, WriteStamp(1, 1)))) == 2
+    assert len(sort_rows(NARROW, *encode_upserts(NARROW, given, WriteStamp(timestamp_us=1, at_s=1)))) == 2
 
 
 def test_repeats_go() -> None:

@@ -45,7 +45,7 @@ def write_run(disk: ProcessDisk, path: str, items: Sequence[Item], rng: random.R
 
 
 def runs_of(seed: int, count: int, rows: int = 40) -> list[list[Item]]:
-    drawn = RandomRows(seed, Mix(0.5, 4, rows))
+    drawn = RandomRows(seed, Mix(plain=0.5, partitions=4, rows=rows))
     return [drawn.layer() for _ in range(count)]
 
 
@@ -69,7 +69,9 @@ def written(disk: ProcessDisk, runs: Sequence[Sequence[Item]], seed: int = 1) ->
 
 def job_of(disk: ProcessDisk, paths: Sequence[str]) -> BuildJob:
     checksums = tuple(file_checksum(disk, path) for path in paths)
-    return BuildJob(tuple(paths), "/data/layer", WHOLE_RING, MIXED, checksums)
+    return BuildJob(
+        rows_files=tuple(paths), output_folder="/data/layer", range=WHOLE_RING, schema=MIXED, checksums=checksums
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

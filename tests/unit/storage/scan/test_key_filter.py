@@ -41,7 +41,7 @@ def rows_of(schema: TableSchema, values: list[dict[str, bytes]]) -> dict[bytes, 
 
 
 def chunk(schema: TableSchema, shape: ChunkShape, keys: list[bytes]) -> pa.RecordBatch:
-    value = encode_row(Row(RowMarker(1)), 1, schema.layouts[-1])
+    value = encode_row(Row(marker=RowMarker(1)), 1, schema.layouts[-1])
     return chunk_of(shape, pa.array(keys, pa.binary()), pa.array([value] * len(keys), pa.binary()))
 
 
@@ -82,7 +82,7 @@ def test_heads_stay_for_the_rows_that_may_follow() -> None:
     prefix, other = sorted(stored_prefix([name]) for name in (b"a", b"b"))
     keys = [head_key(prefix), head_key(other)]
     shape = ChunkShape(MIXED)
-    row = encode_row(Row(RowMarker(1)), 1, MIXED.layouts[-1])
+    row = encode_row(Row(marker=RowMarker(1)), 1, MIXED.layouts[-1])
     heads = chunk_of(shape, pa.array(keys, pa.binary()), pa.array([row[:1] + b"\x04" + row[2:]] * 2, pa.binary()))
     of_rows = KeyFilter(MIXED, (KeyCondition("c", KeyOperator.EQUAL, (bytes(4),)),))
     assert len(of_rows.kept(shape, heads)) == 2

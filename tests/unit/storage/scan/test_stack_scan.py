@@ -84,7 +84,7 @@ def test_a_scan_shows_what_the_rows_say(seed: int, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(stack_scan, "CHUNK_ROWS", rng.randrange(1, 6))
         monkeypatch.setattr(sidecar, "BLOCK_ROWS", rng.randrange(1, 6))
         monkeypatch.setattr(stack_scan, "CHUNK_BYTES", rng.choice([100, 1000, 1 << 20]))
-    rows = RandomRows(seed, Mix(rng.choice([0.9, 0.5]), rng.choice([3, 12]), 60))
+    rows = RandomRows(seed, Mix(plain=rng.choice([0.9, 0.5]), partitions=rng.choice([3, 12]), rows=60))
     ranges = [WHOLE_RING, TokenRange(Token(0), TOKEN_MIN), TokenRange(TOKEN_MIN, Token(1 << 61))]
     parts = [(rows.layer(), rng.choice(ranges), rng.random() < 0.5) for _ in range(rng.choice([1, 1, 2, 3]))]
     some = [rng.choice(items)[0] for items, _, _ in parts if items]
@@ -94,7 +94,7 @@ def test_a_scan_shows_what_the_rows_say(seed: int, tmp_path: Path, monkeypatch: 
         spans.append(slice_spans(split_key(some[0])[0], (1 ^ 1 << 31).to_bytes(4), (2 ^ 1 << 31).to_bytes(4)))
     for chosen in spans:
         for columns in (ALL, TIMES, select_values("xp"), select_values("sz"), select_values("s")):
-            question = ScanQuery(MIXED, columns, rng.randrange(20), chosen)
+            question = ScanQuery(schema=MIXED, columns=columns, now_s=rng.randrange(20), spans=chosen)
             found = rig.run(scanned(rig, parts, question))
             assert str(found) == str(expected(parts, question))
     rig.close()
@@ -110,37 +110,37 @@ def test_conditions_and_partitions_leave_what_meets_them(
         monkeypatch.setattr(stack_scan, "CHUNK_ROWS", rng.randrange(1, 6))
         monkeypatch.setattr(sidecar, "BLOCK_ROWS", rng.randrange(1, 6))
         monkeypatch.setattr(stack_scan, "PARTITIONS_BY_COLUMN_MAX", rng.choice([0, 16]))
-    rows = RandomRows(seed, Mix(rng.choice([0.9, 0.5]), 5, 80))
+    rows = RandomRows(seed, Mix(plain=rng.choice([0.9, 0.5]), partitions=5, rows=80))
     parts = [(rows.layer(), WHOLE_RING, rng.random() < 0.5) for _ in range(rng.choice([1, 1, 2, 3]))]
     prefixes = sorted(stored_prefix([f"p{number}".encode()]) for number in range(6))
     spans = [ALL_KEYS, key_spans(TokenRange(Token(-(1 << 62)), Token(1 << 62)))]
     for _ in range(8):
         question = ScanQuery(
-            MIXED,
-            rng.choice(
+            schema=MIXED,
+            columns=rng.choice(
                 [ALL, TIMES, select_values("xp"), select_values("s"), (ColumnSelector("", SelectorKind.TOKEN, "t"),)]
             ),
-            rng.randrange(20),
-            rng.choice(spans),
-            random_conditions(rng),
-            tuple(rng.sample(prefixes, rng.randrange(4))),
+            now_s=rng.randrange(20),
+            spans=rng.choice(spans),
+            conditions=random_conditions(rng),
+            partitions=tuple(rng.sample(prefixes, rng.randrange(4))),
         )
         assert str(rig.run(scanned(rig, parts, question))) == str(expected(parts, question)), question
     rig.close()
 
 
 def test_a_slice_knows_what_its_partitions_head_deletes(rig: Rig) -> None:
-    rows = RandomRows(11, Mix(0.5, 2, 80))
+    rows = RandomRows(11, Mix(plain=0.5, partitions=2, rows=80))
     layers: list[Part] = [(rows.layer(), WHOLE_RING, True), (rows.layer(), WHOLE_RING, False)]
     heads = [key for items, _, _ in layers for key, _ in items if split_key(key)[1] is KeyKind.PARTITION_HEAD]
     assert heads
-    question = ScanQuery(MIXED, ALL, 3, slice_spans(split_key(heads[0])[0], b"", None))
+    question = ScanQuery(schema=MIXED, columns=ALL, now_s=3, spans=slice_spans(split_key(heads[0])[0], b"", None))
     assert str(rig.run(scanned(rig, layers, question))) == str(expected(layers, question))
 
 
 def test_stored_rows_come_whole(rig: Rig) -> None:
     """Between nodes nothing is left out: tombstones, expired cells and heads travel."""
-    rows = RandomRows(5, Mix(0.3, 4, 80))
+    rows = RandomRows(5, Mix(plain=0.3, partitions=4, rows=80))
     parts: list[Part] = [(rows.layer(), WHOLE_RING, bool(number)) for number in range(2)]
 
     async def main() -> list[Item]:
@@ -163,9 +163,9 @@ def test_a_sidecar_of_an_older_schema_is_read_by_the_newer(tmp_path: Path) -> No
     newer = without_column(with_column(first, column("new", "text")), "gone")
     gone, kept = first.column("gone").number, first.column("kept").number
     rows = [
-        Row(None, None, {gone: Cell(1, b"x")}),
-        Row(RowMarker(1), None, {gone: Cell(1, b"x")}),
-        Row(None, None, {kept: Cell(1, bytes(4))}),
+        Row(marker=None, deletion=None, cells={gone: Cell(timestamp_us=1, value=b"x")}),
+        Row(marker=RowMarker(1), deletion=None, cells={gone: Cell(timestamp_us=1, value=b"x")}),
+        Row(marker=None, deletion=None, cells={kept: Cell(timestamp_us=1, value=bytes(4))}),
     ]
     items = sorted(
         (stored_key(first, {"p": number.to_bytes(4)}), encode_row(row, 1, first.layouts[0]))
@@ -173,7 +173,7 @@ def test_a_sidecar_of_an_older_schema_is_read_by_the_newer(tmp_path: Path) -> No
     )
     rig.run(build(rig, first, "layer0", (items, WHOLE_RING, True)))
     for columns in (select_values(("p", "kept", "new")), select_values("p")):
-        question = ScanQuery(newer, columns, 1)
+        question = ScanQuery(schema=newer, columns=columns, now_s=1)
         found = rig.run(scanned(rig, [(items, WHOLE_RING, True)], question))
         assert sorted(row["p"] for row in found) == [1, 2]
         assert found == expected([(items, WHOLE_RING, True)], question)
@@ -183,7 +183,7 @@ def test_a_sidecar_of_an_older_schema_is_read_by_the_newer(tmp_path: Path) -> No
 def test_a_damaged_block_is_an_error_and_never_a_short_answer(tmp_path: Path) -> None:
     """The engine alone would end in silence there."""
     rig = Rig("rocks", tmp_path)
-    rows = RandomRows(1, Mix(1.0, 20_000, 9_000))
+    rows = RandomRows(1, Mix(plain=1.0, partitions=20_000, rows=9_000))
     items = rows.layer()
 
     async def main() -> None:
@@ -193,7 +193,7 @@ def test_a_damaged_block_is_an_error_and_never_a_short_answer(tmp_path: Path) ->
         content[len(content) // 2] ^= 0xFF
         file.write_bytes(bytes(content))
         with pytest.raises(LayerDamaged):
-            await scanned(rig, [(items, WHOLE_RING, False)], ScanQuery(MIXED, ALL, 0))
+            await scanned(rig, [(items, WHOLE_RING, False)], ScanQuery(schema=MIXED, columns=ALL, now_s=0))
 
     asyncio.run(main())
     rig.close()
@@ -212,7 +212,7 @@ def test_a_damaged_block_is_an_error_and_never_a_short_answer(tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_asked(columns: tuple[ColumnSelector, ...], words: str, tmp_path: Path) -> None:
-    question = ScanQuery(MIXED, columns, 0)
+    question = ScanQuery(schema=MIXED, columns=columns, now_s=0)
     for layers in ([], rig_layers(tmp_path)):
         with pytest.raises(InvalidRequest, match=words):
             list(scan_rows(layers, question))
@@ -221,7 +221,7 @@ def test_what_cannot_be_asked(columns: tuple[ColumnSelector, ...], words: str, t
 
 
 def test_nothing_is_asked_of_no_layers() -> None:
-    assert list(scan_rows([], ScanQuery(MIXED, ALL, 0))) == []
+    assert list(scan_rows([], ScanQuery(schema=MIXED, columns=ALL, now_s=0))) == []
     assert stored_prefix([b"a"]) in partition_span(stored_prefix([b"a"]))
 
 

@@ -58,7 +58,14 @@ def test_who_an_open_request_ignores_stays_ignored() -> None:
 
 
 def refresh(number: int, shards: int = 2) -> RefreshNode:
-    return RefreshNode(host(number), "2.0", "127.9.9.9", shards, 10, FEATURES)
+    return RefreshNode(
+        host=host(number),
+        release_version="2.0",
+        address="127.9.9.9",
+        shard_count=shards,
+        ignore_msb=10,
+        supported_features=FEATURES,
+    )
 
 
 def test_a_node_comes_back_changed() -> None:
@@ -124,7 +131,9 @@ def test_a_committed_generation_does_not_change() -> None:
     world, _ = cluster(1)
     (head,) = world.snapshot.cdc_generations.values()
     part = CdcGenerationPart(())
-    assert "does not change" in world.refused(WriteCdcPart(head.id, head.part_count, 0, part))
+    assert "does not change" in world.refused(
+        WriteCdcPart(generation=head.id, part_count=head.part_count, number=0, part=part)
+    )
 
 
 def test_a_commit_of_a_generation_starts_at_rest_with_complete_data() -> None:
@@ -134,7 +143,7 @@ def test_a_commit_of_a_generation_starts_at_rest_with_complete_data() -> None:
     assert "not the next" in world.refused(StartCdcCommit(unknown, generation))
     request = world.ask_global(GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS)
     half = world.new_id()
-    world.do(WriteCdcPart(half, 2, 0, CdcGenerationPart(())))
+    world.do(WriteCdcPart(generation=half, part_count=2, number=0, part=CdcGenerationPart(())))
     assert "lacks 1 of 2" in world.refused(StartCdcCommit(request.id, half))
     world.ask_to_join(world.node(3))
     coordinator.step()
@@ -169,9 +178,11 @@ def test_the_upgrade_takes_over_what_the_settings_said() -> None:
         world.node(2, state=NodeState.NORMAL, tokens=(3,)),
         world.node(3, state=NodeState.LEFT),
     )
-    keyspace = Keyspace("ks", Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=False)
+    keyspace = Keyspace(name="ks", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 2),)), on_tablets=False)
     generation = world.write_generation()
-    command = BuildCoordinatorState(nodes, (keyspace,), (), generation, world.now_ms)
+    command = BuildCoordinatorState(
+        nodes=nodes, keyspaces=(keyspace,), tables=(), generation=generation, timestamp_ms=world.now_ms
+    )
     tablets = msgspec.structs.replace(command, keyspaces=(msgspec.structs.replace(keyspace, on_tablets=True),))
     assert "is on tablets" in world.refused(tablets)
     clash = msgspec.structs.replace(command, nodes=(*nodes, world.node(4, state=NodeState.NORMAL, tokens=(3,))))

@@ -35,7 +35,7 @@ def applied(world: World, command: Command) -> ProposedChange:
 
 
 def bulk_session(table: TableId) -> Session:
-    return Session(SessionId(uuid.UUID(int=5)), SessionKind.BULK_JOB, table=table, deadline_ms=9_000_000)
+    return Session(id=SessionId(uuid.UUID(int=5)), kind=SessionKind.BULK_JOB, table=table, deadline_ms=9_000_000)
 
 
 def test_a_step_depends_on_the_topology_row_alone() -> None:
@@ -115,13 +115,16 @@ def test_a_bulk_job_that_was_closed_is_not_opened_again_even_when_it_is_forgotte
     for number in range(BULK_CLOSED_KEPT):
         assert "was closed" in world.refused(OpenBulkSession(first))
         other = Session(
-            SessionId(uuid.UUID(int=100 + number)), SessionKind.BULK_JOB, first.table, deadline_ms=9_000_000
+            id=SessionId(uuid.UUID(int=100 + number)),
+            kind=SessionKind.BULK_JOB,
+            table=first.table,
+            deadline_ms=9_000_000,
         )
         world.do(OpenBulkSession(other, known_version))
         world.do(CloseSessions((other.id,)))
     assert len(world.snapshot.state.bulk_closed) == BULK_CLOSED_KEPT
     assert "was closed" in world.refused(OpenBulkSession(first, known_version))
-    fresh = Session(SessionId(uuid.UUID(int=6)), SessionKind.BULK_JOB, first.table, deadline_ms=9_000_000)
+    fresh = Session(id=SessionId(uuid.UUID(int=6)), kind=SessionKind.BULK_JOB, table=first.table, deadline_ms=9_000_000)
     assert "was closed" in world.refused(OpenBulkSession(fresh, known_version)), "nobody can tell"
     forgotten_at = world.snapshot.state.bulk_forgotten
     assert known_version < forgotten_at < world.snapshot.version
@@ -140,14 +143,14 @@ def test_parts_of_a_generation_depend_on_its_head() -> None:
     world, _ = cluster(1)
     generation = uuid.UUID(int=77)
     part = CdcGenerationPart(())
-    first = applied(world, WriteCdcPart(generation, 2, 0, part))
+    first = applied(world, WriteCdcPart(generation=generation, part_count=2, number=0, part=part))
     assert first.transaction.conditions == (KeyMissing(keys.generation_key(generation)),)
     world.commit(first)
-    second = applied(world, WriteCdcPart(generation, 2, 1, part))
+    second = applied(world, WriteCdcPart(generation=generation, part_count=2, number=1, part=part))
     assert [change.key for change in second.transaction.changes] == [keys.part_key(generation, 1)]
     assert isinstance(second.transaction.conditions[0], KeyUnchanged)
-    assert "parts" in world.refused(WriteCdcPart(generation, 3, 1, part))
-    assert "no such part" in world.refused(WriteCdcPart(generation, 2, 2, part))
+    assert "parts" in world.refused(WriteCdcPart(generation=generation, part_count=3, number=1, part=part))
+    assert "no such part" in world.refused(WriteCdcPart(generation=generation, part_count=2, number=2, part=part))
 
 
 def test_publishing_does_not_meet_a_step() -> None:
@@ -162,10 +165,14 @@ def stage_change() -> tuple[World, ProposedChange]:
     world, _ = cluster(3)
     table = world.create_table(256, 1)
     new = (Replica(host(3), ShardNumber(0)),)
-    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, new),)))
-    first = TabletAdvance(table, 0, TabletStage.ALLOW_WRITE_BOTH_READ_OLD, world.new_session())
+    world.do(StartMoves((TabletMove(table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=new),)))
+    first = TabletAdvance(
+        table=table, tablet=0, leaving=TabletStage.ALLOW_WRITE_BOTH_READ_OLD, session=world.new_session()
+    )
     world.do(AdvanceTablets((first,), fence=world.snapshot.version))
-    to_streaming = TabletAdvance(table, 0, TabletStage.WRITE_BOTH_READ_OLD, world.new_session())
+    to_streaming = TabletAdvance(
+        table=table, tablet=0, leaving=TabletStage.WRITE_BOTH_READ_OLD, session=world.new_session()
+    )
     return world, applied(world, AdvanceTablets((to_streaming,), fence=world.snapshot.version))
 
 

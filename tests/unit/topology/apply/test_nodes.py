@@ -37,13 +37,17 @@ def test_the_first_node_is_normal_at_once() -> None:
     assert (node.state, len(node.tokens)) == (NodeState.NORMAL, 4)
     assert world.snapshot.state.upgrade is UpgradeState.DONE
     again = world.write_generation()
-    assert "exists" in world.refused(CreateCluster(world.node(2), (1, 2, 3, 4), again, 1))
+    assert "exists" in world.refused(
+        CreateCluster(node=world.node(2), tokens=(1, 2, 3, 4), generation=again, timestamp_ms=1)
+    )
 
 
 def test_a_first_node_needs_all_its_tokens() -> None:
     world = World()
     generation = world.write_generation()
-    assert "4 tokens" in world.refused(CreateCluster(world.node(1), (1,), generation, 1))
+    assert "4 tokens" in world.refused(
+        CreateCluster(node=world.node(1), tokens=(1,), generation=generation, timestamp_ms=1)
+    )
 
 
 def test_before_the_upgrade_nothing_moves() -> None:
@@ -88,7 +92,7 @@ def test_a_failed_join_leaves_no_token_and_never_comes_back(transition: Transiti
     world, coordinator = cluster(2)
     request = world.ask_to_join(world.node(3))
     coordinator.until(transition)
-    world.do(RollBackNode(host(3), transition, "no answer", world.now_ms))
+    world.do(RollBackNode(host=host(3), leaving=transition, reason="no answer", now_ms=world.now_ms))
     assert world.snapshot.transition is TransitionState.LEFT_TOKEN_RING
     coordinator.settle()
     node = world.snapshot.node(host(3))
@@ -125,7 +129,13 @@ def test_a_command_of_an_old_view_is_refused() -> None:
     world, coordinator = cluster(2)
     world.ask_to_join(world.node(3))
     coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
-    repeated = AdvanceNode(host(3), TransitionState.WRITE_BOTH_READ_OLD, world.new_session(), 1, world.snapshot.version)
+    repeated = AdvanceNode(
+        host=host(3),
+        leaving=TransitionState.WRITE_BOTH_READ_OLD,
+        session=world.new_session(),
+        now_ms=1,
+        fence=world.snapshot.version,
+    )
     world.do(repeated)
     assert "not in write_both_read_old any more" in world.refused(repeated)
 
@@ -144,21 +154,33 @@ def test_without_a_barrier_no_state_is_left(transition: TransitionState) -> None
     world.ask(NodeRequestKind.LEAVE, 2)
     if transition is TransitionState.ROLLBACK_TO_NORMAL:
         coordinator.until(TransitionState.TABLET_DRAINING)
-        world.do(RollBackNode(host(2), TransitionState.TABLET_DRAINING, "no", 1))
+        world.do(RollBackNode(host=host(2), leaving=TransitionState.TABLET_DRAINING, reason="no", now_ms=1))
     coordinator.until(transition)
-    hurried = AdvanceNode(host(2), transition, world.new_session(), 1)
+    hurried = AdvanceNode(host=host(2), leaving=transition, session=world.new_session(), now_ms=1)
     assert "no barrier yet" in world.refused(hurried)
-    old = AdvanceNode(host(2), transition, world.new_session(), 1, TopologyVersion(world.snapshot.version - 1))
+    old = AdvanceNode(
+        host=host(2),
+        leaving=transition,
+        session=world.new_session(),
+        now_ms=1,
+        fence=TopologyVersion(world.snapshot.version - 1),
+    )
     assert "no barrier yet" in world.refused(old)
-    world.do(AdvanceNode(host(2), transition, world.new_session(), 1, world.snapshot.version))
+    world.do(
+        AdvanceNode(
+            host=host(2), leaving=transition, session=world.new_session(), now_ms=1, fence=world.snapshot.version
+        )
+    )
 
 
 def test_without_a_barrier_no_generation_is_committed() -> None:
     world, coordinator = cluster(2)
     world.ask_to_join(world.node(3))
     coordinator.until(TransitionState.COMMIT_CDC_GENERATION)
-    assert "no barrier yet" in world.refused(CommitCdcGeneration(world.now_ms, world.new_session(), 1))
-    early = CommitCdcGeneration(5, world.new_session(), 1, fence=world.snapshot.version)
+    assert "no barrier yet" in world.refused(
+        CommitCdcGeneration(timestamp_ms=world.now_ms, session=world.new_session(), now_ms=1)
+    )
+    early = CommitCdcGeneration(timestamp_ms=5, session=world.new_session(), now_ms=1, fence=world.snapshot.version)
     assert "must be later" in world.refused(early)
 
 
@@ -176,7 +198,9 @@ def test_a_fence_ahead_of_the_version_is_refused() -> None:
     world.ask_to_join(world.node(3))
     coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
     ahead = TopologyVersion(world.snapshot.version + 1)
-    command = AdvanceNode(host(3), TransitionState.WRITE_BOTH_READ_OLD, world.new_session(), 1, ahead)
+    command = AdvanceNode(
+        host=host(3), leaving=TransitionState.WRITE_BOTH_READ_OLD, session=world.new_session(), now_ms=1, fence=ahead
+    )
     assert "ahead of the version" in world.refused(command)
 
 
@@ -200,7 +224,7 @@ def test_tokens_must_be_free_distinct_and_as_many_as_asked() -> None:
 
 def test_join_group0_does_not_end_by_the_common_command() -> None:
     world, _ = joining_in_group0()
-    plain = AdvanceNode(host(3), TransitionState.JOIN_GROUP0, world.new_session(), 1)
+    plain = AdvanceNode(host=host(3), leaving=TransitionState.JOIN_GROUP0, session=world.new_session(), now_ms=1)
     assert "command of its own" in world.refused(plain)
 
 
@@ -258,7 +282,7 @@ def leaving(tablets: int = 4) -> tuple[World, Coordinator]:
 def test_a_leaving_node_goes_only_without_tablets() -> None:
     """INV-NODE-7."""
     world, coordinator = leaving()
-    command = AdvanceNode(host(2), TransitionState.TABLET_DRAINING, world.new_session(), 1)
+    command = AdvanceNode(host=host(2), leaving=TransitionState.TABLET_DRAINING, session=world.new_session(), now_ms=1)
     assert "still has tablets" in world.refused(command)
     coordinator.step()
     assert "still in transition" in world.refused(command)
@@ -272,7 +296,7 @@ def test_a_rollback_waits_for_tablets_on_the_move() -> None:
     world, coordinator = leaving()
     coordinator.step()
     assert world.snapshot.any_tablet_transition
-    back = RollBackNode(host(2), TransitionState.TABLET_DRAINING, "no", 1)
+    back = RollBackNode(host=host(2), leaving=TransitionState.TABLET_DRAINING, reason="no", now_ms=1)
     assert "must come to an end first" in world.refused(back)
     world.do(FailDraining(host(2), "no room"))
     assert "already" in world.refused(FailDraining(host(2), "again"))
@@ -289,7 +313,7 @@ def test_draining_that_was_given_up_cannot_go_on() -> None:
     world.ask(NodeRequestKind.LEAVE, 2)
     coordinator.until(TransitionState.TABLET_DRAINING)
     world.do(FailDraining(host(2), "no room"))
-    command = AdvanceNode(host(2), TransitionState.TABLET_DRAINING, world.new_session(), 1)
+    command = AdvanceNode(host=host(2), leaving=TransitionState.TABLET_DRAINING, session=world.new_session(), now_ms=1)
     assert "must be rolled back" in world.refused(command)
 
 
@@ -344,7 +368,10 @@ def test_a_left_node_takes_part_in_nothing(kind: NodeRequestKind) -> None:
     world.ask(NodeRequestKind.LEAVE, 3)
     coordinator.settle()
     request = world.request(kind, 3)
-    commands: list[Command] = [RejectNode(host(3), "", 1), AdvanceNode(host(3), None, world.new_session(), 1)]
+    commands: list[Command] = [
+        RejectNode(host(3), "", 1),
+        AdvanceNode(host=host(3), leaving=None, session=world.new_session(), now_ms=1),
+    ]
     if kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE):
         commands.append(SubmitJoin(world.node(3), msgspec.structs.replace(request, replaced=None)))
     before = world.snapshot

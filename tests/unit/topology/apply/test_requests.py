@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.topology.world import World, cluster, host
 
@@ -111,7 +112,7 @@ def test_an_id_is_used_once() -> None:
     world, _ = cluster(3)
     first = world.ask(NodeRequestKind.REBUILD, 2)
     twin = world.request(NodeRequestKind.REBUILD, 3)
-    twin = type(twin)(first.id, twin.kind, twin.host, twin.initiator, 1)
+    twin = msgspec.structs.replace(twin, id=first.id, start_ms=1)
     assert "was made before" in world.refused(SubmitNodeRequest(twin))
 
 
@@ -170,7 +171,7 @@ def test_a_leave_is_aborted_while_it_drains_and_not_later() -> None:
 def test_requests_for_new_streams_are_shared() -> None:
     world, coordinator = cluster(2)
     first = world.ask_global(CDC)
-    second = GlobalRequest(RequestId(world.new_id()), CDC, host(1), 1)
+    second = GlobalRequest(id=RequestId(world.new_id()), kind=CDC, initiator=host(1), start_ms=1)
     assert str(first.id) in world.refused(SubmitGlobalRequest(second))
     coordinator.settle()
     assert world.outcome(first.id) is RequestOutcome.DONE
@@ -201,7 +202,14 @@ def test_which_changes_of_replication_may_be_asked_for(
 ) -> None:
     world, _ = cluster(3)
     world.create_table(4, 2)
-    request = GlobalRequest(RequestId(world.new_id()), RF_CHANGE, host(1), 1, keyspace, factors)
+    request = GlobalRequest(
+        id=RequestId(world.new_id()),
+        kind=RF_CHANGE,
+        initiator=host(1),
+        start_ms=1,
+        keyspace=keyspace,
+        new_factors=factors,
+    )
     assert reason in world.refused(SubmitGlobalRequest(request))
 
 
@@ -209,7 +217,14 @@ def test_a_change_of_replication_rebuilds_every_tablet() -> None:
     world, coordinator = cluster(4)
     table = world.create_table(4, 2)
     request = world.ask_global(RF_CHANGE, keyspace="ks", new_factors=(("dc1", 3),))
-    again = GlobalRequest(RequestId(world.new_id()), RF_CHANGE, host(1), 1, "ks", (("dc1", 3),))
+    again = GlobalRequest(
+        id=RequestId(world.new_id()),
+        kind=RF_CHANGE,
+        initiator=host(1),
+        start_ms=1,
+        keyspace="ks",
+        new_factors=(("dc1", 3),),
+    )
     assert "is waiting" in world.refused(SubmitGlobalRequest(again))
     coordinator.step()
     assert "still moving" in world.refused(FinishGlobalRequest(request.id, "", 1))

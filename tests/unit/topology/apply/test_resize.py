@@ -41,7 +41,15 @@ def test_a_merge_halves_them_and_leaves_no_key_behind() -> None:
     for number in range(1, 256, 2):
         same = world.snapshot.tablets[table].replicas(number - 1)
         if world.snapshot.tablets[table].replicas(number) != same:
-            world.do(StartMoves((TabletMove(table, number, TransitionKind.INTRANODE_MIGRATION, same),)))
+            world.do(
+                StartMoves(
+                    (
+                        TabletMove(
+                            table=table, tablet=number, kind=TransitionKind.INTRANODE_MIGRATION, new_replicas=same
+                        ),
+                    )
+                )
+            )
     coordinator.settle()
     world.do(DecideResize(table, ResizeType.MERGE))
     world.do(ReportResizeReady(table, 1))
@@ -61,13 +69,13 @@ def test_a_merge_that_was_ready_is_not_finalised_after_siblings_parted() -> None
     world, coordinator = cluster(3)
     table = world.create_table(2, 1)
     even = world.snapshot.tablets[table].replicas(0)
-    world.do(StartMoves((TabletMove(table, 1, TransitionKind.MIGRATION, even),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=1, kind=TransitionKind.MIGRATION, new_replicas=even),)))
     coordinator.settle()
     world.do(DecideResize(table, ResizeType.MERGE))
     world.do(ReportResizeReady(table, 1))
     assert tables_to_finalize(world.snapshot) == (table,)
     apart = (Replica(host(3), ShardNumber(1)),)
-    world.do(StartMoves((TabletMove(table, 1, TransitionKind.MIGRATION, apart),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=1, kind=TransitionKind.MIGRATION, new_replicas=apart),)))
     coordinator.settle()
     assert tables_to_finalize(world.snapshot) == ()
     assert world.snapshot.tablets[table].tablet_count == 2
@@ -95,7 +103,12 @@ def test_finalisation_needs_rest_and_a_barrier() -> None:
 def test_the_track_leads_to_a_waiting_resize() -> None:
     world, table = ready_split()
     replicas = world.snapshot.tablets[table].replicas(0)
-    move = TabletMove(table, 0, TransitionKind.MIGRATION, (replicas[0], Replica(host(3), ShardNumber(0))))
+    move = TabletMove(
+        table=table,
+        tablet=0,
+        kind=TransitionKind.MIGRATION,
+        new_replicas=(replicas[0], Replica(host(3), ShardNumber(0))),
+    )
     world.do(StartMoves((move,)))
     assert "topology is in" in world.refused(StartResizeFinalization())
     coordinator = Coordinator(world)

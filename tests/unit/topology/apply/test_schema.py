@@ -36,7 +36,7 @@ NETWORK = Strategy.NETWORK_TOPOLOGY
 
 def keyspace(name: str = "ks", factors: tuple[tuple[str, int], ...] = (("dc1", 2),), **changes: Any) -> Keyspace:
     fields = {"strategy": NETWORK, "on_tablets": True, **changes}
-    return Keyspace(name, Replication(fields["strategy"], factors), on_tablets=fields["on_tablets"])
+    return Keyspace(name=name, replication=Replication(fields["strategy"], factors), on_tablets=fields["on_tablets"])
 
 
 def at(number: int, shard: int = 0) -> Replica:
@@ -102,7 +102,7 @@ def test_a_keyspace_in_use_is_not_dropped() -> None:
 def test_which_tablets_are_refused(sets: tuple[tuple[Replica, ...], ...], reason: str) -> None:
     world, _ = cluster(3)
     world.do(CreateKeyspace(keyspace()))
-    table = Table(TableId(world.new_id()), "ks", "t")
+    table = Table(id=TableId(world.new_id()), keyspace="ks", name="t")
     assert reason in world.refused(CreateTable(table, sets))
 
 
@@ -111,7 +111,7 @@ def test_no_new_tablet_on_a_node_that_goes() -> None:
     world.do(CreateKeyspace(keyspace()))
     world.ask(NodeRequestKind.LEAVE, 2)
     coordinator.until(TransitionState.TABLET_DRAINING)
-    table = Table(TableId(world.new_id()), "ks", "t")
+    table = Table(id=TableId(world.new_id()), keyspace="ks", name="t")
     assert "decommissioning and takes no tablets" in world.refused(CreateTable(table, ((at(1), at(2)),)))
     world.do(CreateTable(table, ((at(1), at(3)),)))
 
@@ -120,7 +120,7 @@ def test_no_new_tablet_on_a_node_that_was_given_up() -> None:
     world, _ = cluster(3)
     world.do(CreateKeyspace(keyspace()))
     world.do(SetIgnoredNodes((host(2),)))
-    table = Table(TableId(world.new_id()), "ks", "t")
+    table = Table(id=TableId(world.new_id()), keyspace="ks", name="t")
     assert "is ignored and takes no tablets" in world.refused(CreateTable(table, ((at(1), at(2)),)))
 
 
@@ -128,7 +128,7 @@ def test_the_life_of_a_table() -> None:
     world, _ = cluster(3)
     table = world.create_table(2, 2)
     row = world.snapshot.tables[table]
-    twin = Table(TableId(world.new_id()), "ks", "t")
+    twin = Table(id=TableId(world.new_id()), keyspace="ks", name="t")
     sets = ((at(1), at(2)),)
     assert "exists" in world.refused(CreateTable(twin, sets))
     assert "is in use" in world.refused(CreateTable(msgspec.structs.replace(row, name="u"), sets))
@@ -148,7 +148,7 @@ def test_the_life_of_a_table() -> None:
 def test_a_table_on_vnodes_has_no_tablets() -> None:
     world, _ = cluster(2)
     world.do(CreateKeyspace(keyspace(on_tablets=False)))
-    table = Table(TableId(world.new_id()), "ks", "t")
+    table = Table(id=TableId(world.new_id()), keyspace="ks", name="t")
     assert "on vnodes" in world.refused(CreateTable(table, ((at(1), at(2)),)))
     world.do(CreateTable(table))
     assert world.snapshot.tablets == {}
@@ -158,7 +158,7 @@ def test_a_table_on_vnodes_has_no_tablets() -> None:
 def test_a_dropped_table_takes_its_moves_and_sessions_along() -> None:
     world, coordinator = cluster(3)
     table = world.create_table(2, 1)
-    world.do(StartMoves((TabletMove(table, 0, TransitionKind.MIGRATION, (at(3),)),)))
+    world.do(StartMoves((TabletMove(table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=(at(3),)),)))
     for _ in range(2):
         coordinator.step()
     world.do(OpenBulkSession(bulk(world, table)))
@@ -170,7 +170,7 @@ def test_a_dropped_table_takes_its_moves_and_sessions_along() -> None:
 
 
 def bulk(world: World, table: TableId, deadline_ms: int | None = 2_000_000) -> Session:
-    return Session(SessionId(world.new_id()), SessionKind.BULK_JOB, table=table, deadline_ms=deadline_ms)
+    return Session(id=SessionId(world.new_id()), kind=SessionKind.BULK_JOB, table=table, deadline_ms=deadline_ms)
 
 
 def test_a_bulk_job_needs_a_table_and_a_deadline() -> None:

@@ -48,7 +48,9 @@ def test_a_table_that_captures_changes_begins_with_streams() -> None:
     (first,) = sets_of(world, table)
     assert first.tablet_count == 2
     one = ((Replica(host(1), ShardNumber(0)),),)
-    assert "need new streams" in world.refused(CreateTable(Table(TableId(world.new_id()), "ks", "u", cdc=True), one))
+    assert "need new streams" in world.refused(
+        CreateTable(Table(id=TableId(world.new_id()), keyspace="ks", name="u", cdc=True), one)
+    )
     plain = world.create_table(1, 1, name="plain")
     assert sets_of(world, plain) == ()
 
@@ -56,8 +58,8 @@ def test_a_table_that_captures_changes_begins_with_streams() -> None:
 def test_a_table_on_vnodes_needs_none_of_its_own() -> None:
     world, _ = cluster(1)
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),))
-    world.do(CreateKeyspace(Keyspace("old", replication, on_tablets=False)))
-    world.do(CreateTable(Table(TableId(world.new_id()), "old", "t", cdc=True)))
+    world.do(CreateKeyspace(Keyspace(name="old", replication=replication, on_tablets=False)))
+    world.do(CreateTable(Table(id=TableId(world.new_id()), keyspace="old", name="t", cdc=True)))
 
 
 def test_a_new_tablet_count_begins_a_new_set() -> None:

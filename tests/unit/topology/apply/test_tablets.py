@@ -45,7 +45,7 @@ def small() -> tuple[World, Coordinator, TableId]:
 
 
 def move(table: TableId, kind: TransitionKind, *replicas: Replica, tablet: int = 0) -> StartMoves:
-    return StartMoves((TabletMove(table, tablet, kind, replicas),))
+    return StartMoves((TabletMove(table=table, tablet=tablet, kind=kind, new_replicas=replicas),))
 
 
 def step(
@@ -53,7 +53,14 @@ def step(
 ) -> AdvanceTablets:
     transition = world.snapshot.tablets[table].transition(tablet)
     assert transition is not None
-    advance = TabletAdvance(table, tablet, transition.stage, world.new_session(), failed, hopeless)
+    advance = TabletAdvance(
+        table=table,
+        tablet=tablet,
+        leaving=transition.stage,
+        session=world.new_session(),
+        failed=failed,
+        hopeless=hopeless,
+    )
     return AdvanceTablets((advance,), fence=world.snapshot.version)
 
 
@@ -96,7 +103,7 @@ def test_a_move_names_a_tablet_that_is_there_and_at_rest() -> None:
     assert "no moves" in world.refused(StartMoves(()))
     assert "no tablet 9" in world.refused(move(table, MIGRATION, at(1), at(3), tablet=9))
     assert "has no tablets" in world.refused(move(TableId(world.new_id()), MIGRATION, at(1), at(3)))
-    once = TabletMove(table, 0, MIGRATION, (at(1), at(3)))
+    once = TabletMove(table=table, tablet=0, kind=MIGRATION, new_replicas=(at(1), at(3)))
     assert "named twice" in world.refused(StartMoves((once, once)))
     world.do(StartMoves((once,)))
     assert "INV-TABL-2" in world.refused(StartMoves((once,)))
@@ -192,12 +199,17 @@ def test_a_session_is_open_exactly_in_stages_that_act() -> None:
 def test_a_session_id_is_not_used_twice() -> None:
     world, _, table = small()
     world.do(
-        StartMoves(tuple(TabletMove(table, n, MIGRATION, r) for n, r in ((0, (at(1), at(3))), (1, (at(2, 1), at(4))))))
+        StartMoves(
+            tuple(
+                TabletMove(table=table, tablet=n, kind=MIGRATION, new_replicas=r)
+                for n, r in ((0, (at(1), at(3))), (1, (at(2, 1), at(4))))
+            )
+        )
     )
     to_stage(world, table, TabletStage.STREAMING)
     (open_one,) = world.snapshot.sessions
     world.do(step(world, table, tablet=1))
-    twin = TabletAdvance(table, 1, TabletStage.WRITE_BOTH_READ_OLD, open_one)
+    twin = TabletAdvance(table=table, tablet=1, leaving=TabletStage.WRITE_BOTH_READ_OLD, session=open_one)
     assert "already open" in world.refused(AdvanceTablets((twin,), fence=world.snapshot.version))
 
 
@@ -286,18 +298,27 @@ def test_a_repeated_or_wild_step_is_refused() -> None:
     assert "any more" in world.refused(first)
     assert "no steps" in world.refused(AdvanceTablets(()))
     assert "named twice" in world.refused(AdvanceTablets(step(world, table).steps * 2, fence=world.snapshot.version))
-    wild = TabletAdvance(table, 1, TabletStage.STREAMING, world.new_session())
+    wild = TabletAdvance(table=table, tablet=1, leaving=TabletStage.STREAMING, session=world.new_session())
     assert "not in transition" in world.refused(AdvanceTablets((wild,)))
-    far = TabletAdvance(table, 99, TabletStage.STREAMING, world.new_session())
+    far = TabletAdvance(table=table, tablet=99, leaving=TabletStage.STREAMING, session=world.new_session())
     assert "not in transition" in world.refused(AdvanceTablets((far,)))
-    nowhere = TabletAdvance(TableId(world.new_id()), 1, TabletStage.STREAMING, world.new_session())
+    nowhere = TabletAdvance(
+        table=TableId(world.new_id()), tablet=1, leaving=TabletStage.STREAMING, session=world.new_session()
+    )
     assert "has no tablets" in world.refused(AdvanceTablets((nowhere,)))
 
 
 def test_ends_of_two_tablets_of_one_chunk_in_one_step() -> None:
     world, _, table = small()
     moves = ((0, (at(1), at(3))), (1, (at(2, 1), at(4))))
-    world.do(StartMoves(tuple(TabletMove(table, number, MIGRATION, replicas) for number, replicas in moves)))
+    world.do(
+        StartMoves(
+            tuple(
+                TabletMove(table=table, tablet=number, kind=MIGRATION, new_replicas=replicas)
+                for number, replicas in moves
+            )
+        )
+    )
     while world.snapshot.any_tablet_transition:
         advances = tuple(each for tablet in (0, 1) for each in step(world, table, tablet=tablet).steps)
         world.do(AdvanceTablets(advances, fence=world.snapshot.version))
@@ -327,7 +348,10 @@ def test_a_change_of_replication_names_every_tablet_and_rebuilds() -> None:
     moves = coordinator.rf_moves(request)
     assert len(moves) == 4
     assert "left out" in world.refused(StartRfChange(request.id, moves[1:]))
-    wrong = tuple(TabletMove(each.table, each.tablet, MIGRATION, each.new_replicas) for each in moves)
+    wrong = tuple(
+        TabletMove(table=each.table, tablet=each.tablet, kind=MIGRATION, new_replicas=each.new_replicas)
+        for each in moves
+    )
     assert "rebuilds" in world.refused(StartRfChange(request.id, wrong))
     world.do(StartRfChange(request.id, moves))
     assert "already running" in world.refused(StartRfChange(request.id, moves))

@@ -28,7 +28,9 @@ T = TransitionState
 
 def migrating(stage: TabletStage, kind: TransitionKind = TransitionKind.MIGRATION) -> Snapshot:
     new = (replica(1, 3), B, C) if kind is TransitionKind.INTRANODE_MIGRATION else NEW
-    return cluster(*NODES, tablets=one_tablet(*OLD, transition=TabletTransition(kind, stage, new)))
+    return cluster(
+        *NODES, tablets=one_tablet(*OLD, transition=TabletTransition(kind=kind, stage=stage, new_replicas=new))
+    )
 
 
 # Tablets
@@ -68,7 +70,7 @@ def test_inside_a_node_nothing_is_pending_to_a_router() -> None:
 
 def test_a_tablet_with_fewer_replicas_than_asked_for_counts_those_it_has() -> None:
     """While a keyspace goes from one replica to two, a tablet not reached yet must stay usable."""
-    growing = TabletTransition(TransitionKind.REBUILD, S.STREAMING, (A, B))
+    growing = TabletTransition(kind=TransitionKind.REBUILD, stage=S.STREAMING, new_replicas=(A, B))
     sets = ReplicaSets(cluster(*NODES, replication=network(dc1=2), tablets=one_tablet(A, transition=growing)))
     assert sets.required_write_replies(TABLE, 5, QUORUM, "dc1") == (RequiredReplies(None, 2),)
     assert sets.required_read_replies(TABLE, 5, QUORUM, "dc1") == (RequiredReplies(None, 1),)
@@ -95,7 +97,7 @@ def test_the_ranges_of_a_node_follow_its_tablets() -> None:
 
 def test_the_ranges_that_a_node_serves_reads_of_change_over_before_those_that_it_is_counted_for() -> None:
     whole = [TokenRange(TOKEN_MIN, TOKEN_MAX)]
-    moving = TabletTransition(TransitionKind.MIGRATION, S.WRITE_BOTH_READ_NEW, NEW)
+    moving = TabletTransition(kind=TransitionKind.MIGRATION, stage=S.WRITE_BOTH_READ_NEW, new_replicas=NEW)
     replicas = ReplicaSets(cluster(*NODES, tablets=one_tablet(*OLD, transition=moving))).of(TABLE)
     assert (list(replicas.ranges_of(host(1))), list(replicas.read_ranges_of(host(1)))) == (whole, [])
     assert (list(replicas.ranges_of(host(4))), list(replicas.read_ranges_of(host(4)))) == ([], whole)
@@ -111,7 +113,7 @@ def test_a_node_that_left_may_be_named_by_id_and_never_by_address() -> None:
 
 def test_local_levels_count_local_replicas() -> None:
     nodes = [node(1), node(2), node(3, datacenter="dc2"), node(4, datacenter="dc2")]
-    moving = TabletTransition(TransitionKind.MIGRATION, S.STREAMING, (A, B, D))
+    moving = TabletTransition(kind=TransitionKind.MIGRATION, stage=S.STREAMING, new_replicas=(A, B, D))
     replication = network(dc1=2, dc2=1)
     sets = ReplicaSets(cluster(*nodes, replication=replication, tablets=one_tablet(*OLD, transition=moving)))
     level = ConsistencyLevel.LOCAL_QUORUM

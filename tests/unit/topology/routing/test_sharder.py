@@ -30,11 +30,11 @@ every_stage = pytest.mark.parametrize(
 
 
 def migrating(stage: TabletStage, kind: TransitionKind = TransitionKind.MIGRATION) -> TabletTransition:
-    return TabletTransition(kind, stage, (PENDING, B, C))
+    return TabletTransition(kind=kind, stage=stage, new_replicas=(PENDING, B, C))
 
 
 def intranode(stage: TabletStage) -> TabletTransition:
-    return TabletTransition(TransitionKind.INTRANODE_MIGRATION, stage, (ELSEWHERE_ON_A, B, C))
+    return TabletTransition(kind=TransitionKind.INTRANODE_MIGRATION, stage=stage, new_replicas=(ELSEWHERE_ON_A, B, C))
 
 
 @given(TOKENS, st.integers(1, 128), st.integers(0, 20))

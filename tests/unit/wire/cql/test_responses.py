@@ -36,7 +36,7 @@ FEATURES = ProtocolFeatures()
 
 
 def spec(name: str, kind: CqlType, table: str = "t") -> ColumnSpec:
-    return ColumnSpec("ks", table, name, kind)
+    return ColumnSpec(keyspace="ks", table=table, name=name, type=kind)
 
 
 def result(body: bytes) -> Any:
@@ -78,20 +78,24 @@ def test_metadata_that_the_client_knows_is_left_out() -> None:
 def test_void_keyspace_and_schema_changes() -> None:
     assert result(responses.result(Void())).kind == 1
     assert result(responses.result(KeyspaceSet("ks"))).new_keyspace == "ks"
-    table = SchemaChangeResult(SchemaChangeKind.UPDATED, SchemaChangeTarget.TABLE, "ks", "t")
+    table = SchemaChangeResult(kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace="ks", table="t")
     assert result(responses.result(table)).schema_change_event == {
         "change_type": "UPDATED",
         "target_type": "TABLE",
         "keyspace": "ks",
         "table": "t",
     }
-    keyspace = SchemaChangeResult(SchemaChangeKind.DROPPED, SchemaChangeTarget.KEYSPACE, "ks")
+    keyspace = SchemaChangeResult(kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.KEYSPACE, keyspace="ks")
     assert result(responses.result(keyspace)).schema_change_event["target_type"] == "KEYSPACE"
 
 
 def test_a_prepared_statement() -> None:
     variables = (spec("b", TEXT), spec("a", INT))
-    found = result(responses.prepared(PreparedResult(b"id", variables, (1,), (spec("c", INT),)), 4))
+    found = result(
+        responses.prepared(
+            PreparedResult(id=b"id", variables=variables, key_positions=(1,), columns=(spec("c", INT),)), 4
+        )
+    )
     assert found.query_id == b"id"
     assert found.pk_indexes == [1]
     assert [(column.name, column.type.typename) for column in found.bind_metadata] == [("b", "varchar"), ("a", "int")]
@@ -99,15 +103,19 @@ def test_a_prepared_statement() -> None:
 
 
 def test_a_prepared_write_has_no_columns_and_version_3_no_key_positions() -> None:
-    found = result(responses.prepared(PreparedResult(b"id", (), (), ()), 4))
+    found = result(responses.prepared(PreparedResult(id=b"id", variables=(), key_positions=(), columns=()), 4))
     assert not found.column_metadata
-    third = responses.prepared(PreparedResult(b"id", (spec("a", INT),), (0,), ()), 3)
-    fourth = responses.prepared(PreparedResult(b"id", (spec("a", INT),), (0,), ()), 4)
+    third = responses.prepared(PreparedResult(id=b"id", variables=(spec("a", INT),), key_positions=(0,), columns=()), 3)
+    fourth = responses.prepared(
+        PreparedResult(id=b"id", variables=(spec("a", INT),), key_positions=(0,), columns=()), 4
+    )
     assert len(fourth) - len(third) == 4 + 2
 
 
 def test_supported_options_as_drivers_read_them() -> None:
-    body = responses.supported(supported_options(ShardingInfo(1, 4, 12, 19042)))
+    body = responses.supported(
+        supported_options(ShardingInfo(shard=1, shard_count=4, ignore_msb=12, shard_aware_port=19042))
+    )
     message = SupportedMessage.recv_body(io.BytesIO(body), 4, FEATURES, {}, None, None)
     assert message.cql_versions[0].startswith("3.")
     found = message.options
@@ -119,7 +127,7 @@ def test_supported_options_as_drivers_read_them() -> None:
 
 
 def test_with_tls_the_shard_aware_port_is_the_one_for_tls() -> None:
-    found = supported_options(ShardingInfo(0, 1, 12, 19042, is_tls=True))
+    found = supported_options(ShardingInfo(shard=0, shard_count=1, ignore_msb=12, shard_aware_port=19042, is_tls=True))
     assert found["SCYLLA_SHARD_AWARE_PORT_SSL"] == ("19042",)
     assert "SCYLLA_SHARD_AWARE_PORT" not in found
 
@@ -183,7 +191,9 @@ def event(body: bytes) -> Any:
 
 def test_events_as_drivers_read_them() -> None:
     found = event(
-        responses.schema_event(SchemaChangeResult(SchemaChangeKind.CREATED, SchemaChangeTarget.TABLE, "ks", "t"))
+        responses.schema_event(
+            SchemaChangeResult(kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace="ks", table="t")
+        )
     )
     assert found.event_type == "SCHEMA_CHANGE"
     assert found.event_args["table"] == "t"
