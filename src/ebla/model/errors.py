@@ -29,6 +29,9 @@ class EblaError(Exception):
 
     outcome: ClassVar[Outcome] = Outcome.NOT_APPLIED
     fault: ClassVar[Fault] = Fault.US
+    is_transient: ClassVar[bool] = False
+    """The same call may succeed a little later: the peer restarts, is overloaded, or is cut off. Retry only what is
+    idempotent: where `outcome` is unknown, the call may have happened."""
 
     def __init__(self, message: str, *, advice: str = "") -> None:
         super().__init__(message)
@@ -100,12 +103,14 @@ class Overloaded(EblaError):
     """A bound on work in flight was reached; nothing was started."""
 
     fault = Fault.US
+    is_transient = True
 
 
 class Unavailable(EblaError):
     """Too few nodes are there to even try."""
 
     fault = Fault.PEER
+    is_transient = True
 
 
 class TooFewReplicas(Unavailable):
@@ -121,6 +126,7 @@ class Unreachable(EblaError):
     """The peer could not be reached, and the request was not sent."""
 
     fault = Fault.PEER
+    is_transient = True
 
 
 class ConnectionLost(EblaError):
@@ -128,6 +134,7 @@ class ConnectionLost(EblaError):
 
     outcome = Outcome.UNKNOWN
     fault = Fault.PEER
+    is_transient = True
 
 
 class DeadlineExceeded(EblaError):
@@ -135,6 +142,7 @@ class DeadlineExceeded(EblaError):
 
     outcome = Outcome.UNKNOWN
     fault = Fault.PEER
+    is_transient = True
 
 
 class WriteTimeout(DeadlineExceeded):

@@ -27,7 +27,7 @@ from ebla.model.transfers import (
 from ebla.pipeline.job_plans import FileCopyPlan, TabletCopy, covering_range, format_range
 from ebla.pipeline.job_run import JobRun
 from ebla.transfers.task_bundles import file_move_bytes
-from ebla.transfers.transfer_client import TRANSIENT_ERRORS, TransferClient, TransferScope
+from ebla.transfers.transfer_client import TransferClient, TransferScope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,9 +244,9 @@ async def _seal(run: JobRun, target: TransferTarget, attempts: Sequence[MoveResu
     for attempt in attempts:
         try:
             await run.parts.steps.seal(target, attempt, ranges)
-        except TRANSIENT_ERRORS:
-            raise
         except EblaError as error:
+            if error.is_transient:
+                raise
             failure = failure or error
         else:
             return attempt

@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 
 from ebla.model.errors import EblaError
 from ebla.transfers.deadline import Deadline
-from ebla.transfers.transfer_client import TRANSIENT_ERRORS
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -70,11 +69,10 @@ async def fan_out(
                     outcome.found[item] = await questions.ask(item)
                     outcome.failures.pop(item, None)
                     return
-                except TRANSIENT_ERRORS as error:
-                    outcome.failures[item] = error
                 except EblaError as error:
                     outcome.failures[item] = error
-                    return
+                    if not error.is_transient:
+                        return
                 finally:
                     del working[item]
             await asyncio.sleep(PAUSE_S)

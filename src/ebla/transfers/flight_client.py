@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ebla.model.errors import (
-    ConnectionLost,
-    Corruption,
-    DeadlineExceeded,
-    InternalError,
-    Overloaded,
-    Unavailable,
-    Unreachable,
-)
+from ebla.model.errors import Corruption, EblaError, InternalError, Overloaded
 from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import StagedFile, TransferSource, TransferTarget
@@ -55,7 +47,6 @@ from ebla.wire.transfer_messages import (
 )
 
 T = TypeVar("T")
-_WORTH_ANOTHER_TRY = (ConnectionLost, DeadlineExceeded, Overloaded, Unavailable, Unreachable)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_frame_size", 1 << 20),
@@ -176,8 +167,9 @@ class FlightClient:
             if len(group) > 1:
                 try:
                     moved = self._move_together(source, group, target, attempt)
-                except _WORTH_ANOTHER_TRY:
-                    pass
+                except EblaError as error:
+                    if not error.is_transient:
+                        raise
             if moved is None:
                 moved = [self.move_file(source, one, target, attempt, one.staged_name) for one in group]
             staged += moved
@@ -303,7 +295,9 @@ class FlightClient:
         while True:
             try:
                 return act()
-            except _WORTH_ANOTHER_TRY as error:
+            except EblaError as error:
+                if not error.is_transient:
+                    raise
                 waits = isinstance(error, Overloaded) and waited_s < room_s
                 tries, before, reached = tries + (not waits), reached, progress()
                 if reached > before:

@@ -4,21 +4,14 @@ All of them may be asked twice: a session and a transfer have ids that whoever a
 finds what the first one left. A checkpoint is taken anew, and one whose answer was lost goes with its session.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ebla.aio.bounded_gather import gather_bounded
-from ebla.model.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    EblaError,
-    Overloaded,
-    Unavailable,
-    Unreachable,
-)
+from ebla.aio.retry import Backoff, retry
+from ebla.model.errors import EblaError
 from ebla.model.identity import CheckpointId, HostId, JobId, Replica, SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import MoveResult, StagingKind, TransferSource, TransferTarget
@@ -52,9 +45,6 @@ from ebla.wire.verbs import (
 
 T = TypeVar("T")
 
-TRANSIENT_ERRORS = (Unreachable, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable)
-"""A process that starts anew, or has too much to do: asked again in a while it may answer."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferCallLimits:
@@ -65,7 +55,6 @@ class TransferCallLimits:
     checkpoint_ms: int = 120_000
     seal_ms: int = 3_900_000
     """Longer than a layer of staged rows may be built."""
-    """All the bytes are read once."""
     adopt_ms: int = 300_000
     release_ms: int = 10_000
     status_ms: int = 2_000
@@ -95,6 +84,7 @@ class TransferClient:
         self._rng = rng
         self._limits = limits
         self._report = report
+        self._backoff = Backoff(first_s=limits.pause_first_ms / 1000, max_s=limits.pause_max_ms / 1000)
 
     # ---- sessions
 
@@ -104,20 +94,27 @@ class TransferClient:
         request = OpenSessionRequest(
             session=scope.session, table=scope.table, job=scope.job, life_ms=life_ms, known_version=known_version
         )
-        return await self._patiently(lambda: self._doors.control(OPEN_SESSION, request, self._limits.open_session_ms))
+        return await self._retry(lambda: self._doors.control(OPEN_SESSION, request, self._limits.open_session_ms))
 
     async def close_session(self, session: SessionId) -> CloseSessionAnswer:
         """Tries until it is closed: nothing may go on before. Whoever gives up waiting cancels."""
         request = CloseSessionRequest(session)
-        pause_ms, told = self._limits.pause_first_ms, ""
-        while True:
-            try:
-                return await self._doors.control(CLOSE_SESSION, request, self._limits.close_session_ms)
-            except EblaError as error:
-                if error.message != told:  # once, not every few seconds
-                    told = error.message
-                    self._report("session.not_closed", {"session": str(session), "cause": str(error)})
-            pause_ms = await self._pause(pause_ms)
+        reported = ""
+
+        def report(error: EblaError) -> None:
+            nonlocal reported
+            if error.message != reported:  # once, not every few seconds
+                reported = error.message
+                self._report("session.not_closed", {"session": str(session), "cause": str(error)})
+
+        return await retry(
+            lambda: self._doors.control(CLOSE_SESSION, request, self._limits.close_session_ms),
+            self._backoff,
+            timeout_s=None,
+            rng=self._rng,
+            is_retryable=lambda _: True,
+            on_error=report,
+        )
 
     # ---- the target's side
 
@@ -141,9 +138,7 @@ class TransferClient:
             kind=kind,
             size_bytes=size_bytes,
         )
-        answer = await self._patiently(
-            lambda: self._doors.bulk(place.host, OPEN_STAGING, request, self._limits.staging_ms)
-        )
+        answer = await self._retry(lambda: self._doors.bulk(place.host, OPEN_STAGING, request, self._limits.staging_ms))
         return answer.target
 
     async def seal(self, target: TransferTarget, attempt: MoveResult, layers: tuple[TokenRange, ...]) -> int:
@@ -155,7 +150,7 @@ class TransferClient:
             files=attempt.files,
             layers=layers,
         )
-        answer = await self._patiently(lambda: self._doors.bulk(target.host, SEAL, request, self._limits.seal_ms))
+        answer = await self._retry(lambda: self._doors.bulk(target.host, SEAL, request, self._limits.seal_ms))
         return answer.size_bytes
 
     async def adopt(self, scope: TransferScope, target: TransferTarget) -> AdoptAnswer:
@@ -168,7 +163,7 @@ class TransferClient:
             fence=TopologyVersion(0),
         )
         place = Replica(target.host, target.shard)
-        return await self._patiently(lambda: self._doors.shard(place, ADOPT, request, self._limits.adopt_ms))
+        return await self._retry(lambda: self._doors.shard(place, ADOPT, request, self._limits.adopt_ms))
 
     async def stagings(self, host: HostId, session: SessionId) -> tuple[StagingStatus, ...]:
         """For progress only: what cannot be asked now is not known now."""
@@ -187,9 +182,7 @@ class TransferClient:
         request = TakeCheckpointRequest(
             session=scope.session, table=scope.table, range=part, version=scope.version, shard=number
         )
-        answer = await self._patiently(
-            lambda: self._doors.bulk(host, TAKE_CHECKPOINT, request, self._limits.checkpoint_ms)
-        )
+        answer = await self._retry(lambda: self._doors.bulk(host, TAKE_CHECKPOINT, request, self._limits.checkpoint_ms))
         return answer.source
 
     # ---- both
@@ -218,20 +211,6 @@ class TransferClient:
         """Some at once, the results in their order. The first error ends the others and is raised by itself."""
         return await gather_bounded(steps, self._limits.at_once_max)
 
-    # ---- asking again
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._limits.patience_ms / 1000
-        pause_ms = self._limits.pause_first_ms
-        while True:
-            try:
-                return await ask()
-            except TRANSIENT_ERRORS:
-                if loop.time() >= until:
-                    raise
-            pause_ms = await self._pause(pause_ms)
-
-    async def _pause(self, pause_ms: int) -> int:
-        await asyncio.sleep(self._rng.randrange(pause_ms // 2, pause_ms + 1) / 1000)
-        return min(pause_ms * 2, self._limits.pause_max_ms)
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        limits = self._limits
+        return await retry(call, self._backoff, timeout_s=limits.patience_ms / 1000, rng=self._rng)

@@ -1,6 +1,21 @@
 """What an error says of itself."""
 
-from ebla.model.errors import DeadlineExceeded, Fault, Outcome, Unreachable
+from ebla.model.errors import (
+    ConnectionLost,
+    Corruption,
+    DeadlineExceeded,
+    DiskFull,
+    Fault,
+    InternalError,
+    InvalidRequest,
+    Outcome,
+    Overloaded,
+    Refused,
+    Stale,
+    TooFewReplicas,
+    Unavailable,
+    Unreachable,
+)
 
 
 def test_the_text_has_the_advice_where_there_is_one() -> None:
@@ -11,3 +26,10 @@ def test_the_text_has_the_advice_where_there_is_one() -> None:
 def test_an_error_tells_its_outcome_and_fault() -> None:
     assert (Unreachable.outcome, Unreachable.fault) == (Outcome.NOT_APPLIED, Fault.PEER)
     assert (DeadlineExceeded.outcome, DeadlineExceeded.fault) == (Outcome.UNKNOWN, Fault.PEER)
+
+
+def test_a_restart_an_overload_or_a_cut_connection_is_transient() -> None:
+    for transient in (ConnectionLost, DeadlineExceeded, Overloaded, TooFewReplicas, Unavailable, Unreachable):
+        assert transient.is_transient
+    for final in (Corruption, DiskFull, InternalError, InvalidRequest, Refused, Stale):
+        assert not final.is_transient

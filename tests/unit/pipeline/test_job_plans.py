@@ -89,7 +89,7 @@ def test_a_pending_replica_is_a_target_and_no_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "kind", "words"),
+    ("spec", "kind", "words"),
     [
         (CopyTablets(TABLETS, (4,), host(1), host(2)), InvalidRequest, "ks.t has no tablet 4; its tablets are 0 to 3"),
         (CopyTablets(TABLETS, (0, -1), host(1), host(2)), InvalidRequest, "has no tablet -1"),

@@ -52,7 +52,7 @@ def job(number: int = 1, spec: JobSpec | None = None, **changes: object) -> JobR
 
 
 def running(number: int = 1, session: SessionId = SESSION, owner: UUID = FOREIGN, **changes: object) -> JobRecord:
-    begun = {"state": JobState.RUNNING, "session": session, "keeper": owner, "runs": 1}
+    begun = {"state": JobState.RUNNING, "session": session, "owner": owner, "runs": 1}
     return job(number, None, **begun | changes)
 
 
@@ -100,7 +100,7 @@ def test_a_run_is_counted_when_it_begins_and_not_if_the_engine_went_away() -> No
     assert away.cause == "pipeline unavailable: no Java"
 
 
-@pytest.mark.parametrize("happening", [JobEvent.BROKE, JobEvent.LEFT])
+@pytest.mark.parametrize("event", [JobEvent.BROKE, JobEvent.LEFT])
 def test_after_so_many_runs_it_has_failed(event: JobEvent) -> None:
     once = apply_transition(running(), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS)
     assert once is not None
