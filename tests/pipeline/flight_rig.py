@@ -48,10 +48,10 @@ from ebla.model.transfers import (
 from ebla.runtime.machine_id import machine_id
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tls import Validity, make_authority, make_node_certificate
+from ebla.storage.codec.key_codec import in_spans, key_spans
 from ebla.storage.codec.row_file import RECORD_HEADER_BYTES, ROWS_SCHEMA, decode_body, read_header, rows_batch
 from ebla.storage.columns.chunks import ChunkShape, chunk_of
 from ebla.storage.layers.layer import Item
-from ebla.storage.merge.row_merge import in_spans, key_spans
 from ebla.storage.scan.range_hashes import HASHES_SCHEMA, RangeHasher
 from ebla.wire.transfer_messages import FlightPut, HashesQuery, PutAnswer, StoredRowsQuery
 

@@ -16,16 +16,15 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema, with_column, without_column
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
-from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_row, encode_row
+from ebla.storage.codec.key_codec import decode_token, in_spans, key_spans
+from ebla.storage.codec.row_codec import decode_row, encode_row, is_head
 from ebla.storage.codec.row_digest import canonical_value
 from ebla.storage.columns.chunks import ChunkShape, chunk_of
 from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector, collected
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.layer_facts import ALWAYS_US
 from ebla.storage.merge.chunk_merge import merge_chunks
-from ebla.storage.merge.row_merge import in_spans, key_spans, merge_streams, merge_values, without_deleted_rows
+from ebla.storage.merge.row_merge import merge_streams, merge_values, without_deleted_rows
 from ebla.storage.scan.range_hashes import HASH_BYTES, BucketBounds, RangeHasher
 
 SEEDS = st.integers(0, 1 << 32)

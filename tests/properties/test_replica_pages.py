@@ -16,8 +16,8 @@ from ebla.model.schema import Column, ColumnKind, TableSchema, with_column, with
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.sim.workloads.small_table import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
 from ebla.storage.codec.key_codec import prefix_end, split_key
-from ebla.storage.codec.live_rows import is_head, is_live_row
-from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.codec.live_rows import is_live_row
+from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row, is_head
 from ebla.storage.codec.row_digest import digest_rows
 from ebla.storage.commit_log import SyncMode
 from ebla.storage.layers.layer import Item

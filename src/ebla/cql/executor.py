@@ -48,6 +48,7 @@ from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.request.read_plan import SINGLE_REPLICA_LEVELS
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery
+from ebla.storage.codec.key_codec import partition_prefix_of
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import (
     BatchItem,
@@ -512,7 +513,7 @@ def merge_by_partition(mutations: Sequence[Mutation]) -> list[Mutation]:
     for mutation in mutations:
         if mutation.items:
             key = mutation.items[0][0]
-            prefix = key[: 10 + int.from_bytes(key[8:10])]
+            prefix = partition_prefix_of(key)
             joined.setdefault((mutation.table.bytes, prefix), []).append(mutation)
     return [
         several[0]

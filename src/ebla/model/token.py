@@ -60,6 +60,17 @@ def composite_key(parts: Sequence[bytes]) -> bytes:
     return b"".join(struct.pack(">H", len(part)) + part + b"\0" for part in parts)
 
 
+def split_composite_key(key: bytes) -> list[bytes]:
+    """The parts of a partition key of several columns."""
+    parts: list[bytes] = []
+    offset = 0
+    while offset < len(key):
+        size = int.from_bytes(key[offset : offset + 2])
+        parts.append(key[offset + 2 : offset + 2 + size])
+        offset += size + 3
+    return parts
+
+
 def distance(start: Token, end: Token) -> int:
     """Steps from `start` up to `end`, over the top of the ring where need be."""
     return (end - start) % RING_TOKENS

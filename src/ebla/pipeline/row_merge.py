@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
+from ebla.storage.codec.key_codec import key_spans
 from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
 from ebla.storage.merge.chunk_merge import merge_chunks, rows_before, rows_through
-from ebla.storage.merge.row_merge import key_spans
 
 
 class ReplicaMerge:

@@ -34,6 +34,7 @@ from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.token import TokenRange
 from ebla.replica.checkpoints import ShardTransferDeps, check_table, wait_version
 from ebla.replica.fences import Fences, OvertakenByFence
+from ebla.storage.codec.key_codec import in_spans, key_spans
 from ebla.storage.codec.row_file import items_of, read_row_file
 from ebla.storage.codec.staging_format import (
     SealedFile,
@@ -45,7 +46,6 @@ from ebla.storage.codec.staging_format import (
     transfer_folder,
 )
 from ebla.storage.layers.layer import Item, LayerDamaged
-from ebla.storage.merge.row_merge import in_spans, key_spans
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest, FindTargetAnswer, FindTargetRequest

@@ -30,6 +30,7 @@ from ebla.replica.stack_plan import (
     plan_shard,
     stack_keys,
 )
+from ebla.storage.codec.key_codec import tablet_index
 from ebla.storage.stack import Stack
 from ebla.storage.store import GC_HOLD_AT_START, ShardStore
 from ebla.topology.snapshot import Snapshot
@@ -42,7 +43,7 @@ DROP_CHECK_S = 0.1
 
 
 class TableStacks:
-    """One table on this shard at one version. The stack of a key: `stacks.get(int.from_bytes(key[:8]) >> shift)`."""
+    """One table on this shard at one version. Find the stack of a key by `tablet_index(key, shift)`."""
 
     __slots__ = ("hops", "plan", "shift", "stacks")
 
@@ -97,7 +98,7 @@ class ReplicaStacks:
     def find(self, table: TableId, key: bytes) -> Stack | None:
         """The stack that has this key; None: it is not here. Good until the next await."""
         found = self.layout.get(table)
-        return None if found is None else found.stacks.get(int.from_bytes(key[:8]) >> found.shift)
+        return None if found is None else found.stacks.get(tablet_index(key, found.shift))
 
     def covering(self, table: TableId, token_range: TokenRange) -> Stack | None:
         """The stack, of a replica that is or is getting here, that has all of these tokens. Good until the next

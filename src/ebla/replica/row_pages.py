@@ -12,17 +12,28 @@ from ebla.model.errors import Stale
 from ebla.model.rows import EMPTY_HEAD
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import TableStacks
-from ebla.storage.codec.key_codec import encode_token, head_key, prefix_end, row_key
-from ebla.storage.codec.live_rows import is_head, is_live_row
-from ebla.storage.codec.row_codec import RowFlag, decode_head
+from ebla.storage.codec.key_codec import (
+    clustering_of,
+    enclosing_partition,
+    head_key,
+    is_single_key,
+    last_tablet_index,
+    partition_of_head,
+    partition_prefix_of,
+    prefix_end,
+    row_key,
+    same_token,
+    tablet_start,
+    token_word,
+)
+from ebla.storage.codec.live_rows import is_live_row
+from ebla.storage.codec.row_codec import decode_head, is_head
 from ebla.storage.codec.row_digest import digest_rows
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import without_deleted_cells
 from ebla.storage.stack import OpenStack, Stack
-from ebla.topology.tablet_map import TOKEN_BIAS, TOKEN_BITS
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
 
-_HEAD = int(RowFlag.HEAD)
 SINGLE_KEYS_MAX = 2
 """A head and a row."""
 SPAN_START_ITEMS = 16
@@ -135,7 +146,7 @@ class StackPageReader:
         needs_prefix = has_heads or bool(partition_rows_max)
         for key, value in items:
             self._looked_at += 1
-            if value[1] & _HEAD:
+            if is_head(value):
                 self._at_head(key, value)
                 self._add(key, value)
             else:
@@ -143,7 +154,7 @@ class StackPageReader:
                     self._at_row(key, opened if is_reversed and has_heads else None)
                 left: bytes | None = value
                 if self._head is not EMPTY_HEAD:
-                    left = without_deleted_cells(value, self._head, key[len(self._prefix) + 1 :], self._schema)
+                    left = without_deleted_cells(value, self._head, clustering_of(key, self._prefix), self._schema)
                 if left is not None:
                     self._add(key, left)
                     if is_live_row(left, self._schema, self._request.now_s):
@@ -152,7 +163,7 @@ class StackPageReader:
             self._last_key = key
             if self._live_rows >= rows_max or self._bytes >= self._bytes_max:
                 return self._cut(part, key, items)
-            if partition_rows_max and self._partition_rows >= partition_rows_max and not value[1] & _HEAD:
+            if partition_rows_max and self._partition_rows >= partition_rows_max and not is_head(value):
                 return self._skip_partition(part)
             if self._looked_at >= turn_ends:
                 _go_on(part, key, is_reversed=is_reversed)
@@ -171,7 +182,7 @@ class StackPageReader:
         self._head = opened.head(prefix) if has_heads and prefix else EMPTY_HEAD
 
     def _at_head(self, key: bytes, value: bytes) -> None:
-        prefix = key[:-1]
+        prefix = partition_of_head(key)
         if prefix != self._prefix:
             self._partition_rows = 0
         self._prefix, self._head = prefix, decode_head(value)
@@ -179,10 +190,10 @@ class StackPageReader:
     def _at_row(self, key: bytes, opened: OpenStack | None) -> None:
         """A row of another partition. Reading forward its head would have come before it; in a reversed read it is
         still to come, and is looked up."""
-        end = 10 + int.from_bytes(key[8:10])
-        if len(self._prefix) == end and key.startswith(self._prefix):
+        prefix = partition_prefix_of(key)
+        if prefix == self._prefix:
             return
-        self._prefix, self._partition_rows = key[:end], 0
+        self._prefix, self._partition_rows = prefix, 0
         self._head = EMPTY_HEAD if opened is None else opened.head(self._prefix)
 
     def _add(self, key: bytes, value: bytes) -> None:
@@ -215,40 +226,22 @@ def _go_on(part: StackSpan, key: bytes, *, is_reversed: bool) -> None:
 
 def _partition_of(start: bytes) -> bytes | None:
     """The partition behind whose head a span begins."""
-    if len(start) <= 10:
-        return None
-    prefix = start[: 10 + int.from_bytes(start[8:10])]
-    return prefix if len(start) > len(prefix) and start > head_key(prefix) else None
+    prefix = enclosing_partition(start)
+    return prefix if prefix is not None and start > head_key(prefix) else None
 
 
 def _parts(spans: Sequence[Span], table: TableStacks, *, is_reversed: bool) -> Iterator[StackSpan]:
     """In the order of the read. Raises `Stale` at a tablet that is not here."""
     shift, stacks = table.shift, table.stacks
     for start, end in reversed(spans) if is_reversed else spans:
-        first, last = _first_number(start, shift), _last_number(end, shift)
+        first, last = token_word(start) >> shift, last_tablet_index(end, shift)
         for number in range(last, first - 1, -1) if is_reversed else range(first, last + 1):
             stack = stacks.get(number)
             if stack is None:
                 raise Stale(f"this shard has no replica of tablet {number}", advice="refresh and retry")
-            low = start if number == first else _boundary(number, shift)
-            high = end if number == last else _boundary(number + 1, shift)
+            low = start if number == first else tablet_start(number, shift)
+            high = end if number == last else tablet_start(number + 1, shift)
             yield StackSpan(stack, low, high)
-
-
-def _first_number(start: bytes, shift: int) -> int:
-    return int.from_bytes(start[:8].ljust(8, b"\0")) >> shift
-
-
-def _last_number(end: bytes | None, shift: int) -> int:
-    if end is None:
-        return ((1 << TOKEN_BITS) - 1) >> shift
-    token = int.from_bytes(end[:8].ljust(8, b"\0"))
-    return (token if len(end) > 8 else max(token - 1, 0)) >> shift
-
-
-def _boundary(number: int, shift: int) -> bytes:
-    """The least key of a tablet."""
-    return encode_token((number << shift) - TOKEN_BIAS)
 
 
 def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> ReadRowsAnswer:
@@ -279,8 +272,4 @@ def are_single_keys(spans: Sequence[Span]) -> bool:
     """Whether these are so few single keys, all of one token, that a page has room for them."""
     if len(spans) > SINGLE_KEYS_MAX or not spans:
         return False
-    token = spans[0][0][:8]
-    for start, end in spans:
-        if end is None or len(end) != len(start) + 1 or end[-1] or not end.startswith(start) or start[:8] != token:
-            return False
-    return True
+    return all(is_single_key(span) and same_token(span[0], spans[0][0]) for span in spans)

@@ -10,6 +10,7 @@ from ebla.replica.fences import Fences
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
 from ebla.replica.row_pages import StackPageReader, are_single_keys, read_keys
+from ebla.storage.codec.key_codec import tablet_index
 from ebla.storage.layers.layer import LayerDamaged
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
@@ -87,7 +88,7 @@ class ReplicaReader:
         return Stale(f"this shard has no replica of it at version {view.version}", advice="refresh and retry")
 
     def _read_points(self, request: ReadRowsRequest, table: TableStacks) -> ReadRowsAnswer | None:
-        stack = table.stacks.get(int.from_bytes(request.spans[0][0][:8]) >> table.shift)
+        stack = table.stacks.get(tablet_index(request.spans[0][0], table.shift))
         if stack is None:
             raise self._not_here(request)
         opened = stack.find_open()

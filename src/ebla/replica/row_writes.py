@@ -16,6 +16,7 @@ from ebla.replica.fences import Fences
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
 from ebla.replica.stack_plan import Hop
+from ebla.storage.codec.key_codec import tablet_index
 from ebla.storage.layers.layer import Layer
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
@@ -138,7 +139,7 @@ class ReplicaWriter:
     def _stack_of(self, table: TableStacks | None, write: RowWrite) -> Stack:
         if not write.items:
             raise InvalidRequest("a write has at least one item")
-        stack = None if table is None else table.stacks.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
+        stack = None if table is None else table.stacks.get(tablet_index(write.items[0][0], table.shift))
         if stack is None:
             raise self._not_here(write)
         return stack
@@ -157,7 +158,7 @@ class ReplicaWriter:
         table = self._stacks.layout.get(write.table)
         if table is None or not table.hops or not write.items:
             return None
-        return table.hops.get(int.from_bytes(write.items[0][0][:8]) >> table.shift)
+        return table.hops.get(tablet_index(write.items[0][0], table.shift))
 
     def _apply(self, batch: _Batch, stack: Stack, live: Layer, indexes: Sequence[int]) -> None:
         """The effect. Nothing awaits between the look at the fence and the last put."""

@@ -24,12 +24,12 @@ from ebla.request.short_reads import (
     clip_spans,
     contains_key,
     is_beyond,
-    partition_of_start,
     spans_after,
     spans_after_rows,
 )
-from ebla.storage.codec.key_codec import split_key
-from ebla.storage.codec.live_rows import has_static, is_head, is_live_row
+from ebla.storage.codec.key_codec import enclosing_partition, split_key
+from ebla.storage.codec.live_rows import has_static, is_live_row
+from ebla.storage.codec.row_codec import is_head
 from ebla.wire.row_messages import Item, Span
 
 FORMAT = 1
@@ -113,7 +113,7 @@ class PageBuilder:
     def _resume(self, position: ReadPosition) -> None:
         limits: Span = (b"", position.bound) if self._query.is_reversed else (position.bound, None)
         self.rest = clip_spans(self.rest, limits)
-        prefix = partition_of_start(position.bound)
+        prefix = enclosing_partition(position.bound)
         if prefix is not None and position.partition_rows_left is not None:
             self._prefix, self._partition_left = prefix, position.partition_rows_left
 
@@ -126,7 +126,7 @@ class PageBuilder:
         """The partition in which the rest begins, and what it may still give, where that is less than others may."""
         if (
             0 < self._partition_left < self._query.partition_rows_max
-            and partition_of_start(self._bound) == self._prefix
+            and enclosing_partition(self._bound) == self._prefix
         ):
             return self._prefix, self._partition_left
         return None
@@ -161,7 +161,7 @@ class PageBuilder:
             return b""
         left = None
         if self._query.partition_rows_max:
-            in_begun = partition_of_start(self._bound) == self._prefix
+            in_begun = enclosing_partition(self._bound) == self._prefix
             left = self._partition_left if in_begun else self._query.partition_rows_max
         return encode_position(ReadPosition(self._bound, left), self._query.table, is_reversed=self._query.is_reversed)
 
@@ -195,5 +195,5 @@ class PageBuilder:
     def _go_behind(self, key: bytes) -> None:
         is_reversed = self._query.is_reversed
         self.rest = spans_after(self.rest, key, is_reversed=is_reversed)
-        if self._query.partition_rows_max and self._partition_left == 0 and partition_of_start(key) == self._prefix:
+        if self._query.partition_rows_max and self._partition_left == 0 and enclosing_partition(key) == self._prefix:
             self.rest = spans_after_rows(self.rest, self._prefix, is_reversed=is_reversed)

@@ -56,7 +56,8 @@ from ebla.request.short_reads import (
 from ebla.request.speculative_retry import SpeculativeRetry, SpeculativeRetryLimits
 from ebla.request.write_plan import table_replicas
 from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.codec.live_rows import has_static, is_head, is_live_row, version_of
+from ebla.storage.codec.live_rows import has_static, is_live_row
+from ebla.storage.codec.row_codec import is_head, schema_version
 from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import Item, ReadRowsRequest
 
@@ -198,7 +199,7 @@ class ReadRouter:
         if answer is None or not answer.is_whole or query.partition_rows_max:
             return None
         for _, value in answer.items:
-            if version_of(value) > schema.version:
+            if schema_version(value) > schema.version:
                 return None
         now_s = query.now_s
         shown = tuple(
@@ -425,7 +426,7 @@ def check_schema_versions(items: Iterable[Item], row_context: LiveRowContext) ->
     """Raises `Stale` where a row was written by a version of the table that this router has yet to hear of."""
     known = row_context.schema.version
     for _, value in items:
-        if version_of(value) > known:
+        if schema_version(value) > known:
             raise Stale(f"table {row_context.schema.full_name} is known here in version {known} only")
 
 

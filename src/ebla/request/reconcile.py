@@ -25,8 +25,7 @@ from ebla.request.short_reads import (
     settle_page,
 )
 from ebla.storage.codec.key_codec import decode_token, head_key, split_key
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_head, decode_row
+from ebla.storage.codec.row_codec import decode_head, decode_row, is_head
 from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
 from ebla.storage.merge.row_merge import merge_values, without_deleted_cells
 from ebla.wire.row_messages import Item, ReadRowsAnswer, Span

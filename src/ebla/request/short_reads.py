@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.model.schema import TableSchema
-from ebla.storage.codec.key_codec import head_key, prefix_end, row_key, split_key
-from ebla.storage.codec.live_rows import is_head, is_live_row, may_be_live
-from ebla.storage.merge.row_merge import clip_span
+from ebla.storage.codec.key_codec import clip_span, enclosing_partition, head_key, prefix_end, row_key, split_key
+from ebla.storage.codec.live_rows import is_live_row, may_be_live
+from ebla.storage.codec.row_codec import is_head
 from ebla.wire.row_messages import Item, ReadRowsAnswer, Span
 
 
@@ -145,7 +145,7 @@ def contains_key(spans: Iterable[Span], key: bytes) -> bool:
 
 def partitions_entered_midway(spans: Sequence[Span]) -> tuple[bytes, ...]:
     """The partitions in whose middle a span begins, and whose heads are in none of the spans."""
-    prefixes = [partition_of_start(start) for start, _ in spans]
+    prefixes = [enclosing_partition(start) for start, _ in spans]
     found = {prefix: None for prefix in prefixes if prefix is not None and not contains_key(spans, head_key(prefix))}
     return tuple(found)
 
@@ -153,15 +153,3 @@ def partitions_entered_midway(spans: Sequence[Span]) -> tuple[bytes, ...]:
 def head_spans(prefixes: Iterable[bytes]) -> tuple[Span, ...]:
     keys = [head_key(prefix) for prefix in sorted(prefixes)]
     return tuple((key, key + b"\0") for key in keys)
-
-
-_LENGTH_ENDS = 10
-"""Token and length of the partition key."""
-
-
-def partition_of_start(start: bytes) -> bytes | None:
-    """The partition in which a span begins; None where it begins between partitions."""
-    if len(start) < _LENGTH_ENDS:
-        return None
-    end = _LENGTH_ENDS + int.from_bytes(start[8:_LENGTH_ENDS])
-    return start[:end] if len(start) > end else None

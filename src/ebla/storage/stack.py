@@ -14,19 +14,24 @@ import msgspec
 from ebla.model.errors import Overloaded, Stale
 from ebla.model.rows import EMPTY_HEAD, NEVER_US, PartitionHead
 from ebla.model.schema import TableSchema
-from ebla.storage.codec.key_codec import KeyKind, head_key, split_key
-from ebla.storage.codec.row_codec import decode_head
+from ebla.storage.codec.key_codec import (
+    KeyKind,
+    KeySpan,
+    clip_span,
+    enclosing_partition,
+    head_key,
+    in_spans,
+    key_spans,
+    split_key,
+)
+from ebla.storage.codec.row_codec import decode_head, schema_version
 from ebla.storage.compaction.compaction_plan import LayerSummary
 from ebla.storage.layers.layer import Item, Layer, LayerDamaged
 from ebla.storage.layers.layer_cache import LayerCache, LayerRef
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.manifest import LayerEntry, LayerId, StackEntry, layer_folder
 from ebla.storage.merge.row_merge import (
-    KeySpan,
-    clip_span,
     facts_of,
-    in_spans,
-    key_spans,
     merge_all,
     merge_streams,
     merge_values,
@@ -161,11 +166,11 @@ class Stack:
 
     def check_items(self, items: Sequence[Item]) -> None:
         """Whether the stack may take these now. Raises `Stale` and `Overloaded`."""
-        spans, version = self._spans, self.schema.version.to_bytes(2)
+        spans, version = self._spans, self.schema.version
         for key, value in items:
             if not in_spans(key, spans):
                 raise Stale(f"key {key.hex()} is not in the range of replica {self.incarnation:016x}")
-            if value[2:4] > version:
+            if schema_version(value) > version:
                 raise Stale(f"table {self.schema.full_name} is known here in version {self.schema.version} only")
         if self.reject_upto_us > NEVER_US:
             least_us = facts_of([value for _, value in items], self.schema).least_us
@@ -315,14 +320,8 @@ class OpenStack:
 
     def _head_before(self, start: bytes) -> PartitionHead:
         """The head of the partition in whose middle a scan begins."""
-        if len(start) < _PREFIX_BYTES_MIN:
-            return EMPTY_HEAD
-        size = int.from_bytes(start[8:10])
-        return self.head(start[: 10 + size]) if len(start) > 10 + size else EMPTY_HEAD
-
-
-_PREFIX_BYTES_MIN = 10
-"""Token and length of the partition key."""
+        prefix = enclosing_partition(start)
+        return EMPTY_HEAD if prefix is None else self.head(prefix)
 
 
 def _scan_parts(layer: Layer, parts: list[KeySpan], *, is_reversed: bool) -> Iterator[Item]:

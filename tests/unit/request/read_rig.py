@@ -24,8 +24,8 @@ from ebla.request.router_types import ReadPage, ReadQuery, RouterDeps, RouterLim
 from ebla.sim.loop import simulated_loop
 from ebla.sim.rng import SimRng
 from ebla.storage.codec.key_codec import head_key, split_key
-from ebla.storage.codec.live_rows import is_head, is_live_row
-from ebla.storage.codec.row_codec import decode_head
+from ebla.storage.codec.live_rows import is_live_row
+from ebla.storage.codec.row_codec import decode_head, is_head
 from ebla.storage.codec.row_digest import digest_rows
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import merge_values, without_deleted_cells

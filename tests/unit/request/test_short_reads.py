@@ -9,7 +9,6 @@ from ebla.request.short_reads import (
     head_spans,
     is_beyond,
     merge_stops,
-    partition_of_start,
     partition_stops,
     partitions_entered_midway,
     settle_page,
@@ -17,7 +16,7 @@ from ebla.request.short_reads import (
     spans_after_rows,
     split_partition,
 )
-from ebla.storage.codec.key_codec import prefix_end, row_key
+from ebla.storage.codec.key_codec import enclosing_partition, prefix_end, row_key
 from ebla.wire.row_messages import ReadRowsAnswer
 
 MOMENT = LiveRowContext(SMALL, 10)
@@ -122,11 +121,11 @@ def test_partitions_in_whose_middle_a_read_begins() -> None:
 
 
 def test_the_partition_of_a_key() -> None:
-    assert partition_of_start(row_at("p", "1")) == P
-    assert partition_of_start(head_at("p")) == P
-    assert partition_of_start(P) is None
-    assert partition_of_start(AFTER_P) is None
-    assert partition_of_start(b"") is None
+    assert enclosing_partition(row_at("p", "1")) == P
+    assert enclosing_partition(head_at("p")) == P
+    assert enclosing_partition(P) is None
+    assert enclosing_partition(AFTER_P) is None
+    assert enclosing_partition(b"") is None
 
 
 def test_head_spans_are_in_order() -> None:

@@ -24,6 +24,7 @@ from ebla.sim.workloads.small_table import (
     small_table,
     value_of,
 )
+from ebla.storage.codec.key_codec import in_spans
 from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.commit_log import NotDurable, SyncMode
 from ebla.storage.compaction.compaction_plan import SwapOutcome
@@ -31,7 +32,7 @@ from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import LayerDamaged, build_layer
 from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.manifest import layers_folder, read_manifest
-from ebla.storage.merge.row_merge import facts_of, in_spans
+from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import ShardStore

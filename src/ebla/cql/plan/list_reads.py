@@ -7,8 +7,7 @@ from ebla.cql.plan.row_source import PageReader, head_spans, spans_of
 from ebla.model.rows import Row, without_deleted
 from ebla.model.schema import ColumnKind
 from ebla.request.router_types import ReadQuery
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_head, decode_row
+from ebla.storage.codec.row_codec import decode_head, decode_row, is_head
 from ebla.wire.row_messages import Span
 
 CHUNK_ROWS = 1_000

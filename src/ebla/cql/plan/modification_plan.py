@@ -39,7 +39,7 @@ from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.request.router_types import Mutation
 from ebla.storage.codec.key_codec import encode_clustering, head_key, partition_prefix, row_key
-from ebla.storage.codec.row_codec import FORMAT, NO_CELL, PLAIN_HEADER, RowFlag, encode_head, encode_row
+from ebla.storage.codec.row_codec import encode_head, encode_plain, encode_row
 from ebla.wire.cql.messages import ColumnSpec, Unset
 from ebla.wire.row_messages import Item
 
@@ -47,8 +47,6 @@ TTL_S_MAX = 20 * 365 * 24 * 3600
 _KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
 TIMESTAMP_MIN = -(1 << 63)
 """Nothing is written at it: it stands for no timestamp at all."""
-_PLAIN_MARKED = int(RowFlag.PLAIN | RowFlag.MARKED)
-_PLAIN = int(RowFlag.PLAIN)
 
 KnownLists = dict[bytes, ListElements]
 """Live elements of lists, by the key of the row that has them (static ones: of the head)."""
@@ -205,23 +203,22 @@ class PlainInsert:
     clustering: tuple[KeyValueSource, ...]
     sources: tuple[ValueSource | None, ...]
     """By the place of the column in the stored row."""
-    flags: int
+    marked: bool
 
     def mutation(self, request: BoundRequest, timestamp_us: int) -> Mutation | None:
         """None where the row is not that plain after all."""
         schema = self.schema
-        parts = [PLAIN_HEADER.pack(FORMAT, self.flags, schema.version, timestamp_us)]
-        is_empty = not self.flags & _PLAIN_MARKED & ~_PLAIN
+        cells: list[bytes | None] = []
+        is_empty = not self.marked
         for source in self.sources:
             value = None if source is None else source(request)
             if value is None and source is not None:
                 return None
             if value is None or isinstance(value, Unset):
-                parts.append(NO_CELL)
+                cells.append(None)
             else:
                 is_empty = False
-                parts.append(len(value).to_bytes(4))
-                parts.append(value)
+                cells.append(value)
         if is_empty:
             return None
         key = check_partition_key(composite_key([part(request) for part in self.partition]))
@@ -230,7 +227,9 @@ class PlainInsert:
         if self.clustering:
             clustering = encode_clustering(schema.clustering, [part(request) for part in self.clustering])
         stored_key = row_key(partition_prefix(token, key), clustering)
-        return Mutation(schema.id, token, ((stored_key, b"".join(parts)),))
+        return Mutation(
+            schema.id, token, ((stored_key, encode_plain(schema.version, timestamp_us, cells, marked=self.marked)),)
+        )
 
 
 # ---- compiling
@@ -479,9 +478,12 @@ class _Builder:
             key_value_source(*one) for one in zip(restrictions.clustering, self.schema.clustering, strict=True)
         ]
         sources = tuple(self.plain_sources.get(number) for number in self.schema.layouts[-1])
-        flags = _PLAIN_MARKED if marks_row else _PLAIN
         return PlainInsert(
-            schema=self.schema, partition=tuple(partition), clustering=tuple(clustering), sources=sources, flags=flags
+            schema=self.schema,
+            partition=tuple(partition),
+            clustering=tuple(clustering),
+            sources=sources,
+            marked=marks_row,
         )
 
 

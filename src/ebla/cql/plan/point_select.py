@@ -19,12 +19,9 @@ from ebla.model.schema import ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.request.router_types import ReadPage, ReadQuery
 from ebla.storage.codec.key_codec import decode_clustering, encode_clustering, partition_prefix, row_key
-from ebla.storage.codec.live_rows import version_of
-from ebla.storage.codec.row_codec import PLAIN_HEADER, is_plain
+from ebla.storage.codec.row_codec import is_plain, schema_version, take_plain_cells
 from ebla.wire.cql.messages import ColumnSpec, Rows
 from ebla.wire.row_messages import Item
-
-_HEADER_BYTES = PLAIN_HEADER.size
 
 
 class PointRead(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +65,7 @@ class PointSelectPlan:
 
     def _values(self, point: PointRead, item: Item) -> RowValues:
         stored = item[1]
-        if not is_plain(stored) or version_of(stored) != self.schema.version:
+        if not is_plain(stored) or schema_version(stored) != self.schema.version:
             return self._unusual(point, item)
         values: RowValues = [None] * self.width
         for place, position in self.partition_places:
@@ -77,15 +74,7 @@ class PointSelectPlan:
             parts = decode_clustering(self.schema.clustering, point.clustering)
             for place, position in self.clustering_places:
                 values[place] = parts[position]
-        offset = _HEADER_BYTES
-        for place in self.cell_places:
-            start = offset + 4
-            size = int.from_bytes(stored[offset:start], signed=True)
-            offset = start
-            if size >= 0:
-                offset += size
-                if place >= 0:
-                    values[place] = stored[start:offset]
+        take_plain_cells(stored, self.cell_places, values)
         return values
 
     def _unusual(self, point: PointRead, item: Item) -> RowValues:

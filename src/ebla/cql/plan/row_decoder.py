@@ -5,7 +5,6 @@ are cut from their bytes; nothing else of them is looked at. Where a plan asks f
 its cells.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -13,18 +12,15 @@ import msgspec
 from ebla.model.byte_comparable import decoder_of
 from ebla.model.rows import Cell, PartitionHead, Row, without_deleted
 from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.token import split_composite_key
 from ebla.storage.codec.key_codec import head_key, inverted, partition_key_of, split_key
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import FORMAT, HEADER, PLAIN_HEADER, RowFlag, decode_head, decode_row
+from ebla.storage.codec.row_codec import decode_head, decode_row, is_head, plain_header_prefixes, take_plain_cells
 from ebla.storage.scan.visible_rows import static_values, visible_cells
 from ebla.wire.row_messages import Item
 
 RowValues = list[bytes | None]
 ComponentDecoder = Callable[[bytes, int], tuple[bytes, int]]
 
-_HEADER_BYTES = PLAIN_HEADER.size
-_LENGTH = struct.Struct(">i")
-_PLAIN_FLAGS = (int(RowFlag.PLAIN), int(RowFlag.PLAIN | RowFlag.MARKED))
 _NO_CELLS: dict[int, Cell] = {}
 
 
@@ -41,15 +37,7 @@ class DecodedRow(msgspec.Struct, gc=False, kw_only=True):
 
 
 def split_partition_key(schema: TableSchema, key: bytes) -> list[bytes]:
-    if len(schema.partition_key) == 1:
-        return [key]
-    parts: list[bytes] = []
-    offset = 0
-    while offset < len(key):
-        size = int.from_bytes(key[offset : offset + 2])
-        parts.append(key[offset + 2 : offset + 2 + size])
-        offset += size + 3
-    return parts
+    return [key] if len(schema.partition_key) == 1 else split_composite_key(key)
 
 
 class RowDecoder:
@@ -66,7 +54,7 @@ class RowDecoder:
         self._static = [(place, column.number) for place, column in enumerate(needed) if _is(column, ColumnKind.STATIC)]
         self._regular = {column.number: place for place, column in enumerate(needed) if _is(column, ColumnKind.REGULAR)}
         self._plain_places = _to_the_last([self._regular.get(number, -1) for number in schema.layouts[-1]])
-        self._plain_beginnings = tuple(HEADER.pack(FORMAT, flags, schema.version) for flags in _PLAIN_FLAGS)
+        self._plain_beginnings = plain_header_prefixes(schema.version)
         """Of plain rows of the current schema."""
         self._prefix = b""
         self._template: RowValues = [None] * self._width
@@ -143,7 +131,7 @@ class RowDecoder:
             self._take_clustering(key, values)
         cells = self._static_cells
         if is_plain and not self._with_cells:
-            self._cut_plain(value, values)
+            take_plain_cells(value, self._plain_places, values)
         else:
             row = decode_row(value, self._schema.layouts)
             self._fill(row, values)
@@ -160,17 +148,6 @@ class RowDecoder:
             value, offset = decode(turned if descending else key, offset)
             if place >= 0:
                 values[place] = value
-
-    def _cut_plain(self, value: bytes, values: RowValues) -> None:
-        offset = _HEADER_BYTES
-        length_at = _LENGTH.unpack_from
-        for place in self._plain_places:
-            (size,) = length_at(value, offset)
-            offset += 4
-            if size >= 0:
-                if place >= 0:
-                    values[place] = value[offset : offset + size]
-                offset += size
 
     def _fill(self, row: Row, values: RowValues) -> None:
         for number, found in visible_cells(self._schema, row, self._now_s).items():

@@ -21,8 +21,7 @@ from ebla.storage.codec.key_codec import (
     prefix_end,
     row_key,
 )
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_head
+from ebla.storage.codec.row_codec import decode_head, is_head
 from ebla.wire.row_messages import Span
 
 HEADS_MAX = 1000

@@ -12,8 +12,7 @@ from ebla.model.identity import Replica, TableId
 from ebla.request.read_plan import split_by_replicas
 from ebla.sim.clusters.nodes import SimShard
 from ebla.sim.workloads.rows_table import ALL_KEYS
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_row
+from ebla.storage.codec.row_codec import decode_row, is_head
 from ebla.storage.manifest import layers_folder
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import chain
 
+from ebla.storage.codec.key_codec import key_spans
 from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import TombstoneCollector, collected
 from ebla.storage.layers.layer import Item, Layer, LayerEngine, build_layer
-from ebla.storage.merge.row_merge import facts_of, key_spans, merge_streams
+from ebla.storage.merge.row_merge import facts_of, merge_streams
 
 
 async def compact_in_memory(engine: LayerEngine, job: CompactionJob) -> CompactionResult:

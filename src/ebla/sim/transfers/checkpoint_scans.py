@@ -10,10 +10,11 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferResult
 from ebla.ports.disk import Disk
+from ebla.storage.codec.key_codec import in_spans, key_spans
 from ebla.storage.columns.chunks import KEY, STORED
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.memory_engine import MemoryEngine
-from ebla.storage.merge.row_merge import in_spans, key_spans, merge_streams
+from ebla.storage.merge.row_merge import merge_streams
 from ebla.storage.scan.range_hashes import RangeHasher
 from ebla.storage.scan.stack_scan import ScanLayer, close_scan, open_scan, scan_stored
 

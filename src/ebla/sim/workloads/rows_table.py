@@ -19,8 +19,7 @@ from ebla.storage.codec.key_codec import (
     row_key,
     split_key,
 )
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row
+from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row, is_head
 from ebla.wire.row_messages import Item, Span
 
 PARTITIONS = 14

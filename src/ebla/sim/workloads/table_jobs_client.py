@@ -28,8 +28,7 @@ from ebla.sim.workloads.rows_table import DELETION_KINDS, PARTITIONS, ROWS, cell
 from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.sim.world import Unit
 from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.codec.live_rows import is_head
-from ebla.storage.codec.row_codec import decode_row
+from ebla.storage.codec.row_codec import decode_row, is_head
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import without_deleted_rows

@@ -18,8 +18,7 @@ from ebla.source.read.failover import SourceFailed
 from ebla.source.read.planner import InputSplit
 from ebla.source.read.replica_merge import merge_replicas
 from ebla.source.read.table_flight_client import TableFlightClient
-from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.merge.row_merge import key_spans
+from ebla.storage.codec.key_codec import decode_token, key_spans
 from ebla.storage.scan.stack_scan import ScanQuery
 from ebla.transfers.link_path import is_reachable_folder, is_same_machine
 from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery

@@ -9,7 +9,6 @@ are.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -19,13 +18,15 @@ from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, Cell, CollectionCells, Partit
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, Token
 from ebla.storage.codec.row_codec import (
-    NO_CELL,
-    PLAIN_HEADER,
-    RowFlag,
     decode_head,
     decode_row,
     encode_head,
     encode_row,
+    has_cells,
+    is_head,
+    is_marked,
+    is_plain,
+    schema_version,
 )
 from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
 from ebla.storage.layers.layer import Item
@@ -33,28 +34,20 @@ from ebla.storage.layers.layer_facts import ALWAYS_US
 
 DIGEST_BYTES = 16
 
-_PLAIN, _MARKED, _HEAD = int(RowFlag.PLAIN), int(RowFlag.MARKED), int(RowFlag.HEAD)
 _NOWHERE = Token(0)
 _encode = msgspec.msgpack.Encoder().encode
 
 K = TypeVar("K", int, bytes)
 
 
-@lru_cache(maxsize=1024)
-def _current_of(version: int, column_count: int) -> tuple[bytes, bytes]:
-    """The version as stored, and what stands behind the header of a plain row without cells."""
-    return version.to_bytes(2), NO_CELL * column_count
-
-
 def digest_rows(items: Sequence[Item], schema: TableSchema, gc_before_s: int) -> bytes:
     """Of merged items, rows without what their heads delete."""
-    version, bare = _current_of(schema.version, len(schema.layouts[-1]))
+    version, columns = schema.version, len(schema.layouts[-1])
     said: list[Item] = []
     collector: TombstoneCollector | None = None
     for item in items:
         value = item[1]
-        flags = value[1]
-        if flags & _PLAIN and value[2:4] == version and (flags & _MARKED or value[PLAIN_HEADER.size :] != bare):
+        if is_plain(value) and schema_version(value) == version and (is_marked(value) or has_cells(value, columns)):
             said.append(item)
             continue
         if collector is None:
@@ -67,7 +60,7 @@ def digest_rows(items: Sequence[Item], schema: TableSchema, gc_before_s: int) ->
 
 def canonical_value(value: bytes, schema: TableSchema, collector: TombstoneCollector) -> bytes | None:
     """The one form of what a value says; None where it says nothing."""
-    if value[1] & _HEAD:
+    if is_head(value):
         head = decode_head(value)
         # Merged with itself, what it covers of its own goes, and its ranges stand in their order.
         head = collector.head(_NOWHERE, merge_heads(head, head))

@@ -21,10 +21,10 @@ from ebla.model.errors import Corruption, Refused
 from ebla.model.schema import TableSchema
 from ebla.ports.disk import Disk, File
 from ebla.storage.codec.checksums import crc32
+from ebla.storage.codec.key_codec import KeySpan
 from ebla.storage.columns.chunks import KEY, ChunkShape, concat_chunks, field_name, whole_shape, with_completeness
 from ebla.storage.layers.layer import LayerDamaged
 from ebla.storage.merge.chunk_merge import rows_before
-from ebla.storage.merge.row_merge import KeySpan
 
 BLOCK_ROWS = 16 * 1024
 """Of one block, about: half as many more, or a quarter less, rather than that rows are copied to make it even."""

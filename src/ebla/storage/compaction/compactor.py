@@ -11,7 +11,7 @@ import pyarrow as pa
 from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, Deletion, without_deleted
 from ebla.model.schema import TableSchema
 from ebla.ports.disk import Disk
-from ebla.storage.codec.key_codec import decode_token
+from ebla.storage.codec.key_codec import decode_token, key_spans
 from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head, encode_row
 from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_facts, chunk_of, whole_shape
 from ebla.storage.columns.sidecar import SidecarWriter
@@ -20,7 +20,6 @@ from ebla.storage.compaction.tombstone_gc import TombstoneCollector
 from ebla.storage.layers.layer import Item, LayerBuilder, LayerEngine
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 from ebla.storage.merge.partition_heads import PartitionHeadPass
-from ebla.storage.merge.row_merge import key_spans
 from ebla.storage.scan.stack_scan import ScanLayer, close_scan, scan_stored
 
 

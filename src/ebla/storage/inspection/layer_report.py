@@ -13,13 +13,12 @@ import msgspec
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.token import WHOLE_RING, TokenRange, token_of
 from ebla.ports.disk import Disk
-from ebla.storage.codec.key_codec import partition_prefix, prefix_end
+from ebla.storage.codec.key_codec import key_spans, partition_prefix, prefix_end
 from ebla.storage.inspection.layer_discovery import LayerLocation, LayerRole
 from ebla.storage.inspection.row_dump import RowDump, check_stored_row, dump_row
 from ebla.storage.inspection.value_text import SchemaNames
 from ebla.storage.layers.layer import Item, Layer, LayerEngine
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
-from ebla.storage.merge.row_merge import key_spans
 
 VERIFIED_PARTS = 64
 

@@ -8,12 +8,17 @@ from ebla.model.errors import Corruption
 from ebla.model.rows import Cell, Deletion, PartitionHead, Row
 from ebla.model.token import Token, token_of
 from ebla.storage.codec.key_codec import KeyKind, decode_token, partition_key_of, split_key
-from ebla.storage.codec.row_codec import HEADER, PLAIN_HEADER, decode_head, decode_row, is_plain
+from ebla.storage.codec.row_codec import (
+    decode_head,
+    decode_row,
+    is_plain,
+    plain_cells,
+    plain_timestamp_us,
+    schema_version,
+)
 from ebla.storage.inspection.value_text import SchemaNames
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.layer_facts import LayerFacts, head_facts, plain_facts, row_facts
-
-_LENGTH_BYTES = 4
 
 
 class CellDump(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +68,7 @@ def dump_row(layer: str, naming: SchemaNames, item: Item) -> RowDump:
         kind=kind.name.lower().replace("_", " "),
         clustering=naming.clustering(clustering),
         plain=is_plain(value),
-        schema_version=HEADER.unpack_from(value)[2],
+        schema_version=schema_version(value),
         marker_us=_marker_us(kind, value),
         deletions=tuple(shown.deletions(kind, value)),
         cells=tuple(shown.cells(kind, value)),
@@ -82,7 +87,7 @@ def check_stored_row(item: Item) -> LayerFacts:
         row = _row_of(value)
         if not is_plain(value):
             return row_facts(row)
-        for _ in _plain_values(value):
+        for _ in plain_cells(value):
             pass
         return plain_facts(value)
     except (msgspec.DecodeError, AssertionError, IndexError, ValueError) as failure:
@@ -126,9 +131,9 @@ class _Shown:
                 yield _deletion(f"collection {self._naming.column(number)}", elements.deletion)
 
     def _plain_cells(self, value: bytes) -> Iterator[CellDump]:
-        _, _, version, timestamp_us = PLAIN_HEADER.unpack_from(value)
-        numbers = self._naming.columns_of(version)
-        for place, data in _plain_values(value):
+        timestamp_us = plain_timestamp_us(value)
+        numbers = self._naming.columns_of(schema_version(value))
+        for place, data in plain_cells(value):
             if numbers is None or place >= len(numbers):
                 yield CellDump(
                     column=f"#{place}", timestamp_us=timestamp_us, value=SchemaNames(None).value(place, data)
@@ -162,22 +167,7 @@ def _split(key: bytes) -> tuple[bytes, KeyKind, bytes]:
 
 def _row_of(value: bytes) -> Row:
     """A plain row is read as if its schema version had no columns: that checks its format and finds its marker."""
-    return decode_row(value, [()] * HEADER.unpack_from(value)[2])
-
-
-def _plain_values(value: bytes) -> Iterator[tuple[int, bytes]]:
-    """The cells that are there, by their place."""
-    offset = PLAIN_HEADER.size
-    place = 0
-    while offset < len(value):
-        length = int.from_bytes(value[offset : offset + _LENGTH_BYTES], signed=True)
-        offset += _LENGTH_BYTES
-        if length >= 0:
-            if offset + length > len(value):
-                raise Corruption(f"a cell of {length} bytes stands in a row that ends after {len(value) - offset}")
-            yield place, value[offset : offset + length]
-            offset += length
-        place += 1
+    return decode_row(value, [()] * schema_version(value))
 
 
 def _marker_us(kind: KeyKind, value: bytes) -> int | None:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from ebla.model.cql_types import CqlType, ListType, MapType, Scalar, ScalarType, SetType
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, TableSchema
-from ebla.model.token import composite_key
+from ebla.model.token import composite_key, split_composite_key
 from ebla.model.values import decode, encode, validation_error
 from ebla.storage.codec.key_codec import decode_clustering
 
@@ -76,7 +76,7 @@ class SchemaNames:
         if self._schema is None:
             return bytes_text(data)
         columns = self._schema.partition_key
-        parts = [data] if len(columns) == 1 else _split_composite(data)
+        parts = [data] if len(columns) == 1 else split_composite_key(data)
         if len(parts) != len(columns):
             return bytes_text(data)
         return KEY_SEPARATOR.join(value_text(column.type, part) for column, part in zip(columns, parts))
@@ -139,13 +139,3 @@ def _from_hex(text: str) -> bytes:
         return bytes.fromhex(text[2:])
     except ValueError as failure:
         raise InvalidRequest(f"{text} is no hexadecimal number: {failure}") from failure
-
-
-def _split_composite(data: bytes) -> list[bytes]:
-    parts = []
-    offset = 0
-    while offset < len(data):
-        length = int.from_bytes(data[offset : offset + 2])
-        parts.append(data[offset + 2 : offset + 2 + length])
-        offset += 3 + length
-    return parts

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ebla.model.rows import NEVER_US, Cell, CollectionCells, PartitionHead, Row
-from ebla.storage.codec.row_codec import PLAIN_HEADER
+from ebla.storage.codec.row_codec import plain_timestamp_us
 
 ALWAYS_US = (1 << 63) - 1
 """Newer than every write: the least timestamp of nothing."""
@@ -60,7 +60,7 @@ NO_FACTS = LayerFacts()
 
 def plain_facts(value: bytes) -> LayerFacts:
     """Of one encoded row of the plain shape, by its header alone."""
-    timestamp_us = PLAIN_HEADER.unpack_from(value)[3]
+    timestamp_us = plain_timestamp_us(value)
     return LayerFacts(least_us=timestamp_us, greatest_us=timestamp_us, rows=1)
 
 

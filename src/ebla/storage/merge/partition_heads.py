@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ebla.model.rows import NEVER_US, Deletion, PartitionHead
 from ebla.storage.codec.key_codec import prefix_end, split_key
-from ebla.storage.codec.row_codec import decode_head
+from ebla.storage.codec.row_codec import decode_head, is_head
 from ebla.storage.columns.binary_columns import Mask, Positions
 from ebla.storage.columns.chunks import (
     KEY,
@@ -128,7 +128,7 @@ class PartitionHeadPass:
         for place, key, value in zip(places.tolist(), keys, values):
             while span is not None and place >= span.end:
                 span = next(spans, None)
-            if value[1] & ChunkFlag.HEAD:
+            if is_head(value):
                 found.append(self.rule.head((key, value)))
                 continue
             covering = None

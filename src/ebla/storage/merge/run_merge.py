@@ -27,6 +27,7 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk, File
 from ebla.storage.codec.checksums import crc32
+from ebla.storage.codec.key_codec import token_word
 from ebla.storage.codec.row_file import RECORD_HEADER_BYTES, decode_body, read_header, read_raw, records_of
 from ebla.storage.columns.key_columns import token_words
 from ebla.storage.layers.layer import KEY_BYTES_MIN
@@ -149,7 +150,7 @@ class _Run:
         if self.last_key <= end:
             return len(self._words)
         assert self._batch is not None
-        word = np.uint64(int.from_bytes(end[:8]))
+        word = np.uint64(token_word(end))
         below, through = (int(np.searchsorted(self._words, word, side)) for side in ("left", "right"))
         if below == through:
             return below

@@ -14,13 +14,12 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.selection import KeyCondition, KeyOperator
 from ebla.model.values import validation_error
-from ebla.storage.codec.key_codec import encode_clustering, head_key, prefix_end, row_key
+from ebla.storage.codec.key_codec import KeySpan, encode_clustering, head_key, prefix_end, row_key
 from ebla.storage.columns.binary_columns import Mask, as_binary
 from ebla.storage.columns.chunks import KEY, ChunkFlag, ChunkShape, field_name, flags_of
 from ebla.storage.columns.comparable_columns import encode_ascending
 from ebla.storage.columns.key_columns import decode_keys
 from ebla.storage.columns.wire_columns import fixed_from_wire, fixed_to_wire, fixed_width, from_wire, to_wire
-from ebla.storage.merge.row_merge import KeySpan
 
 _IN_ARROWS_ORDER = (
     Scalar.ASCII, Scalar.BIGINT, Scalar.BLOB, Scalar.DATE, Scalar.INT, Scalar.SMALLINT, Scalar.TEXT, Scalar.TIME,

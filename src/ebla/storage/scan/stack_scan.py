@@ -15,7 +15,7 @@ from ebla.model.schema import TableSchema
 from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.ports.disk import Disk
-from ebla.storage.codec.key_codec import KeyKind, head_key, prefix_end, row_key
+from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, head_key, key_spans, prefix_end, row_key
 from ebla.storage.columns.chunks import (
     KEY,
     STORED,
@@ -34,7 +34,6 @@ from ebla.storage.columns.wire_columns import from_wire
 from ebla.storage.layers.layer import Layer, LayerEngine
 from ebla.storage.merge.chunk_merge import KeyGroups, merge_chunks, same_as_next
 from ebla.storage.merge.partition_heads import PartitionHeadPass, PartitionHeadSpan
-from ebla.storage.merge.row_merge import KeySpan, clip_span, key_spans
 from ebla.storage.scan.key_filter import KeyFilter, clustering_slice
 from ebla.storage.scan.scan_columns import (
     CellTimeIndex,

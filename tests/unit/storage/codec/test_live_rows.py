@@ -3,8 +3,16 @@ from tests.unit.storage.random_rows import MIXED, column
 
 from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, Row, RowMarker
 from ebla.model.schema import TableSchema, with_column, without_column
-from ebla.storage.codec.live_rows import has_static, is_head, is_live_row, may_be_live, version_of
-from ebla.storage.codec.row_codec import NO_CELL, PLAIN_HEADER, RowFlag, encode_head, encode_row
+from ebla.storage.codec.live_rows import has_static, is_live_row, may_be_live
+from ebla.storage.codec.row_codec import (
+    NO_CELL,
+    PLAIN_HEADER,
+    RowFlag,
+    encode_head,
+    encode_row,
+    is_head,
+    schema_version,
+)
 
 NOW_S = 10
 X, M, S = (MIXED.column(name).number for name in "xms")
@@ -69,7 +77,7 @@ def test_a_cell_of_a_dropped_column_shows_nothing_to_us_and_may_to_others() -> N
 
 def test_versions_and_heads_are_told_by_their_bytes() -> None:
     newer = with_column(MIXED, column("new", "int"))
-    assert version_of(stored(Row(marker=RowMarker(1)), newer)) == newer.version == MIXED.version + 1
+    assert schema_version(stored(Row(marker=RowMarker(1)), newer)) == newer.version == MIXED.version + 1
     assert not is_head(stored(Row(marker=RowMarker(1))))
     assert is_head(encode_head(PartitionHead(), 1))
 

@@ -12,10 +12,9 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.rows import Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.selection import KeyCondition, KeyOperator
-from ebla.storage.codec.key_codec import decode_clustering, head_key, split_key
+from ebla.storage.codec.key_codec import decode_clustering, head_key, in_spans, split_key
 from ebla.storage.codec.row_codec import encode_row
 from ebla.storage.columns.chunks import KEY, ChunkShape, chunk_of, whole_shape
-from ebla.storage.merge.row_merge import in_spans
 from ebla.storage.scan.key_filter import ClusteringSlice, KeyFilter, clustering_slice
 
 ORDERS = {

@@ -17,13 +17,13 @@ from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import ColumnKind, TableSchema, with_column, without_column
 from ebla.model.selection import ColumnSelector, SelectorKind
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
-from ebla.storage.codec.key_codec import KeyKind, split_key
+from ebla.storage.codec.key_codec import KeyKind, key_spans, split_key
 from ebla.storage.codec.row_codec import encode_row
 from ebla.storage.columns import sidecar
 from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
 from ebla.storage.compaction.compactor import BaseLayerWriter
 from ebla.storage.layers.layer import Item, LayerDamaged, build_layer
-from ebla.storage.merge.row_merge import key_spans, merge_streams
+from ebla.storage.merge.row_merge import merge_streams
 from ebla.storage.scan import stack_scan
 from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import (
