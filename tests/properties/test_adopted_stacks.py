@@ -51,12 +51,12 @@ class Step:
 STEPS = st.lists(
     st.builds(
         Step,
-        st.integers(0, 5),
-        st.integers(0, PARTITIONS - 1),
-        st.integers(0, ROWS - 1),
-        st.sampled_from(CELLS),
-        st.integers(1, 12),
-        st.integers(0, 3),
+        kind=st.integers(0, 5),
+        partition=st.integers(0, PARTITIONS - 1),
+        row=st.integers(0, ROWS - 1),
+        column=st.sampled_from(CELLS),
+        at_us=st.integers(1, 12),
+        value=st.integers(0, 3),
     ),
     max_size=14,
 )

@@ -45,7 +45,13 @@ LIMITS = SchedulerLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, abandoned_
 TABLETS = st.sets(st.integers(0, 2), min_size=1).map(lambda numbers: tuple(sorted(numbers)))
 wishes: st.SearchStrategy[JobSpec] = st.one_of(
     st.builds(CopyTablets, st.sampled_from(TABLES), TABLETS, st.just(HOSTS[0]), st.sampled_from(HOSTS)),
-    st.builds(StreamRange, st.sampled_from(TABLES), st.just(WHOLE_RING), st.just(()), st.sampled_from(HOSTS)),
+    st.builds(
+        StreamRange,
+        table=st.sampled_from(TABLES),
+        range=st.just(WHOLE_RING),
+        sources=st.just(()),
+        target=st.sampled_from(HOSTS),
+    ),
     st.builds(CompareReplicas, st.sampled_from(TABLES), st.none(), st.booleans()),
 )
 endings = st.sampled_from([JobEvent.SUCCEEDED, JobEvent.BROKE, JobEvent.REFUSED, JobEvent.AWAY])

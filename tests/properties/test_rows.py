@@ -47,10 +47,10 @@ def elements(deletion: Deletion | None, cells: dict[bytes, Cell]) -> CollectionC
 ELEMENTS = st.builds(elements, st.none() | DELETIONS, st.dictionaries(st.sampled_from([b"x", b"y"]), CELLS, max_size=2))
 ROWS = st.builds(
     Row,
-    st.none() | MARKERS,
-    st.none(),
-    st.dictionaries(st.integers(0, 2), CELLS, max_size=3),
-    st.dictionaries(
+    marker=st.none() | MARKERS,
+    deletion=st.none(),
+    cells=st.dictionaries(st.integers(0, 2), CELLS, max_size=3),
+    collections=st.dictionaries(
         st.integers(3, 4), ELEMENTS.filter(lambda one: one.deletion is not None or one.cells != {}), max_size=2
     ),
 ) | st.builds(lambda deletion: Row(marker=None, deletion=deletion), DELETIONS)

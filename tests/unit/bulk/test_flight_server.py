@@ -87,7 +87,7 @@ async def test_a_file_goes_on_where_its_reader_stopped_and_its_checksum_is_of_al
             await rig.ask(lambda client: list(client.get_file(rig.source(), FILE, len(CONTENT) + 1)))
 
 
-@pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("direct_read_bytes", [0, 1 << 20])
 async def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, direct_read_bytes: int) -> None:
     async with flight_rig(tmp_path, limits=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
@@ -252,7 +252,7 @@ async def test_a_defect_shows_no_inside(tmp_path: Path) -> None:
         assert [name for name, _ in rig.reports] == ["flight.broke"]
 
 
-@pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("direct_read_bytes", [0, 1 << 20])
 async def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, direct_read_bytes: int) -> None:
     """The connection ends under the third piece; the next try sends the rest and no more."""
     async with flight_rig(tmp_path, limits=SMALL) as rig:

@@ -52,7 +52,7 @@ def is_all_there(rig: FlightRig) -> bool:
     return all(rig.stream_service.staged(name) == data for name, data in CONTENTS.items())
 
 
-@pytest.mark.parametrize("straight_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("direct_read_bytes", [0, 1 << 20])
 async def test_files_move_together_as_they_are(tmp_path: Path, direct_read_bytes: int) -> None:
     async with flight_rig(tmp_path, limits=SMALL) as rig:
         add_layers(rig)

@@ -66,7 +66,7 @@ class JobsShell:
         self.down: tuple[HostId, ...] = ()
         self.leader_status: StatusAnswer | None = None
         for module in (job_following, pipeline, compare):
-            patch.setattr(module, "with_jobs", self.with_jobs)
+            patch.setattr(module, "with_job_context", self.with_jobs)
 
     def with_jobs(self, _data: Path, _name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
         """In the place of `cli.job_access.with_jobs`: every call is a life of the pipeline."""

@@ -16,7 +16,7 @@ class Shell:
     def __init__(self, patch: pytest.MonkeyPatch, nodes: int = 3) -> None:
         self.cluster = OneProcess(nodes)
         for module in (table, row, ring):
-            patch.setattr(module, "with_tables", self.cluster.with_tables)
+            patch.setattr(module, "with_table_client", self.cluster.with_table_client)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(app, list(arguments))

@@ -206,7 +206,7 @@ def test_a_folder_of_another_user_is_told(made: list[LocalNode], monkeypatch: py
     def forbidden(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(file_lock, "held_by_another", forbidden)
+    monkeypatch.setattr(file_lock, "find_lock_holder", forbidden)
     result = CliRunner().invoke(app, ["status", "--data", str(made[0].folder.path.parent)])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"ebla: {made[0].folder.control_lock}: Permission denied\n")

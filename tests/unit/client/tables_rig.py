@@ -57,8 +57,8 @@ class OneProcess:
 
         return asyncio.run(run())
 
-    def with_tables(self, _data: Path, _name: str | None, work: Callable[[TableClient], Awaitable[T]]) -> T:
-        """In the place of `cli.table_access.with_tables`."""
+    def with_table_client(self, _data: Path, _name: str | None, work: Callable[[TableClient], Awaitable[T]]) -> T:
+        """In the place of `cli.tables.table_access.with_table_client`."""
         return self.run(work)
 
     def _install(self) -> None:

@@ -117,7 +117,7 @@ def test_the_nearest_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needed", "asked", "spares"),
+    ("needed", "contacts", "spares"),
     [
         ((RequiredReplies(None, 1),), (A,), (B, C, D)),
         ((RequiredReplies(None, 3),), (A, B, C), (D,)),

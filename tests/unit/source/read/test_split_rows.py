@@ -71,9 +71,9 @@ def files(monkeypatch: pytest.MonkeyPatch) -> Files:
         tablet = next(one for one in TABLETS if one.covers(asked))
         return CheckpointFiles(machine="here", folder="folder", stacks=(ScanStack(tablet, ()),), schema=SCHEMA)
 
-    monkeypatch.setattr(split_rows, "is_here", lambda _machine: True)
-    monkeypatch.setattr(split_rows, "is_open", lambda _machine, _folder: True)
-    monkeypatch.setattr(local_scan, "opened_located", found.opened)
+    monkeypatch.setattr(split_rows, "is_same_machine", lambda _machine: True)
+    monkeypatch.setattr(split_rows, "is_reachable_folder", lambda _machine, _folder: True)
+    monkeypatch.setattr(local_scan, "open_located", found.opened)
     monkeypatch.setattr(TableFlightClient, "locate", locate)
     return found
 

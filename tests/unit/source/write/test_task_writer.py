@@ -74,7 +74,7 @@ def test_every_replica_has_every_row(run_bytes: int) -> None:
 
 
 def test_large_input_makes_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_writer, "JOINED_ROWS_MAX", 300)
+    monkeypatch.setattr(task_writer, "COALESCED_ROWS_MAX", 300)
     nodes, batches = FakeNodes(), [batch(start, 300) for start in range(0, 3_000, 300)]
     found = write(nodes, batches, run_bytes=10_000)
     assert len(found.runs) > 3 * len(TABLETS) * 3
@@ -126,7 +126,7 @@ def test_a_replica_that_is_down_is_told_of_and_nothing_of_it_counts() -> None:
 
 
 def test_a_replica_that_goes_down_between_runs_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_writer, "JOINED_ROWS_MAX", 300)
+    monkeypatch.setattr(task_writer, "COALESCED_ROWS_MAX", 300)
     nodes = FakeNodes()
 
     batches = [batch(start, 300) for start in range(0, 1_200, 300)]
@@ -161,7 +161,7 @@ def test_what_is_wrong_with_the_job_is_not_taken_for_a_node_that_is_down() -> No
 
 @pytest.mark.parametrize("seed", range(5))
 def test_batches_are_joined_and_cut(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_writer, "JOINED_ROWS_MAX", 100)
+    monkeypatch.setattr(task_writer, "COALESCED_ROWS_MAX", 100)
     rng = Random(seed)
     sizes = [rng.choice([0, 1, 10, 1_000]) for _ in range(20)]
     given = [batch(sum(sizes[:place]), size) for place, size in enumerate(sizes)]

@@ -47,7 +47,7 @@ class World:
             abort_write=lambda _: CallDone(),
         )
         for module in (writer, stream_writer):
-            monkeypatch.setattr(module, "Contact", lambda _: self.contact)
+            monkeypatch.setattr(module, "CqlClient", lambda _: self.contact)
             monkeypatch.setattr(module, "prepare_worker", lambda: None)
         monkeypatch.setattr(task_writer, "FlightSink", lambda _: self.nodes.connect())
 

@@ -23,7 +23,7 @@ async def test_layers_that_were_open_count_when_they_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back: list[MallocTrimmer] = []
-    monkeypatch.setattr(MallocTrimmer, "give_back", lambda freed: given_back.append(freed))
+    monkeypatch.setattr(MallocTrimmer, "trim", lambda freed: given_back.append(freed))
     rig = Rig("rocks", tmp_path)
     for number in range(CLOSED_BETWEEN):
         without_files = await rig.engine.create(rig.path(f"none-{number}"))

@@ -85,7 +85,7 @@ def test_a_newer_whole_row_wins_without_being_looked_at(raw: bool, monkeypatch: 
 
 
 def test_replicas_that_know_the_same_are_not_even_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "resolved", None)
+    monkeypatch.setattr(subject, "merge_duplicates", None)
     for shape in (ChunkShape(MIXED), whole_shape(MIXED)):
         items = RandomRows(7, Mix(plain=0.5, rows=300)).layer()
         merged = list(merge_chunks(shape, [stream(shape, items, Random(number)) for number in range(3)]))
