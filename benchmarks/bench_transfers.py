@@ -31,11 +31,10 @@ from benchmarks.paced_client import PacedLoad
 from benchmarks.raw_tls import raw_tls_s
 from benchmarks.row_client import RowBodies, TableShape, Traffic, load, reading, writing
 from benchmarks.transfer_cluster import MovedTable, TransferCluster
-from ebla.cli.tables.table_access import with_table_client
-from ebla.client.table_client import TableClient
+from ebla.cli.cluster.node_calls import read_snapshot
+from ebla.cli.tables.table_access import open_cql, table_schema
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.records.jobs import CopyTablets, JobRecord
-from ebla.model.schema import decode_schema
 
 FLIGHT_RATIO_MIN = 0.4
 SHORT_CUT_RATIO_MIN = 2.0
@@ -161,14 +160,11 @@ def measure_serving(figures: Figures, cluster: TransferCluster, table: MovedTabl
 
 
 def _served(cluster: TransferCluster, table: MovedTable) -> list[Traffic]:
-    async def work(client: TableClient) -> RowBodies:
-        await client.run("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
-        await client.run("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
-        found = client.snapshot.table_named("served", "t")
-        assert found is not None
-        return RowBodies(found.id, decode_schema(found.definition))
-
-    bodies = with_table_client(cluster.folder, None, work)
+    with open_cql(cluster.folder) as cql:
+        cql.execute("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
+        cql.execute("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
+    schema = table_schema(read_snapshot(cluster.folder), "served.t")
+    bodies = RowBodies(schema.id, schema)
     node, keys = cluster.node_of(table.source), list(range(KEYS))
     asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ALL))], 4, 60.0))
     return [

@@ -13,13 +13,11 @@ import psutil
 from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import LoadResult, RowBodies, Traffic, load, writing
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
-from ebla.cli.cluster.node_calls import probe_nodes
-from ebla.cli.tables.table_access import with_table_client
+from ebla.cli.cluster.node_calls import probe_nodes, read_snapshot
+from ebla.cli.tables.table_access import open_cql, table_schema
 from ebla.client.cluster_view import build_cluster_view
-from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, Replica, ShardNumber
-from ebla.model.schema import decode_schema
 from ebla.model.token import token_of
 from ebla.topology.routing.replica_sets import ReplicaSets, TableReplicas
 
@@ -95,17 +93,14 @@ class RowsCluster:
             time.sleep(0.2)
 
     def _make_table(self, keyspace: str, copies: int) -> BenchTable:
-        async def work(client: TableClient) -> BenchTable:
-            await client.run(
+        with open_cql(self._folder) as cql:
+            cql.execute(
                 f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
             )
-            await client.run(f"CREATE TABLE {keyspace}.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
-            found = client.snapshot.table_named(keyspace, "t")
-            assert found is not None
-            replicas = ReplicaSets(client.snapshot).of(found.id)
-            return BenchTable(RowBodies(found.id, decode_schema(found.definition)), replicas)
-
-        return with_table_client(self._folder, None, work)
+            cql.execute(f"CREATE TABLE {keyspace}.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
+        snapshot = read_snapshot(self._folder)
+        schema = table_schema(snapshot, f"{keyspace}.t")
+        return BenchTable(RowBodies(schema.id, schema), ReplicaSets(snapshot).of(schema.id))
 
     def load(self, traffic: Sequence[Traffic], in_flight: int, seconds: float) -> LoadResult:
         spell = self.runner.run(load(traffic, in_flight, seconds))

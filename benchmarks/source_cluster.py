@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,12 +15,10 @@ from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import RowBodies, Traffic, load, reading, writing
 from benchmarks.source_spark import DEFINITION, ResourcesSpent, below_s, ended_s, own_s, spark_spent
 from ebla.cli.cluster.local_cluster import NewClusterSpec, assign_identities, find_or_create_nodes
-from ebla.cli.cluster.node_calls import probe_nodes
-from ebla.cli.tables.table_access import with_table_client
+from ebla.cli.cluster.node_calls import probe_nodes, read_snapshot
+from ebla.cli.tables.table_access import open_cql, table_schema
 from ebla.client.cluster_view import build_cluster_view
-from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.schema import decode_schema
 
 START_S = 120.0
 QUIET_S = 120.0
@@ -76,23 +74,16 @@ class SourceCluster:
 
     # ---- tables
 
-    def _with_tables(self, work: Callable[[TableClient], Awaitable[T]]) -> T:
-        return with_table_client(self._folder, None, work)
-
     def make_table(self, name: str, copies: int) -> None:
-        async def work(client: TableClient) -> None:
-            replication = f"{{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
-            tablets = "" if self._tablets is None else f" AND tablets = {{'initial': {self._tablets}}}"
-            await client.run(f"CREATE KEYSPACE {name} WITH replication = {replication}{tablets}")
-            await client.run(f"CREATE TABLE {name}.t (id bigint PRIMARY KEY, {DEFINITION.format(double='double')})")
-
-        self._with_tables(work)
+        replication = f"{{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
+        tablets = "" if self._tablets is None else f" AND tablets = {{'initial': {self._tablets}}}"
+        with open_cql(self._folder) as cql:
+            cql.execute(f"CREATE KEYSPACE {name} WITH replication = {replication}{tablets}")
+            cql.execute(f"CREATE TABLE {name}.t (id bigint PRIMARY KEY, {DEFINITION.format(double='double')})")
 
     def empty(self, name: str) -> None:
-        async def work(client: TableClient) -> None:
-            await client.run(f"TRUNCATE {name}.t")
-
-        self._with_tables(work)
+        with open_cql(self._folder) as cql:
+            cql.execute(f"TRUNCATE {name}.t")
         self.wait_quiet()
 
     def wait_quiet(self) -> None:
@@ -134,15 +125,11 @@ class SourceCluster:
 
     def served(self) -> list[Traffic]:
         """Point reads of a table of its own, at every shard of the first node."""
-
-        async def work(client: TableClient) -> RowBodies:
-            await client.run("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
-            await client.run("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
-            found = client.snapshot.table_named("served", "t")
-            assert found is not None
-            return RowBodies(found.id, decode_schema(found.definition))
-
-        bodies = self._with_tables(work)
+        with open_cql(self._folder) as cql:
+            cql.execute("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
+            cql.execute("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
+        schema = table_schema(read_snapshot(self._folder), "served.t")
+        bodies = RowBodies(schema.id, schema)
         node, keys = self._made[0], list(range(SERVED_KEYS))
         filled = asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ONE))], FILLING_AT_ONCE, 60.0))
         if filled.failed:

@@ -15,16 +15,15 @@ from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
 from benchmarks.row_client import load, writing
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
-from ebla.cli.cluster.node_calls import probe_nodes
+from ebla.cli.cluster.node_calls import probe_nodes, read_snapshot
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
-from ebla.cli.tables.table_access import with_table_client
+from ebla.cli.tables.table_access import open_cql, table_schema
 from ebla.client.cluster_view import build_cluster_view
-from ebla.client.table_client import TableClient
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, TableId
 from ebla.model.records.jobs import CopyTablets, JobRecord, JobSpec, JobState
 from ebla.model.rows import Cell, Row, RowMarker
-from ebla.model.schema import TableSchema, decode_schema
+from ebla.model.schema import TableSchema
 from ebla.model.token import token_of
 from ebla.ports.transfer_engine import EngineState
 from ebla.storage.codec.key_codec import partition_prefix, row_key
@@ -101,19 +100,16 @@ class TransferCluster:
         """Filled with bytes that do not compress; the first two replicas of the first tablet are source and target. The
         target is down meanwhile and has nothing of it, like a replica that is about to become one."""
 
-        async def work(client: TableClient) -> tuple[TableId, TableSchema, ReplicaSets]:
-            await client.run(
+        with open_cql(self.folder) as cql:
+            cql.execute(
                 f"CREATE KEYSPACE {keyspace} WITH tablets = {{'initial': {tablets}}} AND replication = "
                 f"{{'class': 'NetworkTopologyStrategy', 'dc1': {copies}}}"
             )
-            await client.run(f"CREATE TABLE {keyspace}.t (k bigint PRIMARY KEY, v blob)")
-            found = client.snapshot.table_named(keyspace, "t")
-            assert found is not None
-            return found.id, decode_schema(found.definition), ReplicaSets(client.snapshot)
-
-        table, schema, sets = with_table_client(self.folder, None, work)
-        replicas = sets.of(table).reading(0)
-        made = MovedTable(id=table, tablets=tablets, source=replicas[0].host, target=replicas[1].host)
+            cql.execute(f"CREATE TABLE {keyspace}.t (k bigint PRIMARY KEY, v blob)")
+        snapshot = read_snapshot(self.folder)
+        schema = table_schema(snapshot, f"{keyspace}.t")
+        replicas = ReplicaSets(snapshot).of(schema.id).reading(0)
+        made = MovedTable(id=schema.id, tablets=tablets, source=replicas[0].host, target=replicas[1].host)
         target = self.nodes[self.local.index(self.node_of(made.target))]
         target.end()
         self._fill(made, schema, size_bytes // VALUE_BYTES)
@@ -184,10 +180,8 @@ class TransferCluster:
         return [(one.name, psutil.Process(one.pid)) for node in view.nodes for one in node.processes if one.pid]
 
     def drop(self, keyspace: str) -> None:
-        async def work(client: TableClient) -> None:
-            await client.run(f"DROP KEYSPACE {keyspace}")
-
-        with_table_client(self.folder, None, work)
+        with open_cql(self.folder) as cql:
+            cql.execute(f"DROP KEYSPACE {keyspace}")
 
     def source_files(self, table: MovedTable) -> list[Path]:
         """Of all layers that its source has on disk, those of the table by far the most."""

@@ -10,12 +10,10 @@ from pathlib import Path
 from tests.cluster.conftest import LocalNodes
 from tests.pipeline.served_nodes import STEADY
 
-from ebla.cli.tables.table_access import with_table_client
-from ebla.client.table_client import TableClient
+from ebla.cli.tables.table_access import open_cql
 from ebla.pipeline.class_archive import archive_path, default_archive_folder
 from ebla.pipeline.java import find_java, make_java_home
 from ebla.pipeline.spark_session import SPARK_HOME
-from ebla.wire.cql.messages import Rows
 
 PROGRAM_S = 300.0
 """For a start of Spark and some jobs on a machine that is busy with others."""
@@ -49,13 +47,10 @@ class SmallNode:
 
     def cql(self, *statements: str) -> list[tuple[bytes | None, ...]]:
         """The rows of the last one."""
-
-        async def work(client: TableClient) -> list[tuple[bytes | None, ...]]:
+        with open_cql(self.data) as cql:
             for statement in statements:
-                found = (await client.run(statement)).result
-            return [tuple(row) for row in found.rows] if isinstance(found, Rows) else []
-
-        return with_table_client(self.data, None, work)
+                found = cql.execute(statement)
+        return list(found.rows)
 
 
 def spark_environment(folder: Path) -> Mapping[str, str]:

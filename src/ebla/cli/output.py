@@ -1,4 +1,4 @@
-"""Rows and values as a terminal and as JSON show them."""
+"""Rows and values, printed as tables or as JSON."""
 
 import json
 import sys
@@ -13,17 +13,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ebla.model.cql_types import CqlType, MapType
+from ebla.model.schema import TableSchema
 from ebla.model.values import Duration, decode
-from ebla.wire.cql.messages import Rows
-
-
-def decode_rows(found: Rows) -> list[list[Any]]:
-    kinds = [column.type for column in found.columns]
-    return [[None if data is None else plain(kind, data) for kind, data in zip(kinds, row)] for row in found.rows]
+from ebla.source.cql_client import CqlRows
 
 
 def plain(kind: CqlType, data: bytes) -> Any:
-    """What JSON can hold and people can read."""
+    """A value as JSON can hold it and people can read it."""
     value = decode(kind, data)
     return _plain(dict(value) if isinstance(kind, MapType) else value)
 
@@ -48,19 +44,19 @@ def print_json(value: object) -> None:
     sys.stdout.write(f"{json.dumps(value, ensure_ascii=False)}\n")
 
 
-def print_rows(found: Rows, *, as_json: bool) -> None:
+def print_rows(schema: TableSchema, page: CqlRows, *, as_json: bool) -> None:
     """One JSON object a line, or a table."""
-    names = [column.name for column in found.columns]
-    rows = decode_rows(found)
+    kinds = [schema.by_name[name].type for name in page.columns]
+    rows = [[None if data is None else plain(kind, data) for kind, data in zip(kinds, row)] for row in page.rows]
     if as_json:
         for row in rows:
-            print_json(dict(zip(names, row)))
+            print_json(dict(zip(page.columns, row)))
     elif rows:
-        print_table(names, rows, "null")
+        print_table(page.columns, rows, "null")
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[object]], missing: str = "") -> None:
-    """Nothing is cut: on a terminal long values go on in the next line, elsewhere lines are as long as they are."""
+    """Nothing is truncated: long values wrap on a terminal, and lines are as long as needed elsewhere."""
     shown = [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
     console = Console()
     if console.is_terminal:

@@ -66,10 +66,10 @@ class JobsShell:
         self.down: tuple[HostId, ...] = ()
         self.leader_status: StatusAnswer | None = None
         for module in (job_following, pipeline, compare):
-            patch.setattr(module, "with_job_context", self.with_jobs)
+            patch.setattr(module, "with_job_context", self.with_job_context)
 
-    def with_jobs(self, _data: Path, _name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
-        """In the place of `cli.job_access.with_jobs`: every call is a life of the pipeline."""
+    def with_job_context(self, _data: Path, _name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
+        """In the place of `with_job_context`: every call is a life of the pipeline."""
 
         async def run() -> T:
             self.group0.new_loop()
@@ -101,7 +101,7 @@ class JobsShell:
         async def wait(_access: JobCommandContext) -> None:
             await asyncio.sleep(seconds)
 
-        self.with_jobs(Path(), None, wait)
+        self.with_job_context(Path(), None, wait)
 
     def _status(self) -> StatusAnswer:
         peers = tuple(PeerStatus(host=host, address="", up=host not in self.down) for host in HOSTS[1:])

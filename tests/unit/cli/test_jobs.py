@@ -59,7 +59,7 @@ def test_for_programs_the_whole_record_is_printed_and_nothing_else(shell: JobsSh
     assert not told.stderr
     job = json.loads(told.stdout)
     assert (job["state"], job["result"]["bytes_moved"]) == ("done", 7)
-    assert job["wish"] == {
+    assert job["spec"] == {
         "kind": "copy_tablets",
         "table": str(TABLE),
         "tablets": [0],
@@ -73,7 +73,7 @@ def test_for_programs_the_whole_record_is_printed_and_nothing_else(shell: JobsSh
 def test_a_node_has_several_names(shell: JobsShell, name: str) -> None:
     shell.outcomes.next = [JobResult()]
     job = shell.json("copy-tablet", "ks.t", "0", "--from", name, "--to", "127.0.0.2")
-    assert job["wish"]["source"] == str(A)
+    assert job["spec"]["source"] == str(A)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_i
     assert told.exit_code == INTERRUPTED
     (job,) = shell.json("pipeline", "jobs")
     assert f"job {job['id']} goes on; cancel it with: ebla pipeline cancel {job['id']}" in told.stderr
-    assert not job["cancel_asked"]
+    assert not job["cancel_requested"]
 
 
 def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
@@ -203,7 +203,7 @@ def test_a_job_that_cannot_be_followed_is_not_said_to_be_undone(
 def test_a_tablet_that_is_named_twice_is_copied_once(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult()]
     job = shell.json("copy-tablet", "ks.t", "0", "0", "--from", "127.0.0.1", "--to", "127.0.0.2")
-    assert (job["wish"]["tablets"], job["what"]) == ([0], "copy tablet 0 of ks.t from 127.0.0.1 to 127.0.0.2")
+    assert (job["spec"]["tablets"], job["what"]) == ([0], "copy tablet 0 of ks.t from 127.0.0.1 to 127.0.0.2")
 
 
 def test_no_answer_to_the_question_after_an_interrupt_leaves_the_job(

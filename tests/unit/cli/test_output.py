@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ebla.cli.output import plain, print_rows, print_table
+from ebla.cql.system_tables.table_definition import declared
 from ebla.model.cql_types import parse_type
 from ebla.model.values import Duration, encode
-from ebla.wire.cql.messages import ColumnSpec, Rows
+from ebla.source.cql_client import CqlRows
 
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
@@ -32,39 +33,38 @@ ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
     ],
 )
 def test_every_value_is_what_json_can_hold(kind: str, value: Any, shown: Any) -> None:
-    declared = parse_type(kind)
-    found = plain(declared, encode(declared, value))
+    type_ = parse_type(kind)
+    found = plain(type_, encode(type_, value))
     assert found == shown
     assert json.loads(json.dumps(found)) == shown
 
 
-def rows_of(*rows: tuple[int | None, str | None]) -> Rows:
-    columns = (
-        ColumnSpec(keyspace="ks", table="t", name="id", type=parse_type("int")),
-        ColumnSpec(keyspace="ks", table="t", name="note", type=parse_type("text")),
-    )
-    stored = [
+SCHEMA = declared("CREATE TABLE ks.t (id int PRIMARY KEY, note text)")
+
+
+def page_of(*rows: tuple[int | None, str | None]) -> CqlRows:
+    stored = tuple(
         (None if number is None else number.to_bytes(4), None if note is None else note.encode())
         for number, note in rows
-    ]
-    return Rows(columns, stored)
+    )
+    return CqlRows(("id", "note"), stored)
 
 
 def test_rows_for_programs_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rows(rows_of((1, "a"), (2, None)), as_json=True)
-    told = capsys.readouterr().out.splitlines()
-    assert [json.loads(line) for line in told] == [{"id": 1, "note": "a"}, {"id": 2, "note": None}]
+    print_rows(SCHEMA, page_of((1, "a"), (2, None)), as_json=True)
+    printed = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in printed] == [{"id": 1, "note": "a"}, {"id": 2, "note": None}]
 
 
 def test_rows_for_people_are_columns_and_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 500
-    print_rows(rows_of((1, long), (22, "two\nlines"), (3, None)), as_json=False)
+    print_rows(SCHEMA, page_of((1, long), (22, "two\nlines"), (3, None)), as_json=False)
     assert capsys.readouterr().out.splitlines() == ["id  note", f"1   {long}", "22  two\\nlines", "3   null"]
 
 
 def test_no_rows_are_no_output(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rows(rows_of(), as_json=False)
-    print_rows(rows_of(), as_json=True)
+    print_rows(SCHEMA, page_of(), as_json=False)
+    print_rows(SCHEMA, page_of(), as_json=True)
     assert capsys.readouterr().out == ""
 
 
@@ -75,6 +75,6 @@ def test_a_terminal_that_is_narrow_shows_all_of_it(
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "30")
     print_table(["name"], [["[bold]" + "y" * 60]])
-    told = capsys.readouterr().out
-    assert told.count("y") == 60
-    assert "[bold]" in told, "values are not taken for markup"
+    printed = capsys.readouterr().out
+    assert printed.count("y") == 60
+    assert "[bold]" in printed, "values are not taken for markup"

@@ -103,8 +103,8 @@ def _within(key: bytes, span: tuple[bytes, bytes | None]) -> bool:
 class Cql:
     """One client. `rows` gives Python values."""
 
-    def __init__(self) -> None:
-        self.topology, self.coordinator = cluster(3)
+    def __init__(self, nodes: int = 3) -> None:
+        self.topology, self.coordinator = cluster(nodes)
         self.view = TopologyView()
         self.install()
         self.group0: Group0Report | None = None

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebla.cli.cluster.local_cluster import find_nodes
 from ebla.cli.cluster.node_calls import call_node, parse_contact
 from ebla.cli.error_reporting import reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import prefix_of
 from ebla.group0.members import MemberRole
@@ -61,10 +61,6 @@ An error says what became of the operation: not applied, or unknown. See docs/gr
 
 app = typer.Typer(name="group0", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
 
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
-DATA_DEFAULT = Path("data")
-NodeName = Annotated[str | None, typer.Option("--node", metavar="NAME", help="Ask this node; the first that runs.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Timeout = Annotated[int, typer.Option("--timeout-ms", metavar="N", min=1, help="How long the answer may take.")]
 TIMEOUT_DEFAULT_MS = 5_000
 Force = Annotated[bool, typer.Option("--force", help="Also keys that the cluster itself owns. It may break.")]
@@ -319,7 +315,7 @@ def check_quorum(
 
 
 def _ask(data: Path, node: str | None, verb: Verb[Q, A], request: Q, timeout_ms: int) -> A:
-    return call_node(find_nodes(data), node, verb, request, timeout_ms)
+    return call_node(data, node, verb, request, timeout_ms)
 
 
 def _read(data: Path, node: str | None, request: Group0ReadRequest, timeout_ms: int) -> Group0ReadAnswer:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.client.admin_client import AdminClient
 from ebla.client.cluster_view import ClusterView, NodeProbe, build_cluster_view
+from ebla.client.topology_reader import VerbCaller, read_topology
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
 from ebla.model.records.jobs import PIPELINE_KEY, PipelineState
@@ -18,6 +19,7 @@ from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.topology.snapshot import Snapshot
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import Group0ReadRequest
 from ebla.wire.limits import WireLimits
@@ -25,6 +27,7 @@ from ebla.wire.peers import PeersContext
 from ebla.wire.verbs import GROUP0_READ, A, Q, Verb
 
 CALL_TIMEOUT_MS = 2_000
+TOPOLOGY_TIMEOUT_MS = 10_000
 LIMITS = WireLimits(connect_ms=CALL_TIMEOUT_MS)
 
 
@@ -32,23 +35,23 @@ async def probe_nodes(nodes: Sequence[LocalNode]) -> list[NodeProbe]:
     """Every node is asked at once; one that does not answer costs the others nothing."""
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
         async with asyncio.TaskGroup() as tasks:
-            asking = [tasks.create_task(_ask_one(node, transport)) for node in nodes]
+            asking = [tasks.create_task(_probe_node(node, transport)) for node in nodes]
     return [task.result() for task in asking]
 
 
 async def fetch_cluster_view(nodes: Sequence[LocalNode]) -> ClusterView:
     """The cluster as its nodes see it, with what its pipeline last said."""
     asked = await probe_nodes(nodes)
-    return build_cluster_view(asked, await _ask_pipeline(nodes))
+    return build_cluster_view(asked, await _read_pipeline_state(nodes))
 
 
-async def _ask_pipeline(nodes: Sequence[LocalNode]) -> PipelineState | None:
+async def _read_pipeline_state(nodes: Sequence[LocalNode]) -> PipelineState | None:
     """As a node that runs knows it, without a quorum: it is told beside what each node sees."""
     node = next((node for node in nodes if node.running_pid() is not None), None)
     if node is None:
         return None
     try:
-        answer = await _ask_node(
+        answer = await _call_control(
             node, GROUP0_READ, Group0ReadRequest(keys=(PIPELINE_KEY,), quorum=False), CALL_TIMEOUT_MS
         )
         return next((decode_stored(PipelineState, one.value).value for one in answer.found), None)
@@ -62,22 +65,46 @@ async def request_stop(node: LocalNode, reason: str) -> None:
         await admin.stop(Address(str(node.folder.control_socket)), reason)
 
 
-def call_node(nodes: Sequence[LocalNode], name: str | None, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-    """Asks the node of that name, or the first that runs, over its socket."""
+def choose_node(data: Path, name: str | None) -> LocalNode:
+    """The node of that name, or the first one that runs."""
+    nodes = find_nodes(data)
     chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
     if chosen is None:
-        what = f"there is no node {name!r} among" if name else "none runs of"
-        raise InvalidRequest(
-            f"{what} {', '.join(node.name for node in nodes) or 'no nodes'}", advice="see `ebla status`"
-        )
+        what = f"there is no node {name!r} in {data}" if name else f"no node of {data} runs"
+        raise InvalidRequest(what, advice="see `ebla status`; `ebla up` starts a cluster")
+    return chosen
+
+
+def call_node(data: Path, name: str | None, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    """Calls the control process of a node over its Unix socket."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_ask_node(chosen, verb, request, deadline_ms))
+        return runner.run(_call_control(choose_node(data, name), verb, request, deadline_ms))
 
 
-async def _ask_node(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-        admin = _admin(transport, _identity_of(node), deadline_ms)
+def read_snapshot(data: Path, name: str | None = None) -> Snapshot:
+    """The topology and the schema, as a majority of group 0 has them now."""
+    node = choose_node(data, name)
+
+    async def read() -> Snapshot:
+        async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+            snapshot, _ = await read_topology(control_caller(transport, node), TOPOLOGY_TIMEOUT_MS)
+            return snapshot
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(read())
+
+
+def control_caller(transport: TcpTransport, node: LocalNode) -> VerbCaller:
+    async def call(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+        admin = admin_client(transport, node, deadline_ms)
         return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
+
+    return call
+
+
+async def _call_control(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+        return await control_caller(transport, node)(verb, request, deadline_ms)
 
 
 async def probe_contact(contact: str, data: Path) -> NodeProbe:
@@ -110,7 +137,7 @@ def parse_contact(text: str, ports: NodePorts) -> Address:
     return Address(host.strip("[]"), int(port))
 
 
-async def _ask_one(node: LocalNode, transport: TcpTransport) -> NodeProbe:
+async def _probe_node(node: LocalNode, transport: TcpTransport) -> NodeProbe:
     address = str(node.options.control_address)
     try:
         identity = node.folder.read_identity()

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
+from ebla.cli.cluster.node_calls import read_snapshot
 from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.output import print_json, print_table
-from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
-from ebla.cli.tables.table_access import with_table_client
-from ebla.client.table_client import TableClient
+from ebla.cli.tables.table_access import table_schema
 from ebla.model.errors import InvalidRequest
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
@@ -27,7 +27,7 @@ def ring(
 ) -> None:
     """The nodes of the ring with what they hold; for a table, which token ranges are whose."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        snapshot = with_table_client(data, node, _snapshot)
+        snapshot = read_snapshot(data, node)
         if table is None:
             names, rows = _nodes(snapshot)
         else:
@@ -44,7 +44,7 @@ def tablets(
 ) -> None:
     """The tablets of a table: their ranges, who has them, and which of them are on the move."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        snapshot = with_table_client(data, node, _snapshot)
+        snapshot = read_snapshot(data, node)
         names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(snapshot, table)
         if as_json:
             print_json([dict(zip(names, row)) for row in rows])
@@ -53,10 +53,6 @@ def tablets(
         print_table(names, [[*place, " ".join(replicas), stage] for *place, replicas, stage in shown])
         if len(shown) < len(rows):
             typer.echo(f"{len(rows) - len(shown)} more; --all shows them")
-
-
-async def _snapshot(client: TableClient) -> Snapshot:
-    return client.snapshot
 
 
 Rows = list[list[object]]

@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.jobs.copy_tablet import Detach, print_job_result
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_following import JobFlags, submit_and_follow
 from ebla.cli.jobs.job_output import count_of
 from ebla.cli.output import print_table
-from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
+from ebla.cli.tables.table_access import table_schema
 from ebla.client.job_client import has_failed
 from ebla.model.errors import InvalidRequest
 from ebla.model.records.jobs import CompareReplicas, JobRecord, JobSpec

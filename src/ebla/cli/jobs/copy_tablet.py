@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.jobs.job_context import JobCommandContext
 from ebla.cli.jobs.job_following import JobFlags, submit_and_follow
 from ebla.cli.jobs.job_output import as_json as shown
 from ebla.cli.jobs.job_output import job_summary
 from ebla.cli.output import print_json
-from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
+from ebla.cli.tables.table_access import table_schema
 from ebla.client.job_client import has_failed
 from ebla.model.records.jobs import CopyTablets, JobRecord, JobSpec
 from ebla.pipeline.job_plans import plan_job

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.cluster.node_calls import admin_client
-from ebla.cli.tables.table_access import choose_node
+from ebla.cli.cluster.node_calls import choose_node, control_caller
 from ebla.client.cluster_view import PipelineView, pipeline_view
 from ebla.client.job_client import JobClient
 from ebla.client.topology_reader import read_topology
 from ebla.model.errors import EblaError, InvalidRequest
-from ebla.model.identity import Address, HostId
+from ebla.model.identity import HostId
 from ebla.model.records.jobs import PipelineState
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime.event_loop import new_event_loop
@@ -22,7 +21,7 @@ from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.topology.snapshot import Snapshot
-from ebla.wire.verbs import STATUS, A, Q, StatusAnswer, StatusRequest, Verb
+from ebla.wire.verbs import STATUS, StatusAnswer, StatusRequest
 
 T = TypeVar("T")
 TIMEOUT_MS = 10_000
@@ -86,22 +85,19 @@ def _by_host(data: Path) -> dict[HostId, LocalNode]:
 
 async def _run(node: LocalNode, here: dict[HostId, LocalNode], work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-
-        async def ask(verb: Verb[Q, A], request: Q, deadline_ms: int, of: LocalNode = node) -> A:
-            admin = admin_client(transport, of, deadline_ms)
-            return await admin.ask(Address(str(of.folder.control_socket)), verb, request)
+        call = control_caller(transport, node)
 
         async def ask_leader(host: HostId | None) -> StatusAnswer | None:
             if host is None or host not in here:
                 return None
             try:
-                return await ask(STATUS, StatusRequest(), TIMEOUT_MS, here[host])
+                return await control_caller(transport, here[host])(STATUS, StatusRequest(), TIMEOUT_MS)
             except EblaError:
                 return None
 
-        snapshot, _ = await read_topology(ask, TIMEOUT_MS)
-        status = await ask(STATUS, StatusRequest(), TIMEOUT_MS)
-        jobs = JobClient(ask, (SystemClock(), SystemRng()), TIMEOUT_MS)
+        snapshot, _ = await read_topology(call, TIMEOUT_MS)
+        status = await call(STATUS, StatusRequest(), TIMEOUT_MS)
+        jobs = JobClient(call, (SystemClock(), SystemRng()), TIMEOUT_MS)
         told = await ask_leader(None if status.group0 is None else status.group0.leader)
         names = tuple((each.name, host) for host, each in here.items())
         return await work(

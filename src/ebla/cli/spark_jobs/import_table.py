@@ -8,19 +8,12 @@ from typing import Annotated
 import typer
 
 from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, TableArgument, UserFlag
 from ebla.cli.spark_jobs.export import ConsistencyFlag
 from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.job_spec import ImportSpec, exec_spark_job
-from ebla.cli.spark_jobs.source_options import (
-    AuthorityFlag,
-    ClusterFlags,
-    ContactFlag,
-    UserFlag,
-    describe,
-    source_options,
-)
+from ebla.cli.spark_jobs.source_options import ClusterFlags, describe, source_options
 from ebla.cli.spark_jobs.user_spark import MASTER_DEFAULT, ConfFlag, MasterFlag, user_spark
-from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, TableArgument
 
 app = typer.Typer()
 """Without a name: its command stands among those of whoever takes it in."""

@@ -1,43 +1,17 @@
 """How a Spark job gets at a cluster: the options of `format("ebla")` that a command makes of its flags."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
+from ebla.cli.flags import read_password
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.options import Authenticator, ClientTls
 from ebla.source.contact_points import CqlClient
 from ebla.source.options import OptionSide, OptionValues, TableAccess, parse_table_access
 from ebla.source.suggestions import missing_table
 from ebla.wire.table_calls import DESCRIBE_TABLE, DescribeTableAnswer, DescribeTableRequest
-
-PASSWORD_VARIABLE = "EBLA_PASSWORD"  # noqa: S105  # the name of a variable
-
-ContactFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--contact",
-        metavar="ADDRESS[:PORT][,…]",
-        help="CQL addresses of a cluster elsewhere; by default the nodes of --data.",
-    ),
-]
-UserFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--username", metavar="NAME", help=f"Who logs in; the password is asked for, or stands in {PASSWORD_VARIABLE}."
-    ),
-]
-AuthorityFlag = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-authority", metavar="FILE", help="With --contact: nodes are reached by TLS, and known by this."
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +31,7 @@ def source_options(flags: ClusterFlags) -> dict[str, str]:
     else:
         options = options_of_nodes(find_nodes(flags.data), flags)
     if flags.username is not None:
-        options |= {"username": flags.username, "password": _password(os.environ)}
+        options |= {"username": flags.username, "password": read_password()}
     return options
 
 
@@ -96,8 +70,3 @@ def table_access_options(options: Mapping[str, str], table: str) -> TableAccess:
 
 def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
-
-
-def _password(environment: Mapping[str, str]) -> str:
-    found = environment.get(PASSWORD_VARIABLE)
-    return found if found is not None else str(typer.prompt("password", hide_input=True, err=True))

@@ -10,8 +10,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, UserFlag
 from ebla.cli.output import print_json
-from ebla.cli.spark_jobs.source_options import AuthorityFlag, ClusterFlags, ContactFlag, UserFlag, source_options
+from ebla.cli.spark_jobs.source_options import ClusterFlags, source_options
 from ebla.cli.spark_jobs.user_spark import (
     MASTER_DEFAULT,
     ConfFlag,
@@ -20,7 +21,6 @@ from ebla.cli.spark_jobs.user_spark import (
     spark_process_environment,
     user_spark,
 )
-from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag
 from ebla.pipeline.class_archive import default_archive_folder
 
 OPTIONS_VARIABLE = "EBLA_SPARK_OPTIONS"

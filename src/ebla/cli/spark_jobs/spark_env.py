@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.flags import JsonFlag
 from ebla.cli.jobs.job_output import format_bytes
 from ebla.cli.output import print_json
 from ebla.cli.spark_jobs.environment_pack import PYTHON, VERSION, pack
-from ebla.cli.tables.table import JsonFlag
 
 FOLDER = "environment"
 """How executors call the folder that they unpack it to."""

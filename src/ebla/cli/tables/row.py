@@ -1,14 +1,14 @@
-"""`ebla row …`: write, read, scan and delete rows from a shell; a first look before CQL."""
+"""`ebla row …`: write, read, scan and delete rows from a shell."""
 
 from typing import Annotated
 
 import typer
 
+from ebla.cli.cluster.node_calls import read_snapshot
 from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag
 from ebla.cli.output import print_json, print_rows
-from ebla.cli.tables.table import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, table_schema
-from ebla.cli.tables.table_access import with_table_client
-from ebla.client.table_client import TableClient
+from ebla.cli.tables.table_access import open_cql, table_schema
 from ebla.cql.create_statements import quote_name
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.term_parser import term
@@ -17,10 +17,9 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.errors import BadSyntax, InvalidRequest
 from ebla.model.schema import Column, TableSchema
-from ebla.wire.cql.messages import Rows
 
 HELP = """
-Rows from a shell. Values are written as COLUMN=VALUE; text needs no quotes, everything else is as in CQL.
+Rows from a shell. Write values as COLUMN=VALUE; text needs no quotes, everything else is as in CQL.
 
   ebla row put shop.orders id=1 total=20
   ebla row get shop.orders id=1
@@ -41,25 +40,26 @@ _QUOTED = (Scalar.TEXT, Scalar.ASCII, Scalar.INET, Scalar.DATE, Scalar.TIME, Sca
 def put(
     table: TableArgument,
     values: Values,
-    ttl: Annotated[int | None, typer.Option("--ttl", metavar="SECONDS", min=1, help="Gone after so long.")] = None,
+    ttl: Annotated[
+        int | None, typer.Option("--ttl", metavar="SECONDS", min=1, help="The row expires after this time.")
+    ] = None,
     level: Level = LEVEL_DEFAULT,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
+    username: UserFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a row; columns that are not named keep what they have."""
-
-    async def work(client: TableClient) -> None:
-        schema = table_schema(client.snapshot, table)
-        given = _given(schema, values)
-        names = ", ".join(quote_name(column.name) for column, _ in given)
-        using = f" USING TTL {ttl}" if ttl is not None else ""
-        texts = ", ".join(text for _, text in given)
-        text = f"INSERT INTO {_name(schema)} ({names}) VALUES ({texts}){using}"  # noqa: S608  # the user's own words
-        await client.run(text, level=_level(level))
-
+    """Write a row. Columns that are not named keep their values."""
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        with_table_client(data, node, work)
+        schema = table_schema(read_snapshot(data, node), table)
+        literals = _literals(schema, values)
+        names = ", ".join(quote_name(column.name) for column, _ in literals)
+        using = f" USING TTL {ttl}" if ttl is not None else ""
+        texts = ", ".join(text for _, text in literals)
+        text = f"INSERT INTO {_name(schema)} ({names}) VALUES ({texts}){using}"  # noqa: S608  # the user's own words
+        consistency = _level(level)
+        with open_cql(data, node, username) as cql:
+            cql.execute(text, consistency)
         if as_json:
             print_json({"written": table, "level": level.upper()})
 
@@ -71,47 +71,39 @@ def get(
     level: Level = LEVEL_DEFAULT,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
+    username: UserFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Read the rows under a key, or under the first part of one. The exit status is 1 where there is none."""
-
-    async def work(client: TableClient) -> Rows:
-        schema = table_schema(client.snapshot, table)
-        text = f"SELECT * FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
-        found = await client.run(text, level=_level(level))
-        assert isinstance(found.result, Rows)
-        return found.result
-
+    """Read the rows of a key, or of its first columns. The exit status is 1 if there is no row."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        rows = with_table_client(data, node, work)
-        print_rows(rows, as_json=as_json)
-    raise typer.Exit(0 if rows.rows else 1)
+        schema = table_schema(read_snapshot(data, node), table)
+        text = f"SELECT * FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
+        consistency = _level(level)
+        with open_cql(data, node, username) as cql:
+            found = cql.execute(text, consistency)
+        print_rows(schema, found, as_json=as_json)
+    raise typer.Exit(0 if found.rows else 1)
 
 
 @app.command()
 def scan(
     table: TableArgument,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after this many rows.")] = None,
     level: Level = LEVEL_DEFAULT,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
+    username: UserFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Read the whole table in token order, page by page."""
-
-    async def work(client: TableClient) -> None:
-        schema = table_schema(client.snapshot, table)
-        most = f" LIMIT {limit}" if limit is not None else ""
-
-        def take(found: Rows) -> bool:
-            print_rows(found, as_json=as_json)
-            return True
-
-        text = f"SELECT * FROM {_name(schema)}{most}"  # noqa: S608  # names are quoted
-        await client.every_row(text, take, PAGE_ROWS, _level(level))
-
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        with_table_client(data, node, work)
+        schema = table_schema(read_snapshot(data, node), table)
+        suffix = f" LIMIT {limit}" if limit is not None else ""
+        text = f"SELECT * FROM {_name(schema)}{suffix}"  # noqa: S608  # names are quoted
+        consistency = _level(level)
+        with open_cql(data, node, username) as cql:
+            for page in cql.pages(text, consistency, PAGE_ROWS):
+                print_rows(schema, page, as_json=as_json)
 
 
 @app.command()
@@ -121,22 +113,21 @@ def delete(
     level: Level = LEVEL_DEFAULT,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
+    username: UserFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete a row by its key, or a partition by the partition key alone."""
-
-    async def work(client: TableClient) -> None:
-        schema = table_schema(client.snapshot, table)
-        text = f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
-        await client.run(text, level=_level(level))
-
+    """Delete a row by its primary key, or a partition by its partition key."""
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        with_table_client(data, node, work)
+        schema = table_schema(read_snapshot(data, node), table)
+        text = f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
+        consistency = _level(level)
+        with open_cql(data, node, username) as cql:
+            cql.execute(text, consistency)
         if as_json:
             print_json({"deleted": table, "level": level.upper()})
 
 
-# ---- what was written in the shell
+# ---- arguments as CQL
 
 
 def _name(schema: TableSchema) -> str:
@@ -144,15 +135,15 @@ def _name(schema: TableSchema) -> str:
 
 
 def _where(schema: TableSchema, values: list[str]) -> str:
-    return " AND ".join(f"{quote_name(column.name)} = {text}" for column, text in _given(schema, values))
+    return " AND ".join(f"{quote_name(column.name)} = {text}" for column, text in _literals(schema, values))
 
 
-def _given(schema: TableSchema, values: list[str]) -> list[tuple[Column, str]]:
+def _literals(schema: TableSchema, values: list[str]) -> list[tuple[Column, str]]:
     found = []
-    for one in values:
-        name, equals, text = one.partition("=")
+    for argument in values:
+        name, equals, text = argument.partition("=")
         if not equals:
-            raise InvalidRequest(f"{one!r} names no value", advice="write it as COLUMN=VALUE")
+            raise InvalidRequest(f"{argument!r} names no value", advice="write it as COLUMN=VALUE")
         column = schema.column(name)
         found.append((column, _literal(column, text)))
     return found
@@ -167,15 +158,16 @@ def _literal(column: Column, text: str) -> str:
 
 
 def _is_one_value(text: str) -> bool:
-    """As it will stand in a statement, with something behind it: a comment must not hide that. In the statement itself
-    the error would name a place that nobody wrote, and two values or the end of a list would pass for part of it."""
+    """Checks the text as it will be in a statement, with something behind it, so that a comment cannot hide the rest.
+    Left to the statement, an error would name a position that the user never wrote, and two values or a closing bracket
+    would be taken as part of the statement."""
     try:
-        reader = TokenStream(f"{text} )")
-        term(reader)
-        reader.expect_sign(")")
+        tokens = TokenStream(f"{text} )")
+        term(tokens)
+        tokens.expect_sign(")")
     except (BadSyntax, UnsupportedFeature):
         return False
-    return reader.token.kind is TokenKind.END and not reader.markers
+    return tokens.token.kind is TokenKind.END and not tokens.markers
 
 
 def _level(text: str) -> ConsistencyLevel:

@@ -1,18 +1,17 @@
-"""`ebla table …`: a first look at tables; everything else is CQL."""
+"""`ebla table …`: create, list, describe and drop tables; everything else is CQL."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ebla.cli.cluster.node_calls import read_snapshot
 from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag, split_table_name
 from ebla.cli.output import print_json, print_table
-from ebla.cli.tables.table_access import with_table_client
-from ebla.client.table_client import TableClient
+from ebla.cli.tables.table_access import open_cql, table_schema
 from ebla.cql.create_statements import create_keyspace_statement, create_table_statement, quote_name
-from ebla.model.errors import InvalidRequest, NotFound
-from ebla.model.schema import TableSchema, decode_schema
+from ebla.model.errors import InvalidRequest
 from ebla.topology.snapshot import Snapshot
 
 HELP = """
@@ -23,34 +22,12 @@ Tables: create, list, describe, drop.
   ebla table describe shop.orders
   ebla table drop shop.orders
 
-A keyspace that does not exist is made with the table. For more, use cqlsh.
+A keyspace that does not exist is created with the table. For more, use cqlsh.
 """
 
 app = typer.Typer(name="table", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
 
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
-DATA_DEFAULT = Path("data")
 COPIES_DEFAULT = 3
-NodeName = Annotated[
-    str | None, typer.Option("--node", metavar="NAME", help="Ask this node; else the first that runs.")
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-TableArgument = Annotated[str, typer.Argument(metavar="KEYSPACE.TABLE")]
-
-
-def split_name(text: str) -> tuple[str, str]:
-    keyspace, dot, name = text.partition(".")
-    if not (keyspace and dot and name):
-        raise InvalidRequest(f"{text!r} is no table's name", advice="write it as KEYSPACE.TABLE")
-    return keyspace, name
-
-
-def table_schema(snapshot: Snapshot, text: str) -> TableSchema:
-    keyspace, name = split_name(text)
-    found = snapshot.table_named(keyspace, name)
-    if found is None:
-        raise NotFound(f"there is no table {text}", advice="see `ebla table list`")
-    return decode_schema(found.definition)
 
 
 @app.command()
@@ -63,37 +40,38 @@ def create(
             "--rf",
             metavar="N",
             min=1,
-            help="Copies of each row in every datacenter, if the keyspace is new; 3, or as many as there are nodes.",
+            help="Replicas per datacenter, if the keyspace is new; by default 3, or one per node if there are fewer.",
         ),
     ] = None,
-    vnodes: Annotated[bool, typer.Option("--vnodes", help="A new keyspace on vnodes instead of tablets.")] = False,
-    tablets: Annotated[int, typer.Option("--tablets", metavar="N", min=0, help="Tablets at first; 0: as fits.")] = 0,
+    vnodes: Annotated[bool, typer.Option("--vnodes", help="A new keyspace uses vnodes instead of tablets.")] = False,
+    tablets: Annotated[
+        int, typer.Option("--tablets", metavar="N", min=0, help="Initial number of tablets; 0: let the server choose.")
+    ] = 0,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
+    username: UserFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a table, and its keyspace where it is missing. Returns when every live node has it."""
-
-    async def work(client: TableClient) -> TableSchema:
-        keyspace, name = split_name(table)
-        if keyspace not in client.snapshot.keyspaces:
-            await client.run(_keyspace_statement(client.snapshot, keyspace, rf, vnodes=vnodes))
-        elif rf is not None or vnodes:
+    """Create a table, and its keyspace if that does not exist. Returns when every live node has the table."""
+    with reporting_errors(), reporting_outcomes(as_json=as_json):
+        keyspace, name = split_table_name(table)
+        snapshot = read_snapshot(data, node)
+        keyspace_exists = keyspace in snapshot.keyspaces
+        if keyspace_exists and (rf is not None or vnodes):
             raise InvalidRequest(f"keyspace {keyspace} exists already", advice="leave out --rf and --vnodes")
         options = f" WITH tablets = {{'min_tablet_count': {tablets}}}" if tablets else ""
-        await client.run(f"CREATE TABLE {quote_name(keyspace)}.{quote_name(name)} ({columns}){options}")
-        return table_schema(client.snapshot, table)
-
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
-        made = with_table_client(data, node, work)
+        with open_cql(data, node, username) as cql:
+            if not keyspace_exists:
+                cql.execute(_keyspace_statement(snapshot, keyspace, rf, vnodes=vnodes))
+            cql.execute(f"CREATE TABLE {quote_name(keyspace)}.{quote_name(name)} ({columns}){options}")
         if as_json:
-            print_json({"table": table, "id": str(made.id)})
+            print_json({"table": table, "id": str(table_schema(read_snapshot(data, node), table).id)})
         else:
             typer.echo(f"created {table}")
 
 
 def _keyspace_statement(snapshot: Snapshot, keyspace: str, rf: int | None, *, vnodes: bool) -> str:
-    nodes = Counter(one.datacenter for one in snapshot.members())
+    nodes = Counter(node.datacenter for node in snapshot.members())
     factors = ", ".join(
         f"'{name}': {min(COPIES_DEFAULT, count) if rf is None else rf}" for name, count in sorted(nodes.items())
     )
@@ -106,22 +84,17 @@ def _keyspace_statement(snapshot: Snapshot, keyspace: str, rf: int | None, *, vn
 
 @app.command("list")
 def list_tables(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag = False) -> None:
-    """All tables, with how they are kept."""
-
-    async def work(client: TableClient) -> Snapshot:
-        return client.snapshot
-
+    """List all tables, with the number of replicas and tablets."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        snapshot = with_table_client(data, node, work)
-        tables = sorted(snapshot.tables.values(), key=lambda one: one.full_name)
+        snapshot = read_snapshot(data, node)
         rows = [
             (
-                one.full_name,
-                snapshot.keyspaces[one.keyspace].replication.total,
-                snapshot.tablets[one.id].tablet_count if one.id in snapshot.tablets else None,
-                str(one.id),
+                table.full_name,
+                snapshot.keyspaces[table.keyspace].replication.total,
+                snapshot.tablets[table.id].tablet_count if table.id in snapshot.tablets else None,
+                str(table.id),
             )
-            for one in tables
+            for table in sorted(snapshot.tables.values(), key=lambda table: table.full_name)
         ]
         names = ("table", "copies", "tablets", "id")
         if as_json:
@@ -134,18 +107,10 @@ def list_tables(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonF
 
 @app.command()
 def describe(table: TableArgument, data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag = False) -> None:
-    """The statements that would create it."""
-
-    async def work(client: TableClient) -> tuple[str, str, TableSchema]:
-        schema = table_schema(client.snapshot, table)
-        return (
-            create_keyspace_statement(client.snapshot.keyspaces[schema.keyspace]),
-            create_table_statement(schema),
-            schema,
-        )
-
+    """Print the CQL statements that would create the table."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
-        keyspace, text, schema = with_table_client(data, node, work)
+        snapshot = read_snapshot(data, node)
+        schema = table_schema(snapshot, table)
         if as_json:
             columns = [
                 {"name": one.name, "type": str(one.type), "kind": str(one.kind), "descending": one.descending}
@@ -153,26 +118,25 @@ def describe(table: TableArgument, data: Data = DATA_DEFAULT, node: NodeName = N
             ]
             print_json({"table": table, "id": str(schema.id), "version": schema.version, "columns": columns})
         else:
-            typer.echo(f"{keyspace}\n\n{text}")
+            keyspace = create_keyspace_statement(snapshot.keyspaces[schema.keyspace])
+            typer.echo(f"{keyspace}\n\n{create_table_statement(schema)}")
 
 
 @app.command()
 def drop(
     table: TableArgument,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="No error where there is none.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if there is no such table.")] = False,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
+    username: UserFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Drop a table with everything in it."""
-
-    async def work(client: TableClient) -> None:
-        keyspace, name = split_name(table)
-        condition = "IF EXISTS " if if_exists else ""
-        await client.run(f"DROP TABLE {condition}{quote_name(keyspace)}.{quote_name(name)}")
-
+    """Drop a table and all its rows."""
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        with_table_client(data, node, work)
+        keyspace, name = split_table_name(table)
+        condition = "IF EXISTS " if if_exists else ""
+        with open_cql(data, node, username) as cql:
+            cql.execute(f"DROP TABLE {condition}{quote_name(keyspace)}.{quote_name(name)}")
         if as_json:
             print_json({"dropped": table})
         else:

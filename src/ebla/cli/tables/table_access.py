@@ -1,59 +1,67 @@
-"""A table client for a command: the first node that runs answers, over its sockets."""
+"""How a command reaches tables: statements go over CQL to a node of this machine."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.cluster.node_calls import admin_client
-from ebla.client.table_client import TableClient
-from ebla.model.errors import EblaError, InvalidRequest
+from ebla.cli.cluster.local_cluster import LocalNode
+from ebla.cli.cluster.node_calls import choose_node
+from ebla.cli.flags import read_password, split_table_name
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import Address
-from ebla.observe.event_reporter import discard_event
-from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.system_clock import SystemClock
-from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.frames import Lane
-from ebla.wire.verbs import A, Q, Verb
+from ebla.model.schema import TableSchema, decode_schema
+from ebla.options import Authenticator, ClientTls
+from ebla.source.cql_client import BoundStatement, CqlConnection, CqlRows, CqlSecurity, connect
+from ebla.topology.snapshot import Snapshot
 
-T = TypeVar("T")
-TIMEOUT_DEFAULT_MS = 10_000
+CONNECT_TIMEOUT_S = 10.0
+STATEMENT_TIMEOUT_S = 60.0
+"""Longer than any limit of a node, so that the node reports the timeout and what became of the statement."""
 
 
-def with_table_client(data: Path, name: str | None, work: Callable[[TableClient], Awaitable[T]]) -> T:
+@dataclass(frozen=True, slots=True)
+class CqlSession:
+    connection: CqlConnection
+
+    def execute(self, text: str, level: ConsistencyLevel = ConsistencyLevel.ONE) -> CqlRows:
+        return self.connection.query(BoundStatement(text), level, STATEMENT_TIMEOUT_S, None)
+
+    def pages(self, text: str, level: ConsistencyLevel, page_rows: int) -> Iterator[CqlRows]:
+        state: bytes | None = None
+        while True:
+            page = self.connection.query(BoundStatement(text), level, STATEMENT_TIMEOUT_S, (page_rows, state))
+            yield page
+            state = page.paging_state
+            if state is None:
+                return
+
+
+@contextmanager
+def open_cql(data: Path, name: str | None = None, username: str | None = None) -> Iterator[CqlSession]:
+    """Connects to the node of that name, or to the first one that runs."""
     node = choose_node(data, name)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(node, work))
+    address = Address(node.options.address, node.options.ports.cql)
+    with connect(address, _security(node, username), CONNECT_TIMEOUT_S) as connection:
+        yield CqlSession(connection)
 
 
-def choose_node(data: Path, name: str | None) -> LocalNode:
-    nodes = find_nodes(data)
-    chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
-    if chosen is None:
-        what = f"there is no node {name!r} in {data}" if name else f"no node of {data} runs"
-        raise InvalidRequest(what, advice="see `ebla status`; `ebla up` starts a cluster")
-    return chosen
+def _security(node: LocalNode, username: str | None) -> CqlSecurity:
+    if node.options.authenticator is Authenticator.PASSWORD and username is None:
+        raise InvalidRequest(f"{node.name} requires a login", advice="name a user with --username")
+    is_tls = node.options.client_tls is ClientTls.ON
+    return CqlSecurity(
+        username=username or "",
+        password="" if username is None else read_password(),
+        is_tls=is_tls,
+        authority_pem=(node.folder.tls / "authority.pem").read_text("utf-8") if is_tls else "",
+    )
 
 
-async def _run(node: LocalNode, work: Callable[[TableClient], Awaitable[T]]) -> T:
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-
-        async def ask_control(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-            admin = admin_client(transport, node, deadline_ms)
-            return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
-
-        async def ask_shard(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-            admin = admin_client(transport, node, deadline_ms)
-            return await admin.ask(Address(str(node.folder.shard_socket(0))), verb, request, Lane.DATA)
-
-        async with asyncio.TaskGroup() as tasks:
-            client = TableClient(tasks, (ask_control, ask_shard), (SystemClock(), SystemRng()))
-            try:
-                await client.refresh(TIMEOUT_DEFAULT_MS)
-                return await work(client)
-            except EblaError as error:
-                failure = error
-        # Not from within the group, which would wrap it.
-        raise failure
+def table_schema(snapshot: Snapshot, text: str) -> TableSchema:
+    keyspace, name = split_table_name(text)
+    table = snapshot.table_named(keyspace, name)
+    if table is None:
+        raise NotFound(f"there is no table {text}", advice="see `ebla table list`")
+    return decode_schema(table.definition)

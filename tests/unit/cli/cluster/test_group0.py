@@ -41,7 +41,7 @@ def group0(data: Path, *arguments: str, stdin: str | None = None) -> Result:
 def test_a_change_that_reaches_nobody_was_not_applied(data: Path, command: tuple[str, ...]) -> None:
     told = group0(data, *command)
     assert told.exit_code == 1
-    assert told.stderr == "ebla: not applied: none runs of node1, node2; see `ebla status`\n"
+    assert told.stderr.startswith(f"ebla: not applied: no node of {data} runs; ")
     as_json = group0(data, *command, "--json")
     assert (as_json.exit_code, as_json.stderr) == (1, "")
     shown = json.loads(as_json.stdout)
@@ -51,16 +51,17 @@ def test_a_change_that_reaches_nobody_was_not_applied(data: Path, command: tuple
 @pytest.mark.parametrize("command", [("get", "user/a"), ("members",), ("check-quorum",), ("watch", "user/")])
 def test_a_read_that_reaches_nobody_says_only_that(data: Path, command: tuple[str, ...]) -> None:
     told = group0(data, *command)
-    assert (told.exit_code, told.stderr) == (1, "ebla: none runs of node1, node2; see `ebla status`\n")
+    assert told.exit_code == 1
+    assert told.stderr.startswith(f"ebla: no node of {data} runs; ")
     shown = json.loads(group0(data, *command, "--json").stdout)
     assert "outcome" not in shown
-    assert shown["message"] == "none runs of node1, node2"
+    assert shown["message"] == f"no node of {data} runs"
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (("put", "user/a", "1", "--node", "node9"), "there is no node 'node9' among node1, node2"),
+        (("put", "user/a", "1", "--node", "node9"), "there is no node 'node9' in "),
         (("put", "topology/state", "1"), "the key topology/state belongs to: coordinator"),
         (("put", "elsewhere", "1"), "the key elsewhere is of no known kind"),
         (("put", "user/a", "1", "--lock", "xyz"), "'xyz' is no lock; give it as `ebla group0 lock` prints it"),

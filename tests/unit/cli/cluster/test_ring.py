@@ -16,7 +16,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
 
 def test_every_node_with_what_it_holds(shell: Shell) -> None:
     nodes = shell.json("ring")
-    members = list(shell.cluster.world.snapshot.members())
+    members = list(shell.cluster.snapshot.members())
     assert {one["host"] for one in nodes} == {str(node.host) for node in members}
     assert sum(one["tablets"] for one in nodes) == 8 * 2, "a tablet is held twice"
     assert {one["state"] for one in nodes} == {"normal"}

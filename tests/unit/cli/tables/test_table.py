@@ -18,7 +18,7 @@ ORDERS = ("table", "create", "shop.orders", "id int PRIMARY KEY, total int")
 
 def test_a_table_is_created_with_its_keyspace(shell: Shell) -> None:
     assert shell.ok(*ORDERS) == "created shop.orders\n"
-    snapshot = shell.cluster.world.snapshot
+    snapshot = shell.cluster.snapshot
     assert snapshot.keyspaces["shop"].replication.total == 3, "as many copies as there are nodes, three at most"
     found = snapshot.table_named("shop", "orders")
     assert found is not None
@@ -41,7 +41,7 @@ def test_copies_tablets_and_vnodes_are_as_asked(shell: Shell) -> None:
 def test_a_small_cluster_has_fewer_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = Shell(monkeypatch, nodes=2)
     shell.ok(*ORDERS)
-    assert shell.cluster.world.snapshot.keyspaces["shop"].replication.total == 2
+    assert shell.cluster.snapshot.keyspaces["shop"].replication.total == 2
 
 
 def test_no_tables_yet_comes_with_what_to_do(shell: Shell) -> None:
@@ -66,7 +66,7 @@ def test_a_description_creates_the_same_table(shell: Shell) -> None:
 def test_a_dropped_table_is_gone(shell: Shell) -> None:
     shell.ok(*ORDERS)
     assert shell.ok("table", "drop", "shop.orders") == "dropped shop.orders\n"
-    assert shell.cluster.world.snapshot.table_named("shop", "orders") is None
+    assert shell.cluster.snapshot.table_named("shop", "orders") is None
     assert shell.refused("table", "drop", "shop.orders").startswith("ebla: not applied: ")
     assert shell.json("table", "drop", "shop.orders", "--if-exists") == {"dropped": "shop.orders"}
 
