@@ -31,8 +31,9 @@ from pathlib import Path
 
 from benchmarks.bare_relay import BareRelay
 from benchmarks.disk_limit import measure_sync_rate
-from ebla.control.raft.driver import RaftConfig, RaftDriver
-from ebla.control.raft.storage import RaftStorage, needs_sync
+from ebla.control.raft.config import RaftConfig
+from ebla.control.raft.driver import RaftDriver
+from ebla.control.raft.storage import RaftStorage
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
@@ -214,7 +215,7 @@ class CoresAndLogs:
             self._stepped[message.to] = None
         if effects.write is not None:
             log = self._logs[peer]
-            if needs_sync(effects.write) or not log.record_commit_hint(effects.write.hard_state):
+            if effects.write.needs_disk or not log.record_commit_hint(effects.write.hard_state):
                 await log.persist((effects.write,))
             for answer in effects.write.answers:
                 self._cores[answer.to].step(answer, 0)

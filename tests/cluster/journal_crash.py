@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ebla.control.raft.storage import RaftStorage, RecoveredRaftLog
+from ebla.control.raft.storage import RaftStorage
 from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import SegmentedLog
 from ebla.raft.effects import LogWrite
 from ebla.raft.messages import Entry, HardState, PeerId, SnapshotMeta
+from ebla.raft.state import RecoveredState
 from ebla.runtime.file_disk import DiskFile, FileDisk
 from ebla.runtime.system_rng import SystemRng
 
@@ -206,19 +207,19 @@ def write(hard_state: HardState | None, new: tuple[Entry, ...], snapshot: Snapsh
 
 
 OWN, LEADERS = SnapshotMeta(14, 1), SnapshotMeta(30, 2)
-RAFT_STEPS: list[tuple[LogWrite | None, RecoveredRaftLog]] = [
-    (None, RecoveredRaftLog(HardState(), SnapshotMeta(), ())),
-    (write(state(1, 0), entries(1, 8, 1)), RecoveredRaftLog(state(1, 0), SnapshotMeta(), entries(1, 8, 1))),
-    (write(state(1, 8), entries(9, 18, 1)), RecoveredRaftLog(state(1, 8), SnapshotMeta(), entries(1, 18, 1))),
-    (None, RecoveredRaftLog(state(1, 14), OWN, entries(15, 18, 1))),
+RAFT_STEPS: list[tuple[LogWrite | None, RecoveredState]] = [
+    (None, RecoveredState(HardState(), SnapshotMeta(), ())),
+    (write(state(1, 0), entries(1, 8, 1)), RecoveredState(state(1, 0), SnapshotMeta(), entries(1, 8, 1))),
+    (write(state(1, 8), entries(9, 18, 1)), RecoveredState(state(1, 8), SnapshotMeta(), entries(1, 18, 1))),
+    (None, RecoveredState(state(1, 14), OWN, entries(15, 18, 1))),
     (
         write(state(2, 15), entries(16, 17, 2)),
-        RecoveredRaftLog(state(2, 15), OWN, (*entries(15, 15, 1), *entries(16, 17, 2))),
+        RecoveredState(state(2, 15), OWN, (*entries(15, 15, 1), *entries(16, 17, 2))),
     ),
-    (write(state(2, 30), entries(31, 31, 2), LEADERS), RecoveredRaftLog(state(2, 30), LEADERS, entries(31, 31, 2))),
+    (write(state(2, 30), entries(31, 31, 2), LEADERS), RecoveredState(state(2, 30), LEADERS, entries(31, 31, 2))),
     (
         write(state(3, 31), entries(32, 36, 3)),
-        RecoveredRaftLog(state(3, 31), LEADERS, entries(31, 31, 2) + entries(32, 36, 3)),
+        RecoveredState(state(3, 31), LEADERS, entries(31, 31, 2) + entries(32, 36, 3)),
     ),
 ]
 

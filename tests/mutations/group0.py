@@ -143,12 +143,12 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-commit-notice-given-up",
-        module="ebla.control.raft.commit_notices",
-        function="CommitNotices._hold_ends",
-        find="self._hold(self._newest)",
+        module="ebla.raft.driver_policy",
+        function="DriverPolicy.notice_due",
+        find="self._start_notice(self._commit_index)",
         replace="pass",
-        check=PytestCheck("tests/unit/control/test_raft_commits.py"),
-        why="what is committed is told only by the next heartbeat",
+        check=PytestCheck("tests/unit/control/raft/test_commits.py"),
+        why="peers learn of a commit only by the next heartbeat",
     ),
     Mutation(
         name="group0-snapshot-cut-is-damage",

@@ -17,7 +17,7 @@ MIXED = PytestCheck("tests/properties/test_raft_group.py::test_mixed")
 MUTATIONS = (
     Mutation(
         name="raft-commit-older-term-by-counting",
-        module="ebla.raft.replication",
+        module="ebla.raft.leader",
         function="try_commit",
         find="if index <= state.log.committed or state.log.term_at(index) != state.term:",
         replace="if index <= state.log.committed:",
@@ -53,7 +53,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-learner-counted-as-voter",
-        module="ebla.raft.replication",
+        module="ebla.raft.leader",
         function="try_commit",
         find="index = joint_index(state.membership, acknowledged)",
         replace="index = sorted(acknowledged.values())[(len(acknowledged) - 1) // 2]",
@@ -86,7 +86,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-leader-counts-itself-before-write",
-        module="ebla.raft.elections",
+        module="ebla.raft.leader",
         function="append_as_leader",
         find="state.log.append(entries)",
         replace="state.log.append(entries)\nleader.progress[state.peer].match = entries[-1].index",
@@ -192,7 +192,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="raft-heartbeat-commit-not-cut",
-        module="ebla.raft.replication",
+        module="ebla.raft.leader",
         function="broadcast_heartbeat",
         find="commit = min(progress.match, state.log.committed)",
         replace="commit = state.log.committed",

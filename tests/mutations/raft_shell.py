@@ -3,13 +3,16 @@
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SEEDS = SimSeeds("raft", "1-40")
-SERVER = "ebla.control.raft.driver"
+DRIVER = "ebla.control.raft.driver"
+SNAPSHOTS = "ebla.control.raft.snapshots"
 LOG = "ebla.control.raft.storage"
+POLICY = "ebla.raft.driver_policy"
 READS = "ebla.control.raft.read_index"
 RECEIVING = "ebla.control.raft.snapshot_receiver"
 SENDING = "ebla.control.raft.snapshot_sender"
+POLICY_TESTS = "tests/unit/raft/test_driver_policy.py"
 DIRECTED = "tests/unit/control/raft/test_driver.py"
-COMMITS = "tests/unit/control/test_raft_commits.py"
+COMMITS = "tests/unit/control/raft/test_commits.py"
 RECEIVED = "tests/unit/control/raft/test_snapshot_receiver.py"
 SENT = "tests/unit/control/raft/test_snapshot_sender.py"
 
@@ -32,35 +35,34 @@ def _bug(
 MUTATIONS = (
     _bug(
         "held-appends-with-a-hole",
-        "ebla.raft.held_appends",
-        ("HeldAppends.hold", "held.entries[-1].index != append.prev_index or held.term", "held.term"),
+        POLICY,
+        ("DriverPolicy._hold", "held.entries[-1].index != append.prev_index or held.term", "held.term"),
         "a follower is sent entries as if they followed on others that they do not follow on",
-        PytestCheck("tests/unit/raft/test_held_appends.py"),
+        PytestCheck(POLICY_TESTS),
     ),
     _bug(
         "hold-never-ends",
-        "ebla.control.raft.append_sender",
-        ("AppendSender.release_all", "for append in self._held.take_all(log.commit_index):", "for append in ():"),
+        DRIVER,
+        ("RaftDriver._send_held", "self._send_batches(self._policy.held_due(self.core.commit_index))", "pass"),
         "a peer lags behind by a heartbeat, and a commit that needs it waits as long",
         PytestCheck(COMMITS),
     ),
     _bug(
         "held-from-who-waits",
-        "ebla.control.raft.append_sender",
-        ("AppendSender.send", "if not self._waiting.is_waiting(peer, now_ms) and self._held", "if self._held"),
+        POLICY,
+        ("DriverPolicy.to_send", "if not self._is_waiting(peer, now_ms) and self._hold", "if self._hold"),
         "whoever proposes or reads at a follower waits until the leader has time for it",
         PytestCheck(COMMITS),
     ),
     _bug(
         "answer-before-sync",
-        SERVER,
+        DRIVER,
         (
-            "RaftDriver._begin_writing",
-            "self._idle_writer.set_result((writes, begun))",
+            "RaftDriver._start_writing",
+            "assert self._tasks is not None",
             (
                 "early = [answer for write in writes for answer in write.answers]\n"
-                "self._send([answer for answer in early if not isinstance(answer, WriteCompleted)])\n"
-                "self._idle_writer.set_result((writes, begun))"
+                "self._send([answer for answer in early if not isinstance(answer, WriteCompleted)])"
             ),
         ),
         "an acknowledged entry is gone after a power cut",
@@ -77,23 +79,23 @@ MUTATIONS = (
     ),
     _bug(
         "vote-not-written",
-        LOG,
+        "ebla.raft.effects",
         (
-            "needs_sync",
-            "return write.must_sync or bool(write.entries) or write.snapshot is not None",
-            "return bool(write.entries) or write.snapshot is not None",
+            "LogWrite.needs_disk",
+            "return self.must_sync or bool(self.entries) or self.snapshot is not None",
+            "return bool(self.entries) or self.snapshot is not None",
         ),
         "a peer that was restarted votes twice in a term",
     ),
     _bug(
         "full-disk-ignored",
-        SERVER,
-        ("RaftDriver._persist", "await asyncio.sleep(self._setup.disk_full_retry_ms / 1000)", "return None"),
+        DRIVER,
+        ("RaftDriver._persist", "await asyncio.sleep(self._config.disk_full_retry_ms / 1000)", "return None"),
         "a peer with a full disk acknowledges what it does not have",
     ),
     _bug(
         "read-without-a-round",
-        SERVER,
+        DRIVER,
         ("RaftDriver.read_index", "future = self._reads.add()", "return self.core.commit_index"),
         "a leader that was replaced answers reads from the past",
     ),
@@ -101,8 +103,8 @@ MUTATIONS = (
         "read-context-repeated",
         READS,
         (
-            "ReadIndexRounds.next_round",
-            "context = self._this_life + self._count.to_bytes(8)",
+            "ReadIndexRounds.start_round",
+            "context = self._incarnation + self._count.to_bytes(8)",
             "context = self._count.to_bytes(8)",
         ),
         "an answer to somebody else's read, or to a former life's, passes for one to this read",
@@ -110,9 +112,9 @@ MUTATIONS = (
     ),
     _bug(
         "snapshot-index-off-by-one",
-        SERVER,
+        SNAPSHOTS,
         (
-            "RaftDriver._consider_snapshot",
+            "RaftSnapshots.applied",
             "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied - 1, term, self._core.membership)",
         ),
@@ -120,9 +122,9 @@ MUTATIONS = (
     ),
     _bug(
         "snapshot-of-older-members",
-        SERVER,
+        SNAPSHOTS,
         (
-            "RaftDriver._consider_snapshot",
+            "RaftSnapshots.applied",
             "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied, term, log.snapshot.membership)",
         ),
@@ -130,7 +132,7 @@ MUTATIONS = (
     ),
     _bug(
         "void-change-takes-effect",
-        SERVER,
+        DRIVER,
         (
             "RaftDriver._apply",
             "if self._machine.apply_membership(entry, change):",
@@ -140,7 +142,7 @@ MUTATIONS = (
     ),
     _bug(
         "change-told-late",
-        SERVER,
+        DRIVER,
         (
             "RaftDriver._apply",
             "core.step(ApplyMembership(entry.index, change), now_ms)",
@@ -150,8 +152,8 @@ MUTATIONS = (
     ),
     _bug(
         "snapshot-not-installed",
-        SERVER,
-        ("RaftDriver._answer", "self._install(write.snapshot)", "pass"),
+        DRIVER,
+        ("RaftDriver._complete", "self._snapshots.install(write.snapshot)", "pass"),
         "a peer that was sent a snapshot goes on with a state that lacks it",
     ),
     _bug(
@@ -167,8 +169,8 @@ MUTATIONS = (
     ),
     _bug(
         "snapshot-outcome-kept-quiet",
-        SERVER,
-        ("RaftDriver._send_snapshot", "self.post(SnapshotSent(message.to, delivered))", ""),
+        SNAPSHOTS,
+        ("RaftSnapshots.send", "self._post(SnapshotSent(message.to, delivered))", ""),
         "a peer whose snapshot got lost is never sent anything again",
     ),
     _bug(

@@ -1,11 +1,10 @@
 """What follows when writes finish, entries take effect and memberships change. The same in every role."""
 
 from ebla.raft.events import ApplyCompleted, ApplyMembership, Compact, SnapshotTaken, WriteCompleted
-from ebla.raft.leader import accept_proposal
+from ebla.raft.leader import accept_proposal, broadcast_append, send_append, try_commit
 from ebla.raft.membership import LEAVE_JOINT, apply_change, encode_change
 from ebla.raft.messages import NO_PEER, EntryKind
 from ebla.raft.progress import reconcile_progress
-from ebla.raft.replication import broadcast_append, send_append, try_commit
 from ebla.raft.roles import Leader
 from ebla.raft.state import RaftState
 

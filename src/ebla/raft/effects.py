@@ -40,6 +40,12 @@ class LogWrite(msgspec.Struct, frozen=True, kw_only=True):
     must_sync: bool
     answers: tuple[Message | WriteCompleted, ...]
 
+    @property
+    def needs_disk(self) -> bool:
+        """Without this, the write holds a commit index at most: a hint, which the next record carries. Not worth a
+        sync."""
+        return self.must_sync or bool(self.entries) or self.snapshot is not None
+
 
 class ApplyEntries(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]

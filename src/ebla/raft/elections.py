@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from ebla.raft.leader import append_as_leader
 from ebla.raft.messages import (
     NO_PEER,
     Append,
@@ -16,7 +17,6 @@ from ebla.raft.messages import (
     VoteResponse,
 )
 from ebla.raft.quorum import VoteResult, joint_vote
-from ebla.raft.replication import broadcast_append
 from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate
 from ebla.raft.state import RaftState
 
@@ -69,15 +69,6 @@ def _campaign(state: RaftState, *, transfer: bool) -> None:
                     transfer=transfer,
                 )
             )
-
-
-def append_as_leader(state: RaftState, leader: Leader, entries: list[Entry]) -> None:
-    state.log.append(entries)
-    # The leader acknowledges its own entries by the same message as everybody else, when they are durable (INV-RAFT-7).
-    state.respond_when_durable(
-        AppendResponse(sender=state.peer, to=state.peer, term=state.term, index=entries[-1].index)
-    )
-    broadcast_append(state, leader)
 
 
 def _take_office(state: RaftState) -> None:

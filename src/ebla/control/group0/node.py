@@ -15,7 +15,8 @@ from ebla.control.group0.join_state import JoinStage, JoinStateFile
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.group0.transport import Group0Transport
 from ebla.control.group0.voter_assignment import Alive, VoterAssigner
-from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftConfig, RaftDriver
+from ebla.control.raft.config import RaftConfig
+from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
 from ebla.group0.history import HistoryStart
@@ -152,7 +153,7 @@ class Group0Node:
         mark = self.marks.mark
         raft, machine, wire = self._assemble(mark.history)
         await raft.open()
-        if mark.stage is JoinStage.MEMBER and raft.log_id != mark.log_id:
+        if mark.stage is JoinStage.MEMBER and raft.log.log_id != mark.log_id:
             raise lost_folder_error(self.setup.folder, mark)
         wire.learn((*taken_in_by, *machine.store.members.values()))
         caller = ClientIncarnation(self.setup.member.host, mark.incarnation)

@@ -9,7 +9,6 @@ without a mark is swept at the next start, a mark without its file is `Corruptio
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -24,6 +23,7 @@ from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.raft.effects import LogWrite
 from ebla.raft.messages import NO_PEER, Entry, HardState, SnapshotMeta
+from ebla.raft.state import RecoveredState
 
 ADVICE = (
     "do not start this node with part of its log: keep a copy of the folder, then restore it from a backup or remove "
@@ -50,20 +50,6 @@ _decoder = msgspec.msgpack.Decoder(RaftRecord)
 _meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveredRaftLog:
-    """What the core starts from. `entries` follow the snapshot without a gap; the membership is the snapshot's."""
-
-    hard_state: HardState
-    snapshot: SnapshotMeta
-    entries: tuple[Entry, ...]
-
-
-def needs_sync(write: LogWrite) -> bool:
-    """Otherwise it holds a commit index at most: a hint, which the next record carries. No sync for a hint."""
-    return write.must_sync or bool(write.entries) or write.snapshot is not None
-
-
 class InconsistentLog(Exception):
     """Records, each one whole, that no Raft log can have written in this order."""
 
@@ -86,7 +72,7 @@ class LogReplay:
         if record.entries:
             self._extend(record.entries)
 
-    def finish(self) -> RecoveredRaftLog:
+    def finish(self) -> RecoveredState:
         """Raises `InconsistentLog` where something is missing between the snapshot, the entries and the hard state."""
         snapshot, entries, hard_state = self._snapshot, self._entries, self._hard_state
         if entries and entries[0].index != snapshot.index + 1:
@@ -98,7 +84,7 @@ class LogReplay:
         if last_term > hard_state.term:
             raise InconsistentLog(f"an entry of term {last_term} in a log that has only seen term {hard_state.term}")
         commit = max(hard_state.commit, snapshot.index)
-        return RecoveredRaftLog(msgspec.structs.replace(hard_state, commit=commit), snapshot, tuple(entries))
+        return RecoveredState(msgspec.structs.replace(hard_state, commit=commit), snapshot, tuple(entries))
 
     def _continue_from(self, snapshot: SnapshotMeta, *, replaces_log: bool) -> None:
         if snapshot.index < self._snapshot.index:
@@ -171,7 +157,7 @@ class RaftStorage:
     @classmethod
     async def open(
         cls, disk: Disk, rng: Rng, folder: str, limits: JournalLimits = DEFAULT_JOURNAL_LIMITS
-    ) -> tuple[Self, RecoveredRaftLog]:
+    ) -> tuple[Self, RecoveredState]:
         """Raises `Corruption`, or `Refused` for a newer format."""
         await make_durable_folder(disk, folder)
         journal = await SegmentedLog.open(disk, rng, f"{folder}/log", limits)
@@ -229,7 +215,7 @@ class RaftStorage:
         hard_state = self._hard_state
         for write in writes:
             hard_state = write.hard_state or hard_state
-            if needs_sync(write):
+            if write.needs_disk:
                 replaces_log = write.snapshot is not None
                 records.append(
                     RaftRecord(
@@ -339,7 +325,7 @@ class RaftStorage:
                 # Off the loop: to free a hundred megabytes takes a file system tens of milliseconds.
                 await self._disk.run(partial(self._disk.unlink, f"{self._folder}/{name}"))
 
-    async def _replay(self) -> RecoveredRaftLog:
+    async def _replay(self) -> RecoveredState:
         image = LogReplay()
         try:
             async for batch in self._journal.read(self._journal.first_sequence):

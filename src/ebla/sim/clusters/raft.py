@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ebla.control.raft.driver import RaftConfig, RaftDriver
+from ebla.control.raft.config import RaftConfig
+from ebla.control.raft.driver import RaftDriver
 from ebla.control.raft.snapshot_sender import CHUNK_DEADLINE_MS, SnapshotSender, SnapshotTransfer
 from ebla.model.errors import InvalidRequest, Unavailable, Unreachable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId

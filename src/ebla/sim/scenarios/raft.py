@@ -8,7 +8,7 @@ import asyncio
 import functools
 from collections.abc import Mapping
 
-from ebla.control.raft.driver import RaftConfig
+from ebla.control.raft.config import RaftConfig
 from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from tests.async_tests import runs_in
 
-from ebla.control.raft.append_sender import APPENDS_PER_SEND_MAX
-from ebla.control.raft.driver import RaftConfig, RaftDriver
+from ebla.control.raft.config import RaftConfig
+from ebla.control.raft.driver import RaftDriver
 from ebla.journal.recovery import JournalLimits
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId
 from ebla.ports.environment import Environment
+from ebla.raft.driver_policy import APPENDS_PER_SEND_MAX
 from ebla.raft.effects import LogWrite
 from ebla.raft.events import PeerUnreachable, RaftEvent
 from ebla.raft.messages import (
@@ -434,6 +435,6 @@ async def test_a_snapshot_the_core_does_not_want_is_forgotten(world: World, /) -
             await deliver(peer, *snapshot(index), sending)
             await asyncio.sleep(0.2)
         assert peer.machine.content.values == {"counter": 50}
-        assert peer.server._received == {}
+        assert peer.server._snapshots._stored == {}
 
     await running(peer, THREE, work)

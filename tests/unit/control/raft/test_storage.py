@@ -11,13 +11,13 @@ from ebla.control.raft.storage import (
     LogReplay,
     RaftRecord,
     RaftStorage,
-    RecoveredRaftLog,
 )
 from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import Corruption, DiskFull
 from ebla.raft.effects import LogWrite
 from ebla.raft.messages import Entry, EntryKind, HardState, Membership, PeerId, SnapshotMeta
+from ebla.raft.state import RecoveredState
 from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/group0"
@@ -56,8 +56,8 @@ def persist(machine: Machine, *batches: Sequence[LogWrite]) -> None:
     machine.run(main)
 
 
-def recover(machine: Machine) -> RecoveredRaftLog:
-    async def main(disk: ProcessDisk) -> RecoveredRaftLog:
+def recover(machine: Machine) -> RecoveredState:
+    async def main(disk: ProcessDisk) -> RecoveredState:
         return (await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS))[1]
 
     return machine.run(main)
@@ -76,7 +76,7 @@ def names(machine: Machine, folder: str = FOLDER) -> list[str]:
 
 
 def test_a_new_log_is_empty() -> None:
-    assert recover(Machine(1)) == RecoveredRaftLog(HardState(), SnapshotMeta(), ())
+    assert recover(Machine(1)) == RecoveredState(HardState(), SnapshotMeta(), ())
 
 
 def test_hard_state_and_entries_survive_power_loss() -> None:
@@ -84,7 +84,7 @@ def test_hard_state_and_entries_survive_power_loss() -> None:
     kinds = (*entries(1, 3, 1), Entry(index=4, term=2, data=b"change", kind=EntryKind.MEMBERS))
     persist(machine, [write(state(1, 2), kinds[:3])], [write(state(2, 3)), write(state(2, 3, 2), kinds[3:])])
     machine.lose_power()
-    assert recover(machine) == RecoveredRaftLog(state(2, 3, 2), SnapshotMeta(), kinds)
+    assert recover(machine) == RecoveredState(state(2, 3, 2), SnapshotMeta(), kinds)
 
 
 def test_entries_replace_what_stood_at_and_behind_them() -> None:
@@ -135,7 +135,7 @@ def test_a_snapshot_replaces_what_it_covers_and_frees_the_disk() -> None:
 
     machine.run(main)
     machine.lose_power()
-    assert recover(machine) == RecoveredRaftLog(state(1, 2, 58), meta(50, 1), entries(51, 59, 1))
+    assert recover(machine) == RecoveredState(state(1, 2, 58), meta(50, 1), entries(51, 59, 1))
     assert [name for name in names(machine) if name.startswith("snapshot")] == ["snapshot-00000000000000000050-1"]
     assert len(names(machine, f"{FOLDER}/log")) <= 5
     assert machine.run(partial(read_content, machine, meta(50, 1))) == b"content in pieces"
@@ -156,7 +156,7 @@ def test_an_installed_snapshot_takes_a_conflicting_log_away() -> None:
         await log.persist([write(state(3, 0, 20), entries(21, 22, 3), meta(20, 3))])
 
     machine.run(main)
-    assert recover(machine) == RecoveredRaftLog(state(3, 0, 20), meta(20, 3), entries(21, 22, 3))
+    assert recover(machine) == RecoveredState(state(3, 0, 20), meta(20, 3), entries(21, 22, 3))
 
 
 def test_a_snapshot_of_entries_not_yet_written_here_keeps_what_follows() -> None:
@@ -169,7 +169,7 @@ def test_a_snapshot_of_entries_not_yet_written_here_keeps_what_follows() -> None
         await log.persist([write(state(1, 0, 5), entries(4, 7, 1))])
 
     machine.run(main)
-    assert recover(machine) == RecoveredRaftLog(state(1, 0, 5), meta(5, 1), entries(6, 7, 1))
+    assert recover(machine) == RecoveredState(state(1, 0, 5), meta(5, 1), entries(6, 7, 1))
 
 
 def test_a_stored_snapshot_without_a_mark_is_swept() -> None:
@@ -264,7 +264,7 @@ def test_a_full_disk_refuses_and_the_same_write_succeeds_later() -> None:
 
     machine.run(main)
     machine.lose_power()
-    assert recover(machine) == RecoveredRaftLog(state(2, 1), SnapshotMeta(), (*entries(1, 5, 1), *entries(6, 30, 2)))
+    assert recover(machine) == RecoveredState(state(2, 1), SnapshotMeta(), (*entries(1, 5, 1), *entries(6, 30, 2)))
 
 
 def test_a_mark_that_cannot_drop_old_segments_is_durable_all_the_same() -> None:
@@ -281,7 +281,7 @@ def test_a_mark_that_cannot_drop_old_segments_is_durable_all_the_same() -> None:
 
     machine.run(main)
     machine.lose_power()
-    assert recover(machine) == RecoveredRaftLog(state(1, 0, 35), meta(35, 1), entries(36, 39, 1))
+    assert recover(machine) == RecoveredState(state(1, 0, 35), meta(35, 1), entries(36, 39, 1))
 
 
 def test_a_write_given_up_half_way_ends_the_log() -> None:
@@ -337,7 +337,7 @@ def test_records_that_make_no_sense_are_told(records: list[RaftRecord], told: st
         image_of(records)
 
 
-def image_of(records: list[RaftRecord]) -> RecoveredRaftLog:
+def image_of(records: list[RaftRecord]) -> RecoveredState:
     image = LogReplay()
     for record in records:
         image.apply(record)
@@ -353,7 +353,7 @@ def test_an_old_mark_among_what_is_left_does_not_take_entries_away() -> None:
         RaftRecord(hard_state=None, snapshot=None, entries=entries(49, 55, 1)),
         RaftRecord(hard_state=state(1), snapshot=meta(50, 1)),
     ]
-    assert image_of(records) == RecoveredRaftLog(state(1, 0, 50), meta(50, 1), entries(51, 55, 1))
+    assert image_of(records) == RecoveredState(state(1, 0, 50), meta(50, 1), entries(51, 55, 1))
 
 
 def test_records_that_make_no_sense_are_an_error_of_the_log() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from tests.async_tests import runs_in
 from tests.unit.control.raft.test_driver import ALONE, CLIENT, Peer, add_one, running, simulate
 
+from ebla.raft.driver_policy import ROUNDS_TO_RANK
 from ebla.raft.effects import LogWrite
-from ebla.raft.held_appends import ROUNDS_TO_RANK
 from ebla.raft.messages import AppendResponse, EntryKind, Membership, PeerId
 from ebla.sim.world import World
 
@@ -32,14 +32,14 @@ async def test_a_leader_waits_on_its_loop_only_while_no_commit_gets_past_its_own
             return False
 
         peer.server.log.persist_now = note  # type: ignore[method-assign]  # one log, from outside
-        held, own = peer.server._held, peer.server.core.peer
+        policy, own = peer.server._policy, peer.server.core.peer
         await write_one(1)
         for index in range(1, 1 + ROUNDS_TO_RANK):
             answer = AppendResponse(sender=TWO, to=own, term=peer.server.core.term, index=index)
-            held.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
+            policy.acknowledged(answer, Membership(voters=(own, TWO, THREE)))
         await write_one(2)
         last = peer.server.core.last_index
-        held.reset_ranking()
+        policy.reset_ranking()
         await write_one(3)
 
         assert tried_at == [last]

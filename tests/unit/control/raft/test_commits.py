@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from tests.async_tests import runs_in
+from tests.async_tests import runs_in, settled
 from tests.unit.control.raft.test_driver import CLIENT, LEADER, THREE, Peer, add_one, running, simulate
 
+from ebla.raft.driver_policy import APPEND_HOLD_MS, LATE_HOLDS_MAX, ROUNDS_TO_RANK
 from ebla.raft.events import Campaign
-from ebla.raft.held_appends import APPEND_HOLD_MS, LATE_HOLDS_MAX, ROUNDS_TO_RANK
 from ebla.raft.membership import MemberChange, MemberChangeKind, MembershipChange, encode_change
 from ebla.raft.messages import (
     Append,
@@ -147,10 +147,10 @@ async def test_what_is_held_leaves_before_what_follows_it_whoever_is_chosen_by_t
         await show_who_is_quick(peer)
         first = peer.server.core.last_index + 1
         peer.server.propose(add_one(101), EntryKind.COMMAND)
-        await asyncio.sleep(0)
-        peer.server._held.reset_ranking()
+        await settled()
+        peer.server._policy.reset_ranking()
         peer.server.propose(add_one(102), EntryKind.COMMAND)
-        await asyncio.sleep(0)
+        await settled()
         sent = [one for one in peer.wire.sent(Append) if isinstance(one, Append) and one.to == PeerId(3)]
         assert [entry.index for one in sent for entry in one.entries] == [first, first + 1]
 
@@ -165,13 +165,13 @@ async def test_nothing_is_held_from_a_peer_that_waits(world: World, /, asks_by: 
         await lead_three(peer)
         await show_who_is_quick(peer)
         peer.server.propose(add_one(101), EntryKind.COMMAND)
-        await asyncio.sleep(0)
+        await settled()
         assert [to for to, _, _ in appends(peer)] == [LEADER]
         if asks_by == "reading":
             await peer.hear(ReadIndexRequest(PeerId(3), PeerId(1), b"a context"))
         else:
             peer.server.propose(add_one(102), EntryKind.COMMAND, PeerId(3))
-        await asyncio.sleep(0)
+        await settled()
         assert PeerId(3) in [to for to, _, _ in appends(peer)]
 
     await running(peer, THREE, work)
