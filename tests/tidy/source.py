@@ -52,10 +52,14 @@ class Source:
 
 @cache
 def all_files() -> tuple[Source, ...]:
+    return read_files(ROOT)
+
+
+def read_files(root: Path) -> tuple[Source, ...]:
     """Every text file under version control, and those not yet added that are not ignored either."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode()
-    found = (_read(path) for path in sorted(set(listed.split("\0"))) if path)
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True).stdout.decode()
+    found = (_read(root, path) for path in sorted(set(listed.split("\0"))) if path)
     return tuple(source for source in found if source is not None)
 
 
@@ -71,10 +75,10 @@ def pure_files() -> tuple[Source, ...]:
     return tuple(source for source in all_files() if source.is_pure)
 
 
-def _read(path: str) -> Source | None:
+def _read(root: Path, path: str) -> Source | None:
     """None for what is deleted and not yet committed so, and for what is no text."""
     try:
-        return Source(path, (ROOT / path).read_text(encoding="utf-8"))
+        return Source(path, (root / path).read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
         return None
 

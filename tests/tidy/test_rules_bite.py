@@ -4,7 +4,19 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.tidy.rules import calls, dead_modules, documents, imports, labels, lengths, names, order, words
+from tests.tidy.rules import (
+    calls,
+    dead_modules,
+    dead_names,
+    documents,
+    imports,
+    labels,
+    lengths,
+    names,
+    order,
+    structs,
+    words,
+)
 from tests.tidy.source import Source
 
 PURE = "src/ebla/raft/sample.py"
@@ -105,6 +117,72 @@ def test_hidden_imports() -> None:
             from os import path
     """
     assert lines_of(imports.hidden_imports, sample(text)) == [6, 7]
+
+
+def test_an_import_inside_a_function_with_its_reason_is_fine() -> None:
+    text = """\
+        def f():
+            import pyspark  # only the driver has it
+            # Loading numpy takes longer than the command itself.
+            import numpy
+            from numpy import random
+    """
+    assert lines_of(imports.hidden_imports, sample(text)) == []
+
+
+def test_imports_by_string() -> None:
+    text = "import importlib\nimportlib.import_module('a.b')\nimportlib.import_module(f'a.{name}')\n"
+    assert lines_of(imports.imports_by_string, sample(text)) == [2]
+
+
+def test_repeated_classes() -> None:
+    first, second = sample("class Plan: ...\nclass _Own: ..."), sample("class Plan: ...\nclass _Own: ...", PURE)
+    assert "Plan is also in" in names.repeated_classes([first, second])[0]
+    assert len(names.repeated_classes([first, second])) == 1
+    assert names.repeated_classes([first, sample("class Plan: ...", "tests/sample.py")]) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "is_wrong"),
+    [
+        ("import msgspec\nclass A(msgspec.Struct):", True),
+        ("from msgspec import Struct\nclass A(Struct, frozen=True):", True),
+        ("from msgspec import Struct\nclass A(Struct, kw_only=True):", False),
+        ("from dataclasses import dataclass\n@dataclass\nclass A:", True),
+        ("from dataclasses import dataclass\n@dataclass(slots=True, kw_only=True)\nclass A:", False),
+        ("from msgspec import Struct\nclass Base(Struct):\n    z: int\nclass A(Base):", True),
+        ("class A:", False),
+    ],
+)
+def test_positional_structs(head: str, is_wrong: bool) -> None:
+    four = "\n    a: int\n    b: int\n    c: int\n    d: int = 4\n"
+    assert bool(structs.positional_structs([sample(head + four)])) is is_wrong
+
+
+def test_three_fields_may_be_positional() -> None:
+    text = "from msgspec import Struct\nclass A(Struct):\n    a: int\n    b: int\n    c: int\n"
+    assert structs.positional_structs([sample(text)]) == []
+
+
+def test_dead_names() -> None:
+    code = """\
+        LIMIT = 3
+        UNUSED = 4
+        def used(): return LIMIT
+        def recursive(): return recursive()
+        @app.command()
+        def registered(): ...
+        class Loose: ...
+    """
+    user = sample("from ebla.control.sample import used\nused()\n", "src/ebla/control/other.py")
+    test = sample("UNUSED, recursive, Loose", "tests/unit/test_sample.py")
+    sources = [sample(code), user, test]
+    found = dead_names.dead_names(sources, {})
+    assert [one.rpartition(" ")[2] for one in found] == ["UNUSED", "recursive", "Loose"]
+    awaited = {"ebla.control.sample.UNUSED": "a reason", "ebla.control.sample.used": "another"}
+    with_table = "\n".join(dead_names.dead_names(sources, awaited))
+    assert "ebla.control.sample.used is used" in with_table
+    assert "UNUSED" not in with_table
 
 
 @pytest.mark.parametrize(

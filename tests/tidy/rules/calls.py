@@ -13,6 +13,7 @@ OUTSIDE_THE_PORTS = (
 
 OUTSIDE_ALLOWED: Mapping[str, tuple[str, str]] = {
     "src/ebla/runtime/": ("", "real clocks and real chance are what it is for"),
+    "src/ebla/bulk/workers/fork_server.py": ("time.monotonic", "a worker process has real time; none is simulated"),
     "src/ebla/cli/": ("", "a command talks to a person, in the person's time; nothing simulates it"),
     "src/ebla/source/": ("", "it runs in the driver and the tasks of a user's Spark; nothing simulates those"),
     "src/ebla/transfers/spark_worker.py": ("", "tasks run in Spark's own processes, which no seed can replay"),

@@ -18,8 +18,8 @@ AWAITED: Mapping[str, str] = {
 
 
 def dead_modules(sources: Sequence[Source], awaited: Mapping[str, str] = AWAITED) -> list[str]:
-    """Entry points are the `__main__` modules, and those with a main guard that some other file tells to run by
-    `-m`, or that a command becomes. All else must be reached from one, or from a module that is awaited."""
+    """Entry points are the `__main__` modules, and modules with a main guard that another file names to run them: by
+    `-m`, or as a string. All else must be reached from one, or from a module that is awaited."""
     product = {source.module: source for source in sources if source.is_product}
     entries = [name for name in product if _is_entry(product[name], sources)]
     reached = _reach(entries, product)
@@ -37,8 +37,8 @@ def _is_entry(source: Source, sources: Iterable[Source]) -> bool:
         return True
     if 'if __name__ == "__main__":' not in source.text:
         return False
-    told = (f"-m {source.module}", f'become("{source.module}"')
-    return any(one in other.text for other in sources if other.path != source.path for one in told)
+    ways = (f"-m {source.module}", f'"{source.module}"')
+    return any(one in other.text for other in sources if other.path != source.path for one in ways)
 
 
 def _is_bare_package(source: Source) -> bool:

@@ -26,18 +26,46 @@ def impure_imports(sources: Iterable[Source]) -> list[str]:
 
 
 def hidden_imports(sources: Iterable[Source]) -> list[str]:
-    """An import inside a function hides a dependency from the reader and from the import contracts, and fails when
-    the function first runs instead of at start."""
+    """An import inside a function hides a dependency from the reader, and fails when the function first runs instead of
+    at start. Where one is needed (start-up time, an optional package), a comment beside or above it says why."""
     complaints = []
     for source in sources:
-        lines = {
+        lines = source.text.splitlines()
+        found = {
             node.lineno
             for _, function in functions(source)
             for node in ast.walk(function)
             if isinstance(node, ast.Import | ast.ImportFrom)
         }
-        complaints += [source.complaint(line, "an import inside a function") for line in sorted(lines)]
+        bare = sorted(line for line in found if not _has_reason(lines, line))
+        complaints += [source.complaint(line, "an import inside a function, without a reason") for line in bare]
     return complaints
+
+
+def imports_by_string(sources: Iterable[Source]) -> list[str]:
+    """Type checkers, editors and the import contracts cannot see `import_module("a.b")`. Write `from a import b` inside
+    the function, with the reason. A name that is computed is something else."""
+    complaints = []
+    for source in sources:
+        if source.is_product:
+            complaints += [
+                source.complaint(node.lineno, f"imports {node.args[0].value!r} by a string")
+                for node in ast.walk(source.tree)
+                if isinstance(node, ast.Call)
+                and ast.unparse(node.func).endswith("import_module")
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ]
+    return complaints
+
+
+def _has_reason(lines: list[str], number: int) -> bool:
+    """A comment in that line or in the one above; imports that follow one another share it."""
+    line = lines[number - 1]
+    above = lines[number - 2].strip() if number > 1 else ""
+    if "#" in line or above.startswith("#"):
+        return True
+    return above.startswith(("import ", "from ")) and _has_reason(lines, number - 1)
 
 
 def _imports(source: Source) -> Iterator[tuple[int, str]]:
@@ -51,4 +79,5 @@ def _imports(source: Source) -> Iterator[tuple[int, str]]:
 
 
 RULES = (impure_imports, hidden_imports)
-"""For every Python file."""
+AWAITED = (imports_by_string,)
+"""For every Python file; `AWAITED` ones are switched on once the tree keeps them, and counted until then."""

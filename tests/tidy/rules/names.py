@@ -1,8 +1,4 @@
-"""Names that say nothing.
-
-A module called for what it is not (not the rest) collects the rest, and a class that manages or handles could do
-anything. The right name says what the thing knows or decides.
-"""
+"""Names that say nothing, or mean two things."""
 
 import ast
 import re
@@ -15,7 +11,8 @@ BANNED_WORDS = ("util", "utils", "helper", "helpers", "common", "manager", "mana
 
 
 def empty_names(sources: Iterable[Source]) -> list[str]:
-    """Of modules, packages and classes."""
+    """A module called `utils` collects what fits nowhere else, and a class that manages or handles could do anything.
+    The right name says what the thing knows or decides."""
     complaints = []
     for source in sources:
         named = [(1, part) for part in PurePosixPath(source.path).with_suffix("").parts]
@@ -24,10 +21,26 @@ def empty_names(sources: Iterable[Source]) -> list[str]:
     return complaints
 
 
+def repeated_classes(sources: Iterable[Source]) -> list[str]:
+    """A public class name that exists in two modules of the product makes every search, import and conversation
+    ambiguous. Choose a more specific name."""
+    places: dict[str, list[str]] = {}
+    for source in sources:
+        if source.is_product:
+            for node in source.tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(source.complaint(node.lineno, node.name))
+    return [
+        f"{first} is also in {', '.join(others)}"
+        for first, *others in (sorted(found) for _, found in sorted(places.items()))
+        if others
+    ]
+
+
 def _says_nothing(name: str) -> bool:
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
     return any(word.lower() in BANNED_WORDS for word in words)
 
 
-RULES = (empty_names,)
+RULES = (empty_names, repeated_classes)
 """For every Python file."""
