@@ -1,19 +1,22 @@
 """Sessions and guards: the right of one operation to have side effects, and how it ends.
 
-A session is open while group 0 lists it. Whoever works for an operation carries its session id, a *frozen guard*,
-through every message; around each section that has effects the guard is *materialised*, which succeeds only while the
-session is open, and held until the effect is done. Closing is: delete the key, let every process see it, wait for the
-guards held. So an effect that comes late, from a repeated message or a task that was given up, meets a session that is
-gone, and is refused.
+A session is *open* while group 0 lists it, *closing* while it is no longer listed and a guard is still held, and then
+*closed*. It never opens again: an id is never reused. Every message of an operation carries the session id as a *frozen
+guard*. Before a side effect the guard is *materialised*, which succeeds only while the session is open, and it is held
+until the effect is done. To close a session: delete the key, wait until every process has seen the deletion, wait until
+no guard is held. A late effect, from a repeated message or an abandoned task, then finds no session and is refused.
 
-`SessionStateMachine` is one process's view of that: it follows the snapshots it is fed, counts guards, and says what
-drained.
+A stage's session opens with the commit that enters the stage and closes with the one that leaves it; a request's
+session spans its streaming; a bulk job's session ends with the job or at its deadline, which the leader enforces,
+because the job's owner is outside the cluster and may vanish.
+
+`SessionStateMachine` is one process's view of this: it follows the snapshots, counts guards, and reports when the
+closing sessions are drained.
 """
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import msgspec
 
@@ -24,111 +27,28 @@ from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
 
 
-class SessionOpenCause(enum.StrEnum):
-    ENTERING_STAGE = "entering_stage"
-    """The commit by which a tablet enters a stage with side effects; each such stage has a session of its own."""
-    STARTING_REQUEST = "starting_request"
-    """The commit by which a node operation begins to stream."""
-    SUBMITTING_JOB = "submitting_job"
-
-
-class SessionCloseCause(enum.StrEnum):
-    LEAVING_STAGE = "leaving_stage"
-    ENDING_REQUEST = "ending_request"
-    """The commit by which streaming ends, well or not."""
-    ENDING_JOB = "ending_job"
-    """Committed, cancelled, or past its deadline, which the leader enforces."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRule:
-    opened: SessionOpenCause
-    closed: SessionCloseCause
-    names_tablet: bool
-    has_deadline: bool
-    """A bulk job's owner is outside the cluster and may vanish; stages and requests are the coordinator's."""
-    survives_retry: bool
-    """Whether a second attempt at the same thing runs under the same session."""
-
-
-SESSION_RULES: Mapping[SessionKind, SessionRule] = MappingProxyType(
-    {
-        SessionKind.STAGE: SessionRule(
-            opened=SessionOpenCause.ENTERING_STAGE,
-            closed=SessionCloseCause.LEAVING_STAGE,
-            names_tablet=True,
-            has_deadline=False,
-            survives_retry=True,
-        ),
-        SessionKind.REQUEST: SessionRule(
-            opened=SessionOpenCause.STARTING_REQUEST,
-            closed=SessionCloseCause.ENDING_REQUEST,
-            names_tablet=False,
-            has_deadline=False,
-            survives_retry=True,
-        ),
-        SessionKind.BULK_JOB: SessionRule(
-            opened=SessionOpenCause.SUBMITTING_JOB,
-            closed=SessionCloseCause.ENDING_JOB,
-            names_tablet=False,
-            has_deadline=True,
-            survives_retry=False,
-        ),
-    }
-)
-
-
-class SessionPhase(enum.StrEnum):
-    NOT_OPENED = "not_opened"
-    OPEN = "open"
-    CLOSING = "closing"
-    """No longer listed; guards may be held."""
-    CLOSED = "closed"
-
-
-class SessionEvent(enum.StrEnum):
-    LISTED = "listed"
-    UNLISTED = "unlisted"
-    DRAINED = "drained"
-    """No guard is held."""
-
-
-PHASES: Mapping[tuple[SessionPhase, SessionEvent], SessionPhase] = MappingProxyType(
-    {
-        (SessionPhase.NOT_OPENED, SessionEvent.LISTED): SessionPhase.OPEN,
-        (SessionPhase.OPEN, SessionEvent.LISTED): SessionPhase.OPEN,
-        (SessionPhase.OPEN, SessionEvent.DRAINED): SessionPhase.OPEN,
-        (SessionPhase.OPEN, SessionEvent.UNLISTED): SessionPhase.CLOSING,
-        (SessionPhase.CLOSING, SessionEvent.UNLISTED): SessionPhase.CLOSING,
-        (SessionPhase.CLOSING, SessionEvent.DRAINED): SessionPhase.CLOSED,
-    }
-)
-"""One way only: nothing leads from closing or closed back to open, since an id is never used again. What is not here
-cannot happen."""
-
-
 class FrozenGuard(msgspec.Struct, frozen=True, tag="frozen_guard", array_like=True):
-    """A permit as it travels: it names the session and proves nothing by itself."""
+    """A guard on the wire: it names the session, and proves nothing until it is materialised."""
 
     session: SessionId
 
 
 class GuardRefusal(enum.StrEnum):
     NO_BARRIER = "no_barrier"
-    """No read barrier since the request came: the list this process has may be outdated, in either direction."""
+    """No read barrier since the request arrived: this process may not have seen the session open, or close."""
     BEHIND_BARRIER = "behind_barrier"
-    """The feed has not reached the revision of the barrier yet; wait for it."""
+    """The feed has not reached the barrier's revision yet; wait for it."""
     NOT_LISTED = "not_listed"
     """Closed, or never opened."""
     PAST_DEADLINE = "past_deadline"
-    """A bulk job's time is over, and the leader is about to close its session."""
+    """The bulk job's deadline has passed, and the leader is about to close its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierProof:
-    """What the asker brings: the revision its read barrier returned, and the wall time for deadlines.
+    """The revision that the caller's read barrier returned, and the wall time for deadlines.
 
-    None: the barrier was not done, or found no quorum.
+    None: there was no read barrier, or it found no quorum.
     """
 
     revision: Revision | None
@@ -137,38 +57,32 @@ class BarrierProof:
 
 @dataclass(frozen=True, slots=True)
 class SessionStateMachine:
-    """What one process knows. Immutable: each step gives a new book."""
+    """The sessions and guards of one process. Immutable: each step returns a new one."""
 
     applied: Revision
-    """How far the feed has come."""
+    """The revision that the feed has reached."""
     listed: FrozenMap[SessionId, Session] = field(default_factory=FrozenMap)
     guards: FrozenMap[SessionId, int] = field(default_factory=FrozenMap)
-    """Held, by session, open or closing; never zero."""
-
-    def phase(self, session: SessionId) -> SessionPhase:
-        """Not opened yet counts as closed: nobody may act under it, and a process that came late cannot tell."""
-        if session in self.listed:
-            return SessionPhase.OPEN
-        return SessionPhase.CLOSING if session in self.guards else SessionPhase.CLOSED
+    """How many guards are held, by open or closing session; never zero."""
 
     def followed(self, snapshot: Snapshot, applied: Revision) -> "SessionStateMachine":
-        """The book after the feed delivered this snapshot."""
+        """The state after the feed delivered this snapshot."""
         assert applied.history != self.applied.history or applied.index >= self.applied.index
         for session in self.closing():
             assert session not in snapshot.sessions, "a session that was closed is never opened again"
         return replace(self, listed=snapshot.sessions, applied=applied)
 
     def closing(self) -> Iterator[SessionId]:
-        """What a barrier waits for: sessions no longer listed that still have guards."""
+        """The sessions that a barrier waits for: no longer listed, with guards still held."""
         return (session for session in sorted(self.guards) if session not in self.listed)
 
     @property
     def is_drained(self) -> bool:
-        """No effect of a session that is not listed can still happen here."""
+        """Whether no effect of an unlisted session can still happen in this process."""
         return next(self.closing(), None) is None
 
     def refusal(self, guard: FrozenGuard, proof: BarrierProof) -> GuardRefusal | None:
-        """Why this guard must not be materialised now; None: it may."""
+        """Why this guard must not be materialised now; None if it may."""
         if proof.revision is None:
             return GuardRefusal.NO_BARRIER
         if not _reached(self.applied, proof.revision):
@@ -181,7 +95,7 @@ class SessionStateMachine:
         return None
 
     def entered(self, guard: FrozenGuard, proof: BarrierProof) -> "SessionStateMachine":
-        """The book with one more guard held."""
+        """The state with one more guard held."""
         assert self.refusal(guard, proof) is None
         return replace(self, guards=self.guards.put(guard.session, self.guards.get(guard.session, 0) + 1))
 
@@ -191,14 +105,14 @@ class SessionStateMachine:
         return replace(self, guards=remaining)
 
 
-def _reached(applied: Revision, wanted: Revision) -> bool:
-    """Another history is another line of events: the feed has to change over to it first."""
-    return applied.history == wanted.history and applied.index >= wanted.index
+def _reached(applied: Revision, required: Revision) -> bool:
+    """Revisions of different histories do not compare: the feed has to switch to the other history first."""
+    return applied.history == required.history and applied.index >= required.index
 
 
 def sessions_to_close(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
-    """Bulk jobs whose session the leader must close now: their time is up, or their table was dropped by a step that
-    was decided before they opened and committed after it."""
+    """Bulk jobs whose session the leader must close now: their deadline has passed, or their table was dropped by a
+    step that was decided before the session opened and committed after it."""
     overdue = overdue_sessions(snapshot, now_ms)
     return tuple(each for each in sorted(snapshot.sessions) if each in overdue or _lost_its_table(snapshot, each))
 
@@ -209,6 +123,6 @@ def _lost_its_table(snapshot: Snapshot, session: SessionId) -> bool:
 
 
 def overdue_sessions(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
-    """Bulk jobs whose session the leader must close now, by id."""
+    """Bulk jobs past their deadline, by id."""
     sessions = (snapshot.sessions[each] for each in sorted(snapshot.sessions))
     return tuple(each.id for each in sessions if each.deadline_ms is not None and now_ms >= each.deadline_ms)

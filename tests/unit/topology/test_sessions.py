@@ -12,13 +12,9 @@ from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import DropTable, OpenBulkSession
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.sessions import (
-    PHASES,
-    SESSION_RULES,
     BarrierProof,
     FrozenGuard,
     GuardRefusal,
-    SessionEvent,
-    SessionPhase,
     SessionStateMachine,
     overdue_sessions,
     sessions_to_close,
@@ -47,43 +43,17 @@ def book(*sessions: Session, index: int = 10) -> SessionStateMachine:
 PROOF = BarrierProof(at(10), now_ms=0)
 
 
-def test_every_kind_has_a_rule() -> None:
-    assert SESSION_RULES.keys() == set(SessionKind)
-    assert [kind for kind, rule in SESSION_RULES.items() if rule.has_deadline] == [SessionKind.BULK_JOB]
-    assert [kind for kind, rule in SESSION_RULES.items() if rule.names_tablet] == [SessionKind.STAGE]
-
-
-def test_a_session_only_goes_forward() -> None:
-    order = list(SessionPhase)
-    for (before, _), after in PHASES.items():
-        assert order.index(before) <= order.index(after)
-    reached = {SessionPhase.NOT_OPENED} | set(PHASES.values())
-    assert reached == set(SessionPhase)
-    assert {event for _, event in PHASES} == set(SessionEvent)
-    assert not [phase for phase, _ in PHASES if phase is SessionPhase.CLOSED]
-
-
-def test_the_book_goes_through_the_phases_of_the_table() -> None:
-    now = book(STAGE)
-    assert now.phase(STAGE.id) is PHASES[SessionPhase.NOT_OPENED, SessionEvent.LISTED]
-    now = now.entered(GUARD, PROOF)
-    now = now.followed(listing(STAGE), at(11))
-    assert now.phase(STAGE.id) is PHASES[SessionPhase.OPEN, SessionEvent.LISTED]
-    now = now.released(GUARD)
-    assert now.phase(STAGE.id) is PHASES[SessionPhase.OPEN, SessionEvent.DRAINED]
-    now = now.entered(GUARD, PROOF).followed(listing(), at(12))
-    assert now.phase(STAGE.id) is PHASES[SessionPhase.OPEN, SessionEvent.UNLISTED]
-    now = now.followed(listing(), at(13))
-    assert now.phase(STAGE.id) is PHASES[SessionPhase.CLOSING, SessionEvent.UNLISTED]
+def test_a_session_is_drained_when_it_is_unlisted_and_its_last_guard_is_released() -> None:
+    now = book(STAGE).entered(GUARD, PROOF).followed(listing(STAGE), at(11))
+    assert now.is_drained, "a listed session is not closing, whatever guards it has"
+    now = now.followed(listing(), at(12)).followed(listing(), at(13))
+    assert list(now.closing()) == [STAGE.id]
     assert not now.is_drained
-    now = now.released(GUARD)
-    assert now.phase(STAGE.id) is PHASES[SessionPhase.CLOSING, SessionEvent.DRAINED]
-    assert now.is_drained
+    assert now.released(GUARD).is_drained
 
 
 def test_a_session_without_guards_is_closed_as_soon_as_it_is_seen_to_be_gone() -> None:
     now = book(STAGE).followed(listing(), at(11))
-    assert now.phase(STAGE.id) is SessionPhase.CLOSED
     assert now.is_drained
 
 
@@ -125,7 +95,6 @@ def test_a_barrier_waits_for_every_guard_of_closing_sessions_and_for_no_other() 
     assert not now.is_drained
     now = now.released(GUARD)
     assert now.is_drained
-    assert now.phase(JOB.id) is SessionPhase.OPEN
 
 
 def test_a_closed_session_is_never_opened_again() -> None:

@@ -6,7 +6,6 @@ stage behind or ahead, and what it sends to the leaving or the pending replica m
 decides by its own view which of its two shards to read and which to write.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,23 +82,6 @@ class TabletSharder:
                 return (new, old)
             case Selector.NEXT:
                 return (new,)
-
-
-@dataclass(frozen=True, slots=True)
-class FollowingSharder:
-    """Answers by the newest version at each call, for long work that must not hold an old one back.
-
-    Barriers do not wait for its users, and an answer may be outdated at the next await: whoever acts on one needs a
-    guard around the effect.
-    """
-
-    newest: Callable[[], Sharder]
-
-    def shard_for_reads(self, token: int) -> ShardNumber:
-        return self.newest().shard_for_reads(token)
-
-    def shards_for_writes(self, token: int) -> tuple[ShardNumber, ...]:
-        return self.newest().shards_for_writes(token)
 
 
 def sharder_for(snapshot: Snapshot, table: TableId, host: HostId) -> Sharder:

@@ -6,8 +6,6 @@ from tests.unit.topology.small_cluster import TABLE, cluster, host, node, one_ta
 
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, advance
 from ebla.topology.routing.sharder import (
-    FollowingSharder,
-    Sharder,
     StaticSharder,
     TabletSharder,
     has_replica,
@@ -109,18 +107,6 @@ def test_who_has_a_replica_does_not_follow_the_stage(stage: TabletStage) -> None
     assert has_replica(tablets, 0, ELSEWHERE_ON_A)
     assert not has_replica(tablets, 0, replica(1, 2))
     assert not has_replica(one_tablet(*OLD), 0, ELSEWHERE_ON_A)
-
-
-def test_the_sharder_of_a_version_stays_and_the_following_one_moves_on() -> None:
-    nodes = [node(number) for number in range(1, 4)]
-    now = cluster(*nodes, tablets=one_tablet(*OLD))
-    later = cluster(*nodes, tablets=one_tablet(ELSEWHERE_ON_A, B, C))
-    newest: list[Sharder] = [sharder_for(now, TABLE, host(1))]
-    bound = sharder_for(now, TABLE, host(1))
-    following = FollowingSharder(lambda: newest[-1])
-    newest.append(sharder_for(later, TABLE, host(1)))
-    assert (bound.shard_for_reads(5), bound.shards_for_writes(5)) == (1, (1,))
-    assert (following.shard_for_reads(5), following.shards_for_writes(5)) == (3, (3,))
 
 
 def test_a_table_on_vnodes_is_sharded_by_the_nodes_own_numbers() -> None:
