@@ -37,8 +37,7 @@ from ebla.bulk.open_puts import OpenPuts
 from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.bulk.workers.layer_builder import LayerBuildPool
-from ebla.bulk.workers.scan_pool import ScanWorkerPool
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.model.cql_types import parse_type
 from ebla.model.identity import (
     Address,
@@ -110,7 +109,7 @@ class BenchPlane:
             folder=str(folder / "staging"),
             machine="machine",
             isolation=FileIsolation(),
-            building=LayerBuildPool(),
+            building=BulkWorkers(),
             limits=TransferLimits(),
             report=discard_event,
         )
@@ -167,17 +166,16 @@ def listed(folder: Path) -> tuple[CheckpointPart, ...]:
 
 
 async def serve(folder: Path) -> None:
-    scans = ScanWorkerPool()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(scans.run())
-        certificate = TlsFolder(folder.parent / "tls").node_certificate()
-        server = FlightServer(BenchPlane(folder), scans, FlightLimits(), discard_event)
-        identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
-        address = server.listen(Address("127.0.0.1", 0), identity)
-        print(address.port, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-        await server.close()
-        raise SystemExit(0)
+    workers = BulkWorkers()
+    certificate = TlsFolder(folder.parent / "tls").node_certificate()
+    server = FlightServer(BenchPlane(folder), workers, FlightLimits(), discard_event)
+    identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
+    address = server.listen(Address("127.0.0.1", 0), identity)
+    print(address.port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.close()
+    await workers.close()
+    raise SystemExit(0)
 
 
 @contextmanager

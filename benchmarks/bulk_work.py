@@ -2,8 +2,8 @@
 
 import psutil
 
-READY = "ebla.bulk.workers.build_worker"
-"""The process that is ready for builds, which its forks do: it stays when there is none."""
+READY = "ebla.bulk.workers.worker_process"
+"""The fork server of the workers. It stays while there is no work; its forks do the work."""
 
 
 def is_busy(bulk: psutil.Process) -> bool:

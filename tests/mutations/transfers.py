@@ -325,8 +325,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-guards-of-bulk-not-told",
-        module="ebla.bulk.session_follower",
-        function="SessionFollower.report_of",
+        module="ebla.bulk.bulk_process",
+        function="BulkProcess._child_report",
         find="closing_sessions=self.guards.closing",
         replace="closing_sessions=()",
         check=PytestCheck("tests/unit/bulk/test_bulk_process.py"),

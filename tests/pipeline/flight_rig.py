@@ -20,7 +20,7 @@ from tests.unit.storage.random_rows import MIXED
 from ebla.bulk.flight_server import FlightCertificate, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
-from ebla.bulk.workers.scan_messages import ScanJob
+from ebla.bulk.workers.messages import ScanJob
 from ebla.model.errors import Corruption, Stale
 from ebla.model.identity import (
     Address,

@@ -1,22 +1,21 @@
-"""The bulk process of a node: one, long-lived, niced. It keeps in touch with its control, is a part of every barrier,
-folds for the shards, and holds the checkpoints and the staging of transfers."""
+"""The bulk process of a node: one, long-lived, at low priority. It sends heartbeats to its control process, takes part
+in every barrier, runs compactions for the shards, and holds the checkpoints and the staging of transfers."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebla.bulk.bulk_transfers import BulkTransfers, TransferConfig
 from ebla.bulk.compaction_service import CompactionRunner, CompactionService, CompactionServiceLimits
-from ebla.bulk.session_follower import SessionFollower
 from ebla.feed.session_guards import SessionGuards
 from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
-from ebla.feed.topology_view import TopologyView
+from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address
 from ebla.observe.event_reporter import EventReporter
 from ebla.observe.metrics import Metrics
 from ebla.ports.environment import Environment
 from ebla.ports.transport import Listener
+from ebla.wire.feed_messages import ChildReport
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
@@ -28,120 +27,141 @@ from ebla.wire.verbs import CHILD_BEAT, COMPACT, IDENTITY, METRICS, ChildBeatReq
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkConfig:
     introduction: Introduction
-    """Its process name is the one its control knows it by."""
+    """Its control process knows it by the process name in it."""
     address: Address
     """For the shards of the node: a Unix socket."""
     control_address: Address
     heartbeat_ms: int
-    desk: CompactionServiceLimits
+    compactions: CompactionServiceLimits
     wire: WireLimits
     report: EventReporter
     pid: int
     transfers: TransferConfig | None = None
-    """None: it only folds."""
+    """None: it only runs compactions."""
 
 
 BARRIER_MS = 5_000
-"""For a read barrier of group 0, asked of control before a guard is entered, where no limits of transfers say it."""
+"""For a read barrier of group 0 before a guard is entered, where there are no limits of transfers."""
 
 
 class BulkProcess:
-    def __init__(self, environment: Environment, setup: BulkConfig, folding: CompactionRunner) -> None:
+    """Follows the topology, with no replicas to prepare. It takes part in every barrier all the same: part of an
+    operation that is over may still run here under a guard, and the barrier waits until the guard is released."""
+
+    def __init__(self, environment: Environment, config: BulkConfig, compactions: CompactionRunner) -> None:
         self._environment = environment
-        self._setup = setup
-        self._folding = folding
+        self._config = config
+        self._compactions = compactions
         self.view = TopologyView()
-        self.sessions = SessionFollower(setup.introduction.process, setup.pid, self.view)
+        self.guards: SessionGuards | None = None
+        """Set before the first version is installed."""
         self.transfers: BulkTransfers | None = None
-        """Once it runs, where it has any."""
+        """Set once it runs, if it has any."""
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where the address is taken."""
-        setup, environment = self._setup, self._environment
+        config, environment = self._config, self._environment
         async with asyncio.TaskGroup() as tasks:
             context = PeersContext(
                 transport=environment.transport,
                 rng=environment.rng,
-                introduction=setup.introduction,
-                limits=setup.wire,
-                report=setup.report,
+                introduction=config.introduction,
+                limits=config.wire,
+                report=config.report,
             )
             control = Peers(tasks, context)
-            control.set_address(setup.introduction.host, setup.control_address)
-            follower = self._following(control)
-            barrier_ms = BARRIER_MS if setup.transfers is None else setup.transfers.limits.barrier_ms
-            guards = self.sessions.guards = SessionGuards(self.view, follower, environment.clock, barrier_ms)
-            tasks.create_task(self._keep_in_touch(control))
+            control.set_address(config.introduction.host, config.control_address)
+            follower = self._follower(control)
+            barrier_ms = BARRIER_MS if config.transfers is None else config.transfers.limits.barrier_ms
+            guards = self.guards = SessionGuards(self.view, follower, environment.clock, barrier_ms)
+            tasks.create_task(self._send_heartbeats(control))
             tasks.create_task(follower.run())
-            local = Server(tasks, setup.introduction, setup.wire, setup.report)
-            local.serve(COMPACT, CompactionService(self._folding, setup.desk, setup.report).serve)
-            doors = [(setup.address, local)]
-            if setup.transfers is not None:
-                peers = Server(tasks, setup.introduction, setup.wire, setup.report)
-                doors.append((setup.transfers.peers_address, peers))
-                await self._begin_transfers(tasks, context, setup.transfers, guards)
-            await self._listen(doors)
+            local = Server(tasks, config.introduction, config.wire, config.report)
+            local.serve(COMPACT, CompactionService(self._compactions, config.compactions, config.report).serve)
+            servers = {config.address: local}
+            if config.transfers is not None:
+                peers = Server(tasks, config.introduction, config.wire, config.report)
+                servers[config.transfers.peers_address] = peers
+                transfers = BulkTransfers(environment, config.transfers, self.view, guards, config.report)
+                await transfers.begin(tasks, context)
+                self.transfers = transfers
+                tasks.create_task(transfers.run())
+            await self._listen(servers)
 
-    async def _begin_transfers(
-        self, tasks: asyncio.TaskGroup, context: PeersContext, wanted: TransferConfig, guards: SessionGuards
-    ) -> None:
-        transfers = BulkTransfers(self._environment, wanted, self.view, guards, self._setup.report)
-        await transfers.begin(tasks, context)
-        self.sessions.on_installed = transfers.sessions_changed
-        self.transfers = transfers
-        tasks.create_task(transfers.run())
-
-    async def _listen(self, doors: Sequence[tuple[Address, Server]]) -> None:
+    async def _listen(self, servers: dict[Address, Server]) -> None:
         """Until cancelled."""
-        listening: list[Listener] = []
+        listeners: list[Listener] = []
         try:
-            for address, server in doors:
+            for address, server in servers.items():
                 server.serve(IDENTITY, self._identity)
                 server.serve(METRICS, self._metrics)
                 if self.transfers is not None:
                     self.transfers.attach(server)
-                listening.append(await self._environment.transport.listen(address, server.accept))
+                listeners.append(await self._environment.transport.listen(address, server.accept))
             await asyncio.Event().wait()
         finally:
-            for one in listening:
-                await one.close()
-            for _, server in doors:
+            for listener in listeners:
+                await listener.close()
+            for server in servers.values():
                 server.close("the bulk process stops")
 
-    def _following(self, control: Peers) -> TopologyFollower:
-        setup = self._setup
-        ours = setup.introduction
-        clock = self._environment.clock
-        following = TopologyFollowerConfig(
-            name=ours.process,
-            pid=setup.pid,
-            host=ours.host,
-            clock=clock,
-            report=setup.report,
-            poll_ms=setup.heartbeat_ms,
-        )
-        return TopologyFollower(control, following, self.view, self.sessions, self.sessions.report_of)
-
-    async def _keep_in_touch(self, control: Peers) -> None:
-        setup = self._setup
+    async def _send_heartbeats(self, control: Peers) -> None:
+        config = self._config
         while True:
-            beat = ChildBeatRequest(setup.introduction.process, setup.pid, serving=True)
+            beat = ChildBeatRequest(config.introduction.process, config.pid, serving=True)
             try:
-                await control.call(setup.introduction.host, CHILD_BEAT, beat, setup.heartbeat_ms)
+                await control.call(config.introduction.host, CHILD_BEAT, beat, config.heartbeat_ms)
             except EblaError:
-                pass  # control counts the silence
-            await asyncio.sleep(setup.heartbeat_ms / 1000)
+                pass  # the control process acts on the silence
+            await asyncio.sleep(config.heartbeat_ms / 1000)
+
+    # ---- the topology
+
+    def _follower(self, control: Peers) -> TopologyFollower:
+        config = self._config
+        follower = TopologyFollowerConfig(
+            name=config.introduction.process,
+            pid=config.pid,
+            host=config.introduction.host,
+            clock=self._environment.clock,
+            report=config.report,
+            poll_ms=config.heartbeat_ms,
+        )
+        return TopologyFollower(control, follower, self.view, self, self._child_report)
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        """Nothing: no file here belongs to a version."""
+
+    def on_view_installed(self, view: View) -> None:
+        assert self.guards is not None
+        self.guards.on_view_installed(view)
+        if self.transfers is not None:
+            self.transfers.sessions_changed()
+
+    def _child_report(self, view: View) -> ChildReport:
+        assert self.guards is not None, "only an installed version is reported"
+        return ChildReport(
+            name=self._config.introduction.process,
+            pid=self._config.pid,
+            version=view.version,
+            fence=view.fence,
+            oldest_running=self.view.versions.oldest(view.version),
+            pending_replicas_open=True,
+            closing_sessions=self.guards.closing,
+        )
+
+    # ---- verbs of every process
 
     def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
-        wanted = self._setup.transfers
-        return collect_metrics(Metrics() if wanted is None else wanted.metrics)
+        transfers = self._config.transfers
+        return collect_metrics(Metrics() if transfers is None else transfers.metrics)
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
-        ours = self._setup.introduction
+        introduction = self._config.introduction
         return IdentityAnswer(
-            host=ours.host,
-            cluster=ours.cluster,
-            cluster_name=ours.cluster_name,
-            process=ours.process,
-            pid=self._setup.pid,
+            host=introduction.host,
+            cluster=introduction.cluster,
+            cluster_name=introduction.cluster_name,
+            process=introduction.process,
+            pid=self._config.pid,
         )

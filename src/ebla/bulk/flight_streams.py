@@ -18,7 +18,7 @@ from ebla.bulk.loop_bridge import LoopBridge
 from ebla.bulk.multi_file_put import MultiFilePut, PutReader, PutWriter, encode_answer, next_chunk, split_put
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource, StreamService
 from ebla.bulk.tickets import is_read_ticket
-from ebla.bulk.workers.scan_messages import ScanJob
+from ebla.bulk.workers.messages import ScanJob
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,

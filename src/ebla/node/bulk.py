@@ -1,5 +1,5 @@
-"""The bulk process: folds, layers of staged rows and scans in processes of their own, streams over Flight, all of it at
-low priority."""
+"""The bulk process: compactions, layer builds and scans in worker processes, and streams over Flight, all at low
+priority."""
 
 import asyncio
 import os
@@ -15,9 +15,7 @@ from ebla.bulk.flight_server import FlightCertificate, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.stream_service import StreamService
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.bulk.workers.compaction_runner import CompactionProcesses
-from ebla.bulk.workers.layer_builder import LayerBuildPool
-from ebla.bulk.workers.scan_pool import ScanWorkerPool
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.model.identity import Address
 from ebla.node.process import (
     child_parser,
@@ -76,7 +74,8 @@ async def _run(options: NodeOptions, identity: NodeIdentity, report: EventReport
     folder = DataFolder(options.folder)
     on_signal(signal.SIGHUP, lambda: reload_tls((tls, front), report))
     tls = NodeTls(TlsFolder(folder.tls))
-    front = FlightService(options.flight_address, TlsFolder(folder.tls), report)
+    workers = BulkWorkers()
+    front = FlightService(options.flight_address, TlsFolder(folder.tls), workers, report)
     async with TcpTransport(tls, TransportLimits(), report) as transport:
         bulk = BulkProcess(
             Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(BULK_DISK), transport=transport),
@@ -87,18 +86,25 @@ async def _run(options: NodeOptions, identity: NodeIdentity, report: EventReport
                 address=Address(str(folder.bulk_socket)),
                 control_address=Address(str(folder.control_socket)),
                 heartbeat_ms=options.limits.child_heartbeat_ms,
-                desk=CompactionServiceLimits(folds_max=options.limits.folds_max, fold_ms=options.limits.fold_ms),
+                compactions=CompactionServiceLimits(
+                    compactions_max=options.limits.folds_max, compaction_ms=options.limits.fold_ms
+                ),
                 wire=WireLimits(),
                 report=report,
                 pid=os.getpid(),
-                transfers=_transfers(options, folder, front),
+                transfers=_transfers(options, folder, front, workers),
             ),
-            CompactionProcesses(),
+            workers,
         )
-        await run_until_stopped(bulk.run())
+        try:
+            await run_until_stopped(bulk.run())
+        finally:
+            await workers.close()
 
 
-def _transfers(options: NodeOptions, folder: DataFolder, front: "FlightService") -> TransferConfig:
+def _transfers(
+    options: NodeOptions, folder: DataFolder, front: "FlightService", workers: BulkWorkers
+) -> TransferConfig:
     return TransferConfig(
         staging_folder=str(folder.staging),
         checkpoints_folder=str(folder.checkpoints),
@@ -107,7 +113,7 @@ def _transfers(options: NodeOptions, folder: DataFolder, front: "FlightService")
         shard_address=lambda number: Address(str(folder.shard_socket(number))),
         machine=machine_id(),
         isolation=FileIsolation(),
-        building=LayerBuildPool(),
+        building=workers,
         fronts=(front.serve,),
         limits=TransferLimits(
             puts_max=options.limits.transfers_max,
@@ -119,28 +125,27 @@ def _transfers(options: NodeOptions, folder: DataFolder, front: "FlightService")
 
 
 class FlightService:
-    """`bulk.transfers.Front`: the Flight door and the workers that scan for it."""
+    """`bulk.bulk_transfers.StreamServer`: serves the streams over Flight."""
 
-    def __init__(self, address: Address, tls: TlsFolder, report: EventReporter) -> None:
+    def __init__(self, address: Address, tls: TlsFolder, workers: BulkWorkers, report: EventReporter) -> None:
         self._address = address
         self._tls = tls
+        self._workers = workers
         self._report = report
         self._server: FlightServer | None = None
 
     async def serve(self, stream_service: StreamService) -> None:
         """Until cancelled. Raises where the address is taken."""
-        scans = ScanWorkerPool()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(scans.run())
-            server = self._server = FlightServer(
-                stream_service, scans, FlightLimits(), self._report, partial(lower_thread_priority, STREAMS_NICENESS)
-            )
-            server.listen(self._address, self._identity())
-            await asyncio.to_thread(lower_session_priority, NICENESS)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await server.close()
+        lower_priority = partial(lower_thread_priority, STREAMS_NICENESS)
+        server = self._server = FlightServer(
+            stream_service, self._workers, FlightLimits(), self._report, lower_priority
+        )
+        server.listen(self._address, self._identity())
+        await asyncio.to_thread(lower_session_priority, NICENESS)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.close()
 
     def reload(self) -> None:
         if self._server is not None:

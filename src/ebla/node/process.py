@@ -40,7 +40,7 @@ WARNINGS = (
     "cql.client_too_slow",
     "cql.connection_refused",
     "cql.request_broke",
-    "fold.failed",
+    "compaction.failed",
     "join.token_refused",
     "liveness.peer_down",
     "node.gave_up",

@@ -18,7 +18,8 @@ from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.staged_rows import StagedRows
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
 from ebla.bulk.tickets import Grant, GrantKind, TicketSigner
-from ebla.bulk.workers.scan_pool import ScanPoolLimits, ScanWorkerPool
+from ebla.bulk.workers.bulk_workers import BulkWorkers, WorkerLimits
+from ebla.bulk.workers.pool import PoolLimits
 from ebla.model.errors import Refused, Stale
 from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
@@ -175,11 +176,11 @@ class RigPlane:
 
 
 class FlightRig:
-    def __init__(self, folder: Path, stream_service: RigPlane, server: FlightServer, scans: ScanWorkerPool) -> None:
+    def __init__(self, folder: Path, stream_service: RigPlane, server: FlightServer, workers: BulkWorkers) -> None:
         self.folder = folder
         self.stream_service = stream_service
         self.server = server
-        self.scans = scans
+        self.workers = workers
         self.cluster = Cluster(folder)
         self.address = Address("", 0)
         self.reports: list[tuple[str, Mapping[str, object]]] = []
@@ -243,23 +244,27 @@ def identity_of(folder: TlsFolder) -> FlightCertificate:
 
 @asynccontextmanager
 async def flight_rig(
-    folder: Path, *, limits: FlightLimits | None = None, scan_limits: ScanPoolLimits | None = None, life_s: float = 60
+    folder: Path,
+    *,
+    limits: FlightLimits | None = None,
+    worker_limits: WorkerLimits | None = None,
+    pool_limits: PoolLimits | None = None,
+    life_s: float = 60,
 ) -> AsyncIterator[FlightRig]:
     stream_service = RigPlane(folder=folder)
-    scans = ScanWorkerPool(scan_limits)
+    workers = BulkWorkers(worker_limits, pool_limits)
     reports: list[tuple[str, Mapping[str, object]]] = []
-    server = FlightServer(stream_service, scans, limits or FlightLimits(), lambda *told: reports.append(told))
-    rig = FlightRig(folder, stream_service, server, scans)
+    server = FlightServer(stream_service, workers, limits or FlightLimits(), lambda *told: reports.append(told))
+    rig = FlightRig(folder, stream_service, server, workers)
     rig.reports = reports
-    async with asyncio.timeout(life_s), asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(scans.run())
+    async with asyncio.timeout(life_s):
         rig.address = server.listen(free_address(), identity_of(rig.cluster.folder(1)))
         try:
             yield rig
         finally:
             await server.close()
-            running.cancel()
-    assert scans.pids == []
+            await workers.close()
+    assert workers.pool.pids == []
 
 
 async def build_part(

@@ -1,4 +1,4 @@
-"""The bulk process against a control of the test's own: it lives, follows, reports what it holds, and folds."""
+"""The bulk process against a control of the test's own: it lives, follows, reports what it holds, and compacts."""
 
 import asyncio
 import uuid
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.async_tests import real_time, runs_in, settled
-from tests.unit.bulk.test_compaction_service import Folds, job_of
+from tests.unit.bulk.test_compaction_service import Compactions, job_of
 from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction
 
 from ebla.bulk.bulk_process import BulkConfig, BulkProcess
@@ -82,20 +82,20 @@ class Rig:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.transport = MemoryTransport()
         self.control = Control(tasks)
-        self.folds = Folds()
+        self.runner = Compactions()
         own = Introduction(host=OURS.host, cluster=OURS.cluster, cluster_name=OURS.cluster_name, process="bulk")
         setup = BulkConfig(
             introduction=own,
             address=BULK,
             control_address=CONTROL,
             heartbeat_ms=20,
-            desk=CompactionServiceLimits(),
+            compactions=CompactionServiceLimits(),
             wire=WireLimits(),
             report=discard_event,
             pid=42,
         )
         around = Environment(clock=SystemClock(), rng=SeededChance(), disk=FileDisk(), transport=self.transport)
-        self.bulk = BulkProcess(around, setup, self.folds)
+        self.bulk = BulkProcess(around, setup, self.runner)
         self.context = PeersContext(
             transport=self.transport, rng=SeededChance(), introduction=OURS, limits=WireLimits(), report=discard_event
         )
@@ -134,7 +134,7 @@ async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards
         }
         rig.control.tell(3, listed, reset=True)
         await rig.control.reported(1)
-        guards = rig.bulk.sessions.guards
+        guards = rig.bulk.guards
         assert guards is not None
         with guards.hold_guard_without_barrier(SESSION):
             rig.control.tell(4, {STATE: state(8), session_key(SESSION): None})
@@ -142,21 +142,21 @@ async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards
         assert (await rig.control.reported(3)).closing_sessions == ()
 
 
-async def test_it_folds_for_whoever_asks_at_its_door_and_stops_when_they_are_gone() -> None:
+async def test_it_compacts_for_a_caller_and_stops_when_the_caller_is_gone() -> None:
     async with running() as rig:
         await settled()
         caller, _ = await connect(rig.context, BULK, ConnectionTarget(Lane.DATA, OURS.host))
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(caller.call(COMPACT, job_of(1), 10_000))
             await settled()
-            rig.folds.end(1)
+            rig.runner.end(1)
         assert asked.result().facts.rows == 1
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_cut_off(caller))
             await settled()
             caller.close("the shard died")
             await settled()
-            assert rig.folds.dropped == [2]
+            assert rig.runner.cancelled == [2]
 
 
 async def _cut_off(caller: RpcClientConnection) -> None:

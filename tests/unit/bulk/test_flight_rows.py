@@ -28,7 +28,8 @@ from tests.unit.storage.random_rows import (
 )
 
 from ebla.bulk.stream_service import IncomingPut
-from ebla.bulk.workers.scan_pool import ScanFailed, ScanPoolLimits
+from ebla.bulk.workers.bulk_workers import ScanFailed, WorkerLimits
+from ebla.bulk.workers.pool import PoolLimits
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import ColumnKind
@@ -98,7 +99,7 @@ async def test_stored_rows_are_those_of_all_stacks_in_key_order(tmp_path: Path, 
             found = await rig.read_rows(asked)
             assert stored(found) == merged(parts, asked)
         await rig.wait_for(lambda: rig.stream_service.sources == 0)
-        assert len(rig.scans.pids) == 1, "a worker that ended well takes the next scan"
+        assert len(rig.workers.pool.pids) == 1, "a worker that ended well takes the next scan"
 
 
 async def test_a_layer_is_clipped_to_its_range_and_its_stacks(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ async def test_wrong_questions_are_refused_and_the_worker_goes_on(tmp_path: Path
         with pytest.raises(InvalidRequest, match="parts"):
             await rig.hashes(HashesQuery(WHOLE_RING, 0, 0))
         assert len(stored(await rig.read_rows())) == 10
-        assert len(rig.scans.pids) == 1
+        assert len(rig.workers.pool.pids) == 1
 
 
 async def test_a_damaged_layer_is_told_as_what_it_is(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ async def test_a_killed_worker_is_a_clear_error_and_the_next_scan_has_another(tm
         def read(client: FlightClient) -> None:
             rows = client.get_rows(rig.source(), WHOLE_RING)
             next(rows)
-            os.kill(rig.scans.pids[0], signal.SIGKILL)
+            os.kill(rig.workers.pool.pids[0], signal.SIGKILL)
             list(rows)
 
         with pytest.raises(EblaError, match="the process that scanned died"):
@@ -245,21 +246,21 @@ async def test_a_reader_that_leaves_takes_its_worker_along(tmp_path: Path) -> No
 
         def read(client: FlightClient) -> None:
             next(client.get_rows(rig.source(), WHOLE_RING))
-            seen.extend(rig.scans.pids)
+            seen.extend(rig.workers.pool.pids)
 
         await rig.ask(read)
         assert len(seen) == 1
-        await rig.wait_for(lambda: rig.scans.pids == [] and not is_alive(seen[0]))
+        await rig.wait_for(lambda: rig.workers.pool.pids == [] and not is_alive(seen[0]))
         assert rig.stream_service.sources == 0
 
 
 async def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, scan_limits=ScanPoolLimits(scan_s=1.5)) as rig:
+    async with flight_rig(tmp_path, worker_limits=WorkerLimits(scan_s=1.5)) as rig:
         await build_part(rig, large(), PLAIN)
         loop = asyncio.get_running_loop()
 
         async def gone() -> None:
-            pid = rig.scans.pids[0]
+            pid = rig.workers.pool.pids[0]
             await rig.wait_for(lambda: not is_alive(pid) or b"Z" in Path(f"/proc/{pid}/stat").read_bytes())
 
         def read(client: FlightClient) -> None:
@@ -273,7 +274,7 @@ async def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(tmp_p
 
 
 async def test_scans_at_a_time_are_bounded(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, scan_limits=ScanPoolLimits(workers_max=1, wait_s=0.2)) as rig:
+    async with flight_rig(tmp_path, worker_limits=WorkerLimits(scans_max=1, scan_wait_s=0.2)) as rig:
         await build_part(rig, large(), PLAIN)
 
         def read(client: FlightClient) -> None:
@@ -284,14 +285,14 @@ async def test_scans_at_a_time_are_bounded(tmp_path: Path) -> None:
             list(rows)
 
         await rig.ask(read)
-        assert len(rig.scans.pids) == 1
+        assert len(rig.workers.pool.pids) == 1
 
 
 async def test_idle_workers_end(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, scan_limits=ScanPoolLimits(idle_s=0.4)) as rig:
+    async with flight_rig(tmp_path, pool_limits=PoolLimits(worker_idle_s=0.4)) as rig:
         await build_part(rig, [(plain_items(10), WHOLE_RING, False)], PLAIN)
         await rig.read_rows()
-        await rig.wait_for(lambda: rig.scans.pids == [])
+        await rig.wait_for(lambda: rig.workers.pool.pids == [])
 
 
 async def test_a_session_that_closes_ends_a_scan(tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ async def test_a_session_that_closes_ends_a_scan(tmp_path: Path) -> None:
         rig.stream_service.sent = close
         with pytest.raises(Stale, match="closed"):
             await rig.read_rows()
-        await rig.wait_for(lambda: rig.scans.pids == [])
+        await rig.wait_for(lambda: rig.workers.pool.pids == [])
 
 
 # -- rows into staging

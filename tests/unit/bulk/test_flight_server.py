@@ -23,7 +23,7 @@ from tests.unit.runtime.tls_rig import Cluster, free_address, host
 from ebla.bulk.flight_server import FlightServer
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.stream_service import IncomingPut
-from ebla.bulk.workers.scan_pool import ScanWorkerPool
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.model.errors import (
     ConnectionLost,
     Corruption,
@@ -411,7 +411,7 @@ async def test_the_threads_that_serve_have_the_niceness_of_the_one_that_opened(t
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     before = serving()
     back = partial(lower_thread_priority, 2)
-    server = FlightServer(RigPlane(folder=tmp_path), ScanWorkerPool(), FlightLimits(), lambda *_: None, back)
+    server = FlightServer(RigPlane(folder=tmp_path), BulkWorkers(), FlightLimits(), lambda *_: None, back)
     server.listen(free_address(), identity_of(Cluster(tmp_path).folder(1)))
     added: dict[int, int] = {}
     gives_up_at = time.monotonic() + 10

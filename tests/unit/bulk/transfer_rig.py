@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from tests.unit.bulk.staging_rig import BuildsHere
 from tests.unit.bulk.test_bulk_process import BULK, CONTROL, HISTORY, OURS, Control, state
-from tests.unit.bulk.test_compaction_service import Folds
+from tests.unit.bulk.test_compaction_service import Compactions
 from tests.unit.topology.small_cluster import node, simple
 from tests.unit.wire.rig import MemoryTransport, SeededChance
 
@@ -233,14 +233,14 @@ class TransferRig:
             address=BULK,
             control_address=CONTROL,
             heartbeat_ms=20,
-            desk=CompactionServiceLimits(),
+            compactions=CompactionServiceLimits(),
             wire=WireLimits(),
             report=lambda event, _details: self.told.append(event),
             pid=self.lives,
             transfers=transfers,
         )
         around = Environment(clock=self.clock, rng=SeededChance(self.lives), disk=self.disk, transport=self.transport)
-        self.bulk = BulkProcess(around, setup, Folds())
+        self.bulk = BulkProcess(around, setup, Compactions())
         self.control.begin(*sessions)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.bulk.run())

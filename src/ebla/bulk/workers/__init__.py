@@ -1,1 +1,1 @@
-"""Worker processes of the bulk process: compactions, layer builds, scans."""
+"""Worker processes of the bulk process: compactions, layer builds and scans on one pool of forks."""

@@ -1,185 +1,144 @@
-"""A process that is ready and forks others from itself, which take jobs: the child's half of `ForkedJobs`.
+"""The fork server: a process that has imported what jobs need and forks workers from itself.
 
-What jobs need is imported once, here; a fork of that takes milliseconds where a new interpreter takes as long as it
-takes to write a hundred thousand rows. This process itself never works: whatever starts threads or opens files does so
-in a fork, so that there is always something clean to fork from.
+A fork takes milliseconds; a new interpreter takes as long as writing a hundred thousand rows. The server itself never
+works: threads are started and files are opened in forks only, so that it always stays safe to fork.
 
-Forks stay for further jobs, since what they have in memory by then is worth something too, and end when they have none
-for a while. Nobody outlives anybody: this process ends when its input does, forks end with it.
+The pool (`pool.py`) asks for a fork and passes one end of a socket pair along; the worker serves jobs on it. The server
+reaps its forks, so a kill goes through it: a pid that was not reaped cannot belong to another process.
+
+No process outlives its parent. The server ends when its control socket does, and forks end with the server.
 """
 
+import enum
 import gc
 import os
 import selectors
 import signal
-import time
+import socket
+import struct
+import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
-from ebla.bulk.workers.frames import WorkerFrame, WorkerFrameKind, WorkerFrameReader, encode_frame
-from ebla.bulk.workers.no_pandas import disable_pandas
 from ebla.runtime.death_signal import die_with_parent, set_death_signal
 
-FORK_IDLE_S = 20.0
-"""So long a fork waits for another job before it ends."""
+CONTROL_MESSAGE = struct.Struct(">BII")  # kind, number of the worker, its pid where the server knows it
 
-_STANDARD_INPUT, _STANDARD_OUTPUT, _STANDARD_ERROR = 0, 1, 2
-_READ_BYTES = 1 << 16
-
-Work = Callable[[bytes], bytes]
+ServeWorker = Callable[[socket.socket], None]
+"""Serves jobs on a worker's channel until the peer closes it."""
 
 
-@dataclass(slots=True, kw_only=True)
+class ControlKind(enum.IntEnum):
+    FORK = 1
+    """With the worker's channel as a file descriptor."""
+    KILL = 2
+    FORKED = 3
+    REAPED = 4
+
+
+@dataclass(frozen=True, slots=True)
 class _Fork:
+    number: int
     pid: int
-    jobs: int
-    """Descriptors: where its jobs are written,"""
-    outcomes: int
-    """and where its answers come from."""
-    number: int | None = None
-    """Of the job it is at."""
-    idle_since: float = 0.0
-    heard: WorkerFrameReader = field(default_factory=WorkerFrameReader)
+    lifeline: int
+    """Read end of a pipe whose write end only the fork holds: it ends when the fork does."""
 
 
-def serve_forks(parent: int, work: Work) -> NoReturn:
-    """Until the parent lets go. `work` is called in forks, with a job, for its outcome."""
-    set_death_signal(parent)
-    disable_pandas()
-    # What is there now never goes away: no fork needs to look through it, and copy the pages it would mark.
+class _NoPandas(MetaPathFinder):
+    """Arrow imports pandas, where it is installed, for the first array it makes. That is half the cost of a start."""
+
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("workers do not use pandas", name=fullname)
+
+
+def serve_forks(serve_worker: ServeWorker) -> NoReturn:
+    """Runs until the parent closes the control socket. Arguments of the process: the parent's pid, and the control
+    socket's descriptor."""
+    set_death_signal(int(sys.argv[1]))
+    sys.meta_path.insert(0, _NoPandas())
+    # What is in memory now stays for ever. Without this every fork would walk it, and copy the pages it marks.
     gc.collect()
     gc.freeze()
-    _Forks(work).serve()
+    _ForkServer(socket.socket(fileno=int(sys.argv[2])), serve_worker).serve()
 
 
-class _Forks:
-    def __init__(self, work: Work) -> None:
-        self._work = work
+class _ForkServer:
+    def __init__(self, control: socket.socket, serve_worker: ServeWorker) -> None:
+        self._control = control
+        self._serve_worker = serve_worker
         self._selector = selectors.DefaultSelector()
-        self._selector.register(_STANDARD_INPUT, selectors.EVENT_READ)
-        self._heard = WorkerFrameReader()
+        self._selector.register(control, selectors.EVENT_READ)
         self._forks: dict[int, _Fork] = {}
-        """By the descriptor of their answers."""
-        self._this_ends, self._this_lives = os.pipe()
+        """By number."""
+        self._server_ended, self._server_lives = os.pipe()
 
     def serve(self) -> NoReturn:
         while True:
-            for key, _ in self._selector.select(self._patience_s()):
-                if key.fd == _STANDARD_INPUT:
-                    self._hear_parent()
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._receive()
                 else:
-                    self._hear_fork(self._forks[key.fd])
-            self._end_idle()
+                    self._reap(key.data)
 
-    def _patience_s(self) -> float | None:
-        idle = [one.idle_since for one in self._forks.values() if one.number is None]
-        return max(0.0, min(idle) + FORK_IDLE_S - time.monotonic()) if idle else None
-
-    def _hear_parent(self) -> None:
-        data = os.read(_STANDARD_INPUT, _READ_BYTES)
+    def _receive(self) -> None:
+        data, descriptors, _, _ = socket.recv_fds(self._control, CONTROL_MESSAGE.size, 1)
         if not data:
-            self._end()
-        for one in self._heard.take(data):
-            match one.kind:
-                case WorkerFrameKind.JOB:
-                    self._give(one)
-                case WorkerFrameKind.KILL:
-                    for fork in self._forks.values():
-                        if fork.number == one.number:
-                            os.kill(fork.pid, signal.SIGKILL)
-                case WorkerFrameKind.OUTCOME | WorkerFrameKind.GONE:
-                    raise AssertionError("a parent has no outcomes")
+            self._exit()
+        kind, number, _ = CONTROL_MESSAGE.unpack(data)
+        match ControlKind(kind):
+            case ControlKind.FORK:
+                (channel,) = descriptors
+                self._fork(number, channel)
+            case ControlKind.KILL:
+                if number in self._forks:
+                    os.kill(self._forks[number].pid, signal.SIGKILL)
+            case ControlKind.FORKED | ControlKind.REAPED:
+                raise AssertionError("only the server reports on forks")
 
-    def _end(self) -> NoReturn:
-        """Forks are reaped, so that what they cost is known."""
-        for fork in list(self._forks.values()):
+    def _exit(self) -> NoReturn:
+        """Reaps the forks first, so that their processor time is accounted for."""
+        for fork in self._forks.values():
             os.kill(fork.pid, signal.SIGKILL)
             os.waitpid(fork.pid, 0)
         os._exit(0)
 
-    def _give(self, job: WorkerFrame) -> None:
-        fork = next((one for one in self._forks.values() if one.number is None), None) or self._forked()
-        fork.number = job.number
-        try:
-            _write_all(fork.jobs, encode_frame(job))
-        except BrokenPipeError:
-            pass  # it has died, as the end of its answers tells
-
-    def _hear_fork(self, fork: _Fork) -> None:
-        data = os.read(fork.outcomes, _READ_BYTES)
-        if not data:
-            self._bury(fork)
-        for one in fork.heard.take(data):
-            _write_all(_STANDARD_OUTPUT, encode_frame(one))
-            fork.number, fork.idle_since = None, time.monotonic()
-
-    def _bury(self, fork: _Fork) -> None:
-        self._selector.unregister(fork.outcomes)
-        del self._forks[fork.outcomes]
-        os.close(fork.jobs)
-        os.close(fork.outcomes)
-        # Its answers end with it: there is nothing to wait for.
+    def _reap(self, fork: _Fork) -> None:
+        self._selector.unregister(fork.lifeline)
+        os.close(fork.lifeline)
         os.waitpid(fork.pid, 0)
-        if fork.number is not None:
-            _write_all(_STANDARD_OUTPUT, encode_frame(WorkerFrame(WorkerFrameKind.GONE, fork.number)))
+        del self._forks[fork.number]
+        self._control.sendall(CONTROL_MESSAGE.pack(ControlKind.REAPED, fork.number, fork.pid))
 
-    def _end_idle(self) -> None:
-        now = time.monotonic()
-        for fork in list(self._forks.values()):
-            if fork.number is None and now - fork.idle_since >= FORK_IDLE_S:
-                os.kill(fork.pid, signal.SIGKILL)
-                self._bury(fork)
-
-    def _forked(self) -> _Fork:
-        jobs_out, jobs_in = os.pipe()
-        outcomes_out, outcomes_in = os.pipe()
-        here = os.getpid()
+    def _fork(self, number: int, channel: int) -> None:
+        ended, lives = os.pipe()
+        server = os.getpid()
         pid = os.fork()
         if not pid:
-            self._become_fork(here, jobs_out, outcomes_in, (jobs_in, outcomes_out))
-        os.close(jobs_out)
-        os.close(outcomes_in)
-        fork = self._forks[outcomes_out] = _Fork(pid=pid, jobs=jobs_in, outcomes=outcomes_out)
-        self._selector.register(outcomes_out, selectors.EVENT_READ)
-        return fork
+            os.close(ended)
+            self._become_worker(server, channel)
+        os.close(lives)
+        os.close(channel)
+        fork = self._forks[number] = _Fork(number, pid, ended)
+        self._selector.register(ended, selectors.EVENT_READ, fork)
+        self._control.sendall(CONTROL_MESSAGE.pack(ControlKind.FORKED, number, pid))
 
-    def _become_fork(self, parent: int, jobs: int, outcomes: int, others: tuple[int, int]) -> NoReturn:
+    def _become_worker(self, server: int, channel: int) -> NoReturn:
+        status = 1
         try:
-            # An end that a sister holds open never comes to its end.
             self._selector.close()
+            self._control.close()
             for fork in self._forks.values():
-                os.close(fork.jobs)
-                os.close(fork.outcomes)
-            for one in (*others, self._this_lives):
-                os.close(one)
-            _let_go_of_standard_streams()
-            die_with_parent(parent, self._this_ends)
-            _take_jobs(self._work, jobs, outcomes)
+                os.close(fork.lifeline)
+            os.close(self._server_lives)
+            die_with_parent(server, self._server_ended)
+            with socket.socket(fileno=channel) as served:
+                self._serve_worker(served)
+            status = 0
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(1)
-
-
-def _let_go_of_standard_streams() -> None:
-    """The parent's parent waits for their ends too. What is printed goes where errors go."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, _STANDARD_INPUT)
-    os.close(nothing)
-    os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
-
-
-def _take_jobs(work: Work, jobs: int, outcomes: int) -> NoReturn:
-    heard = WorkerFrameReader()
-    while data := os.read(jobs, _READ_BYTES):
-        for job in heard.take(data):
-            _write_all(outcomes, encode_frame(WorkerFrame(WorkerFrameKind.OUTCOME, job.number, work(job.body))))
-    os._exit(0)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+            os._exit(status)

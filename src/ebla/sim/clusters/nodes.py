@@ -282,7 +282,7 @@ async def _bulk(environment: Environment, cluster: SimCluster, number: int) -> N
         address=BULK_SOCKET,
         control_address=CONTROL_SOCKET,
         heartbeat_ms=HEARTBEAT_MS,
-        desk=CompactionServiceLimits(),
+        compactions=CompactionServiceLimits(),
         wire=WIRE,
         report=cluster.report(node.bulk.name),
         pid=node.bulk.start_count,

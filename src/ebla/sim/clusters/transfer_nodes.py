@@ -125,8 +125,8 @@ class TransferCluster(SimCluster):
                 if not seat.unit.down and seat.taps is not None and seat.taps.inside is not None:
                     self.ledger.held(node.host, seat.unit.name, seat.taps.inside.guards.closing)
             process = node.bulk_process
-            if not node.bulk.down and process is not None and process.sessions.guards is not None:
-                self.ledger.held(node.host, node.bulk.name, process.sessions.guards.closing)
+            if not node.bulk.down and process is not None and process.guards is not None:
+                self.ledger.held(node.host, node.bulk.name, process.guards.closing)
 
     def jobs(self) -> dict[JobId, JobRecord]:
         """As the node sees them that has come furthest."""
@@ -199,7 +199,7 @@ async def run_bulk(environment: Environment, cluster: SimCluster, number: int) -
         address=BULK_SOCKET,
         control_address=CONTROL_SOCKET,
         heartbeat_ms=HEARTBEAT_MS,
-        desk=CompactionServiceLimits(),
+        compactions=CompactionServiceLimits(),
         wire=WIRE,
         report=cluster.report(node.bulk.name),
         pid=node.bulk.start_count,

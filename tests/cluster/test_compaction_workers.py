@@ -1,4 +1,4 @@
-"""Folds in a process of their own, on real RocksDB: swapped in, given up, killed."""
+"""Compactions in worker processes, on real RocksDB: swapped in, abandoned, killed."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ from tests.unit.storage.store_rig import limits, plain, small_stack
 
 from ebla.bulk.bulk_process import BulkConfig, BulkProcess
 from ebla.bulk.compaction_service import CompactionServiceLimits
-from ebla.bulk.workers.compaction_runner import CompactionFailed, CompactionProcesses, compact_in_process
-from ebla.bulk.workers.subprocess_job import NICENESS
+from ebla.bulk.workers.bulk_workers import BulkWorkers, CompactionFailed
+from ebla.bulk.workers.pool import NICENESS
 from ebla.model.identity import Address, HostId
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
@@ -54,8 +54,18 @@ async def real_store(folder: Path) -> AsyncIterator[tuple[ShardStore, FileDisk]]
     disk.close()
 
 
+@asynccontextmanager
+async def bulk_workers() -> AsyncIterator[BulkWorkers]:
+    workers = BulkWorkers()
+    try:
+        yield workers
+    finally:
+        await workers.close()
+    assert not psutil.Process().children()
+
+
 async def three_bases(store: ShardStore) -> tuple[Stack, CompactionJob]:
-    """Overlapping layers, so that a fold has something to decide."""
+    """Overlapping layers, so that a compaction has something to decide."""
     stack = await small_stack(store)
     for timestamp in (1, 2, 3):
         rows = [plain(partition, 0, timestamp, timestamp) for partition in range(timestamp, 40)]
@@ -70,41 +80,46 @@ async def content(store: ShardStore, stack: Stack) -> object:
     return await store.scan(stack, b"", None, 1_000)
 
 
-async def test_a_fold_in_its_own_process_is_swapped_in(tmp_path: Path) -> None:
-    async with real_store(tmp_path / "shard-0") as (store, disk):
+async def test_a_compaction_in_a_worker_is_swapped_in(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, disk), bulk_workers() as workers:
         stack, job = await three_bases(store)
         before = await content(store, stack)
-        result = await compact_in_process(job, 60)
+        result = await workers.compact(job, 60)
+        await _until(lambda: not workers.pool.pids)  # a compaction's worker is not kept
         assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
         assert await content(store, stack) == before
         assert result.facts.rows == 39
         assert await open_sidecar(disk, job.output_folder) is not None
 
 
-async def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
-    """Over its socket, with no control to speak to."""
+async def test_a_compaction_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
+    """Over its socket, without a control process."""
     host = HostId(SystemRng().uuid())
     ours = Introduction(host=host, cluster=None, cluster_name="test", process="bulk")
-    door = Address(str(tmp_path / "bulk.sock"))
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport, asyncio.TaskGroup() as tasks:
-        around = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport)
+    address = Address(str(tmp_path / "bulk.sock"))
+    async with (
+        TcpTransport(None, TransportLimits(), discard_event) as transport,
+        bulk_workers() as workers,
+        asyncio.TaskGroup() as tasks,
+    ):
+        environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport)
         nobody = Address(str(tmp_path / "control.sock"))
-        setup = BulkConfig(
+        config = BulkConfig(
             introduction=ours,
-            address=door,
+            address=address,
             control_address=nobody,
             heartbeat_ms=1_000,
-            desk=CompactionServiceLimits(),
+            compactions=CompactionServiceLimits(),
             wire=WireLimits(),
             report=discard_event,
             pid=os.getpid(),
         )
-        bulk = tasks.create_task(BulkProcess(around, setup, CompactionProcesses()).run())
-        await _until(lambda: Path(door.host).exists())
+        bulk = tasks.create_task(BulkProcess(environment, config, workers).run())
+        await _until(lambda: Path(address.host).exists())
         context = PeersContext(
             transport=transport, rng=SystemRng(), introduction=ours, limits=WireLimits(), report=discard_event
         )
-        caller, _ = await connect(context, door, ConnectionTarget(Lane.DATA, host))
+        caller, _ = await connect(context, address, ConnectionTarget(Lane.DATA, host))
         async with real_store(tmp_path / "shard-0") as (store, _disk):
             stack, job = await three_bases(store)
             before = await content(store, stack)
@@ -115,52 +130,45 @@ async def test_a_fold_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
         bulk.cancel()
 
 
-async def test_a_fold_runs_at_low_priority_and_one_that_is_killed_changes_nothing(tmp_path: Path) -> None:
-    async with real_store(tmp_path / "shard-0") as (store, _disk):
+async def test_a_compaction_runs_at_low_priority_and_one_that_is_killed_changes_nothing(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, _disk), bulk_workers() as workers:
         stack, job = await three_bases(store)
         before = await content(store, stack)
         async with asyncio.TaskGroup() as tasks:
-            folding = tasks.create_task(_failing(job))
-            child = await _child()
-            await _until(lambda: child.nice() == os.nice(0) + NICENESS)
-            child.kill()
-        assert "died" in folding.result().message
+            compaction = tasks.create_task(_failure(workers, job))
+            await _until(lambda: bool(workers.pool.pids))
+            worker = psutil.Process(workers.pool.pids[0])
+            assert worker.nice() == os.nice(0) + NICENESS
+            worker.kill()
+        assert "died" in compaction.result().message
         await store.abandon_compaction(job)
         assert await content(store, stack) == before
-        assert not psutil.Process().children()
 
 
-async def test_a_late_fold_is_killed_and_reaped(tmp_path: Path) -> None:
-    async with real_store(tmp_path / "shard-0") as (store, _disk):
+async def test_a_late_compaction_is_killed_and_reaped(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, _disk), bulk_workers() as workers:
         _stack, job = await three_bases(store)
         with pytest.raises(CompactionFailed, match="longer than"):
-            await compact_in_process(job, 0.01)
-        assert not psutil.Process().children()
+            await workers.compact(job, 0.01)
+        assert workers.pool.pids == []
         await store.abandon_compaction(job)
 
 
-async def test_a_fold_that_cannot_read_its_inputs_says_so(tmp_path: Path) -> None:
-    async with real_store(tmp_path / "shard-0") as (store, disk):
+async def test_a_compaction_that_cannot_read_its_inputs_fails(tmp_path: Path) -> None:
+    async with real_store(tmp_path / "shard-0") as (store, disk), bulk_workers() as workers:
         stack, job = await three_bases(store)
         before = await content(store, stack)
         disk.remove_folder(job.inputs[0].folder)
         with pytest.raises(CompactionFailed):
-            await compact_in_process(job, 60)
+            await workers.compact(job, 60)
         await store.abandon_compaction(job)
         assert await content(store, stack) == before
 
 
-async def _failing(job: CompactionJob) -> CompactionFailed:
+async def _failure(workers: BulkWorkers, job: CompactionJob) -> CompactionFailed:
     with pytest.raises(CompactionFailed) as caught:
-        await compact_in_process(job, 60)
+        await workers.compact(job, 60)
     return caught.value
-
-
-async def _child() -> psutil.Process:
-    await _until(lambda: bool(psutil.Process().children()))
-    (child,) = psutil.Process().children()
-    assert isinstance(child, psutil.Process)
-    return child
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -1,17 +1,19 @@
-"""What `test_forked_jobs.py` starts: a process whose forks do as they are told."""
+"""What `test_worker_pool.py` starts: a fork server whose workers do what the job says."""
 
 import importlib
 import os
 import signal
+import socket
 import sys
 from typing import NoReturn
 
-from ebla.bulk.workers import fork_server
+from ebla.bulk.workers.fork_server import serve_forks
+from ebla.bulk.workers.messages import WorkerFrameKind, receive_frame, send_frame
 
 
 def work(job: bytes) -> bytes:
     match job:
-        case b"who":
+        case b"pid":
             return str(os.getpid()).encode()
         case b"die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -25,9 +27,17 @@ def work(job: bytes) -> bytes:
     return job
 
 
+def serve_worker(channel: socket.socket) -> None:
+    while True:
+        try:
+            _, job = receive_frame(channel)
+        except EOFError:
+            return
+        send_frame(channel, WorkerFrameKind.RESULT, work(bytes(job)))
+
+
 def main() -> NoReturn:
-    fork_server.FORK_IDLE_S = float(os.environ.get("FORK_IDLE_S", "60"))
-    fork_server.serve_forks(int(sys.argv[1]), work)
+    serve_forks(serve_worker)
 
 
 if __name__ == "__main__":
