@@ -164,8 +164,9 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_nodes(tmp_path: Path) -> Iterator[Callable[..., LocalNodes]]:
     made: list[LocalNodes] = []
 
-    def make(nodes: int = 1, settings: Sequence[str] = (), shards: int = 1) -> LocalNodes:
-        made.append(LocalNodes(tmp_path / f"c{len(made)}", nodes, settings, shards))
+    def make(nodes: int = 1, settings: Sequence[str] = (), shards: int = 1, data: Path | None = None) -> LocalNodes:
+        """`data`: a folder that may already hold the nodes."""
+        made.append(LocalNodes(data or tmp_path / f"c{len(made)}", nodes, settings, shards))
         return made[-1]
 
     yield make
