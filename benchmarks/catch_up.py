@@ -17,8 +17,7 @@ from pathlib import Path
 from benchmarks.group0_cluster import DEADLINE_MS, START_S, Clients, EblaCluster, NodeProcess
 from ebla.cli.cluster.local_cluster import LocalNode, assign_identities, find_nodes
 from ebla.group0 import snapshot
-from ebla.group0.history import HistoryStart
-from ebla.group0.store import Group0Store, KeyEntry
+from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.identity import Address, HistoryId
 from ebla.model.transaction import PutKey, Transaction
 from ebla.observe.event_reporter import discard_event

@@ -113,7 +113,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="group0-removed-comes-back",
-        module="ebla.group0.membership",
+        module="ebla.group0.members",
         function="_refuse_one",
         find="if before.role is MemberRole.REMOVED and member.role is not MemberRole.REMOVED:",
         replace="if before is None:",

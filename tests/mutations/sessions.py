@@ -64,7 +64,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-deadline-not-enforced",
-        module="ebla.control.topology.session_plan",
+        module="ebla.control.topology.bulk_sessions",
         function="sessions_to_end",
         find="overdue = sessions_to_close(snapshot, times.wall_ms)",
         replace="overdue = ()",
@@ -73,7 +73,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="sessions-clock-ahead-lives-for-ever",
-        module="ebla.control.topology.session_plan",
+        module="ebla.control.topology.bulk_sessions",
         function="sessions_to_end",
         find="if times.boot_ms - since_ms >= times.life_ms_max]",
         replace="if False]",

@@ -4,23 +4,22 @@ What it is made of comes from outside: the same function runs on real and on sim
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ebla.control.group0.node import Group0Config, Group0Node
 from ebla.control.group0.service import Group0Service, report_of
-from ebla.control.liveness.down_hosts import down_hosts
-from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
+from ebla.control.liveness.failure_detector import PeerLiveness, PeerState, down_hosts
 from ebla.control.liveness.heartbeats import HeartbeatConfig, HeartbeatMonitor, LivenessLimits
-from ebla.control.node_status import topology_status, with_versions
-from ebla.control.pipeline_placement import PLACE_MS, should_run_pipeline
 from ebla.control.topology.barrier_client import BarrierClient
 from ebla.control.topology.bulk_sessions import BulkSessionService, SessionDeps
 from ebla.control.topology.committed_topology import CommittedTopology
 from ebla.control.topology.feed_service import FeedConfig, TopologyFeedService
 from ebla.control.topology.join_driver import JoinDeps, JoinDriver
-from ebla.control.topology.node_barrier import takes_part
+from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.schema_service import SchemaDeps, SchemaService
 from ebla.model.error_groups import leaf_errors
 from ebla.model.errors import EblaError, Refused
@@ -28,7 +27,8 @@ from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.environment import Environment
-from ebla.topology.snapshot import Node
+from ebla.topology.snapshot import Node, Snapshot
+from ebla.topology.states import NodeState
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
@@ -340,3 +340,41 @@ def _as_status(opinion: PeerLiveness, now_ms: int) -> PeerStatus:
         round_trip_us=opinion.round_trip_us,
         since_ms_ago=now_ms - opinion.since_ms,
     )
+
+
+def with_versions(
+    statuses: Sequence[ProcessStatus], reports: Mapping[str, ChildReport], beats: Mapping[str, ChildBeatRequest]
+) -> tuple[ProcessStatus, ...]:
+    """What a predecessor of the same name said is not held to be its successor's."""
+    return tuple(_with_version(one, reports.get(one.name), beats.get(one.name)) for one in statuses)
+
+
+def _with_version(status: ProcessStatus, report: ChildReport | None, beat: ChildBeatRequest | None) -> ProcessStatus:
+    known = report if report is not None and report.pid == status.pid else None
+    return msgspec.structs.replace(
+        status,
+        version=None if known is None else known.version,
+        serving=beat is not None and beat.pid == status.pid and beat.serving,
+        trouble="" if known is None else known.trouble,
+    )
+
+
+def topology_status(snapshot: Snapshot, waits_for: str) -> TopologyStatus:
+    nodes = tuple((node.host, node.state.value) for node in snapshot.members())
+    transition = "" if snapshot.transition is None else snapshot.transition.value
+    return TopologyStatus(
+        version=snapshot.version, fence=snapshot.fence, nodes=nodes, transition=transition, waits_for=waits_for
+    )
+
+
+PLACE_MS = 250
+
+_IN_THE_RING = (NodeState.NORMAL, NodeState.REBUILDING)
+
+
+def should_run_pipeline(own: Node | None, processes: Sequence[ProcessStatus], *, leads: bool, runs: bool) -> bool:
+    """`own`: this node as the topology has it. A start of Java takes the processor for a while: it waits until clients
+    are served. One that runs is not ended because a shard is started anew."""
+    if not leads or own is None or own.state not in _IN_THE_RING:
+        return False
+    return runs or any(process.serving for process in processes if process.name.startswith(SHARD_PREFIX))

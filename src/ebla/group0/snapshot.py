@@ -12,9 +12,8 @@ import msgspec
 
 from ebla.group0.answer_cache import AnswerCache, ClientAnswers
 from ebla.group0.change_feed import RecentChanges
-from ebla.group0.history import HistoryStart, history_at
 from ebla.group0.sorted_keys import SortedKeys
-from ebla.group0.store import Group0Store, KeyEntry
+from ebla.group0.store import Group0Store, HistoryStart, KeyEntry, history_at
 from ebla.model.errors import Corruption
 from ebla.model.transaction import Revision
 

@@ -21,12 +21,18 @@ from ebla.group0.commands import (
     LockRevoked,
     Rejected,
 )
-from ebla.group0.history import HistoryStart
-from ebla.group0.members import Member
-from ebla.group0.membership import MEMBERS_PREFIX, member_key, why_illegal
+from ebla.group0.members import MEMBERS_PREFIX, Member, member_key, why_illegal
 from ebla.group0.sorted_keys import SortedKeys
+from ebla.model.identity import HistoryId
 from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
 from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
+
+
+class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
+    """A history begins after `parent_end` of the one before it; the first has index 0 there."""
+
+    history: HistoryId
+    parent_end: int
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -223,3 +229,11 @@ def _reserved(changes: tuple[Change, ...]) -> Rejected | None:
             return Rejected(f"{change.key} stands twice in one transaction")
         seen[change.key] = None
     return None
+
+
+def history_at(chain: tuple[HistoryStart, ...], index: int) -> HistoryId:
+    """The history that was current at an index."""
+    for start in reversed(chain):
+        if start.parent_end < index:
+            return start.history
+    return chain[0].history

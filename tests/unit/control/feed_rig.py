@@ -12,9 +12,8 @@ from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.topology.committed_topology import CommittedTopology
 from ebla.control.topology.feed_service import PAGE_BYTES_MAX, FeedConfig, TopologyFeedService
 from ebla.group0.commands import CallId, Group0Command, encode_command
-from ebla.group0.history import HistoryStart
 from ebla.group0.snapshot import StoreBuilder, encode, freeze
-from ebla.group0.store import Group0Store
+from ebla.group0.store import Group0Store, HistoryStart
 from ebla.model.errors import DeadlineExceeded, Unavailable, Unreachable
 from ebla.model.identity import HistoryId, HostId, TopologyVersion
 from ebla.model.transaction import Change, PutKey, Revision, Transaction

@@ -22,9 +22,8 @@ from ebla.group0.commands import (
     decode_command,
     encode_command,
 )
-from ebla.group0.history import HistoryStart
 from ebla.group0.members import Member, MemberRole
-from ebla.group0.store import ApplyResult, Group0Store
+from ebla.group0.store import ApplyResult, Group0Store, HistoryStart
 from ebla.model.errors import Corruption
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction

@@ -19,10 +19,8 @@ from ebla.control.raft.config import RaftConfig
 from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
-from ebla.group0.history import HistoryStart
-from ebla.group0.members import Member, MemberRole, peer_number
-from ebla.group0.membership import MEMBERS_PREFIX, member_key
-from ebla.group0.store import Group0Store, KeyEntry
+from ebla.group0.members import MEMBERS_PREFIX, Member, MemberRole, member_key, peer_number
+from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.ports.environment import Environment

@@ -11,8 +11,7 @@ from ebla.control.group0.pages import KeySelection, PagedReads, PageLimits, chan
 from ebla.group0.change_feed import ChangeSet, changes_under
 from ebla.group0.commands import CommandAnswer
 from ebla.group0.discovery import ClusterMember
-from ebla.group0.members import Member, MemberRole, peer_number
-from ebla.group0.membership import member_key
+from ebla.group0.members import Member, MemberRole, member_key, peer_number
 from ebla.model.errors import DeadlineExceeded, InvalidRequest, Refused, Unavailable
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision

@@ -7,9 +7,9 @@ the answer to the last, so that neither one lost frame nor a long round trip is 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ebla.control.liveness.failure_detector import FailureDetector, PeerLiveness, PeerState, RoundTrip
-from ebla.control.liveness.members import PeerAddresses
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, HostId
 from ebla.ports.clock import Clock
@@ -26,6 +26,12 @@ class LivenessLimits:
     silence_ms: int = 3_000
     in_flight_max: int = 16
     """Beats to one peer that are under way at once."""
+
+
+class PeerAddresses(Protocol):
+    def peers(self) -> tuple[Address, ...]:
+        """Where the control processes of the other members listen, sorted. May differ from call to call."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ go of those it holds.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -17,32 +17,22 @@ from ebla.control.group0.client import error_of
 from ebla.control.group0.node import Group0Node
 from ebla.control.topology.barrier_client import BarrierClient, BarrierOutcome
 from ebla.control.topology.schema_service import TopologySource
-from ebla.control.topology.session_plan import (
-    SessionTimes,
-    new_opening,
-    plan_close,
-    plan_open,
-    refresh_watched,
-    sessions_to_end,
-)
 from ebla.group0.commands import ConditionFailed, Done, Forgotten, LockRevoked, Rejected
-from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, Outcome, Refused
-from ebla.model.identity import SessionId, TopologyVersion
+from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Outcome, Refused, Stale
+from ebla.model.identity import RequestId, SessionId, TopologyVersion
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.topology.apply.command import Rejection as CommandRefused
 from ebla.topology.apply.command import apply_command
+from ebla.topology.apply.schema import may_be_closed
 from ebla.topology.commands import CloseSessions, OpenBulkSession
-from ebla.topology.snapshot import Snapshot
+from ebla.topology.sessions import sessions_to_close
+from ebla.topology.snapshot import Session, Snapshot
+from ebla.topology.states import SessionKind
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.transfer_messages import (
-    CloseSessionAnswer,
-    CloseSessionRequest,
-    OpenSessionAnswer,
-    OpenSessionRequest,
-)
+from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest, OpenSessionAnswer, OpenSessionRequest
 from ebla.wire.verbs import CLOSE_SESSION, OPEN_SESSION
 
 ATTEMPT_SHARE = 0.5
@@ -216,3 +206,71 @@ def _not_drained(session: SessionId, version: TopologyVersion, asked: BarrierOut
         f"that the old ones are over: {hosts}",
         advice="close it again to go on waiting",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    wall_ms: int
+    boot_ms: int
+    life_ms_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpening:
+    """One wish, through all attempts at it."""
+
+    session: Session
+    known_version: TopologyVersion
+    """As in `OpenBulkSession`: what was closed later may be this one."""
+
+
+def new_opening(request: OpenSessionRequest, snapshot: Snapshot, deadline_ms: int) -> SessionOpening:
+    """The wish as it stands when it is first looked at; `snapshot` is what a quorum knew after it came."""
+    session = Session(
+        id=request.session,
+        kind=SessionKind.BULK_JOB,
+        table=request.table,
+        request=RequestId(request.job),
+        deadline_ms=deadline_ms,
+    )
+    return SessionOpening(session, snapshot.version if request.known_version is None else request.known_version)
+
+
+def plan_open(opening: SessionOpening, snapshot: Snapshot) -> OpenBulkSession | None:
+    """None: it is open. INV-XFER-1: raises `Stale` where it may have been closed already; nothing opens it again."""
+    session = opening.session
+    listed = snapshot.sessions.get(session.id)
+    if listed is not None:
+        same = (listed.kind, listed.table, listed.request) == (session.kind, session.table, session.request)
+        if not same:
+            raise InvalidRequest(f"session {session.id} is open for something else", advice="draw another id")
+        return None
+    if may_be_closed(snapshot, session.id, opening.known_version):
+        raise Stale(f"session {session.id} is closed, or may be", advice="draw another id and ask again")
+    if session.table not in snapshot.tables:
+        raise NotFound(f"there is no table {session.table}")
+    return OpenBulkSession(session, opening.known_version)
+
+
+def refresh_watched(watched: Mapping[SessionId, int], snapshot: Snapshot, boot_ms: int) -> dict[SessionId, int]:
+    """Since when this node has seen each bulk session that is listed, by a clock that nobody sets."""
+    listed = (each for each in sorted(snapshot.sessions) if snapshot.sessions[each].kind is SessionKind.BULK_JOB)
+    return {session: watched.get(session, boot_ms) for session in listed}
+
+
+def sessions_to_end(snapshot: Snapshot, watched: Mapping[SessionId, int], times: SessionTimes) -> tuple[SessionId, ...]:
+    """Bulk sessions that the leader ends now. A deadline is a wall time of the node that was asked, whose clock may
+    have been far ahead: no session lives longer under the eyes of one leader than any may."""
+    overdue = sessions_to_close(snapshot, times.wall_ms)
+    outlived = [each for each, since_ms in watched.items() if times.boot_ms - since_ms >= times.life_ms_max]
+    return tuple(each for each in sorted(snapshot.sessions) if each in overdue or each in outlived)
+
+
+def plan_close(session: SessionId, snapshot: Snapshot) -> CloseSessions | None:
+    """None: it is known to be closed, and nobody begins anything under it any more."""
+    if session in snapshot.state.bulk_closed:
+        return None
+    listed = snapshot.sessions.get(session)
+    if listed is not None and listed.kind is not SessionKind.BULK_JOB:
+        raise Refused(f"session {session} is that of a {listed.kind}, and ends with it")
+    return CloseSessions((session,))

@@ -17,8 +17,7 @@ from ebla.control.group0.pages import (
 )
 from ebla.group0.change_feed import ChangeSet, KeyChange
 from ebla.group0.commands import CallId, Group0Command
-from ebla.group0.history import HistoryStart
-from ebla.group0.store import Group0Store
+from ebla.group0.store import Group0Store, HistoryStart
 from ebla.model.identity import HistoryId, HostId
 from ebla.model.transaction import DeleteKey, PutKey, Revision, Transaction
 from ebla.sim.world import World

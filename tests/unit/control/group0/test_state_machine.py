@@ -16,10 +16,9 @@ from ebla.group0.commands import (
     LockRevoked,
     encode_command,
 )
-from ebla.group0.history import HistoryStart
 from ebla.group0.members import Member, MemberRole
 from ebla.group0.snapshot import StoreBuilder, encode, freeze
-from ebla.group0.store import Group0Store
+from ebla.group0.store import Group0Store, HistoryStart
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.model.transaction import PutKey, Transaction
 from ebla.raft.membership import LEAVE_JOINT, MembershipChange

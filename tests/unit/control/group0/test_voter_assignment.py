@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from ebla.control.group0.voter_assignment import LAG_ENTRIES_MAX, next_voter_change
-from ebla.group0.members import Member, MemberRole, peer_number
-from ebla.group0.membership import member_key
+from ebla.group0.members import Member, MemberRole, member_key, peer_number
 from ebla.model.identity import Address, HostId
 from ebla.raft.core import RaftCore
 from ebla.raft.events import Campaign

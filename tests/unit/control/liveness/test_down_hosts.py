@@ -2,8 +2,7 @@
 
 import uuid
 
-from ebla.control.liveness.down_hosts import down_hosts
-from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
+from ebla.control.liveness.failure_detector import PeerLiveness, PeerState, down_hosts
 from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import Address, HostId
 

@@ -10,8 +10,7 @@ from tests.unit.topology.world import cluster
 
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.topology.committed_topology import CommittedTopology
-from ebla.group0.history import HistoryStart
-from ebla.group0.store import Group0Store
+from ebla.group0.store import Group0Store, HistoryStart
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import DeleteKey, PutKey
 from ebla.observe.event_reporter import discard_event

@@ -8,7 +8,7 @@ import pytest
 from tests.async_tests import runs_in
 from tests.unit.control.feed_rig import HISTORY, ControlLife, FeedStore, V, in_virtual_time, state_put
 
-from ebla.control.topology.feed_pages import changes_after
+from ebla.control.topology.feed_service import changes_after
 from ebla.model.errors import DeadlineExceeded, Unavailable
 from ebla.model.identity import HistoryId, HostId
 from ebla.model.transaction import DeleteKey, PutKey, Revision

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.topology.world import World, cluster
 
-from ebla.control.topology.session_plan import (
+from ebla.control.topology.bulk_sessions import (
     SessionTimes,
     new_opening,
     plan_close,

@@ -4,7 +4,7 @@ import uuid
 
 from tests.unit.topology.world import cluster
 
-from ebla.control.node_status import topology_status, with_versions
+from ebla.control.control_process import topology_status, with_versions
 from ebla.model.identity import HistoryId, TopologyVersion
 from ebla.topology.states import NodeState
 from ebla.wire.feed_messages import ChildReport
