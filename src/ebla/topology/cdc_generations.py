@@ -1,9 +1,9 @@
 """Change data capture: which stream a write's change record goes to.
 
-A *generation* gives every vnode one stream per shard of its owner; it holds from its timestamp until the next one's.
-Writes choose by their own timestamp, so all routers agree on the stream without asking each other, provided they know
-the generation before it begins to hold: hence the delay put on every timestamp but the first. Tables on tablets have
-one stream per tablet instead, in sets that change when the tablet count does.
+A *generation* gives every vnode one stream per shard of its owner. It is in effect from its timestamp until the next
+one's. A write selects its generation by its own timestamp, so all routers agree on the stream without coordination, if
+they know the generation before it takes effect: hence the delay added to every timestamp but the first. Tables on
+tablets have one stream per tablet instead, in sets that change when the tablet count does.
 
 Times in milliseconds are wall time; write timestamps are microseconds, as drivers send them.
 """
@@ -31,7 +31,7 @@ VERSION_BITS = 4
 INDEX_BITS = 22
 RANDOM_BITS = 38
 STREAM_BYTES_ESTIMATE = 20
-"""Of one stream in an encoded part, its share of the range's head included."""
+"""The size of one stream in an encoded part, with its share of the range's header."""
 
 LEEWAY_MS = 5_000
 """How far clocks of clients and nodes may be apart before a write is refused."""
@@ -41,7 +41,7 @@ PART_BYTES_MAX = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamParts:
-    """What a stream id is made of."""
+    """The fields of a stream id."""
 
     token: int
     random: int
@@ -96,7 +96,7 @@ def _by_token(owned: tuple[int, Node]) -> int:
 
 
 def ring_owners(snapshot: Snapshot) -> Iterator[Node]:
-    """Whose tokens a new generation covers: the ring's, and those of the node about to join it."""
+    """The token owners that a new generation covers: the ring's, and the node that is joining."""
     return (node for node in snapshot.nodes_in(*_COVERED) if node.tokens and not _is_replaced(snapshot, node))
 
 
@@ -115,7 +115,7 @@ def _is_replaced(snapshot: Snapshot, node: Node) -> bool:
 
 
 def generation_parts(ranges: Sequence[CdcRange], part_bytes_max: int = PART_BYTES_MAX) -> tuple[CdcGenerationPart, ...]:
-    """Pieces that fit a group 0 command each, in ring order; a range is never cut."""
+    """Parts that each fit one group 0 command, in ring order; a range is never split."""
     parts: list[CdcGenerationPart] = []
     gathered: list[CdcRange] = []
     size = 0
@@ -130,7 +130,7 @@ def generation_parts(ranges: Sequence[CdcRange], part_bytes_max: int = PART_BYTE
 
 
 def generation_timestamp_ms(now_ms: int, ring_delay_ms: int, newest_ms: int | None) -> int:
-    """When a generation committed now begins to hold: late enough that every node has learnt of it by then."""
+    """The timestamp of a generation that is committed now: late enough that every node knows it by then."""
     if newest_ms is None:
         return now_ms
     delay_ms = 2 * ring_delay_ms + LEEWAY_MS if ring_delay_ms else 0
@@ -138,7 +138,7 @@ def generation_timestamp_ms(now_ms: int, ring_delay_ms: int, newest_ms: int | No
 
 
 def is_optimal(ranges: Sequence[CdcRange], ring_tokens: Iterable[int]) -> bool:
-    """Whether each vnode of the ring has streams of its own and no other range does."""
+    """Whether exactly the vnodes of the ring have streams."""
     return [each.range_end for each in ranges] == sorted(ring_tokens)
 
 
@@ -182,7 +182,7 @@ def generation_for_write(committed: Sequence[CommittedGeneration], write_us: int
 
 
 def _held_at(committed: Sequence[CommittedGeneration], time_us: int) -> int | None:
-    """Which of them held then."""
+    """The generation in effect at that time."""
     after = bisect_right(committed, time_us, key=lambda each: each.timestamp_ms * 1000)
     return after - 1 if after else None
 
@@ -196,7 +196,7 @@ def stream_for_token(ranges: Sequence[CdcRange], token: int) -> StreamId:
 
 
 def generation_data(snapshot: Snapshot, generation: CdcGeneration) -> tuple[CdcRange, ...]:
-    """All its ranges in order; every part must be there."""
+    """All its ranges in order. Every part must be present."""
     parts = (snapshot.cdc_parts[generation.id, number] for number in range(generation.part_count))
     return tuple(each for part in parts for each in part.ranges)
 
@@ -204,8 +204,8 @@ def generation_data(snapshot: Snapshot, generation: CdcGeneration) -> tuple[CdcR
 def obsolete_generations(
     committed: Sequence[CommittedGeneration], now_ms: int, ring_delay_ms: int
 ) -> tuple[CommittedGeneration, ...]:
-    """Those no write can go to any more, oldest first: superseded for longer than clocks and news may lag. One that is
-    not published yet stays, and so does every later one, since readers follow them in order."""
+    """Generations that no write can use any more, oldest first: superseded for longer than clocks and the feed may lag.
+    An unpublished generation stays, and so does every later one, because readers follow them in order."""
     safe_before_ms = now_ms - LEEWAY_MS - ring_delay_ms
     obsolete = []
     for each, successor in pairwise(committed):
@@ -243,9 +243,10 @@ def _tablet_stream_id(streams: TabletStreams, number: int) -> StreamId:
 
 
 def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us: int) -> StreamId:
-    """By the set (oldest first) that held at the write's timestamp; one older than all uses the oldest.
+    """The stream in the set (oldest first) that was in effect at the write's timestamp; an older write uses the oldest
+    set.
 
-    A set says itself how many tablets it was made for, so it needs no tablet map of its time.
+    A set records its own tablet count, so no old tablet map is needed.
     """
     assert sets
     after = bisect_right(sets, write_us, key=lambda each: each.timestamp_ms * 1000)
@@ -254,14 +255,14 @@ def stream_for_tablet_write(sets: Sequence[TabletStreams], token: int, write_us:
 
 
 def stream_changes(before: TabletStreams, after: TabletStreams) -> Iterator[tuple[CdcStreamState, StreamId]]:
-    """What readers who followed `before` must do: no stream is in two sets, so all of them end and others begin."""
+    """What readers of `before` must do. No stream is in two sets, so all old streams end and new ones begin."""
     yield from ((CdcStreamState.CLOSED, each) for each in tablet_stream_ids(before))
     yield from ((CdcStreamState.OPENED, each) for each in tablet_stream_ids(after))
 
 
 def oldest_set_read(sets: Sequence[TabletStreams], now_ms: int, ttl_ms: int) -> TabletStreams:
-    """The oldest set (oldest first) with anything left to read: one superseded longer ago than records live has
-    nothing. A time to live of 0 keeps all."""
+    """The oldest set that still has records to read. A set superseded for longer than the records' TTL has none;
+    a TTL of 0 keeps all sets."""
     assert sets
     ended = sum(1 for _, successor in pairwise(sets) if successor.timestamp_ms <= now_ms - ttl_ms) if ttl_ms else 0
     return sets[ended]

@@ -1,6 +1,6 @@
 """Everything that may be committed to the topology, as tagged structs.
 
-A command says what is meant and what its sender saw (`leaving`: the state or stage it acts on), never which keys to
+A command states the intent and what its sender saw (`leaving`: the state or stage it acts on), never which keys to
 write. `apply` checks it against the snapshot, so a command repeated by a new leader is refused, not applied twice.
 Times are wall milliseconds of the proposer; ids are drawn by the proposer. Tags are stored: never reuse one.
 """
@@ -22,7 +22,7 @@ from ebla.topology.states import ResizeType, TabletStage, TransitionKind, Transi
 
 
 class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_like=True, kw_only=True):
-    """The first node: normal at once, with its tokens and a CDC generation. The topology is born upgraded."""
+    """The first node: normal at once, with its tokens and a CDC generation. A new topology needs no upgrade."""
 
     node: Node
     tokens: tuple[int, ...]
@@ -31,14 +31,14 @@ class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_lik
 
 
 class SubmitJoin(msgspec.Struct, frozen=True, tag="submit_join", array_like=True):
-    """A new node asks to join, or to take a dead one's place (request kinds join and replace)."""
+    """A new node requests to join, or to replace a dead node."""
 
     node: Node
     request: NodeRequest
 
 
 class SubmitNodeRequest(msgspec.Struct, frozen=True, tag="submit_node_request", array_like=True):
-    """Leave, remove or rebuild, for a node that is in the cluster."""
+    """Leave, remove or rebuild a node of the cluster."""
 
     request: NodeRequest
 
@@ -56,14 +56,14 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort_request", array_like=
 
 
 class StartNodeRequest(msgspec.Struct, frozen=True, tag="start_node_request", array_like=True):
-    """The coordinator takes up a pending request. `session` is used by a rebuild only."""
+    """The coordinator starts a pending request. Only a rebuild uses `session`."""
 
     request: RequestId
     session: SessionId
 
 
 class RejectNode(msgspec.Struct, frozen=True, tag="reject_node", array_like=True):
-    """A node that may not join (or was not accepted while in `join_group0`) becomes left without having been in."""
+    """A node that may not join (or was rejected while in `join_group0`) becomes `left` without ever having joined."""
 
     host: HostId
     reason: str
@@ -88,18 +88,18 @@ class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generatio
 
 
 class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=True, kw_only=True):
-    """What (node state, transition state) asked for is done: on to the next, as the node table says."""
+    """The action of (node state, transition state) is done: go to the next row of the node table."""
 
     host: HostId
     leaving: TransitionState | None
     session: SessionId
     now_ms: int
     fence: TopologyVersion = TopologyVersion(0)
-    """The version whose barrier went through; the fence rises to it in the same commit. 0: none."""
+    """The version whose barrier succeeded; the same commit raises the fence to it. 0: none."""
 
 
 class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like=True, kw_only=True):
-    """It failed: the way the node table's failure column says. Refused where that column says to repeat."""
+    """The action failed: take the failure edge of the node table. Refused where the table says to repeat."""
 
     host: HostId
     leaving: TransitionState | None
@@ -108,9 +108,9 @@ class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like
 
 
 class FailDraining(msgspec.Struct, frozen=True, tag="fail_draining", array_like=True):
-    """Draining cannot end well. Moves under way end first (INV-TABL-3); then the operation is rolled back.
+    """Draining cannot succeed. Running moves end first (INV-TABL-3); then the operation is rolled back.
 
-    Stored, so that a new leader does not begin to drain again.
+    Stored, so that a new leader does not start draining again.
     """
 
     host: HostId
@@ -118,26 +118,26 @@ class FailDraining(msgspec.Struct, frozen=True, tag="fail_draining", array_like=
 
 
 class CompleteRequest(msgspec.Struct, frozen=True, tag="complete_request", array_like=True):
-    """In `left_token_ring`: the operator is answered before the node is told to shut down."""
+    """In `left_token_ring`: the operator gets the answer before the node is told to shut down."""
 
     host: HostId
     now_ms: int
 
 
 class RaiseFence(msgspec.Struct, frozen=True, tag="raise_fence", array_like=True):
-    """A barrier for `version` went through everywhere: nothing older is accepted any more."""
+    """A barrier for `version` succeeded on every node: nothing older is accepted any more."""
 
     version: TopologyVersion
 
 
 class SetIgnoredNodes(msgspec.Struct, frozen=True, tag="set_ignored_nodes", array_like=True):
-    """Which dead nodes the operator gives up, in place of those named before."""
+    """The dead nodes that the operator ignores; replaces the previous list."""
 
     hosts: tuple[HostId, ...]
 
 
 class RefreshNode(msgspec.Struct, frozen=True, tag="refresh_node", array_like=True, kw_only=True):
-    """A node started again, perhaps with another release, address or number of shards."""
+    """A node restarted, perhaps with another release, address or shard count."""
 
     host: HostId
     release_version: str
@@ -156,7 +156,7 @@ class SetBalancing(msgspec.Struct, frozen=True, tag="set_balancing", array_like=
 
 
 class FinishGlobalRequest(msgspec.Struct, frozen=True, tag="finish_global_request", array_like=True):
-    """Done, or (with an error) given up. Ends `commit_cdc_generation` too when the request was in it."""
+    """Done, or (with an error) abandoned. Also ends `commit_cdc_generation` if the request was in it."""
 
     request: RequestId
     error: str
@@ -164,21 +164,21 @@ class FinishGlobalRequest(msgspec.Struct, frozen=True, tag="finish_global_reques
 
 
 class StartCdcCommit(msgspec.Struct, frozen=True, tag="start_cdc_commit", array_like=True):
-    """Takes up a request for a new CDC generation, whose data is complete in group 0."""
+    """Starts a request for a new CDC generation whose data is complete in group 0."""
 
     request: RequestId
     generation: GenerationId
 
 
 class StartRfChange(msgspec.Struct, frozen=True, tag="start_rf_change", array_like=True):
-    """Takes up a change of replication: the keyspace's new factors and the moves that bring them about, at once."""
+    """Starts a change of replication: the keyspace's new factors and the moves that implement them, in one commit."""
 
     request: RequestId
     moves: "tuple[TabletMove, ...]"
 
 
 class WriteCdcPart(msgspec.Struct, frozen=True, tag="write_cdc_part", array_like=True, kw_only=True):
-    """A piece of a generation that nobody uses yet; bound by no step."""
+    """A part of a generation that is not in use yet; not conditional on a step."""
 
     generation: GenerationId
     part_count: int
@@ -191,7 +191,7 @@ class MarkCdcPublished(msgspec.Struct, frozen=True, tag="mark_cdc_published", ar
 
 
 class DropCdcGenerations(msgspec.Struct, frozen=True, tag="drop_cdc_generations", array_like=True):
-    """Generations no write can need any more, or data of one that was never committed."""
+    """Generations that no write can need any more, or data of one that was never committed."""
 
     generations: tuple[GenerationId, ...]
 
@@ -204,8 +204,8 @@ class TabletMove(msgspec.Struct, frozen=True, tag="tablet_move", array_like=True
 
 
 class StartMoves(msgspec.Struct, frozen=True, tag="start_moves", array_like=True):
-    """Tablets into transition, at most `MOVES_PER_COMMIT_MAX`; at rest this enters `tablet_migration` in the same
-    step."""
+    """Starts transitions of at most `MOVES_PER_COMMIT_MAX` tablets; at rest the same step enters
+    `tablet_migration`."""
 
     moves: tuple[TabletMove, ...]
 
@@ -217,13 +217,13 @@ class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_lik
     session: SessionId
     """Used if the next stage opens one."""
     failed: bool = False
-    """Take the error edge of the stage instead, if the stage table gives one for what was lost."""
+    """Take the error edge of the stage instead, if the stage table has one for the replicas that were lost."""
     hopeless: bool = False
     """With `failed`: streaming cannot succeed (no room, or the leave it serves was cancelled)."""
 
 
 class AdvanceTablets(msgspec.Struct, frozen=True, tag="advance_tablets", array_like=True):
-    """One step of each of these tablets, in one version; at most `STEPS_PER_COMMIT_MAX`."""
+    """One step of each of these tablets, as one version; at most `STEPS_PER_COMMIT_MAX`."""
 
     steps: tuple[TabletAdvance, ...]
     fence: TopologyVersion = TopologyVersion(0)
@@ -231,7 +231,7 @@ class AdvanceTablets(msgspec.Struct, frozen=True, tag="advance_tablets", array_l
 
 
 class LeaveMigrationTrack(msgspec.Struct, frozen=True, tag="leave_migration_track", array_like=True):
-    """No tablet is in transition any more: on to a waiting resize, or to rest."""
+    """No tablet is in transition any more: go to a waiting resize, or to rest."""
 
 
 class RecordRepair(msgspec.Struct, frozen=True, tag="record_repair", array_like=True):
@@ -250,7 +250,7 @@ class DecideResize(msgspec.Struct, frozen=True, tag="decide_resize", array_like=
 
 
 class ReportResizeReady(msgspec.Struct, frozen=True, tag="report_resize_ready", array_like=True):
-    """Every replica has mirrored this resize number."""
+    """Every replica has reported this resize number."""
 
     table: TableId
     number: int
@@ -268,7 +268,7 @@ class NewStreams(msgspec.Struct, frozen=True, tag="new_streams", array_like=True
 
 
 class FinalizeResize(msgspec.Struct, frozen=True, tag="finalize_resize", array_like=True):
-    """After the barrier: ready tables get their new maps, as many as fit one commit; with the last of them the topology
+    """After the barrier: ready tables get their new maps, as many as fit one commit; after the last one the topology
     is at rest."""
 
     fence: TopologyVersion = TopologyVersion(0)
@@ -281,7 +281,7 @@ class CreateKeyspace(msgspec.Struct, frozen=True, tag="create_keyspace", array_l
 
 
 class AlterKeyspace(msgspec.Struct, frozen=True, tag="alter_keyspace", array_like=True):
-    """New factors for a keyspace on vnodes; one on tablets asks by a global request."""
+    """New factors for a keyspace on vnodes; a keyspace on tablets uses a global request."""
 
     keyspace: Keyspace
 
@@ -291,10 +291,10 @@ class DropKeyspace(msgspec.Struct, frozen=True, tag="drop_keyspace", array_like=
 
 
 class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=True):
-    """With the replicas of each tablet, for a keyspace on tablets; none for one on vnodes.
+    """With the replicas of each tablet, for a keyspace on tablets; none on vnodes.
 
-    Its id is drawn for this attempt. Worked out again on a later snapshot, with the table dropped in between, it would
-    meet late writes to the table that had the id before.
+    The id is drawn for this attempt. If a retry reused it after the table had been dropped in between, the new table
+    would receive late writes of the old one.
     """
 
     table: Table
@@ -306,11 +306,11 @@ class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=Tr
 class AlterTable(msgspec.Struct, frozen=True, tag="alter_table", array_like=True):
     table: Table
     streams: NewStreams | None = None
-    """Where the changes of a table on tablets are captured for the first time."""
+    """If changes of a table on tablets are captured for the first time."""
 
 
 class DropStreamSets(msgspec.Struct, frozen=True, tag="drop_stream_sets", array_like=True):
-    """The sets of a table's change streams before this one have nothing left to read."""
+    """The sets of the table's change streams before this one have no records left to read."""
 
     table: TableId
     oldest_kept_ms: int
@@ -323,12 +323,13 @@ class DropTable(msgspec.Struct, frozen=True, tag="drop_table", array_like=True):
 class OpenBulkSession(msgspec.Struct, frozen=True, tag="open_bulk_session", array_like=True):
     session: Session
     known_version: TopologyVersion | None = None
-    """The version its owner, or the node that it asked, had seen before anybody asked for this session; None: nobody
-    else has the id, and it is tried this once."""
+    """The version that the owner, or the node it called, had seen before this session was requested; None: the id is
+    known to no one else, and this is the only attempt."""
 
 
 class CloseSessions(msgspec.Struct, frozen=True, tag="close_sessions", array_like=True):
-    """Bulk jobs that ended, ran out of time, or lost their table. Stages and requests close theirs themselves."""
+    """Bulk jobs that ended, passed their deadline, or lost their table. Stages and requests close their own
+    sessions."""
 
     sessions: tuple[SessionId, ...]
 
@@ -338,7 +339,7 @@ class StartUpgrade(msgspec.Struct, frozen=True, tag="start_upgrade", array_like=
 
 
 class BuildCoordinatorState(msgspec.Struct, frozen=True, tag="build_coordinator_state", array_like=True, kw_only=True):
-    """The coordinator writes what the settings said into group 0, and the upgrade is done."""
+    """The coordinator writes the topology from the settings into group 0, which completes the upgrade."""
 
     nodes: tuple[Node, ...]
     keyspaces: tuple[Keyspace, ...]

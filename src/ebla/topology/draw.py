@@ -1,8 +1,8 @@
 """The state diagrams, drawn from the tables as Mermaid.
 
-    python -m ebla.topology.draw [FOLDER]      writes into docs/diagrams unless told otherwise
+    python -m ebla.topology.draw [FOLDER]      writes into docs/diagrams by default
 
-A test draws them again and compares, so a change of a table without its diagram does not pass.
+A test draws them again and compares, so a table cannot change without its diagram.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ABBREVIATIONS = {
     NodeState.DECOMMISSIONING: "de",
     NodeState.REMOVING: "re",
 }
-"""Mermaid wants every name once, so a transition state is named after the node state it stands in."""
+"""Mermaid needs unique names, so the name of a transition state contains the node state it is in."""
 
 
 class Arrow(NamedTuple):
@@ -48,7 +48,7 @@ def node_arrows() -> dict[str, list[Arrow]]:
 
 
 def _arrows_of(edge: NodeEdge) -> Iterator[tuple[str, Arrow]]:
-    """One commit is an arrow inside a node state, one between two, or both: out of the one and on to the other."""
+    """One commit is an arrow inside a node state, an arrow between two node states, or both."""
     source, target = edge.source, edge.target
     assert source.state is not None
     assert target.state is not None

@@ -1,4 +1,4 @@
-"""Cluster features: on once every member can, for ever after. Nobody who cannot is let in or started again."""
+"""Cluster features: enabled for good once every member supports them. A node that lacks one may not join or restart."""
 
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
@@ -10,11 +10,11 @@ _COUNTED = (
     NodeState.REPLACING,
     NodeState.DECOMMISSIONING,
 )
-"""Whose word counts. A node being removed is dead, one in `none` is not yet accepted."""
+"""The nodes that count. A node being removed is dead; a node in `none` is not accepted yet."""
 
 
 def supported_by_all(snapshot: Snapshot) -> tuple[str, ...]:
-    """What every counted node supports, sorted; nothing in an empty cluster."""
+    """Features that every counted node supports, sorted; none in an empty cluster."""
     lists = [node.supported_features for node in snapshot.nodes_in(*_COUNTED)]
     if not lists:
         return ()
@@ -31,10 +31,10 @@ def missing_to_join(snapshot: Snapshot, supported: tuple[str, ...]) -> tuple[str
 
 
 def missing_to_start(snapshot: Snapshot, supported: tuple[str, ...]) -> tuple[str, ...]:
-    """What a member lacks to be started again: the enabled features and those all members, itself included, support.
+    """The features that a member lacks to restart: enabled ones, and those that all members, itself included, support.
 
-    The second kind is not enabled yet but may be at any moment: the coordinator has seen every node support it, and a
-    node that came back without it would meet commands it cannot read.
+    The second kind may be enabled at any moment: the coordinator has seen that every node supports it, and a node that
+    restarted without it would receive commands that it cannot read.
     """
     needed = sorted({*snapshot.state.enabled_features, *supported_by_all(snapshot)})
     return tuple(feature for feature in needed if feature not in supported)

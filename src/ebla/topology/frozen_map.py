@@ -1,4 +1,4 @@
-"""A mapping that cannot change: `put` and `without` give a new one and leave the old one to whoever holds it."""
+"""An immutable mapping: `put` and `without` return a new one."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -10,8 +10,8 @@ V = TypeVar("V")
 class FrozenMap(dict[K, V]):
     """A dict without its mutators, so that lookups keep the speed of a dict.
 
-    A change copies the map: about 10 µs per thousand entries. Maps that may grow past a few thousand (tablets) are cut
-    into chunks instead, so that a change copies one chunk.
+    A change copies the map: about 10 µs per thousand entries. Maps that may exceed a few thousand entries (tablets) are
+    split into chunks, so that a change copies one chunk.
     """
 
     __slots__ = ()

@@ -1,5 +1,5 @@
-"""What is always true of a snapshot, and of one that follows another. Checked after every command in tests and by
-the simulator; `tablet_invariants.py` has the part about tablets."""
+"""Invariants of a snapshot, and of two successive snapshots. Tests and the simulator check them after every command;
+`tablet_invariants.py` has those about tablets."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from ebla.topology.tablet_stages import pending_replicas
 
 
 def violations(snapshot: Snapshot) -> tuple[InvariantViolation, ...]:
-    """Of one snapshot; none, if all is well."""
+    """The violations in one snapshot."""
     return (
         *_nodes(snapshot),
         *_tokens(snapshot),
@@ -26,7 +26,7 @@ def violations(snapshot: Snapshot) -> tuple[InvariantViolation, ...]:
 
 
 def violations_between(before: Snapshot, after: Snapshot) -> tuple[InvariantViolation, ...]:
-    """Of two snapshots, the second made from the first by any number of commands."""
+    """The violations between two snapshots, the second made from the first by any number of commands."""
     return tuple(_between(before, after))
 
 
@@ -102,7 +102,7 @@ def _fence(snapshot: Snapshot) -> Iterator[InvariantViolation]:
 
 
 def _sessions(snapshot: Snapshot) -> Iterator[InvariantViolation]:
-    """Of node operations; those of stages are the tablets' (INV-TABL-2), those of bulk jobs stand by themselves."""
+    """Sessions of node operations. INV-TABL-2 covers those of stages; sessions of bulk jobs are independent."""
     reopened = [session for session in snapshot.state.bulk_closed if session in snapshot.sessions]
     if reopened:
         yield InvariantViolation("INV-XFER-1", f"session {reopened[0]} was closed and is open again")
@@ -129,7 +129,7 @@ def _drained(snapshot: Snapshot) -> Iterator[InvariantViolation]:
 
 
 def _promises(snapshot: Snapshot) -> Iterator[InvariantViolation]:
-    """What the row the topology is in says, as far as a snapshot shows it."""
+    """The promise of the topology's current row, as far as a snapshot can show it."""
     node = snapshot.node_in_transition()
     request = snapshot.node_requests.get(node.request) if node is not None and node.request is not None else None
     given_up = request is not None and bool(request.error)
@@ -210,7 +210,7 @@ def _between(before: Snapshot, after: Snapshot) -> Iterator[InvariantViolation]:
 
 
 def _routes_differ(before: Snapshot, after: Snapshot) -> bool:
-    """What requests depend on; requests, repair times and the like may change within a version."""
+    """The fields that clients' requests depend on. Requests, repair times and the like may change within a version."""
     rings = [
         [(node.host, node.state, node.tokens, node.shard_count) for node in each.members() if node.tokens]
         for each in (before, after)

@@ -1,9 +1,9 @@
-"""Where each row of the snapshot stands in group 0, and how it is written there.
+"""The group 0 key of each row of the snapshot, and its encoding.
 
 Everything is under one prefix, so one ordered feed carries a whole version:
 
     topology/state                              the static row; every step rewrites it
-    topology/node/<host>                        one row per node, for ever
+    topology/node/<host>                        one row per node, never deleted
     topology/request/<id>                       node and global requests
     topology/session/<id>                       an open session; deleted = closing
     topology/cdc/<generation>/head | part/<n>   a vnode CDC generation and its data
@@ -14,8 +14,8 @@ Everything is under one prefix, so one ordered feed carries a whole version:
 
 A stage change touches three small keys (state, transition, session); only the end of a migration rewrites a chunk.
 
-A newer release appends fields to rows. An older one keeps what it does not know of a row and writes it back with it; it
-could not for structs inside rows (`Replication`, `Resize`, …), so those never grow: what is new goes to their row.
+A newer release appends fields to rows. An older release keeps the fields it does not know and writes them back. It
+cannot do so for structs inside rows (`Replication`, `Resize`, …), so those never grow: new fields go into the row.
 """
 
 import uuid
@@ -62,7 +62,8 @@ class TabletMapRow(msgspec.Struct, frozen=True, tag="tablet_map", array_like=Tru
 
 
 class TabletChunkRow(msgspec.Struct, frozen=True, tag="tablet_chunk", array_like=True):
-    """Replicas of consecutive tablets. A place is (index into `hosts`) × 2^16 + shard: a host id stands once."""
+    """Replicas of consecutive tablets, each encoded as (index into `hosts`) × 2^16 + shard, so that each host id is
+    stored once."""
 
     hosts: tuple[HostId, ...]
     places: tuple[tuple[int, ...], ...]
@@ -92,7 +93,7 @@ Row = (
     | TabletTransition
 )
 Rows = Mapping[str, Row | None]
-"""Keys to their new rows; None: the key goes."""
+"""Keys to their new rows; None: the key is deleted."""
 
 
 def map_row(tablets: TabletMap) -> TabletMapRow:
@@ -150,12 +151,12 @@ _DECODER: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 
 def encode(row: Row, unknown: tuple[bytes, ...] = ()) -> bytes:
-    """`unknown`: fields of a newer release that stand behind the row's own."""
+    """`unknown`: trailing fields of a newer release."""
     return encode_stored(StoredValue(row, unknown))
 
 
 def decode(key: str, value: bytes) -> Row:
-    """The row a key holds. A value that is none is damage (or a newer format), never something to guess around."""
+    """The row under a key. A value that does not decode is corruption (or a newer format) and is never ignored."""
     try:
         return _DECODER.decode(value)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -1,8 +1,8 @@
-"""What the coordinator should do now: one step, chosen from the snapshot alone.
+"""What the coordinator does next: one step, chosen from the snapshot alone.
 
 The order: a node in transition, requests of nodes, global requests, features, tablet migration, resize, rest. A
-transition state, once entered, is finished first, since nothing else may start in it. Every step can be taken again
-by a new leader: it is the same step until its outcome is committed.
+transition state, once entered, is finished first, because nothing else may start in it. A new leader can repeat every
+step: it stays the same until its outcome is committed.
 """
 
 from collections.abc import Iterator
@@ -38,14 +38,14 @@ from ebla.topology.states import (
 
 @dataclass(frozen=True, slots=True)
 class BuildState:
-    """Write what the settings say into group 0."""
+    """Write the topology from the settings into group 0."""
 
     why: str = "the operator started the upgrade"
 
 
 @dataclass(frozen=True, slots=True)
 class DriveNode:
-    """Do what the row says (barrier first), then commit its outcome."""
+    """Do the row's action (barrier first), then commit the outcome."""
 
     host: HostId
     row: NodeRow
@@ -54,7 +54,7 @@ class DriveNode:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Commit the failure edge of the row: nothing is left to be done before it."""
+    """Commit the failure edge of the row; nothing has to be done before."""
 
     host: HostId
     row: NodeRow
@@ -63,7 +63,7 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveTablets:
-    """Drive these tablets, by table id and number; and, if told so, ask the balancer for more."""
+    """Drive these tablets, by table id and number; with `may_plan`, ask the balancer for more."""
 
     tablets: tuple[tuple[TableId, int], ...]
     ask_balancer: bool
@@ -100,8 +100,8 @@ class CancelQueue:
 
 @dataclass(frozen=True, slots=True)
 class DriveGlobal:
-    """Take up the oldest global request, or go on with it (its row's barrier first), or answer it: see its outcome and
-    the transition state."""
+    """Start the oldest global request, continue it (its row's barrier first), or answer it: its outcome and the
+    transition state say which."""
 
     request: GlobalRequest
     row: NodeRow
@@ -116,7 +116,8 @@ class TurnOnFeatures:
 
 @dataclass(frozen=True, slots=True)
 class AskBalancer:
-    """At rest: ask for a plan. If it has moves, start them; if not, ask for the next step with `plan_is_empty`."""
+    """At rest: ask the balancer for a plan. Start its moves; if there are none, ask for the next step with
+    `plan_is_empty`."""
 
     why: str
 
@@ -309,7 +310,7 @@ SideStep = CloseBulkSessions | PublishGeneration | DropAbandoned
 
 
 def side_steps(snapshot: Snapshot, liveness: LivenessView) -> Iterator[SideStep]:
-    """What the leader does beside the topology's own steps; it neither waits for them nor holds them up."""
+    """What the leader does besides the topology's own steps; neither waits for the other."""
     over = sessions_to_close(snapshot, liveness.now_ms)
     if over:
         yield CloseBulkSessions(over, "their time is up, or their table is gone")
@@ -323,8 +324,8 @@ def side_steps(snapshot: Snapshot, liveness: LivenessView) -> Iterator[SideStep]
 
 
 def _abandoned(snapshot: Snapshot) -> tuple[GenerationId, ...]:
-    """Generations that nobody commits any more. Their data is written just before the step that names them: while a
-    node is in `join_group0`, or for the global request that is next. Then they may be in the making, and stay."""
+    """Generations that will never be committed. Their data is written just before the step that names them: while a
+    node is in `join_group0`, or for the next global request. In those cases they may still be in progress, and stay."""
     if snapshot.state.upgrade is not UpgradeState.DONE or snapshot.transition is TransitionState.JOIN_GROUP0:
         return ()
     if snapshot.state.global_requests:

@@ -1,8 +1,8 @@
 """The node table: (state of the node in transition, transition state of the topology) → what to do, next, on failure.
 
-`None` as a node state is the row for the topology on its own: at rest, moving tablets, or busy with a global request.
-A pair without a row cannot occur (INV-NODE-3). Leaving a row is one commit; the barrier of a row, if it has one, has
-gone through everywhere before that commit, and the fence says so.
+`None` as a node state is the row for the topology without a node in transition: at rest, moving tablets, or running a
+global request. A pair without a row cannot occur (INV-NODE-3). Leaving a row is one commit. If the row has a barrier,
+it has succeeded on every node before that commit, which the fence proves.
 """
 
 import enum
@@ -18,21 +18,21 @@ class NodeAction(enum.StrEnum):
 
     NOTHING = "nothing"
     ADMIT = "admit"
-    """Add the node to group 0, tell it, choose its tokens, write the data of its CDC generation."""
+    """Add the node to group 0, notify it, choose its tokens, write the data of its CDC generation."""
     COMMIT_GENERATION = "commit_generation"
     DRAIN_TABLETS = "drain_tablets"
     """Move every tablet replica off the node; of a node being replaced they are rebuilt afterwards instead."""
     STREAM = "stream"
     """Vnode ranges: to the node (joining, replacing, rebuilding), from it (leaving), among the others (removing)."""
     LEAVE_GROUP0 = "leave_group0"
-    """Answer the request, tell the node to shut down, remove it from group 0."""
+    """Answer the request, shut the node down, remove it from group 0."""
     MOVE_TABLETS = "move_tablets"
     FINALIZE_RESIZE = "finalize_resize"
 
 
 @dataclass(frozen=True, slots=True)
 class StatePair:
-    """Where a commit leads: the state of the node concerned and the transition state of the topology."""
+    """The target of a commit: the state of the node and the transition state of the topology."""
 
     state: NodeState | None
     transition: TransitionState | None
@@ -44,15 +44,15 @@ class NodeRow:
     action: NodeAction
     next: StatePair
     on_failure: StatePair | None
-    """None: repeated until it succeeds, or until the nodes in its way are ignored or fenced."""
+    """None: the action is repeated until it succeeds, or until the nodes that block it are ignored or fenced."""
     rejected: StatePair | None = None
-    """Where a node goes that is not accepted."""
+    """The target for a node that is rejected."""
     barrier: bool = False
     session: bool = False
     """Runs under the topology's session: opened by the commit that enters the row, closed by the one that leaves it."""
     label: str
     promise: str
-    """What is true of the whole cluster as soon as this row is committed."""
+    """What is true of the whole cluster once this row is committed."""
 
 
 _S = NodeState
@@ -115,7 +115,7 @@ def _row(
 
 
 def _joining(state: NodeState, second: TransitionState) -> tuple[NodeRow, ...]:
-    """Join and replace: they differ in what stands between `join_group0` and `write_both_read_old`."""
+    """Join and replace: they differ in the rows between `join_group0` and `write_both_read_old`."""
     out = (state, _T.LEFT_TOKEN_RING)
     between = {
         _T.COMMIT_CDC_GENERATION: (NodeAction.COMMIT_GENERATION, _Trait.BARRIER),
@@ -137,7 +137,8 @@ def _joining(state: NodeState, second: TransitionState) -> tuple[NodeRow, ...]:
 
 
 def _going(state: NodeState, after_switch: tuple[NodeState, TransitionState | None]) -> tuple[NodeRow, ...]:
-    """Leave and remove: a removed node is not there to be told, so only one that leaves passes `left_token_ring`."""
+    """Leave and remove: a removed node is dead and cannot be notified, so only a leaving node passes
+    `left_token_ring`."""
     back = (state, _T.ROLLBACK_TO_NORMAL)
     return (
         _row((state, _T.TABLET_DRAINING), NodeAction.DRAIN_TABLETS, (state, _T.WRITE_BOTH_READ_OLD), back),
@@ -180,7 +181,7 @@ NODE_TABLE: Mapping[tuple[NodeState | None, TransitionState | None], NodeRow] = 
 
 @dataclass(frozen=True, slots=True)
 class RequestStart:
-    """How a request begins: which state its node must be in, and where it goes."""
+    """How a request starts: the state its node must be in, and the first row."""
 
     source: NodeState
     target: StatePair
@@ -197,10 +198,10 @@ REQUEST_STARTS: Mapping[NodeRequestKind, RequestStart] = MappingProxyType(
 )
 
 REFUSED_BEFORE_START = StatePair(NodeState.LEFT, None)
-"""Where a node in state `none` goes whose request to join is rejected or cancelled."""
+"""The target for a node in state `none` whose join request is rejected or cancelled."""
 
 TRANSITIONS_WITH_TABLETS_MOVING = (TransitionState.TABLET_MIGRATION, TransitionState.TABLET_DRAINING)
-"""INV-TABL-3: in no other transition state, and not at rest, does a tablet have a transition."""
+"""INV-TABL-3: the only transition states in which a tablet may be in transition; it never is at rest."""
 
 
 def node_row(state: NodeState | None, transition: TransitionState | None) -> NodeRow | None:

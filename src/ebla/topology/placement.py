@@ -26,7 +26,7 @@ class PlacementRules:
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """Bytes per node, as far as known. A node whose capacity is not known counts as the average one."""
+    """Bytes per node, where known. A node of unknown capacity counts as average."""
 
     bytes_by_host: Mapping[HostId, int] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ def place_new_table(
 
 
 def placeable_nodes(snapshot: Snapshot) -> Iterable[Node]:
-    """Nodes that take new tablets: in the cluster, not given up, and not asked to go."""
+    """Nodes that accept new tablets: in the cluster, not ignored, and not requested to leave."""
     for node in snapshot.nodes_in(NodeState.NORMAL, NodeState.REBUILDING):
         request = snapshot.node_requests.get(node.request) if node.request is not None else None
         going = request is not None and request.kind in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
@@ -68,7 +68,7 @@ def placeable_nodes(snapshot: Snapshot) -> Iterable[Node]:
 
 
 def initial_tablet_count(keyspace: Keyspace, table: Table, nodes: Iterable[Node], rules: PlacementRules) -> int:
-    """What the options ask for, or enough for every shard to have its share; rounded up to a power of two."""
+    """The count from the options, or enough for every shard to have its share; rounded up to a power of two."""
     wanted = max(keyspace.initial_tablets, table.min_tablet_count)
     if not wanted:
         shards: dict[str, int] = {}
@@ -121,7 +121,8 @@ class _Room:
 
     @property
     def fullness(self) -> tuple[float, float, HostId]:
-        """How full it would be with one more, of this table first; host ids break ties alike everywhere."""
+        """How full it would be with one more replica, of this table first; host ids break ties the same way on every
+        node."""
         return (self.taken + 1) / self.capacity, (self.others + self.taken + 1) / self.capacity, self.node.host
 
     def take(self) -> Replica:

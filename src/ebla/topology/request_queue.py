@@ -1,4 +1,4 @@
-"""Which request is next, and why the others are not: pure, with the reasons as data."""
+"""Which request runs next, and why the others do not, with the reasons as data."""
 
 import enum
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PRIORITY: tuple[NodeRequestKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LivenessView:
-    """Who answers, as the coordinator sees it, and its wall clock. Membership is asked for; the set is never walked."""
+    """Which nodes are alive, as the coordinator sees it, and its wall clock. The set is queried, never iterated."""
 
     alive: frozenset[HostId]
     now_ms: int
@@ -74,7 +74,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TakeUp:
-    """Take this one up. `verdicts` has every pending request, best priority first."""
+    """Start this request. `verdicts` has every pending request, best priority first."""
 
     request: NodeRequest
     verdicts: tuple[Verdict, ...]
@@ -82,7 +82,7 @@ class TakeUp:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """This one's turn has come, and its node may not join."""
+    """This request is next, and its node may not join."""
 
     request: NodeRequest
     objections: tuple[Objection, ...]
@@ -90,7 +90,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class CancelAll:
-    """None of the queue can run: all are cancelled, so that operators learn it now and not after hours of waiting."""
+    """No pending request can run: all are cancelled, so that operators learn it now and not after hours."""
 
     verdicts: tuple[Verdict, ...]
 
@@ -110,7 +110,7 @@ def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
 
 
 def choose_request(snapshot: Snapshot, liveness: LivenessView) -> Choice:
-    """The request to take up while no node is in transition and the topology is at rest."""
+    """The request to start while no node is in transition and the topology is at rest."""
     pending = pending_requests(snapshot)
     if not pending:
         return QueueEmpty()
@@ -123,14 +123,14 @@ def choose_request(snapshot: Snapshot, liveness: LivenessView) -> Choice:
 
 
 def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) -> tuple[Objection, ...]:
-    """Dead nodes in a request's way. Join and leave tolerate none: the ranges they move may have their only fresh
-    copy there. Remove and replace tolerate those the operator gave up. A rebuild needs its own node only."""
+    """Dead nodes that block a request. Join and leave tolerate none: a dead node may have the only fresh copy of a
+    range that they move. Remove and replace tolerate the ignored ones. A rebuild needs only its own node."""
     if request.kind is NodeRequestKind.REBUILD:
         return () if request.host in liveness.alive else (Objection(Reason.TARGET_DOWN, (request.host,)),)
     gone = presumed_dead(request)
     alive = tuple(host for host in gone if host in liveness.alive)
     if alive:
-        # It has come back since the request was made, and would go on serving tokens that are taken from it.
+        # It has returned since the request was made, and would keep serving tokens that are taken from it.
         return (Objection(Reason.TARGET_ALIVE, alive),)
     excused: tuple[HostId, ...] = ()
     if request.kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
@@ -141,14 +141,14 @@ def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) 
 
 
 def presumed_dead(request: NodeRequest) -> tuple[HostId, ...]:
-    """Whom the request itself supposes to be dead."""
+    """The node that the request assumes to be dead."""
     if request.kind is NodeRequestKind.REMOVE:
         return (request.host,)
     return () if request.replaced is None else (request.replaced,)
 
 
 def _admission(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
-    """What speaks against a new node, whatever the liveness; nothing for requests of members."""
+    """Objections to a new node, independent of liveness; none for requests of members."""
     if request.kind not in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE):
         return ()
     node = snapshot.node(request.host)
@@ -168,7 +168,8 @@ def _admission(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...
 def objections_to_submit(
     snapshot: Snapshot, request: NodeRequest, liveness: LivenessView, joining: Node | None = None
 ) -> tuple[Objection, ...]:
-    """Why the node that takes a request should answer no at once. `apply` checks again what needs no liveness."""
+    """Why the node that receives a request should refuse it at once. `apply` repeats the checks that need no
+    liveness."""
     found: list[Objection] = []
     target = snapshot.nodes.get(request.host)
     gone = presumed_dead(request)
@@ -191,7 +192,7 @@ def objections_to_submit(
 
 
 def objections_to_removal(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
-    """A node may go only if those that stay can carry every keyspace on tablets and somebody owns the ring."""
+    """A node may leave only if the remaining nodes can hold every keyspace on tablets and some node owns tokens."""
     if request.kind not in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE) or request.host not in snapshot.nodes:
         return ()
     target = snapshot.node(request.host)
@@ -215,7 +216,7 @@ def _needed(replication: Replication, datacenter: str) -> int:
 
 
 def _stays(snapshot: Snapshot, node: Node, request: NodeRequest) -> bool:
-    """Not the one in question, and not one that has asked to go itself: a queue of leaves must add up."""
+    """Excludes the node itself and every node that is about to leave, so that queued leaves add up."""
     if node.host == request.host:
         return False
     other = snapshot.node_requests.get(node.request) if node.request is not None else None
@@ -223,8 +224,8 @@ def _stays(snapshot: Snapshot, node: Node, request: NodeRequest) -> bool:
 
 
 def draining_hosts(snapshot: Snapshot) -> tuple[HostId, ...]:
-    """Whose tablets must move away now: the node that leaves or is removed, and those that wait to be (drained along
-    with it, so that their own turn is short). By host id."""
+    """Nodes whose tablets must move away now: the node that leaves or is removed, and those that wait to be. They are
+    drained together, so that each later request is short. By host id."""
     if snapshot.node_in_transition() is None:
         return ()
     found = []

@@ -1,8 +1,8 @@
-"""Splitting and merging the tablets of a table: when it is decided, revoked and ready, and what the new map is.
+"""Split and merge of a table's tablets: when a decision is made, revoked and ready, and the new map.
 
 Thresholds are per cent of the target size. A split halves the average and a merge doubles it, so with split above 200
 and merge below 50 the average after either is on the right side of the target. A running decision is revoked once the
-average crosses the target itself: carried on, it would have to be undone.
+average crosses the target itself: completed, it would have to be undone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ class ResizeRules:
 def wanted_resize(
     tablets: TabletMap, average_bytes: int, rules: ResizeRules, *, least_count: int = 1
 ) -> ResizeType | None:
-    """The decision to commit now; None: the one that stands is right. `least_count` is the table's own minimum."""
+    """The decision to commit now; None: the current one is right. `least_count` is the table's own minimum."""
     percent = average_bytes * 100 // rules.target_bytes
     count = tablets.tablet_count
     match tablets.resize.kind:
@@ -58,14 +58,14 @@ def is_split_ready(resize: Resize, reported_numbers: Iterable[int]) -> bool:
 
 
 def is_merge_ready(tablets: TabletMap) -> bool:
-    """Siblings have the same replicas, and none is on its way."""
+    """Siblings have the same replicas, and none is in transition."""
     if tablets.resize.kind is not ResizeType.MERGE or tablets.any_transition:
         return False
     return next(separate_siblings(tablets), None) is None
 
 
 def separate_siblings(tablets: TabletMap) -> Iterator[int]:
-    """The even number of each pair whose replicas differ: what has to be moved together before a merge."""
+    """The even number of each pair whose replicas differ; they must be co-located before a merge."""
     sets = list(tablets.replica_sets())
     for even in range(0, tablets.tablet_count - 1, 2):
         if sorted(sets[even]) != sorted(sets[even + 1]):
@@ -85,7 +85,7 @@ def finalized(tablets: TabletMap) -> TabletMap:
             new = tablet_map(tablets.table, _twice(sets), repair_times_ms=_twice(times), resize=done)
         case ResizeType.MERGE:
             assert is_merge_ready(tablets), "siblings on different replicas cannot become one tablet"
-            # The pair counts as repaired when both halves were: the later time would let tombstones of the other go.
+            # The pair counts as repaired when both halves were: the later time would drop tombstones of the other half.
             oldest = [min(pair) for pair in zip(times[::2], times[1::2], strict=True)]
             new = tablet_map(tablets.table, sets[::2], repair_times_ms=oldest, resize=done)
         case ResizeType.NONE:

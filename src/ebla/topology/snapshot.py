@@ -1,4 +1,4 @@
-"""One frozen description of the cluster. Everything that decides reads this and nothing else.
+"""One immutable description of the cluster. All decisions are based on it and on nothing else.
 
 Rows are msgspec structs because they are also the values stored in group 0 (`keys.py` says where). The snapshot itself
 lives in memory only: maps of rows, and tablet maps that share structure between versions.
@@ -29,7 +29,7 @@ GenerationId = uuid.UUID
 
 
 class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=True):
-    """A member, or one that left. The row of the seed's `system.topology`."""
+    """A present or former member: the row of `system.topology`."""
 
     host: HostId
     datacenter: str
@@ -44,9 +44,9 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=Tru
     tokens: tuple[int, ...] = ()
     """Sorted. Empty before they are chosen and after the node left the ring."""
     request: RequestId | None = None
-    """Its request that is pending or running."""
+    """Its pending or running request."""
     replaced: HostId | None = None
-    """Whom this node replaces, or replaced."""
+    """The node that this one replaces, or replaced."""
     rebuild_source: str | None = None
     """Datacenter to stream from while rebuilding; None: any."""
     supported_features: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=Tru
 
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True, kw_only=True):
-    """What somebody asked for one node, and what became of it."""
+    """A request about one node, and its outcome."""
 
     id: RequestId
     kind: NodeRequestKind
@@ -77,14 +77,14 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
 
 
 class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_like=True, kw_only=True):
-    """What somebody asked for the whole cluster, and what became of it."""
+    """A request about the whole cluster, and its outcome."""
 
     id: RequestId
     kind: GlobalRequestKind
     initiator: HostId
     start_ms: int
     keyspace: str = ""
-    """For a change of replication: which keyspace, and to what."""
+    """For a change of replication: the keyspace and its new factors."""
     new_factors: tuple[tuple[str, int], ...] = ()
     outcome: RequestOutcome = RequestOutcome.PENDING
     error: str = ""
@@ -134,7 +134,7 @@ class Keyspace(msgspec.Struct, frozen=True, tag="keyspace", array_like=True, kw_
 
 
 class Table(msgspec.Struct, frozen=True, tag="table", array_like=True, kw_only=True):
-    """What the topology must know of a table. `definition` (columns, options) is carried, never looked into."""
+    """The topology's part of a table. `definition` (columns, options) is opaque here."""
 
     id: TableId
     keyspace: str
@@ -157,7 +157,7 @@ class CdcRange(msgspec.Struct, frozen=True, tag="cdc_range", array_like=True):
 
 
 class CdcGenerationPart(msgspec.Struct, frozen=True, tag="cdc_generation_part", array_like=True):
-    """A piece of a generation's data, small enough for one group 0 command."""
+    """A part of a generation's data, small enough for one group 0 command."""
 
     ranges: tuple[CdcRange, ...]
 
@@ -182,7 +182,8 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     session: SessionId | None = None
     """The one session of a vnode operation."""
     ignored_nodes: tuple[HostId, ...] = ()
-    """Dead nodes the operator gave up: barriers do not wait for them. Sorted; an id goes when its node becomes left."""
+    """Dead nodes that the operator ignores: barriers do not wait for them. Sorted; an id is removed when its node
+    becomes `left`."""
     enabled_features: tuple[str, ...] = ()
     new_cdc_generation: GenerationId | None = None
     """Data written, to be committed in `commit_cdc_generation`."""
@@ -191,19 +192,20 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     balancing_enabled: bool = True
     upgrade: UpgradeState = UpgradeState.NOT_UPGRADED
     bulk_closed: tuple[SessionId, ...] = ()
-    """Sessions of bulk jobs that were closed, the latest last: a late repetition of their opening is refused."""
+    """Closed sessions of bulk jobs, the latest last: a late duplicate of their opening is refused."""
     bulk_forgotten: TopologyVersion = TopologyVersion(0)
-    """The version that closed the last one that fell off. What was asked for before it may be one of the forgotten."""
+    """The version that closed the last session dropped from the list. A session requested before it may have been
+    dropped."""
     bulk_closed_at: tuple[TopologyVersion, ...] = ()
-    """By which version each of `bulk_closed` was closed."""
+    """The version that closed each of `bulk_closed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster at one revision of group 0 (or one state of the settings: a user cannot tell which).
+    """The cluster at one revision of group 0 (or one state of the settings; users cannot tell which).
 
-    Two snapshots are equal when they say the same; `revisions` (when each key last changed) is left out, since a
-    proposer knows what it wrote before it knows at which index, and so is what this release cannot read.
+    Equality ignores `revisions` (when each key last changed), because a proposer knows what it wrote before it knows
+    the index, and ignores the fields that this release cannot read.
     """
 
     state: TopologyState = field(default_factory=TopologyState)
@@ -238,7 +240,7 @@ class Snapshot:
         return self.nodes[host]
 
     def nodes_in(self, *states: NodeState) -> Iterator[Node]:
-        """Nodes in any of these states, by host id, so that every process walks them in one order."""
+        """Nodes in any of these states, by host id, so that every process iterates in the same order."""
         return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state in states)
 
     def members(self) -> Iterator[Node]:
@@ -260,11 +262,11 @@ class Snapshot:
         return self.keyspaces[self.tables[table].keyspace].on_tablets
 
     def has_tablets(self, host: HostId) -> bool:
-        """Whether a current or coming replica of any tablet is on this host."""
+        """Whether a current or new replica of any tablet is on this host."""
         return any(True for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
 
     def in_tablet_transition(self, host: HostId) -> bool:
-        """Whether a tablet is in transition that this host has, loses or gets."""
+        """Whether this host has, loses or gains a tablet in transition."""
         return any(
             replica.host == host
             for tablets in self.tablets.values()

@@ -1,7 +1,7 @@
-"""A snapshot from stored rows: whole, or the next one from the changes of the feed.
+"""Builds a snapshot from stored rows, or the next one from changes of the feed.
 
-The proposer's new snapshot (`apply.py`) comes from the same `with_rows`, before the rows are written down. So the two
-ways differ by encoding only, and a property test compares them after every command.
+The proposer builds its new snapshot (`apply/`) with the same `with_rows`, from rows that are not encoded yet. The two
+ways differ only in encoding, and a property test compares them after every command.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class FeedEntry:
-    """One changed key, as the feed of group 0 gives it. `value` None: the key was deleted."""
+    """One changed key from group 0's feed. `value` None: the key was deleted."""
 
     key: str
     value: bytes | None
@@ -46,7 +46,7 @@ class FeedEntry:
 
 
 def advance(snapshot: Snapshot, entries: Iterable[FeedEntry]) -> Snapshot:
-    """The snapshot after these changes. Entries of one transaction must come together: half of one is no version."""
+    """The snapshot after these changes. Entries of one transaction must come together."""
     rows: dict[str, Row | None] = {}
     revisions: dict[str, Revision | None] = {}
     unknown: dict[str, tuple[bytes, ...] | None] = {}
@@ -67,11 +67,11 @@ def from_group0(values: Mapping[str, tuple[bytes, Revision]]) -> Snapshot:
 
 
 def from_settings(entries: Mapping[str, bytes], version: TopologyVersion, base: Snapshot | None = None) -> Snapshot:
-    """The snapshot where group 0 is not in charge: before the upgrade, and in recovery.
+    """The snapshot while group 0 is not in charge: before the upgrade, and in recovery.
 
-    Settings hold the same rows under the same keys. They converge on their own and know no steps, so the caller names
-    the version (it must grow with each change it sees). In recovery `base` is what group 0 last said on this node: its
-    transitions stay where they stopped, since reads and writes must go on by the stage the data is in. Settings may
+    Settings hold the same rows under the same keys. They converge without steps, so the caller supplies the version (it
+    must grow with each change). In recovery `base` is group 0's last state on this node: its transitions stay where
+    they stopped, because reads and writes must follow the stage that the data is in. Settings may
     add nodes or move them to `left`; an id that left in `base` stays left whatever they say.
     """
     start = base or Snapshot()
@@ -88,9 +88,10 @@ def from_settings(entries: Mapping[str, bytes], version: TopologyVersion, base: 
 
 
 def _one_at_a_time(snapshot: Snapshot, version: TopologyVersion) -> Snapshot:
-    """Settings may show two nodes on the move at once. The first by id is; the others are shown as before or at rest.
+    """Settings may show two nodes in transition at once. Only the first by id is; the others count as before or at
+    rest.
 
-    The rule is the same on every node, so nodes with the same entries route alike.
+    The rule is the same on every node, so nodes with the same entries route the same way.
     """
     moving = [node for node in snapshot.members() if node.in_transition]
     shown = snapshot.nodes.put_all((node.host, _at_rest(node)) for node in moving[1:])
@@ -119,8 +120,8 @@ def with_revisions(
     revisions: Mapping[str, Revision | None],
     unknown: Mapping[str, tuple[bytes, ...] | None] = MappingProxyType({}),
 ) -> Snapshot:
-    """When keys changed (None: deleted), and what of their rows this release does not know. A key rewritten here keeps
-    that; one deleted takes it along, or a later row under the same key would inherit it."""
+    """When keys changed (None: deleted), and the fields of their rows that this release does not know. A rewritten key
+    keeps those fields; a deleted key drops them, or a later row under the same key would inherit them."""
     gone = {key: None for key, revision in revisions.items() if revision is None}
     return replace(
         snapshot,

@@ -53,7 +53,7 @@ def from_json(text: bytes) -> Snapshot:
 
 
 def _check_references(snapshot: Snapshot) -> None:
-    """A file may be cut by hand; what a row names must be there before anything is worked out from it."""
+    """The file may be edited by hand, so check that every row a row refers to is present."""
     hosts = [
         *(("a request", request.host) for request in snapshot.node_requests.values()),
         *(("a tablet", each) for each in _tablet_hosts(snapshot)),

@@ -1,10 +1,10 @@
-"""Every closed set of words of the topology, spelled as the seed spells them and stored so: never rename one."""
+"""Every enum of the topology. The values are stored, so never rename one."""
 
 import enum
 
 
 class NodeState(enum.StrEnum):
-    """What a node is to the cluster. `left` is final: the row stays for ever and the id never comes back."""
+    """The state of a node. `left` is final: the row is never deleted and the id never returns."""
 
     NONE = "none"
     BOOTSTRAPPING = "bootstrapping"
@@ -17,7 +17,7 @@ class NodeState(enum.StrEnum):
 
 
 class TransitionState(enum.StrEnum):
-    """What the topology as a whole is in the middle of; a snapshot without one is at rest."""
+    """What the topology as a whole is doing; a snapshot without a transition state is at rest."""
 
     JOIN_GROUP0 = "join_group0"
     COMMIT_CDC_GENERATION = "commit_cdc_generation"
@@ -31,7 +31,7 @@ class TransitionState(enum.StrEnum):
 
 
 class TabletStage(enum.StrEnum):
-    """How far a tablet's transition has come; each is a promise about the whole cluster once it is committed."""
+    """The stage of a tablet's transition; each is a promise about the whole cluster once it is committed."""
 
     ALLOW_WRITE_BOTH_READ_OLD = "allow_write_both_read_old"
     WRITE_BOTH_READ_OLD = "write_both_read_old"
@@ -83,7 +83,7 @@ class RequestOutcome(enum.StrEnum):
 
 
 class SessionKind(enum.StrEnum):
-    """Whose right to have side effects a session is."""
+    """The kind of operation that a session belongs to."""
 
     STAGE = "stage"
     REQUEST = "request"

@@ -1,4 +1,4 @@
-"""What must hold of tablets in every snapshot (`invariants.py` asks), and of what shards have in their storage."""
+"""Invariants of tablets in every snapshot (called by `invariants.py`), and of the tablets in shards' storage."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -22,11 +22,11 @@ CHUNK_TABLETS = 1 << CHUNK_BITS
 CHUNK_MASK = CHUNK_TABLETS - 1
 TABLET_COUNT_MAX = 1 << 20
 TABLETS_PER_COMMIT_MAX = 1 << 14
-"""A table is made and resized by one commit, which has to fit a command of group 0 (1 MiB): so many have 128 chunks,
-of 6 KiB in a cluster of 100 nodes. A table may have no more, though the map could hold them."""
+"""A table is created and resized by one commit, which must fit a group 0 command (1 MiB). This many tablets have 128
+chunks, of 6 KiB each in a cluster of 100 nodes."""
 MOVES_PER_COMMIT_MAX = 1 << 12
 STEPS_PER_COMMIT_MAX = 1 << 7
-"""For the same reason: a move that starts is a small row, one that ends may rewrite a chunk."""
+"""For the same reason. A move that starts writes a small row; one that ends may rewrite a chunk."""
 STREAM_SETS_MAX = 1024
 
 assert -TOKEN_BIAS == TOKEN_MIN
@@ -35,7 +35,7 @@ ReplicaSet = tuple[Replica, ...]
 
 
 class TabletTransition(msgspec.Struct, frozen=True, tag="tablet_transition", array_like=True, kw_only=True):
-    """One tablet on its way from `replicas` (in the map) to `new_replicas`."""
+    """One tablet in transition from `replicas` (in the map) to `new_replicas`."""
 
     kind: TransitionKind
     stage: TabletStage
@@ -56,13 +56,13 @@ class Resize(msgspec.Struct, frozen=True, tag="resize", array_like=True):
 
 
 class TabletStreams(msgspec.Struct, frozen=True, tag="tablet_streams", array_like=True):
-    """The change streams of a table from a time on: one for each tablet it had then. Their ids follow from the count
-    and the mark (`cdc_generations.py`), so a set is small whatever the count."""
+    """The change streams of a table from a time on: one per tablet of that time. Their ids are derived from the count
+    and the mark (`cdc_generations.py`), so a set is small for any count."""
 
     timestamp_ms: int
     tablet_count: int
     mark: int
-    """Drawn for this set; no two sets of a table have the same, so that no stream of theirs is the same."""
+    """Random, and unique among the sets of a table, so that no two sets share a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class TabletChunk:
     transitions: FrozenMap[int, TabletTransition] = field(default_factory=FrozenMap)
     """By tablet number (not offset), ordered by it."""
     hosts: frozenset[HostId] = field(init=False, compare=False, repr=False)
-    """Who has a current replica here: asked for, never walked. Finding a host's tablets skips the other chunks."""
+    """Hosts with a current replica in this chunk; queried, never iterated. Finding a host's tablets skips other
+    chunks."""
 
     def __post_init__(self) -> None:
         hosts = frozenset([replica.host for replicas in self.replicas for replica in replicas])
@@ -84,7 +85,7 @@ class TabletChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tablet:
-    """One tablet, put together for whoever wants to look at it whole. `first` is exclusive, `last` inclusive."""
+    """Everything about one tablet. `first` is exclusive, `last` inclusive."""
 
     number: int
     after_token: int
@@ -101,9 +102,9 @@ class TabletMap:
     chunks: tuple[TabletChunk, ...]
     resize: Resize = field(default_factory=Resize)
     shift: int = 0
-    """Bits of a token below its tablet number. Follows from the count; stored for speed."""
+    """Bits of a token below its tablet number. Derived from the count; stored for speed."""
     streams: tuple[TabletStreams, ...] = ()
-    """Oldest first, at most `STREAM_SETS_MAX`; empty while changes of the table were never captured."""
+    """Oldest first, at most `STREAM_SETS_MAX`; empty if changes of the table were never captured."""
 
     def number_of(self, token: int) -> int:
         """Which tablet has this token."""
@@ -121,7 +122,7 @@ class TabletMap:
         return self.chunks[number >> CHUNK_BITS].replicas[number & CHUNK_MASK]
 
     def all_replicas(self, number: int) -> ReplicaSet:
-        """Current ones, and while in transition the new ones too."""
+        """The current replicas, and in transition the new ones too."""
         moving = self.transition(number)
         current = self.replicas(number)
         return current if moving is None else (*current, *(each for each in moving.new_replicas if each not in current))
@@ -156,7 +157,7 @@ class TabletMap:
                 yield from chunk.transitions.items()
 
     def tablets_on(self, host: HostId) -> Iterator[int]:
-        """Tablets with a current or coming replica on this host, by number."""
+        """Tablets with a current or new replica on this host, by number."""
         for index, chunk in enumerate(self.chunks):
             coming = chunk.transitions and any(_on(each.new_replicas, host) for each in chunk.transitions.values())
             if not coming and host not in chunk.hosts:

@@ -1,8 +1,8 @@
 """The stages of a tablet's transition, as a table.
 
-A row says what holds for requests (whom they read from and write to), what the coordinator does, and where it goes
-next. Within a stage the order is fixed: the barrier, if there is one, then the action, then one commit that leaves the
-stage. That commit closes the session of the stage it leaves and opens the one of the stage it enters.
+A row says which replicas requests read and write, what the coordinator does, and which stage is next. Within a stage
+the order is fixed: the barrier, if there is one, then the action, then one commit that leaves the stage. That commit
+closes the session of the stage it leaves and opens the one of the stage it enters.
 
 `tests/properties/test_quorums_meet.py` walks this table and shows that no acknowledged write is missed by a reader:
 every selector and every barrier before `end_migration` and `revert_migration` is needed for that.
@@ -18,7 +18,7 @@ from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import ReplicaSet, TabletTransition
 
 FIRST_STAGE = TabletStage.ALLOW_WRITE_BOTH_READ_OLD
-"""Where every transition of every kind begins."""
+"""The first stage of every transition."""
 
 
 class Selector(enum.StrEnum):
@@ -30,15 +30,15 @@ class Selector(enum.StrEnum):
 
 
 class StageAction(enum.StrEnum):
-    """What is to be done after the barrier and before the stage may be left."""
+    """The action after the barrier, before the stage may be left."""
 
     NONE = "none"
     COPY_FILES = "copy_files"
-    """From the leaving replica to the pending one: exactly what the leaving one has."""
+    """Copy exactly what the leaving replica has to the pending one."""
     LINK_FILES = "link_files"
     """The same inside a node, from one shard's folder into another's."""
     MERGE_ROWS = "merge_rows"
-    """From every remaining replica to the pending one: whatever any of them has."""
+    """Merge what all remaining replicas have into the pending one."""
     CLEAN_LEAVING = "clean_leaving"
     CLEAN_PENDING = "clean_pending"
 
@@ -63,13 +63,13 @@ class StageRow:
     next: TabletStage | None = None
     """None: the transition ends, as `ending` says."""
     back: TabletStage | None = None
-    """Where a failure leads once a replica it needs is given up; None: repeated until it succeeds."""
+    """The stage after a failure once a replica it needs is given up; None: the stage is repeated until it succeeds."""
     back_if_next_lost_more: bool = False
-    """A choice: back where more replicas of the next set than of the previous one are given up; else on to `next`,
-    which then still needs the barrier of the nodes that remain."""
+    """A choice: go back if more replicas of the next set than of the previous one are given up; otherwise go to `next`,
+    which still needs the barrier of the remaining nodes."""
     ending: Ending | None = None
     promise: str
-    """What is true of the whole cluster as soon as this stage is committed."""
+    """What is true of the whole cluster once this stage is committed."""
 
 
 _MIGRATION = (
@@ -172,7 +172,7 @@ def _streaming_by(action: StageAction) -> tuple[StageRow, ...]:
 
 
 def _without_way_back(rows: tuple[StageRow, ...]) -> tuple[StageRow, ...]:
-    """Inside one node both replicas are given up together, so the choice can never fall on going back."""
+    """Within one node both replicas are given up together, so going back is never chosen."""
     there = replace(_find(rows, TabletStage.WRITE_BOTH_READ_NEW), back=None, back_if_next_lost_more=False)
     return tuple(
         there if row.stage is there.stage else row
@@ -243,12 +243,12 @@ def stage_edges(kind: TransitionKind) -> Iterator[StageEdge]:
 
 
 def pending_replicas(replicas: ReplicaSet, new_replicas: ReplicaSet) -> ReplicaSet:
-    """Those that are being made."""
+    """Replicas that are being created."""
     return tuple(replica for replica in new_replicas if replica not in replicas)
 
 
 def leaving_replicas(replicas: ReplicaSet, new_replicas: ReplicaSet) -> ReplicaSet:
-    """Those that will go."""
+    """Replicas that will be removed."""
     return tuple(replica for replica in replicas if replica not in new_replicas)
 
 
@@ -261,14 +261,14 @@ class TabletStream:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to move: no replica is added, or all that had the data were given up, and the data with them."""
+        """Nothing to stream: no replica is added, or all that had the data were given up."""
         return not self.sources or not self.destinations
 
 
 def tablet_stream(replicas: ReplicaSet, transition: TabletTransition, given_up: Collection[HostId]) -> TabletStream:
-    """A migrated replica is copied from the very one it stands in for: with any other source, a write that reached the
-    leaving replica and one more would be on one of three afterwards. A rebuilt one has no such source, so it merges
-    every replica that remains."""
+    """A migrated replica is copied from the one that it replaces: with any other source, a write that reached the
+    leaving replica and one more would be on only one of three afterwards. A rebuilt replica has no such source, so it
+    merges every remaining replica."""
     pending = pending_replicas(replicas, transition.new_replicas)
     if transition.kind is TransitionKind.REBUILD:
         staying = (replica for replica in replicas if replica in transition.new_replicas)
@@ -279,11 +279,11 @@ def tablet_stream(replicas: ReplicaSet, transition: TabletTransition, given_up: 
 def stage_after_failure(
     replicas: ReplicaSet, transition: TabletTransition, given_up: Collection[HostId], *, hopeless: bool = False
 ) -> TabletStage | None:
-    """Where a failed step of this stage leads; None: the step is repeated.
+    """The stage after a failed step of this stage; None: the step is repeated.
 
-    A node that is merely silent changes nothing: it may come back with what it was sent. `given_up` are the nodes an
-    operator ignores and those that left. `hopeless` is the coordinator's word that streaming cannot succeed (no room at
-    the target, the leave it serves was cancelled); only streaming may be given up for that.
+    A node that is only silent changes nothing: it may return with what it was sent. `given_up` are ignored nodes and
+    nodes that left. `hopeless` means that streaming cannot succeed (no space at the target, or the leave it serves was
+    cancelled); only streaming is abandoned for that.
     """
     row = stage_row(transition)
     if row.back is None:

@@ -1,4 +1,4 @@
-"""Which tokens a new node takes: as many as it asks for, so that all end up owning alike, and nobody's twice.
+"""Chooses the tokens of a new node, so that ownership is even and no token has two owners.
 
 Ownership is counted within the node's datacenter, since replicas are placed per datacenter, and in proportion to
 `num_tokens`, which is how an operator says that a machine is larger. The choice depends on nothing but the snapshot and
@@ -28,7 +28,7 @@ _OWNING = (
 
 @dataclass(slots=True)
 class _Owner:
-    """A node of the datacenter while tokens are chosen: what it has too much, and its ranges, largest first."""
+    """A node of the datacenter while tokens are chosen: its excess ownership, and its ranges, largest first."""
 
     host: HostId
     surplus: int
@@ -41,7 +41,7 @@ def choose_tokens(snapshot: Snapshot, node: Node) -> tuple[int, ...]:
     if node.replaced is not None:
         return snapshot.node(node.replaced).tokens
     assert 1 <= node.num_tokens <= NUM_TOKENS_MAX
-    # No key hashes to the least token, so an owner of it would own a vnode that begins nowhere.
+    # No key hashes to the minimum token, so its owner would own an empty vnode.
     taken = {0}
     taken |= {token + TOKEN_BIAS for other in snapshot.nodes_in(*_OWNING) for token in other.tokens}
     neighbours = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == node.datacenter and each.tokens]
@@ -56,14 +56,14 @@ def choose_tokens(snapshot: Snapshot, node: Node) -> tuple[int, ...]:
 
 
 def _even(node: Node) -> list[int]:
-    """The first node of a datacenter: evenly around the ring, turned by its id so that datacenters do not collide."""
+    """The first node of a datacenter: evenly around the ring, offset by its id so that datacenters do not collide."""
     step = RING_TOKENS // node.num_tokens
     offset = node.host.int % step
     return [offset + number * step for number in range(node.num_tokens)]
 
 
 def _from_the_rich(node: Node, neighbours: list[Node]) -> list[int]:
-    """Each token takes one share, off the largest range of whoever owns most above its due."""
+    """Each token takes one share off the largest range of the node with the most excess ownership."""
     weight = node.num_tokens + sum(each.num_tokens for each in neighbours)
     share = max(1, RING_TOKENS // weight)
     owners = _owners(neighbours, share)
@@ -93,7 +93,7 @@ def _owners(neighbours: list[Node], share: int) -> list[_Owner]:
 
 
 def ownership(snapshot: Snapshot, datacenter: str) -> dict[HostId, float]:
-    """The part of the ring each token owner of a datacenter has, by host id."""
+    """The fraction of the ring that each token owner of a datacenter owns, by host id."""
     nodes = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == datacenter and each.tokens]
     if not nodes:
         return {}

@@ -1,8 +1,8 @@
-"""Which versions of the topology the requests of a process still hold. Pure.
+"""Counts the topology versions that running requests of a process hold.
 
-A router holds the version it routed by until every replica has answered or timed out, a replica holds the version of a
-write around its effect. A barrier on a version waits until nothing older is held: from then on no request that was
-routed by an older map can have an effect through this process.
+A router holds the version it used until every replica has answered or timed out; a replica holds the version of a
+write around its effect. A barrier on a version waits until nothing older is held: from then on, no request that was
+routed by an older version can have an effect through this process.
 """
 
 from ebla.model.identity import TopologyVersion
@@ -18,7 +18,7 @@ class VersionTracker:
         self._counts[version] = self._counts.get(version, 0) + 1
 
     def release(self, version: TopologyVersion) -> bool:
-        """True where this was the last one of its version, so that a barrier may have something to hear."""
+        """Returns True if this was the last hold of its version, so that a waiting barrier should check again."""
         count = self._counts[version] - 1
         if count:
             self._counts[version] = count
@@ -27,5 +27,5 @@ class VersionTracker:
         return True
 
     def oldest(self, newest: TopologyVersion) -> TopologyVersion:
-        """The oldest version held, or `newest` where nothing older is."""
+        """The oldest version held, or `newest` if nothing older is held."""
         return min(min(self._counts, default=newest), newest)

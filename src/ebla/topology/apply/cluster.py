@@ -75,8 +75,8 @@ def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
     draft.require(not needed, f"{needed[0] if needed else ''} is ignored by a request that is not done")
     removing = [node.host for node in draft.base.nodes_in(NodeState.REMOVING) if node.host not in command.hosts]
     draft.require(not removing, f"{removing[0] if removing else ''} is being removed")
-    # Stages went by without it. Waited for again in the middle of a transition, it would keep what `cleanup` was to
-    # take from it: while the transition lasts it still counts as a replica, and afterwards nobody cleans any more.
+    # Stages did not wait for it. If barriers waited for it again in the middle of a transition, it would keep what
+    # `cleanup` should have removed: during the transition it counts as a replica, and nothing cleans up later.
     moving = [host for host in draft.base.state.ignored_nodes if host not in command.hosts]
     moving = [host for host in moving if draft.base.in_tablet_transition(host)]
     draft.require(not moving, f"{moving[0] if moving else ''} is part of moves under way; wait until they have ended")
@@ -185,7 +185,7 @@ def _build_coordinator_state(draft: TopologyDraft, command: BuildCoordinatorStat
     draft.require(
         not unsettled, f"{unsettled[0].host if unsettled else ''} is on the move; let it end before the upgrade"
     )
-    # INV-NODE-1: group 0 may remember, from before a recovery, what the settings have forgotten.
+    # INV-NODE-1: group 0 may know nodes, from before a recovery, that the settings have lost.
     known = draft.base.nodes
     back = [node.host for node in command.nodes if node.host in known and known[node.host].state is NodeState.LEFT]
     back = [node.host for node in command.nodes if node.host in back and node.state is not NodeState.LEFT]

@@ -1,4 +1,4 @@
-"""The one door through which the topology changes: a command and a snapshot in, a transaction or a refusal out."""
+"""The only way to change the topology: a command and a snapshot in, a transaction or a rejection out."""
 
 from dataclasses import dataclass
 from typing import assert_never

@@ -1,8 +1,7 @@
 """Several commands as one transaction: all of them are committed, or none.
 
-Each is worked out on the outcome of the one before. What they depend on is what the first one saw, so the conditions of
-all speak of the same moment, and of two changes of a key the later one counts. The version grows with every command:
-nodes see it jump, which it may.
+Each command applies to the result of the previous one. All conditions are those of the snapshot that the first command
+saw, and of two changes to one key the later one wins. The version grows with every command, so nodes see it jump.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from ebla.topology.snapshot import Snapshot
 
 
 def apply_commands(snapshot: Snapshot, commands: Sequence[Command]) -> ProposedChange | Rejection:
-    """The first refusal counts for all."""
+    """The first rejection rejects the batch."""
     assert commands
     conditions: dict[str, Condition] = {}
     changes: dict[str, Change] = {}

@@ -1,15 +1,16 @@
-"""A command's effect while it is worked out: rows that change, and what the commit depends on.
+"""The effect of a command under construction: the changed rows, and the conditions of the commit.
 
 Conditions. Every step rewrites `topology/state` and is conditional on its revision. All other rows are written by steps
-only (but for three kinds, below), so that one condition says "nothing I read has changed", whatever was read: no write
-skew, and no condition to forget. The price is that two steps never commit side by side; steps are few, and come from
-one coordinator and from operators.
+only (with three exceptions, below), so this one condition means "nothing I read has changed": no write skew, and no
+condition to forget. The price is that two steps never commit concurrently; steps are few, and come from one
+coordinator and from operators.
 
-Three kinds of change stand outside, because they come often or from many nodes and no step decides by what they write:
-bulk job sessions that open (a step that drops their table meanwhile leaves them for the leader to close), parts of a
-CDC generation nobody has committed (only ever added, so "complete" stays true), and the mark that one was published
-(set once). They are conditional on their own keys, and a session that opens on the state too, which it does not write:
-it never makes a step fail, and a step may make it fail. Closing bulk sessions is a step, for nodes must learn of it.
+Three kinds of change are not steps, because they are frequent or come from many nodes, and no step depends on what they
+write: opening a bulk job's session (if a step drops its table meanwhile, the leader closes the session), parts of an
+uncommitted CDC generation (only ever added, so "complete" stays true), and the mark that a generation was published
+(set once). They are conditional on their own keys. Opening a session is also conditional on the state, which it does
+not write: it never makes a step fail, but a step may make it fail. Closing bulk sessions is a step, so that nodes see
+it.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from ebla.topology.snapshot_builder import with_revisions, with_rows
 from ebla.topology.states import NodeState, RequestOutcome
 
 FINISHED_REQUESTS_MAX = 128
-"""How many finished requests stay for people to look up; the oldest go first."""
+"""How many finished requests are kept for operators; the oldest are dropped first."""
 
 
 class CommandRejected(Exception):
@@ -36,7 +37,7 @@ class CommandRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProposedChange:
-    """What the command does: true once the transaction has been applied, and not before."""
+    """The effect of the command, valid only once the transaction has been applied."""
 
     snapshot: Snapshot
     transaction: Transaction
@@ -50,7 +51,7 @@ class ProposedChange:
 
 
 class TopologyDraft:
-    """Rows change one after another; `now` shows the result so far."""
+    """Rows change one by one; `now` is the result so far."""
 
     def __init__(self, base: Snapshot) -> None:
         self.base = base
@@ -70,11 +71,11 @@ class TopologyDraft:
         self.put_all({keys.node_key(node.host): node})
 
     def set_state(self, **changes: Any) -> None:
-        """Changes columns of the static row. Called without any, it still makes the command a step."""
+        """Changes columns of the static row. Even without columns it makes the command a step."""
         self.put_all({keys.STATE: msgspec.structs.replace(self.now.state, **changes)})
 
     def step(self, **changes: Any) -> None:
-        """As `set_state`, for what nodes must learn of: the version grows, once per command."""
+        """Like `set_state`, for changes that nodes must see: the version grows, once per command."""
         version = TopologyVersion(self.base.version + 1)
         if "transition" in changes and changes["transition"] is not self.now.transition:
             changes["transition_since"] = version
@@ -85,7 +86,8 @@ class TopologyDraft:
         return TopologyVersion(self.base.version + 1)
 
     def raise_fence(self, fence: TopologyVersion) -> None:
-        """0 leaves it. INV-NODE-5: above the version it would shut out everybody; fallen, it would let old ones in."""
+        """0 leaves it unchanged. INV-NODE-5: above the version it would refuse all requests; lowered, it would accept
+        old ones."""
         if fence == 0:
             return
         self.require(fence <= self.base.version, f"the fence {fence} is ahead of the version {self.base.version}")
@@ -110,7 +112,7 @@ class TopologyDraft:
         self._conditions.append(KeyMissing(key) if revision is None else KeyUnchanged(key, revision))
 
     def end_request(self, request: NodeRequest | GlobalRequest, error: str, now_ms: int) -> None:
-        """Writes the outcome and lets the oldest finished requests go."""
+        """Writes the outcome and drops the oldest finished requests."""
         outcome = RequestOutcome.FAILED if error else RequestOutcome.DONE
         ended = msgspec.structs.replace(request, outcome=outcome, error=error, end_ms=now_ms)
         rows: dict[str, Row | None] = {keys.request_key(request.id): ended}
@@ -128,10 +130,10 @@ class TopologyDraft:
         return [request for _, request in finished[: max(0, len(finished) - FINISHED_REQUESTS_MAX + 1)]]
 
     def forget_ignored(self, *gone: HostId) -> None:
-        """Nodes that left (INV-NODE-8), or are to be waited for again, are not ignored any more.
+        """Stops ignoring nodes that left (INV-NODE-8) or that barriers should wait for again.
 
-        One that tablets under way have to do with stays ignored until an operator takes it off the list: stages went by
-        without it, and in the middle of a transition nobody could tell what it should have dropped.
+        A node involved in a tablet transition stays ignored until an operator removes it from the list: stages did not
+        wait for it, and in the middle of a transition no one can tell what it should have dropped.
         """
         left = [host for host in gone if self.now.node(host).state is NodeState.LEFT]
         free = [host for host in gone if host in left or not self.now.in_tablet_transition(host)]

@@ -92,7 +92,7 @@ def _start(draft: TopologyDraft, command: StartNodeRequest) -> None:
 
 
 def _ignore_again(draft: TopologyDraft, request: NodeRequest) -> None:
-    """Another request may have failed meanwhile that ignored the same nodes, and taken them off the list with it."""
+    """Another request that ignored the same nodes may have failed meanwhile and removed them from the list."""
     gone = [host for host in (*presumed_dead(request), *request.ignored_nodes) if _is_member(draft.base, host)]
     ignored = tuple(sorted({*draft.base.state.ignored_nodes, *gone}))
     if ignored != draft.base.state.ignored_nodes:
@@ -104,7 +104,7 @@ def _is_member(snapshot: Snapshot, host: HostId) -> bool:
 
 
 def _require_rest(draft: TopologyDraft) -> None:
-    """INV-NODE-2: one thing at a time. Two operations at once would make write sets that no quorum argument covers."""
+    """INV-NODE-2: one operation at a time. Two would create write sets that no quorum argument covers."""
     transition = draft.base.transition
     draft.require(transition is None, f"the topology is in {transition}")
     busy = draft.base.node_in_transition()
@@ -113,7 +113,7 @@ def _require_rest(draft: TopologyDraft) -> None:
 
 
 def _current(draft: TopologyDraft, host: HostId, leaving: TransitionState | None) -> tuple[Node, NodeRow]:
-    """The node and its row, if that is what the sender of a command saw."""
+    """The node and its row, if they are what the sender of the command saw."""
     node = draft.base.nodes.get(host)
     draft.require(node is not None and node.in_transition, f"{host} is not in transition")
     assert node is not None
@@ -217,7 +217,7 @@ def _advance(draft: TopologyDraft, command: AdvanceNode) -> None:
     if row.action in (NodeAction.DRAIN_TABLETS, NodeAction.MOVE_TABLETS):
         draft.require(not draft.base.any_tablet_transition, "tablets are still in transition")
     if row.action is NodeAction.DRAIN_TABLETS:
-        # INV-NODE-7: past draining, a node that goes has no tablets.
+        # INV-NODE-7: after draining, a leaving node has no tablets.
         draft.require(
             not _error_of(draft.base, node), f"it was given up and must be rolled back: {_error_of(draft.base, node)}"
         )
@@ -278,7 +278,7 @@ def _note_error(draft: TopologyDraft, node: Node, error: str) -> None:
 
 
 def _enter(draft: TopologyDraft, node: Node, place: StatePair, session: SessionId | None) -> None:
-    """Into a row that is not the end. INV-NODE-9: the session of the row left closes, that of the row entered opens."""
+    """Enters a row that is not final. INV-NODE-9: the session of the old row closes, that of the new row opens."""
     assert place.state is not None
     row = node_row(place.state, place.transition)
     assert row is not None, "INV-NODE-3"
@@ -295,7 +295,7 @@ def _enter(draft: TopologyDraft, node: Node, place: StatePair, session: SessionI
 
 
 def _finish(draft: TopologyDraft, node: Node, place: StatePair, now_ms: int) -> None:
-    """To the end of an operation: the node settles, the request is answered, the topology is at rest."""
+    """Ends an operation: sets the node's final state, answers the request, puts the topology at rest."""
     assert place.state in (NodeState.NORMAL, NodeState.LEFT)
     draft.close_session(draft.base.state.session)
     draft.step(transition=None, session=None)
@@ -313,7 +313,7 @@ def _finish(draft: TopologyDraft, node: Node, place: StatePair, now_ms: int) -> 
 
 
 def _end_operation(draft: TopologyDraft, node: Node, error: str, now_ms: int) -> None:
-    """Answers the node's request, with the error noted on it if there is one. Repeated, it does nothing.
+    """Answers the node's request, with its recorded error if there is one. Idempotent.
 
     INV-NODE-6: a node names its request exactly while that is open.
     """
@@ -328,7 +328,7 @@ def _end_operation(draft: TopologyDraft, node: Node, error: str, now_ms: int) ->
 
 
 def _become_left(draft: TopologyDraft, host: HostId, now_ms: int) -> None:
-    """INV-NODE-1: the row stays for ever, without tokens and without a request."""
+    """INV-NODE-1: the row is never deleted; it has no tokens and no request."""
     node = draft.now.node(host)
     if node.request is not None:
         draft.end_request(draft.now.node_requests[node.request], "cancelled: the node left", now_ms)

@@ -1,4 +1,4 @@
-"""Commands that make, withdraw and end requests. None changes what a request of a client does: no new version."""
+"""Commands that submit, cancel and finish requests. None affects clients' requests, so the version does not grow."""
 
 from typing import assert_never
 
@@ -97,7 +97,7 @@ def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> 
     ]
     draft.require(not rivals, f"{replaced.host} is already being replaced")
     if replaced.request is not None:
-        # A dead node cannot go on with what it asked for.
+        # A dead node cannot continue its own request.
         old = draft.base.node_requests[replaced.request]
         draft.end_request(old, f"cancelled: the node is being replaced by {node.host}", request.start_ms)
         draft.put_node(msgspec.structs.replace(replaced, request=None))

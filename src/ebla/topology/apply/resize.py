@@ -37,7 +37,7 @@ def apply_resize(draft: TopologyDraft, command: ResizeCommand) -> None:
 
 
 def tables_to_finalize(snapshot: Snapshot) -> tuple[TableId, ...]:
-    """Whose new map may be committed, by id. A merge's readiness is of the moment: a later move may part siblings."""
+    """Tables whose new map may be committed, by id. A merge may become unready: a later move can separate siblings."""
     return tuple(table for table in sorted(snapshot.tablets) if _may_finalize(snapshot.tablets[table]))
 
 

@@ -156,7 +156,7 @@ def _alter_table(draft: TopologyDraft, command: AlterTable) -> None:
     draft.require((old.keyspace, old.name) == (table.keyspace, table.name), "a table keeps its name")
     rows: dict[str, Row | None] = {keys.table_key(table.id): table}
     tablets = draft.base.tablets.get(table.id)
-    # Turned off, capture leaves its streams to their readers, and they go on following the tablet count.
+    # When capture is turned off, its streams stay for their readers and still follow the tablet count.
     if tablets is not None and table.cdc and not tablets.streams:
         streams = with_new_stream_set(draft, tablets, command.streams)
         rows[keys.map_key(table.id)] = map_row(replace(tablets, streams=streams))
@@ -193,24 +193,24 @@ def _open_bulk_session(draft: TopologyDraft, command: OpenBulkSession) -> None:
     draft.require(count < BULK_SESSIONS_MAX, f"{count} bulk jobs are open; wait for some to end")
     draft.require(not may_be_closed(draft.base, session.id, command.known_version), f"session {session.id} was closed")
     draft.open_session(session)
-    # INV-XFER-1. On the state, since this is how a session stays closed: of two attempts to open one, the second is
-    # still under way; the first opens it, its job ends, it is closed; now the second is committed. It was decided
-    # before the close, which was a step.
+    # INV-XFER-1. On the state, since this is how a session stays closed: of two attempts to open it, the
+    # second is still in flight. The first opens it, its job ends, it is closed; then the second commits. It was
+    # decided before the close, which was a step.
     draft.require_unchanged(keys.STATE)
     draft.require_unchanged(keys.session_key(session.id))
     draft.require_unchanged(keys.table_key(session.table))
 
 
 def may_be_closed(snapshot: Snapshot, session: SessionId, known_version: TopologyVersion | None) -> bool:
-    """Whether a bulk session that is not listed, and was asked for at this version, may have been opened and closed."""
+    """Whether an unlisted bulk session that was requested at this version may have been opened and closed already."""
     forgotten = known_version is not None and known_version < snapshot.state.bulk_forgotten
     return session in snapshot.state.bulk_closed or forgotten
 
 
 def _close_sessions(draft: TopologyDraft, command: CloseSessions) -> None:
-    """A step: whoever waits until nobody works under them any more waits for a version (INV-XFER-1). What is known to
-    be closed needs none, so closing again changes nothing. One that is not listed is closed all the same: its opening
-    may still be on its way, and nobody would close it after that but its deadline."""
+    """A step, because waiting for the end of all work under a session means waiting for a version (INV-XFER-1). A
+    session known to be closed needs no step, so closing again changes nothing. An unlisted session is closed all the
+    same: its opening may still be in flight, and then only its deadline would close it."""
     ending = [each for each in dict.fromkeys(command.sessions) if each not in draft.base.state.bulk_closed]
     for session in [draft.base.sessions[each] for each in ending if each in draft.base.sessions]:
         draft.require(session.kind is SessionKind.BULK_JOB, f"the session of a {session.kind} ends with it")
@@ -220,8 +220,8 @@ def _close_sessions(draft: TopologyDraft, command: CloseSessions) -> None:
 
 
 def _remembered(draft: TopologyDraft, ending: Sequence[SessionId]) -> dict[str, Any]:
-    """Of those that fall off it counts when they were closed, not when they fell off: who opens a session while others
-    are closed, one after another, would be taken for one of the forgotten each time."""
+    """For sessions dropped from the list, what counts is when they were closed, not when they were dropped: otherwise a
+    session that opens while many others are closed would be taken for a dropped one each time."""
     state = draft.base.state
     unknown = len(state.bulk_closed) - len(state.bulk_closed_at)
     closed = (*state.bulk_closed, *ending)

@@ -12,8 +12,8 @@ from ebla.topology.tablet_map import STREAM_SETS_MAX, TabletMap, TabletStreams
 
 
 def with_new_stream_set(draft: TopologyDraft, tablets: TabletMap, new: NewStreams | None) -> tuple[TabletStreams, ...]:
-    """The sets of the table and one more, for as many tablets as it has now. The oldest makes room: records of so many
-    resizes ago are read by nobody."""
+    """The sets of the table plus a new one for its current tablet count. The oldest set is dropped at the limit: its
+    records are many resizes old."""
     before = tablets.streams
     draft.require(new is not None, f"changes of table {tablets.table} are captured: its tablets need new streams")
     assert new is not None

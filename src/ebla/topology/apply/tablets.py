@@ -69,7 +69,8 @@ def apply_tablets(draft: TopologyDraft, command: TabletCommand) -> None:
 
 
 def given_up_hosts(snapshot: Snapshot) -> frozenset[HostId]:
-    """Nodes that will not come back with what they were sent: ignored by the operator, or left. Asked, never walked."""
+    """Nodes that will not return with what they were sent: ignored by the operator, or left. Queried, never
+    iterated."""
     left = (node.host for node in snapshot.nodes_in(NodeState.LEFT))
     return frozenset((*snapshot.state.ignored_nodes, *left))
 
@@ -90,7 +91,8 @@ def _replication(draft: TopologyDraft, move: TabletMove) -> Replication:
 
 
 def _require_track(draft: TopologyDraft) -> None:
-    """Tablets start to move at rest (which enters the track), on the track, or while a node is drained."""
+    """Tablets start to move at rest (which enters `tablet_migration`), in `tablet_migration`, or while a node is
+    drained."""
     here = draft.base.transition
     node = draft.base.node_in_transition()
     if here is TransitionState.TABLET_DRAINING:
@@ -151,7 +153,7 @@ def _check_target(draft: TopologyDraft, move: TabletMove, pending: ReplicaSet) -
 
 
 def _distance(snapshot: Snapshot, wanted: Replication, replicas: ReplicaSet) -> int:
-    """How far the replicas per datacenter are from what is asked for."""
+    """The distance of the replicas per datacenter from the requested factors."""
     counts = dict(wanted.factors)
     for replica in replicas:
         datacenter = snapshot.node(replica.host).datacenter

@@ -1,11 +1,11 @@
-"""Who serves a token: natural, pending and reading replicas, as total functions of a snapshot, a table and a token.
+"""The replicas of a token, natural, pending and reading, as total functions of a snapshot, a table and a token.
 
-*Natural* replicas take writes and are what quorums are counted of; *pending* ones take writes too and raise what is
-needed by one each; *reading* ones serve reads. A process keeps one `ReplicaSets` per version of the topology and asks
-it once per request.
+*Natural* replicas receive writes and define quorums; each *pending* replica also receives writes and raises the
+required acknowledgements by one; *reading* replicas serve reads. A process keeps one `ReplicaSets` per topology version
+and queries it once per request.
 
-Sets name hosts by id, and a host that left may stand among them until its tablets are rebuilt elsewhere. `addresses_of`
-never names one: nobody listens there any more, or somebody else does.
+Sets contain host ids, and a host that left may be among them until its tablets are rebuilt elsewhere. `addresses_of`
+never returns one: nothing listens there any more, or another node does.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,19 +46,19 @@ class TableReplicas(Protocol):
 
     def same_readers_until(self, token: int) -> int:
         """The last token, at or after this one, up to which the same shards serve reads: one request to each of them
-        can ask for all of it. Never beyond a tablet, nor over the top of the ring."""
+        can ask for all of it. Never beyond a tablet, nor past the end of the ring."""
         ...
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
-        """What the host is a natural replica of, in ring order."""
+        """The ranges that the host is a natural replica of, in ring order."""
         ...
 
     def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
-        """What the host serves reads of, likewise."""
+        """The ranges that the host serves reads of, in ring order."""
         ...
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
-        """What quorums are counted of."""
+        """The number of replicas that quorums are computed from."""
         ...
 
 
@@ -74,7 +74,7 @@ class TabletReplicas:
         self._datacenters = datacenters
 
     def writing(self, token: int) -> WriteReplicas:
-        # Every write asks this; `TabletMap.replicas` and `transition` would find the chunk twice.
+        # Called for every write; `TabletMap.replicas` and `transition` would look up the chunk twice.
         number = (token + TOKEN_BIAS) >> self._shift
         chunk = self._chunks[number >> CHUNK_BITS]
         replicas = chunk.replicas[number & CHUNK_MASK]
@@ -89,8 +89,8 @@ class TabletReplicas:
             case Selector.NEXT:
                 return WriteReplicas(transition.new_replicas, NO_REPLICAS)
             case Selector.BOTH:
-                # Inside one node nothing is pending to a router: the node writes to both of its shards before it
-                # acknowledges, and counting it twice would ask for more than there is.
+                # Within one node a router sees no pending replica: the node writes to both of its shards before it
+                # acknowledges, and counting it twice would require more replicas than exist.
                 inside = transition.kind is TransitionKind.INTRANODE_MIGRATION
                 return WriteReplicas(
                     replicas, NO_REPLICAS if inside else pending_replicas(replicas, transition.new_replicas)
@@ -119,8 +119,8 @@ class TabletReplicas:
                 yield TokenRange(Token(self._tablets.after_token(number)), Token(last))
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
-        """A tablet has the replicas it has: while the factor is changed, tablet by tablet, the keyspace's number is
-        wrong for those not reached yet."""
+        """The tablet's own count: while a replication factor changes tablet by tablet, the keyspace's number is wrong
+        for the tablets that have not changed yet."""
         return ReplicaCounts(len(natural), count_by_datacenter(natural, self._datacenters))
 
 
@@ -162,7 +162,7 @@ class VnodePlacement:
         )
         wanted = sorted(hosts)
         while end < bound:
-            # The last vnode goes over the top, and so is the first one again.
+            # The last vnode wraps around the ring and so contains the first tokens too.
             position = (position + 1) % len(tokens)
             if sorted(vnodes.hosts_at(position)) != wanted:
                 break
@@ -249,7 +249,7 @@ class VnodeReplicas:
         yield from ring_ranges_of(replicas.vnodes, host)
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
-        """By the keyspace's factors, also where there are fewer nodes: QUORUM of three means two copies."""
+        """By the keyspace's factors, even with fewer nodes: QUORUM of three means two copies."""
         if self._replication.strategy is Strategy.SIMPLE:
             datacenters = {replica.host: self._nodes[replica.host].datacenter for replica in natural}
             return ReplicaCounts(self._replication.total, count_by_datacenter(natural, datacenters))
@@ -257,7 +257,7 @@ class VnodeReplicas:
 
 
 class ReplicaSets:
-    """Every table's replicas at one version. What the version before has worked out is taken over where it holds."""
+    """Every table's replicas at one version. Results of the previous version are reused where they still hold."""
 
     __slots__ = ("_by_table", "_datacenters", "_rings", "snapshot")
 
@@ -270,7 +270,7 @@ class ReplicaSets:
 
     @property
     def rings(self) -> VnodeRings:
-        """Made when first needed: a cluster with tablets alone never asks."""
+        """Built lazily: a cluster with tablets only never needs it."""
         if self._rings is None:
             self._rings = VnodeRings(self.snapshot)
         return self._rings
@@ -285,7 +285,7 @@ class ReplicaSets:
     def required_write_replies(
         self, table: TableId, token: int, level: ConsistencyLevel, local_datacenter: str
     ) -> tuple[RequiredReplies, ...]:
-        """How many of the replicas of `writing` must acknowledge, pending ones counted."""
+        """How many replicas of `writing` must acknowledge, pending ones included."""
         replicas = self.of(table)
         targets = replicas.writing(token)
         pending = count_by_datacenter(targets.pending, self._datacenters)
@@ -299,7 +299,7 @@ class ReplicaSets:
         return required_replies(level, replicas.counts(replicas.reading(token)), local_datacenter)
 
     def addresses_of(self, replicas: Iterable[Replica]) -> tuple[str, ...]:
-        """Where these replicas' nodes listen; those that left are passed over."""
+        """The addresses of these replicas' nodes, without nodes that left."""
         nodes = (self.snapshot.node(replica.host) for replica in replicas)
         return tuple(node.address for node in nodes if node.state is not NodeState.LEFT)
 
@@ -314,7 +314,7 @@ class ReplicaSets:
 
 
 def ring_ranges_of(replicas: RingReplicas, host: HostId) -> Iterator[TokenRange]:
-    """The vnodes of which the host has a replica, in ring order, the one that goes over the top first."""
+    """The vnodes that the host has a replica of, in ring order, the one that wraps around first."""
     tokens = replicas.ring.tokens
     if not tokens:
         return
@@ -339,7 +339,7 @@ class TokenReplicas:
 
 
 def token_replicas(snapshot: Snapshot, table: TableId, token: int) -> TokenReplicas:
-    """For whoever asks once."""
+    """For a single query."""
     replicas = ReplicaSets(snapshot).of(table)
     writing = replicas.writing(token)
     return TokenReplicas(writing.natural, writing.pending, replicas.reading(token))

@@ -1,7 +1,7 @@
-"""Which hosts have a vnode: SimpleStrategy and NetworkTopologyStrategy, host for host as drivers compute them.
+"""The hosts of a vnode by SimpleStrategy and NetworkTopologyStrategy, exactly as drivers compute them.
 
-Drivers send requests straight to the replicas they compute from the ring, so a difference would cost every request a
-hop; and the order matters to whoever takes the first replica as the primary one.
+Drivers send requests directly to the replicas they compute from the ring, so a difference would cost every request a
+hop. The order matters too: the first replica is the primary one.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ class NodeLocation:
 
 
 class RingReplicas:
-    """Hosts per vnode of one ring, worked out when first asked for: most processes need few of the vnodes."""
+    """Hosts per vnode of one ring, computed lazily: most processes need few of the vnodes."""
 
     __slots__ = ("_datacenters", "_hosts_at", "_replication", "ring")
 
@@ -95,7 +95,7 @@ def _simple(ring: TokenRing, position: int, factor: int) -> tuple[HostId, ...]:
 
 def _in_datacenter(part: _DatacenterPart, position: int, factor: int) -> tuple[HostId, ...]:
     """The next distinct owners of the datacenter, each from a rack that has none yet while there is such a rack; once
-    every rack has one, those passed over come first."""
+    every rack has one, the skipped owners come first."""
     wanted = min(factor, len(part.racks))
     found: dict[HostId, None] = {}
     passed_over: dict[HostId, None] = {}

@@ -1,4 +1,4 @@
-"""Which shard of a node serves a token. For routing only: whether a shard *has* a replica, `has_replica` says.
+"""Which shard of a node serves a token. For routing only; `has_replica` says whether a shard *has* a replica.
 
 For a tablet in transition a node's answer is the same in every stage, whatever the selectors say: a router may be one
 stage behind or ahead, and what it sends to the leaving or the pending replica must find its shard. Only inside one node
@@ -17,7 +17,7 @@ from ebla.topology.tablet_map import ReplicaSet, TabletMap
 from ebla.topology.tablet_stages import Selector, stage_row
 
 NO_REPLICA_SHARD = ShardNumber(0)
-"""The answer where the host has no replica: some shard must refuse or pass on what came."""
+"""The shard used if the host has no replica: some shard must refuse the request."""
 
 
 class Sharder(Protocol):
@@ -26,7 +26,7 @@ class Sharder(Protocol):
     def shard_for_reads(self, token: int) -> ShardNumber: ...
 
     def shards_for_writes(self, token: int) -> tuple[ShardNumber, ...]:
-        """Every one of them must apply the write before it is acknowledged. Never empty."""
+        """All of them must apply the write before it is acknowledged. Never empty."""
         ...
 
 
@@ -95,7 +95,7 @@ def sharder_for(snapshot: Snapshot, table: TableId, host: HostId) -> Sharder:
 
 
 def has_replica(tablets: TabletMap, number: int, replica: Replica) -> bool:
-    """Whether this shard holds, is getting or still has to lose the tablet. Says nothing about who is routed to it."""
+    """Whether this shard has, is gaining or has yet to drop the tablet. Says nothing about routing."""
     if replica in tablets.replicas(number):
         return True
     transition = tablets.transition(number)

@@ -31,7 +31,7 @@ def first_token_of_shard(token: Token, shard: int, shard_count: int, ignore_msb:
 
 
 def last_token_of_shard(token: int, shard_count: int, ignore_msb: int) -> Token:
-    """The last token, at or after this one, of the piece in which it stands; a piece belongs to one shard."""
+    """The last token of the piece that contains this token; a piece belongs to one shard."""
     shard = static_shard(token, shard_count, ignore_msb)
     segment_width = RING_TOKENS >> ignore_msb
     offset = token - TOKEN_MIN

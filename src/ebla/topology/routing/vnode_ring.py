@@ -1,4 +1,4 @@
-"""The ring of tables on vnodes: who owns which token before and after a change, and which of the two requests use."""
+"""The ring of tables on vnodes: the token owners before and after a change, and which of the two requests use."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class TokenRing:
 
 @dataclass(frozen=True, slots=True)
 class RingUse:
-    """Which ring requests go by."""
+    """Which ring requests use."""
 
     reads: Selector
     writes: Selector
@@ -58,8 +58,8 @@ RING_USES: Mapping[tuple[NodeState, TransitionState], RingUse] = MappingProxyTyp
 )
 """While one node is in transition: a row for every row of the node table that has a transition state.
 
-`left_token_ring` comes after success when a node leaves, and after failure when one joins; in both cases that node is
-out. `write_both_read_new` has no way back: whoever wrote by it may have been answered by the next owners' quorum."""
+`left_token_ring` follows success when a node leaves, and failure when one joins; in both cases that node is out.
+`write_both_read_new` cannot be rolled back: a write in it may have been acknowledged by the next owners' quorum."""
 
 _OWNING_BEFORE = (NodeState.NORMAL, NodeState.REBUILDING, NodeState.DECOMMISSIONING, NodeState.REMOVING)
 _OWNING_AFTER = (NodeState.NORMAL, NodeState.REBUILDING, NodeState.BOOTSTRAPPING, NodeState.REPLACING)
@@ -73,12 +73,12 @@ def ring_use(snapshot: Snapshot) -> RingUse:
 
 
 def previous_ring(snapshot: Snapshot) -> TokenRing:
-    """As if the change under way, if any, had not begun."""
+    """As if the running change, if any, had not started."""
     return _ring(snapshot.nodes_in(*_OWNING_BEFORE))
 
 
 def next_ring(snapshot: Snapshot) -> TokenRing:
-    """As if the change under way had come to its end."""
+    """As if the running change had completed."""
     replacing = {node.replaced: node for node in snapshot.nodes_in(NodeState.REPLACING) if node.replaced is not None}
     return _ring(node for node in snapshot.nodes_in(*_OWNING_AFTER) if node.host not in replacing)
 

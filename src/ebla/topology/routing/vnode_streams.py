@@ -1,4 +1,4 @@
-"""What a change of the ring moves: per range of tokens, from whom to whom."""
+"""The streams of a ring change: per token range, its sources and destinations."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ebla.topology.routing.replication_strategies import RingReplicas
 
 @dataclass(frozen=True, slots=True)
 class RangeStream:
-    """Each destination gets, for this range, whatever any of the sources has."""
+    """Each destination receives, for this range, the merged rows of all sources."""
 
     range: TokenRange
     sources: tuple[HostId, ...]
@@ -18,7 +18,7 @@ class RangeStream:
 
 
 def range_streams(previous: RingReplicas, after: RingReplicas, given_up: Collection[HostId]) -> Iterator[RangeStream]:
-    """In ring order, the range that goes over the top first. Ranges nobody gets are left out."""
+    """In ring order, the range that wraps around first. Ranges without a destination are left out."""
     bounds = sorted({*previous.ring.tokens, *after.ring.tokens})
     if not bounds:
         return
@@ -35,9 +35,9 @@ def range_streams(previous: RingReplicas, after: RingReplicas, given_up: Collect
 def stream_sources(
     before: tuple[HostId, ...], later: tuple[HostId, ...], given_up: Collection[HostId]
 ) -> tuple[HostId, ...]:
-    """The host that loses the range, if it is there: its copy takes its place, and quorums stay quorums. Where it is
-    given up, or nobody loses the range, every remaining replica, since any one of them may lack a write that two
-    others acknowledged."""
+    """The host that loses the range, if it is alive: an exact copy replaces it, so quorums stay intact. If it is given
+    up, or no host loses the range, every remaining replica, because any one of them may lack a write that two others
+    acknowledged."""
     losing = tuple(host for host in before if host not in later)
     if losing and not any(host in given_up for host in losing):
         return losing
