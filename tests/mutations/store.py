@@ -38,7 +38,7 @@ MUTATIONS = (
     Mutation(
         name="store-gc-without-c",
         module="ebla.storage.stack_changes",
-        function="begin_compaction",
+        function="StackChanges.begin_compaction",
         find="held = bool(stack.gc_holds) or stack.compaction_keeps_all",
         replace="held = False\nstack.gc_holds.clear()",
         check=MODEL,
@@ -47,7 +47,7 @@ MUTATIONS = (
     Mutation(
         name="store-gc-without-recheck",
         module="ebla.storage.compaction.compaction_plan",
-        function="judge_result",
+        function="check_result",
         find="if result.dropped_greatest_us == NEVER_US:\n    return SwapOutcome.SWAPPED",
         replace="if result.dropped_greatest_us >= NEVER_US:\n    return SwapOutcome.SWAPPED",
         check=MODEL,
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="store-gc-without-recheck-in-simulation",
         module="ebla.storage.compaction.compaction_plan",
-        function="judge_result",
+        function="check_result",
         find="if result.dropped_greatest_us >= least_outside_us(layers, inputs):",
         replace="if result.dropped_greatest_us >= least_outside_us(layers, inputs) + (1 << 62):",
         check=SIM,
@@ -65,7 +65,7 @@ MUTATIONS = (
     Mutation(
         name="store-swap-lets-old-writes-in",
         module="ebla.storage.stack_changes",
-        function="finish_compaction",
+        function="StackChanges.finish_compaction",
         find="stack.reject_upto_us = result.dropped_greatest_us",
         replace="pass",
         check=STORE,
@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         name="store-manifest-before-folders",
         module="ebla.storage.stack_changes",
-        function="_finish_seal",
+        function="StackChanges._finish_seal",
         find="await layer.flush()\nsealed =",
         replace="sealed =",
         check=SIM,

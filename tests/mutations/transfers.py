@@ -82,22 +82,17 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-adoption-layer-by-layer",
-        module="ebla.storage.store",
-        function="ShardStore.adopt_all",
-        find="adopted = await stack_changes.adopt_all(self._parts, stack, adoptions, (forget, check))",
-        replace=(
-            "adopted = 0\n"
-            "for one in adoptions:\n"
-            '    own = Adoption(one.folder, one.range, f"{one.origin}/{one.folder}")\n'
-            "    adopted += await stack_changes.adopt_all(self._parts, stack, (own,), (forget, check))"
-        ),
+        module="ebla.storage.stack_changes",
+        function="StackChanges.adopt_all",
+        find="await self._adopt_fresh(stack, fresh, tuple(origins), check)",
+        replace="for own in fresh:\n    await self._adopt_fresh(stack, [own], tuple(origins), check)",
         check=PytestCheck("tests/unit/storage/test_adoption.py"),
         why="for a moment, or after a crash for good, a deleted row shows, whose tombstone is in the next layer",
     ),
     Mutation(
         name="transfers-adopted-again-when-asked-again",
         module="ebla.storage.stack_changes",
-        function="adopt_all",
+        function="StackChanges.adopt_all",
         find="fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]",
         replace="fresh = list(adoptions)",
         check=ADOPTION,

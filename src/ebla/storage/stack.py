@@ -1,7 +1,7 @@
-"""A tablet replica in memory: its layers, what a read or a write does with them, and what is not yet flushed.
+"""A tablet replica in memory: its layers, how reads and writes use them, and what is not yet flushed.
 
-Reads and writes work on an `OpenStack`, without an await: between the get and the put of a write nobody else runs, so
-the shard is the single writer that a merge needs. Whatever changes the stack itself is in `stack_changes.py`.
+Reads and writes work on an `OpenStack`, without an await: no other code runs between the get and the put of a write, so
+the shard is the single writer that a merge needs. `stack_changes.py` changes the stack itself.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ from ebla.storage.merge.row_merge import (
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A layer's part in reads. `clip` is None where its range covers the stack's."""
+    """How reads use a layer. `clip` is None where its range covers the stack's."""
 
-    place: LayerRef
+    ref: LayerRef
     clip: tuple[KeySpan, ...] | None
     has_heads: bool | None
-    """None: the layer itself tells, since it grows."""
+    """None: the layer is writable, so its current facts decide."""
 
 
 class Stack:
@@ -58,80 +58,81 @@ class Stack:
         self.entry = entry
         self.incarnation = entry.incarnation
         self.frozen: LayerEntry | None = None
-        """Live until a moment ago, and on its way to be a base: flushed and named by the next manifest."""
+        """The previous live layer while a seal turns it into a base: it is flushed, then the next manifest names it."""
         self.live = entry.live
         self.replay_from = entry.replay_from
         self.dropped = False
-        self.folding: LayerId | None = None
+        self.compacting: LayerId | None = None
+        """The output of the compaction in progress."""
         self.compaction_keeps_all = False
-        """The last fold was thrown away for what it dropped. Old timestamps may keep coming: the next one drops
-        nothing, so that the stack does not grow for ever."""
+        """The last compaction was discarded because of the tombstones it dropped. Old timestamps may keep coming: the
+        next one drops nothing, so that the stack does not grow without bound."""
         self.changing = asyncio.Lock()
         """One change of the stack at a time."""
         self.pins = 0
-        """Who may hold layers of it; none of them is removed meanwhile."""
+        """How many openers may hold layers of it; none of its layers is removed meanwhile."""
         self.gc_holds: set[str] = set()
         self.reject_upto_us = NEVER_US
-        """While a fold that dropped tombstones is being swapped in. A write that is not newer than those would be
-        covered before the swap and come out after it."""
+        """Set while a compaction that dropped tombstones is swapped in. A write that is not newer than those tombstones
+        would be hidden before the swap and visible after it."""
         self._dirty_from: int | None = None
         self._held_from: int | None = None
         self._spans = key_spans(entry.range)
         self._slots: tuple[_Slot, ...] = ()
         self.damage = ""
-        """Of one of its layers; such a stack is neither read nor written."""
-        self._arrange()
+        """The damage of one of its layers; such a stack is neither read nor written."""
+        self._update_slots()
 
     def __repr__(self) -> str:
         return f"<stack {self.incarnation:016x}>"
 
     @property
     def layer_entries(self) -> tuple[LayerEntry, ...]:
-        """Bases, the frozen one, live."""
+        """Bases, then the frozen layer, then the live one."""
         frozen = () if self.frozen is None else (self.frozen,)
         return (*self.entry.bases, *frozen, self.live)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def find_open(self) -> "OpenStack | None":
-        """Good until the next await; None where some layer must be opened first."""
+        """Valid until the next await; None where some layer must be opened first."""
         self.check()
         found: list[Layer] = []
         for slot in self._slots:
-            layer = self._layers.find(slot.place.folder)
+            layer = self._layers.find(slot.ref.folder)
             if layer is None:
                 return None
             found.append(layer)
         return OpenStack(self, self._slots, found)
 
     async def open(self) -> "OpenStack":
-        """Good until the next await. Raises `LayerDamaged`, `Overloaded`, `Stale`."""
+        """Valid until the next await. Raises `LayerDamaged`, `Overloaded`, `Stale`."""
         while True:
             found = self.find_open()
             if found is not None:
                 return found
             self.pins += 1
             try:
-                await self._layers.open_all([slot.place for slot in self._slots])
+                await self._layers.open_all([slot.ref for slot in self._slots])
             finally:
                 self.pins -= 1
-            # The stack may have got other layers while these were opened.
+            # The stack may have other layers by now: look again.
 
     def find_live(self) -> Layer | None:
-        """The live layer if it is open and has its files; good until the next await."""
+        """The live layer if it is open and has its files; valid until the next await."""
         self.check()
-        live = self._layers.find(self._slots[0].place.folder)
+        live = self._layers.find(self._slots[0].ref.folder)
         return live if live is not None and live.has_files else None
 
     async def open_live(self) -> Layer:
-        """The live layer alone, which is all that a write needs; good until the next await."""
+        """The live layer, which is all that a write needs; valid until the next await."""
         while True:
             live = self.find_live()
             if live is not None:
                 return live
             self.pins += 1
             try:
-                async with self._layers.hold(self._slots[0].place) as opened:
+                async with self._layers.hold(self._slots[0].ref) as opened:
                     await opened.make_files()
             finally:
                 self.pins -= 1
@@ -148,24 +149,24 @@ class Stack:
     def folder_of(self, entry: LayerEntry) -> str:
         return layer_folder(self._folder, self.incarnation, entry.id)
 
-    def place_of(self, entry: LayerEntry) -> LayerRef:
-        """The frozen layer still has something to flush, so it is opened as a writable one."""
+    def layer_ref(self, entry: LayerEntry) -> LayerRef:
+        """The frozen layer may still have rows to flush, so it is opened as a writable one."""
         writable = entry.id == self.live.id or (self.frozen is not None and entry.id == self.frozen.id)
         return LayerRef(self.folder_of(entry), writable)
 
-    def stacked(self, live: Layer, frozen: Layer | None = None) -> tuple[LayerSummary, ...]:
-        """As decisions see it."""
-        found = [_stacked(one, one.facts, one.size_bytes) for one in self.entry.bases]
+    def summaries(self, live: Layer, frozen: Layer | None = None) -> tuple[LayerSummary, ...]:
+        """The layers as compaction decisions see them."""
+        found = [_summary(one, one.facts, one.size_bytes) for one in self.entry.bases]
         if self.frozen is not None:
             assert frozen is not None
-            found.append(_stacked(self.frozen, frozen.facts, frozen.size_bytes()))
-        shown = _stacked(self.live, live.facts, live.size_bytes())
-        return (*found, msgspec.structs.replace(shown, is_live=True))
+            found.append(_summary(self.frozen, frozen.facts, frozen.size_bytes()))
+        newest = _summary(self.live, live.facts, live.size_bytes())
+        return (*found, msgspec.structs.replace(newest, is_live=True))
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def check_items(self, items: Sequence[Item]) -> None:
-        """Whether the stack may take these now. Raises `Stale` and `Overloaded`."""
+        """Raises `Stale` or `Overloaded` where the stack must not take these items now."""
         spans, version = self._spans, self.schema.version
         for key, value in items:
             if not in_spans(key, spans):
@@ -175,10 +176,10 @@ class Stack:
         if self.reject_upto_us > NEVER_US:
             least_us = facts_of([value for _, value in items], self.schema).least_us
             if least_us <= self.reject_upto_us:
-                raise Overloaded("a fold is being swapped in", advice="try again in a moment")
+                raise Overloaded("a compaction is being swapped in", advice="try again in a moment")
 
     def merge_into(self, live: Layer, items: Sequence[Item]) -> None:
-        """Get, merge and put in one step. Raises `Overloaded` and `DiskFull` with nothing done."""
+        """Get, merge and put in one step. Raises `Overloaded` and `DiskFull` with nothing written."""
         if len(items) == 1:
             key, value = items[0]
             known = live.get(key)
@@ -196,7 +197,7 @@ class Stack:
 
     @property
     def needed_from(self) -> int | None:
-        """The oldest record of the commit log that a crash would need; None: none."""
+        """The oldest record of the commit log that recovery would need; None: none."""
         known = [one for one in (self._held_from, self._dirty_from) if one is not None]
         return min(known, default=None)
 
@@ -205,7 +206,7 @@ class Stack:
             self._dirty_from = sequence
 
     def begin_flush(self) -> None:
-        """What was written up to here is being flushed; what follows is not part of it."""
+        """What was written before the call is being flushed; later writes are not part of it."""
         self._held_from, self._dirty_from = self.needed_from, None
 
     def end_flush(self, *, done: bool) -> None:
@@ -213,20 +214,20 @@ class Stack:
             self._dirty_from = self.needed_from
         self._held_from = None
 
-    # -- changes, each after the manifest has it, but for the first ----------------------------------------------------
+    # -- changes: `install` follows the manifest, `begin_seal` precedes it ---------------------------------------------
 
     def begin_seal(self, fresh: LayerId, next_sequence: int) -> None:
-        """From here on writes go to the fresh layer. No manifest names it yet: until one does, a crash brings back the
-        old one as the live layer, and the log must give it everything that is in either."""
+        """From here on writes go to the fresh layer. No manifest names it yet: until one does, recovery opens the old
+        one as the live layer, and the log must replay everything that is in either."""
         assert self.frozen is None
         self.frozen = self.live
         self.live = LayerEntry(id=fresh, range=self.entry.range)
         self.replay_from = next_sequence
         self.begin_flush()
-        self._arrange()
+        self._update_slots()
 
     def install(self, entry: StackEntry) -> None:
-        """What the manifest now says."""
+        """Makes the stack what the manifest now says."""
         assert entry.incarnation == self.incarnation
         if self.frozen is not None and entry.live.id == self.live.id:
             self.frozen = None
@@ -236,14 +237,14 @@ class Stack:
             self.live = entry.live
         else:
             self.frozen = entry.live
-        self._arrange()
+        self._update_slots()
 
-    def _arrange(self) -> None:
+    def _update_slots(self) -> None:
         slots = []
         for entry in self.layer_entries:
             clip = None if entry.range.covers(self.entry.range) else key_spans(entry.range)
-            place = self.place_of(entry)
-            slots.append(_Slot(place, clip, None if place.writable else entry.facts.has_heads))
+            ref = self.layer_ref(entry)
+            slots.append(_Slot(ref, clip, None if ref.writable else entry.facts.has_heads))
         self._slots = tuple(reversed(slots))
         self.damage = next((one.damage for one in self.layer_entries if one.damage), "")
 
@@ -253,7 +254,7 @@ class Stack:
 
 
 class OpenStack:
-    """All layers of a stack, open and found: for use without an await. The live layer stands first."""
+    """All layers of a stack, open: for use without an await. The live layer comes first."""
 
     __slots__ = ("_layers", "_slots", "_stack")
 
@@ -267,7 +268,7 @@ class OpenStack:
         return self._layers[0]
 
     def get(self, key: bytes) -> bytes | None:
-        """The merged value of a key: a row without regard to its partition's head, or a head."""
+        """The merged value of a key: a head, or a row that its partition's head may delete."""
         values: list[bytes] = []
         for slot, layer in zip(self._slots, self._layers):
             if slot.clip is not None and not in_spans(key, slot.clip):
@@ -280,7 +281,7 @@ class OpenStack:
         return values[0] if len(values) == 1 else merge_all(values, self._stack.schema)
 
     def read(self, key: bytes) -> bytes | None:
-        """The merged value of a row without what its partition's head deletes; tombstones and expired cells are in it.
+        """The merged value of a row without what its partition's head deletes, with its tombstones and expired cells;
         None: there is nothing."""
         value = self.get(key)
         if value is None or not self.has_heads:
@@ -302,14 +303,14 @@ class OpenStack:
         )
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
-        """Merged rows and heads in key order, rows without what heads delete. To be used up before the next await."""
+        """Merged rows and heads in key order, rows without what heads delete. Consume it before the next await."""
         merged = self.scan_merged((start, end))
         if not self.has_heads:
             return merged
         return without_deleted_rows(merged, self._stack.schema, self._head_before(start))
 
     def scan_merged(self, span: KeySpan, *, is_reversed: bool = False) -> Iterator[Item]:
-        """Merged rows and heads in key order, or from the last to the first, without regard to what heads delete."""
+        """Merged rows and heads in key order, or from the last to the first, including rows that heads delete."""
         spans = clip_span(span, self._stack.spans)
         streams = [
             _scan_parts(layer, parts, is_reversed=is_reversed)
@@ -319,7 +320,7 @@ class OpenStack:
         return merge_streams(streams, self._stack.schema, is_reversed=is_reversed) if streams else iter(())
 
     def _head_before(self, start: bytes) -> PartitionHead:
-        """The head of the partition in whose middle a scan begins."""
+        """The head of the partition inside which a scan starts."""
         prefix = enclosing_partition(start)
         return EMPTY_HEAD if prefix is None else self.head(prefix)
 
@@ -334,7 +335,7 @@ def _clipped(spans: list[KeySpan], clip: tuple[KeySpan, ...] | None) -> list[Key
     return spans if clip is None else [part for span in spans for part in clip_span(span, clip)]
 
 
-def _stacked(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> LayerSummary:
+def _summary(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> LayerSummary:
     return LayerSummary(
         id=entry.id, range=entry.range, facts=facts, size_bytes=size_bytes, is_damaged=bool(entry.damage)
     )

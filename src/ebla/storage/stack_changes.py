@@ -1,14 +1,15 @@
-"""Changes of a stack: flush, seal, adopt, swap, drop, checkpoint. Each is one write of the manifest.
+"""Changes of a stack: flush, seal, adopt, compact, drop, checkpoint. Each is one write of the manifest.
 
-The order in each is: new folders built and durable, then the manifest, then memory in the same step, then old folders
-removed. A crash before the manifest leaves a folder that is swept at the next start; one after it leaves an old folder
-that is swept as well. All of them may be asked for again after a failure.
+The order in each is: build new folders and make them durable, write the manifest, change memory in the same step, then
+remove old folders. A crash before the manifest leaves a folder that the next start sweeps; a crash after it leaves an
+old folder that is swept as well. Every change may be requested again after a failure.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 import msgspec
 
@@ -25,8 +26,8 @@ from ebla.storage.compaction.compaction_plan import (
     CompactionLimits,
     CompactionResult,
     SwapOutcome,
+    check_result,
     choose_inputs,
-    judge_result,
     plan_gc_rule,
 )
 from ebla.storage.compaction.tombstone_gc import GcContext
@@ -35,6 +36,7 @@ from ebla.storage.layers.layer_cache import LayerCache
 from ebla.storage.layers.layer_facts import NO_FACTS
 from ebla.storage.manifest import (
     ADOPTED_MAX,
+    Incarnation,
     LayerEntry,
     LayerId,
     ManifestFailed,
@@ -50,9 +52,28 @@ from ebla.storage.manifest import (
 from ebla.storage.stack import Stack
 
 
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    folder: str
+    """Of a finished layer on the same file system. It still belongs to its owner, who removes it."""
+    range: TokenRange
+    origin: str
+    """Names the transfer that brings it: no origin is adopted twice. Layers that belong together share one."""
+
+
+def scratch_folder(folder: str) -> str:
+    """Checkpoints for compactions; emptied at start."""
+    return f"{folder}/folds"
+
+
+def quarantine_folder(folder: str) -> str:
+    """Damaged layers of replicas that were dropped, kept for operators."""
+    return f"{folder}/damaged"
+
+
 @dataclass(slots=True, kw_only=True)
-class StoreContext:
-    """What changes of a stack work with."""
+class StackChanges:
+    """The stacks of a shard, and everything that changes one of them. `ShardStore` adds rows, tables and upkeep."""
 
     disk: Disk
     rng: Rng
@@ -61,332 +82,330 @@ class StoreContext:
     layers: LayerCache
     manifest: ManifestWriter
     log: CommitLog
-    obsolete: list[tuple[Stack, str]] = field(default_factory=list)
-    """Folders that no manifest names any more, waiting for whoever still reads them."""
+    compaction_limits: CompactionLimits
+    compaction_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Some stack has grown enough to be compacted."""
+    _stacks: dict[Incarnation, Stack] = field(default_factory=dict)
+    _obsolete: list[tuple[Stack, str]] = field(default_factory=list)
+    """Folders that no manifest names any more; they wait until no reader uses them."""
+
+    @property
+    def stacks(self) -> Mapping[Incarnation, Stack]:
+        return MappingProxyType(self._stacks)
 
     def new_layer_id(self) -> LayerId:
         return LayerId(int.from_bytes(self.rng.bytes(8)))
 
+    # -- flush and seal ----------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    folder: str
-    """Of a finished layer on the same file system. It stays its owner's, to be removed."""
-    range: TokenRange
-    origin: str
-    """Names what brings it: the same is not adopted twice. Layers that belong together have one."""
+    async def flush(self, stack: Stack) -> None:
+        """On return the commit log is not needed for what was written before the call."""
+        async with stack.changing:
+            stack.check()
+            if stack.frozen is not None:
+                await self._finish_seal(stack)
+            await self._flush_live(stack)
 
+    async def _flush_live(self, stack: Stack) -> None:
+        if stack.needed_from is None:
+            return
+        async with self.layers.hold(stack.layer_ref(stack.live)) as live:
+            stack.begin_flush()
+            done = False
+            try:
+                await live.flush()
+                done = True
+            finally:
+                stack.end_flush(done=done)
 
-def scratch_folder(folder: str) -> str:
-    """Checkpoints for folds; emptied at start."""
-    return f"{folder}/folds"
+    async def seal(self, stack: Stack) -> None:
+        """The live layer becomes a base, and an empty one replaces it. An empty live layer stays as it is."""
+        async with stack.changing:
+            stack.check()
+            await self._seal(stack)
 
+    async def _seal(self, stack: Stack) -> None:
+        if stack.frozen is None:
+            # Flush most of it while writes still go there, so that little is left to flush after the switch.
+            await self._flush_live(stack)
+            async with self.layers.hold(stack.layer_ref(stack.live)) as live:
+                if live.facts == NO_FACTS:
+                    return
+                stack.begin_seal(self.new_layer_id(), self.log.next_sequence)
+        await self._finish_seal(stack)
 
-def quarantine_folder(folder: str) -> str:
-    """Damaged layers of replicas that were dropped, kept for people."""
-    return f"{folder}/damaged"
+    async def _finish_seal(self, stack: Stack) -> None:
+        """Also finishes a seal that a full disk or a cancelled caller interrupted."""
+        frozen = stack.frozen
+        assert frozen is not None
+        async with self.layers.hold(stack.layer_ref(frozen)) as layer:
+            await layer.flush()
+            sealed = msgspec.structs.replace(frozen, facts=layer.facts, size_bytes=layer.size_bytes())
+        entry = msgspec.structs.replace(
+            stack.entry, live=stack.live, bases=(*stack.entry.bases, sealed), replay_from=stack.replay_from
+        )
+        await self._commit(stack, entry)
 
-
-async def flush(parts: StoreContext, stack: Stack) -> None:
-    """The commit log is not needed for what was written before the call."""
-    async with stack.changing:
-        stack.check()
+    async def _complete_seal(self, stack: Stack) -> None:
         if stack.frozen is not None:
-            await _finish_seal(parts, stack)
-        await _flush_live(parts, stack)
+            await self._finish_seal(stack)
 
+    # -- adopt -------------------------------------------------------------------------------------------------------
 
-async def _flush_live(parts: StoreContext, stack: Stack) -> None:
-    if stack.needed_from is None:
-        return
-    async with parts.layers.hold(stack.place_of(stack.live)) as live:
-        stack.begin_flush()
-        done = False
-        try:
-            await live.flush()
-            done = True
-        finally:
-            stack.end_flush(done=done)
+    async def adopt_all(
+        self,
+        stack: Stack,
+        adoptions: Sequence[Adoption],
+        forget: Collection[str] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Layers that others built become bases, all of them by one write of the manifest (INV-XFER-3). No reader sees
+        only some of them, since a row may be in one and its tombstone in another; and none is adopted twice.
 
-
-async def seal(parts: StoreContext, stack: Stack) -> None:
-    """The live layer becomes a base, and an empty one takes its place. Nothing happens where it is empty."""
-    async with stack.changing:
-        stack.check()
-        await _seal(parts, stack)
-
-
-async def _seal(parts: StoreContext, stack: Stack) -> None:
-    if stack.frozen is None:
-        # Most of it while writes still go there, so that little is left to flush behind the switch.
-        await _flush_live(parts, stack)
-        async with parts.layers.hold(stack.place_of(stack.live)) as live:
-            if live.facts == NO_FACTS:
-                return
-            stack.begin_seal(parts.new_layer_id(), parts.log.next_sequence)
-    await _finish_seal(parts, stack)
-
-
-async def _finish_seal(parts: StoreContext, stack: Stack) -> None:
-    """Also what a full disk or a cancelled caller interrupted."""
-    frozen = stack.frozen
-    assert frozen is not None
-    async with parts.layers.hold(stack.place_of(frozen)) as layer:
-        await layer.flush()
-        sealed = msgspec.structs.replace(frozen, facts=layer.facts, size_bytes=layer.size_bytes())
-    entry = msgspec.structs.replace(
-        stack.entry, live=stack.live, bases=(*stack.entry.bases, sealed), replay_from=stack.replay_from
-    )
-    await _commit(parts, stack, entry)
-
-
-AdoptionTerms = tuple[Collection[str], Callable[[], None]]
-"""Origins that may be forgotten, and what is asked just before the effect: it raises where there must be none."""
-
-
-async def adopt_all(parts: StoreContext, stack: Stack, adoptions: Sequence[Adoption], terms: AdoptionTerms) -> int:
-    """Layers that others built become bases, all of them by one write of the manifest. INV-XFER-3: nobody sees some of
-    them, since a row may be in one and its tombstone in another; and none comes twice. Says how many there were."""
-    forget, check = terms
-    async with stack.changing:
-        stack.check()
-        fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]
-        if not fresh:
-            return 0
-        origins = dict.fromkeys(one for one in stack.entry.adopted if one not in forget)
-        origins |= dict.fromkeys(one.origin for one in fresh)
-        if len(origins) > ADOPTED_MAX:
-            raise Overloaded(
-                f"replica {stack.incarnation:016x} has adopted {ADOPTED_MAX} things that may be asked for again",
-                advice="end the jobs that brought them first",
-            )
-        await _settle_seal(parts, stack)
-        await _adopt_fresh(parts, stack, fresh, (tuple(origins), check))
+        Returns how many became bases. Origins in `forget` are never requested again, so they need not be remembered.
+        `check` runs just before the change takes effect, and may refuse it by raising."""
+        async with stack.changing:
+            stack.check()
+            fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]
+            if fresh:
+                origins = dict.fromkeys(one for one in stack.entry.adopted if one not in forget)
+                origins |= dict.fromkeys(one.origin for one in fresh)
+                if len(origins) > ADOPTED_MAX:
+                    raise Overloaded(
+                        f"replica {stack.incarnation:016x} remembers {ADOPTED_MAX} adoptions that may be repeated",
+                        advice="end the jobs that brought them first",
+                    )
+                await self._complete_seal(stack)
+                await self._adopt_fresh(stack, fresh, tuple(origins), check)
+        if self.needs_compaction(stack):
+            self.compaction_wanted.set()
         return len(fresh)
 
-
-async def _adopt_fresh(
-    parts: StoreContext, stack: Stack, fresh: Sequence[Adoption], terms: tuple[tuple[str, ...], Callable[[], None]]
-) -> None:
-    origins, check = terms
-    before = stack.entry
-    ids = [parts.new_layer_id() for _ in fresh]
-    try:
-        bases = [await _link_base(parts, stack, one, layer_id) for one, layer_id in zip(fresh, ids)]
-        check()
-        entry = msgspec.structs.replace(before, bases=(*before.bases, *bases), adopted=origins)
-        await _commit(parts, stack, entry)
-    except ManifestFailed:
-        raise  # which one is there is found out by the next start, and what it does not name is swept there
-    except (EblaError, OSError, asyncio.CancelledError):
-        if stack.entry is before:
-            for layer_id in ids:
-                await parts.engine.drop(layer_folder(parts.folder, stack.incarnation, layer_id))
-        raise
-
-
-async def _link_base(parts: StoreContext, stack: Stack, adoption: Adoption, layer_id: LayerId) -> LayerEntry:
-    """Facts and size are the layer's own: what whoever brought it says of it decides nothing."""
-    source = await parts.engine.open(adoption.folder, writable=False)
-    try:
-        await source.checkpoint(layer_folder(parts.folder, stack.incarnation, layer_id))
-        return LayerEntry(
-            id=layer_id,
-            range=adoption.range,
-            facts=source.facts,
-            size_bytes=source.size_bytes(),
-            origin=adoption.origin,
-        )
-    finally:
-        await source.discard()
-
-
-async def drop(parts: StoreContext, stack: Stack) -> None:
-    """Gone from here on, and its folders as soon as nobody reads them."""
-    async with stack.changing:
-        if stack.dropped:
-            return
-        stack.dropped = True
+    async def _adopt_fresh(
+        self, stack: Stack, fresh: Sequence[Adoption], origins: tuple[str, ...], check: Callable[[], None]
+    ) -> None:
+        before = stack.entry
+        ids = [self.new_layer_id() for _ in fresh]
         try:
-            await parts.manifest.change(partial(without_stack, incarnation=stack.incarnation))
-        except DiskFull:
-            stack.dropped = False
+            bases = [await self._link_base(stack, one, layer_id) for one, layer_id in zip(fresh, ids)]
+            check()
+            entry = msgspec.structs.replace(before, bases=(*before.bases, *bases), adopted=origins)
+            await self._commit(stack, entry)
+        except ManifestFailed:
+            raise  # the next start finds out which manifest is there, and sweeps what that one does not name
+        except (EblaError, OSError, asyncio.CancelledError):
+            if stack.entry is before:
+                for layer_id in ids:
+                    await self.engine.drop(layer_folder(self.folder, stack.incarnation, layer_id))
             raise
-        for entry in stack.layer_entries:
-            if entry.damage:
-                await _put_aside(parts, stack, entry)
-            else:
-                parts.obsolete.append((stack, stack.folder_of(entry)))
-    await remove_obsolete(parts)
 
-
-async def quarantine(parts: StoreContext, stack: Stack, failure: LayerDamaged) -> None:
-    """The replica is refused from here on, also after a restart, until it is dropped and rebuilt: what it can still
-    read may be missing the newest version of a row."""
-    async with stack.changing:
-        if stack.dropped or stack.damage:
-            return
-        marked = [
-            msgspec.structs.replace(one, damage=str(failure)) if stack.folder_of(one) == failure.folder else one
-            for one in stack.entry.layers
-        ]
-        entry = msgspec.structs.replace(stack.entry, bases=tuple(marked[:-1]), live=marked[-1])
-        if entry.layers != stack.entry.layers:
-            await _commit(parts, stack, entry)
-
-
-async def checkpoint(parts: StoreContext, stack: Stack, folder: str, *, durable: bool = True) -> ShardManifest:
-    """The whole stack as it is, by hard links, in a folder of its own with a manifest: every write answered before the
-    call is in it. The manifest comes last, so a folder without one is not a checkpoint. One that need not last is not
-    made durable: syncs are most of what it takes."""
-    async with stack.changing:
-        stack.check()
-        await _settle_seal(parts, stack)
-        await parts.disk.run(partial(parts.disk.make_folder, layers_folder(folder)))
-        entries = []
-        for entry in stack.layer_entries:
-            async with parts.layers.hold(stack.place_of(entry)) as layer:
-                if layer.facts == NO_FACTS:
-                    continue
-                await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), durable=durable)
-                entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
-        empty = LayerEntry(id=parts.new_layer_id(), range=stack.entry.range)
-        whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
-    manifest = ShardManifest(tables=(stack.schema,), stacks=(whole,))
-    # The layers' names are durable by their own checkpoints; those above them by the syncs around the manifest.
-    if durable:
-        await parts.disk.sync_folder(parent_folder(folder))
-    await save_manifest(parts.disk, folder, manifest, durable=durable)
-    return manifest
-
-
-async def begin_compaction(
-    parts: StoreContext, stack: Stack, limits: CompactionLimits, terms: GcContext, *, whole: bool
-) -> CompactionJob | None:
-    """A fold to be run by whoever has time, on checkpoints of its inputs; None: there is nothing to fold. With `whole`
-    it takes all there is, the live layer included. One fold of a stack at a time."""
-    async with stack.changing:
-        stack.check()
-        if stack.folding is not None:
-            return None
-        if whole:
-            await _seal(parts, stack)
-        await _settle_seal(parts, stack)
-        async with parts.layers.hold(stack.place_of(stack.live)) as live:
-            layers = stack.stacked(live)
-            inputs = tuple(one.id for one in stack.entry.bases) if whole else choose_inputs(layers, limits)
-            held = bool(stack.gc_holds) or stack.compaction_keeps_all
-            rule = plan_gc_rule(layers, inputs, stack.schema, terms, held=held)
-        if not inputs:
-            return None
-        output = parts.new_layer_id()
-        scratch = f"{scratch_folder(parts.folder)}/{output:016x}"
-        parts.disk.make_folder(scratch)
-        stack.folding = output
+    async def _link_base(self, stack: Stack, adoption: Adoption, layer_id: LayerId) -> LayerEntry:
+        """Facts and size come from the layer itself: what the sender claims about it decides nothing."""
+        source = await self.engine.open(adoption.folder, writable=False)
         try:
-            linked = [await _link_input(parts, stack, one, scratch) for one in stack.entry.bases if one.id in inputs]
-        except BaseException:
-            stack.folding = None
-            raise
-        output_folder = layer_folder(parts.folder, stack.incarnation, output)
-        return CompactionJob(
-            incarnation=stack.incarnation,
-            inputs=tuple(linked),
-            output=output,
-            output_folder=output_folder,
-            range=stack.entry.range,
-            rule=rule,
-            schema=stack.schema,
-            scratch_folder=scratch,
-        )
-
-
-async def _link_input(parts: StoreContext, stack: Stack, entry: LayerEntry, scratch: str) -> CompactionInput:
-    folder = f"{scratch}/{entry.id:016x}"
-    async with parts.layers.hold(stack.place_of(entry)) as layer:
-        await layer.checkpoint(folder, durable=False)  # a start empties the folder it is in
-    return CompactionInput(entry.id, folder, entry.range)
-
-
-async def finish_compaction(
-    parts: StoreContext, stack: Stack, job: CompactionJob, result: CompactionResult
-) -> SwapOutcome:
-    """The built layer takes the place of its inputs, unless the stack has changed under it. `INV-LAYER-GC`."""
-    async with stack.changing:
-        if stack.dropped or stack.damage:
-            await _end_fold(parts, stack, job, unused=True)
-            return SwapOutcome.INPUTS_GONE
-        await _settle_seal(parts, stack)
-        async with parts.layers.hold(stack.place_of(stack.live)) as live:
-            end = judge_result(stack.stacked(live), job, result, held=bool(stack.gc_holds))
-            stack.compaction_keeps_all = end in (SwapOutcome.OLDER_CELLS, SwapOutcome.HELD)
-            if end is SwapOutcome.SWAPPED:
-                stack.reject_upto_us = result.dropped_greatest_us
-        if end is not SwapOutcome.SWAPPED:
-            await _end_fold(parts, stack, job, unused=True)
-            return end
-        try:
-            await _swap(parts, stack, job)
+            await source.checkpoint(layer_folder(self.folder, stack.incarnation, layer_id))
+            return LayerEntry(
+                id=layer_id,
+                range=adoption.range,
+                facts=source.facts,
+                size_bytes=source.size_bytes(),
+                origin=adoption.origin,
+            )
         finally:
-            stack.reject_upto_us = NEVER_US
-        await _end_fold(parts, stack, job, unused=False)
-    await remove_obsolete(parts)
-    return end
+            await source.discard()
 
+    # -- drop and quarantine -----------------------------------------------------------------------------------------
 
-async def _swap(parts: StoreContext, stack: Stack, job: CompactionJob) -> None:
-    built = await parts.engine.open(job.output_folder, writable=False)
-    try:
-        entry = LayerEntry(id=job.output, range=job.range, facts=built.facts, size_bytes=built.size_bytes())
-    finally:
-        await built.discard()
-    replaced = [one for one in stack.entry.bases if any(one.id == used.id for used in job.inputs)]
-    place = stack.entry.bases.index(replaced[0])
-    kept = [one for one in stack.entry.bases if one not in replaced]
-    bases = (*kept[:place], entry, *kept[place:])
-    await _commit(parts, stack, msgspec.structs.replace(stack.entry, bases=bases))
-    parts.obsolete += [(stack, stack.folder_of(one)) for one in replaced]
+    async def drop(self, stack: Stack) -> None:
+        """The stack is gone on return; its folders are removed as soon as no reader uses them."""
+        async with stack.changing:
+            if not stack.dropped:
+                stack.dropped = True
+                try:
+                    await self.manifest.change(partial(without_stack, incarnation=stack.incarnation))
+                except DiskFull:
+                    stack.dropped = False
+                    raise
+                for entry in stack.layer_entries:
+                    if entry.damage:
+                        await self._move_to_quarantine(stack, entry)
+                    else:
+                        self._obsolete.append((stack, stack.folder_of(entry)))
+        await self.remove_obsolete()
+        self._stacks.pop(stack.incarnation, None)
 
+    async def quarantine(self, stack: Stack, failure: LayerDamaged) -> None:
+        """The replica is refused from here on, also after a restart, until it is dropped and rebuilt: what is still
+        readable of it may lack the newest version of a row."""
+        async with stack.changing:
+            if stack.dropped or stack.damage:
+                return
+            marked = [
+                msgspec.structs.replace(one, damage=str(failure)) if stack.folder_of(one) == failure.folder else one
+                for one in stack.entry.layers
+            ]
+            entry = msgspec.structs.replace(stack.entry, bases=tuple(marked[:-1]), live=marked[-1])
+            if entry.layers != stack.entry.layers:
+                await self._commit(stack, entry)
 
-async def abandon_compaction(parts: StoreContext, stack: Stack, job: CompactionJob) -> None:
-    async with stack.changing:
-        await _end_fold(parts, stack, job, unused=True)
+    async def _move_to_quarantine(self, stack: Stack, entry: LayerEntry) -> None:
+        folder = stack.folder_of(entry)
+        await self.layers.close(folder, flush=False)
+        if self.disk.exists(folder):
+            self.disk.make_folder(quarantine_folder(self.folder))
+            self.disk.rename(folder, f"{quarantine_folder(self.folder)}/{folder.rpartition('/')[2]}")
+            await self.disk.sync_folder(parent_folder(folder))
+            await self.disk.sync_folder(quarantine_folder(self.folder))
 
+    async def remove_obsolete(self) -> None:
+        """Removes old folders that no reader uses any more. What fails here is swept at the next start."""
+        waiting, self._obsolete = self._obsolete, []
+        for stack, folder in waiting:
+            if stack.pins:
+                self._obsolete.append((stack, folder))
+                continue
+            await self.layers.close(folder, flush=False)
+            await self.engine.drop(folder)
 
-async def _end_fold(parts: StoreContext, stack: Stack, job: CompactionJob, *, unused: bool) -> None:
-    """Asked again it does nothing, also where another fold of the stack has begun since."""
-    if stack.folding == job.output:
-        stack.folding = None
-        if unused:
-            await parts.engine.drop(job.output_folder)
-        await parts.disk.run(partial(parts.disk.remove_folder, job.scratch_folder))
+    # -- checkpoint --------------------------------------------------------------------------------------------------
 
+    async def checkpoint(self, stack: Stack, folder: str, *, durable: bool = True) -> ShardManifest:
+        """The whole stack as it is, by hard links, in a folder of its own with a manifest. It contains every write
+        acknowledged before the call. The manifest is written last, so a folder without one is not a checkpoint. One
+        that need not be durable is not synced: syncs take most of the time."""
+        async with stack.changing:
+            stack.check()
+            await self._complete_seal(stack)
+            await self.disk.run(partial(self.disk.make_folder, layers_folder(folder)))
+            entries = []
+            for entry in stack.layer_entries:
+                async with self.layers.hold(stack.layer_ref(entry)) as layer:
+                    if layer.facts == NO_FACTS:
+                        continue
+                    await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), durable=durable)
+                    entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
+            empty = LayerEntry(id=self.new_layer_id(), range=stack.entry.range)
+            whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
+        manifest = ShardManifest(tables=(stack.schema,), stacks=(whole,))
+        # The layers' own checkpoints make their names durable; the syncs around the manifest those of their parents.
+        if durable:
+            await self.disk.sync_folder(parent_folder(folder))
+        await save_manifest(self.disk, folder, manifest, durable=durable)
+        return manifest
 
-async def remove_obsolete(parts: StoreContext) -> None:
-    """Old folders that nobody reads any more. Whatever fails here is swept at the next start."""
-    waiting, parts.obsolete = parts.obsolete, []
-    for stack, folder in waiting:
-        if stack.pins:
-            parts.obsolete.append((stack, folder))
-            continue
-        await parts.layers.close(folder, flush=False)
-        await parts.engine.drop(folder)
+    # -- compaction --------------------------------------------------------------------------------------------------
 
+    def needs_compaction(self, stack: Stack) -> bool:
+        """Whether the stack has grown so that a compaction should be started."""
+        grown = len(stack.entry.bases) > self.compaction_limits.bases_max
+        return grown and stack.compacting is None and not stack.dropped and not stack.damage
 
-async def _settle_seal(parts: StoreContext, stack: Stack) -> None:
-    if stack.frozen is not None:
-        await _finish_seal(parts, stack)
+    async def begin_compaction(self, stack: Stack, gc: GcContext, *, whole: bool = False) -> CompactionJob | None:
+        """A compaction job for any process, on checkpoints of its inputs; None: there is nothing to compact. With
+        `whole` it takes all layers, the live one included. One compaction of a stack at a time."""
+        async with stack.changing:
+            stack.check()
+            if stack.compacting is not None:
+                return None
+            if whole:
+                await self._seal(stack)
+            await self._complete_seal(stack)
+            async with self.layers.hold(stack.layer_ref(stack.live)) as live:
+                layers = stack.summaries(live)
+                inputs = (
+                    tuple(one.id for one in stack.entry.bases)
+                    if whole
+                    else choose_inputs(layers, self.compaction_limits)
+                )
+                held = bool(stack.gc_holds) or stack.compaction_keeps_all
+                rule = plan_gc_rule(layers, inputs, stack.schema, gc, held=held)
+            if not inputs:
+                return None
+            output = self.new_layer_id()
+            scratch = f"{scratch_folder(self.folder)}/{output:016x}"
+            self.disk.make_folder(scratch)
+            stack.compacting = output
+            try:
+                linked = [await self._link_input(stack, one, scratch) for one in stack.entry.bases if one.id in inputs]
+            except BaseException:
+                stack.compacting = None
+                raise
+            return CompactionJob(
+                incarnation=stack.incarnation,
+                inputs=tuple(linked),
+                output=output,
+                output_folder=layer_folder(self.folder, stack.incarnation, output),
+                range=stack.entry.range,
+                rule=rule,
+                schema=stack.schema,
+                scratch_folder=scratch,
+            )
 
+    async def _link_input(self, stack: Stack, entry: LayerEntry, scratch: str) -> CompactionInput:
+        folder = f"{scratch}/{entry.id:016x}"
+        async with self.layers.hold(stack.layer_ref(entry)) as layer:
+            await layer.checkpoint(folder, durable=False)  # a start empties the scratch folder
+        return CompactionInput(entry.id, folder, entry.range)
 
-async def _commit(parts: StoreContext, stack: Stack, entry: StackEntry) -> None:
-    await parts.manifest.change(partial(with_stack, entry=entry), partial(stack.install, entry))
+    async def finish_compaction(self, job: CompactionJob, result: CompactionResult) -> SwapOutcome:
+        """The built layer replaces its inputs, unless the stack has changed meanwhile. `INV-LAYER-GC`."""
+        stack = self._stacks.get(job.incarnation)
+        if stack is None:
+            await self._discard(job)
+            return SwapOutcome.INPUTS_GONE
+        async with stack.changing:
+            if stack.dropped or stack.damage:
+                await self._end_compaction(stack, job, unused=True)
+                return SwapOutcome.INPUTS_GONE
+            await self._complete_seal(stack)
+            async with self.layers.hold(stack.layer_ref(stack.live)) as live:
+                outcome = check_result(stack.summaries(live), job, result, held=bool(stack.gc_holds))
+                stack.compaction_keeps_all = outcome in (SwapOutcome.OLDER_CELLS, SwapOutcome.HELD)
+                if outcome is SwapOutcome.SWAPPED:
+                    stack.reject_upto_us = result.dropped_greatest_us
+            if outcome is not SwapOutcome.SWAPPED:
+                await self._end_compaction(stack, job, unused=True)
+                return outcome
+            try:
+                await self._swap(stack, job)
+            finally:
+                stack.reject_upto_us = NEVER_US
+            await self._end_compaction(stack, job, unused=False)
+        await self.remove_obsolete()
+        return outcome
 
+    async def _swap(self, stack: Stack, job: CompactionJob) -> None:
+        built = await self.engine.open(job.output_folder, writable=False)
+        try:
+            entry = LayerEntry(id=job.output, range=job.range, facts=built.facts, size_bytes=built.size_bytes())
+        finally:
+            await built.discard()
+        replaced = [one for one in stack.entry.bases if any(one.id == used.id for used in job.inputs)]
+        position = stack.entry.bases.index(replaced[0])
+        kept = [one for one in stack.entry.bases if one not in replaced]
+        bases = (*kept[:position], entry, *kept[position:])
+        await self._commit(stack, msgspec.structs.replace(stack.entry, bases=bases))
+        self._obsolete += [(stack, stack.folder_of(one)) for one in replaced]
 
-async def _put_aside(parts: StoreContext, stack: Stack, entry: LayerEntry) -> None:
-    folder = stack.folder_of(entry)
-    await parts.layers.close(folder, flush=False)
-    if parts.disk.exists(folder):
-        parts.disk.make_folder(quarantine_folder(parts.folder))
-        parts.disk.rename(folder, f"{quarantine_folder(parts.folder)}/{folder.rpartition('/')[2]}")
-        await parts.disk.sync_folder(parent_folder(folder))
-        await parts.disk.sync_folder(quarantine_folder(parts.folder))
+    async def abandon_compaction(self, job: CompactionJob) -> None:
+        stack = self._stacks.get(job.incarnation)
+        if stack is None:
+            await self._discard(job)
+            return
+        async with stack.changing:
+            await self._end_compaction(stack, job, unused=True)
+
+    async def _end_compaction(self, stack: Stack, job: CompactionJob, *, unused: bool) -> None:
+        """Repeated, it does nothing, even if another compaction of the stack has begun since."""
+        if stack.compacting == job.output:
+            stack.compacting = None
+            if unused:
+                await self.engine.drop(job.output_folder)
+            await self.disk.run(partial(self.disk.remove_folder, job.scratch_folder))
+
+    async def _discard(self, job: CompactionJob) -> None:
+        await self.engine.drop(job.output_folder)
+        await self.disk.run(partial(self.disk.remove_folder, job.scratch_folder))
+
+    async def _commit(self, stack: Stack, entry: StackEntry) -> None:
+        await self.manifest.change(partial(with_stack, entry=entry), partial(stack.install, entry))

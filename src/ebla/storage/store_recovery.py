@@ -1,4 +1,4 @@
-"""Opening a shard's store: what the last life left is swept, and what it had not flushed is replayed."""
+"""Opening a shard's store: sweep what the previous incarnation left, and replay what it had not flushed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,34 +7,34 @@ import msgspec
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, Overloaded
+from ebla.model.schema import TableSchema
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.storage.commit_log import CommitLog
 from ebla.storage.layers.layer import Item, LayerDamaged, LayerEngine
-from ebla.storage.layers.layer_cache import LayerCache
 from ebla.storage.manifest import (
     Incarnation,
-    ManifestWriter,
     ShardManifest,
+    StackEntry,
     layer_name,
     layers_folder,
     load_manifest,
     save_manifest,
 )
 from ebla.storage.stack import Stack
-from ebla.storage.stack_changes import StoreContext, scratch_folder
-from ebla.storage.store import GC_HOLD_AT_START, ShardStore, StoreLimits
+from ebla.storage.stack_changes import scratch_folder
+from ebla.storage.store import ShardStore, StoreLimits
 
 REPLAY_BYTES = 4 << 20
-"""How much is gathered for one stack before it is put."""
+"""How many bytes of records are gathered before they are put."""
 
 
 async def open_store(
     disk: Disk, rng: Rng, folder: str, engine: LayerEngine, limits: StoreLimits | None = None
 ) -> ShardStore:
-    """Makes the store where there is none. Raises `Corruption`, or `Refused` for a newer format.
+    """Creates the store where there is none. Raises `Corruption`, or `Refused` for a newer format.
 
-    A damaged live layer does not stop the others: its replica is refused, and set aside once the store runs.
+    A damaged live layer does not stop the others: its replica is refused, and quarantined once the store runs.
     """
     limits = limits or StoreLimits()
     await make_durable_folder(disk, folder)
@@ -42,18 +42,9 @@ async def open_store(
     await _sweep(disk, engine, folder, manifest)
     log = await CommitLog.open(disk, rng, log_folder(folder), limits.log)
     manifest = await _clamp(disk, folder, manifest, log.next_sequence)
-    layers = LayerCache(engine, open_max=limits.layers_open_max)
-    parts = StoreContext(
-        disk=disk,
-        rng=rng,
-        folder=folder,
-        engine=engine,
-        layers=layers,
-        manifest=ManifestWriter(disk, folder, manifest),
-        log=log,
-    )
-    stacks = [_stack(parts, manifest, number) for number in range(len(manifest.stacks))]
-    store = ShardStore(parts, stacks, limits)
+    store = ShardStore(disk=disk, rng=rng, folder=folder, engine=engine, manifest=manifest, log=log, limits=limits)
+    for entry in manifest.stacks:
+        store.add_stack(entry, _schema_of(folder, manifest, entry))
     await _Replay(store, log).run()
     return store
 
@@ -68,7 +59,7 @@ async def _load(disk: Disk, folder: str) -> ShardManifest:
         if disk.exists(layers_folder(folder)) and disk.list_folder(layers_folder(folder)):
             raise Corruption(
                 f"{folder} has layers and no manifest that names them",
-                advice="bring the manifest back from a copy, or move the folder away to have its replicas rebuilt",
+                advice="restore the manifest from a copy, or move the folder away and rebuild its replicas",
             )
         manifest = ShardManifest()
         await save_manifest(disk, folder, manifest)
@@ -77,7 +68,7 @@ async def _load(disk: Disk, folder: str) -> ShardManifest:
 
 
 async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: ShardManifest) -> None:
-    """What no manifest names was never finished, or is no longer used."""
+    """Removes layers that no manifest names: they were never finished, or are no longer used."""
     named = {layer_name(stack.incarnation, layer.id) for stack in manifest.stacks for layer in stack.layers}
     for name in disk.list_folder(layers_folder(folder)):
         if name not in named:
@@ -86,8 +77,8 @@ async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: ShardMa
 
 
 async def _clamp(disk: Disk, folder: str, manifest: ShardManifest, next_sequence: int) -> ShardManifest:
-    """A seal counts records as soon as they are queued. Those that a crash took are in the sealed layer all the same,
-    but their sequences are given again, and the records that get them must not be taken for the old ones."""
+    """A seal sets `replay_from` past records that are only queued. If a crash loses those records, the sealed layer has
+    their rows all the same, but their sequences are assigned again; the new records must not be skipped as old ones."""
     stacks = tuple(
         msgspec.structs.replace(one, replay_from=min(one.replay_from, next_sequence)) for one in manifest.stacks
     )
@@ -97,21 +88,18 @@ async def _clamp(disk: Disk, folder: str, manifest: ShardManifest, next_sequence
     return manifest
 
 
-def _stack(parts: StoreContext, manifest: ShardManifest, number: int) -> Stack:
-    entry = manifest.stacks[number]
+def _schema_of(folder: str, manifest: ShardManifest, entry: StackEntry) -> TableSchema:
     schema = manifest.table(entry.table)
     if schema is None:
         raise Corruption(
-            f"the manifest of {parts.folder} has a replica of table {entry.table} and not the table itself",
+            f"the manifest of {folder} has a replica of table {entry.table} and not the table itself",
             advice="keep a copy of the folder, and rebuild this shard's replicas from the others",
         )
-    stack = Stack(parts.folder, entry, schema, parts.layers)
-    stack.gc_holds.add(GC_HOLD_AT_START)
-    return stack
+    return schema
 
 
 class _Replay:
-    """Records become puts of their stack again. Merging makes it harmless where a layer has them already."""
+    """Puts records into their stacks again. Merging makes that harmless where a layer has them already."""
 
     def __init__(self, store: ShardStore, log: CommitLog) -> None:
         self._store = store
@@ -123,7 +111,7 @@ class _Replay:
     async def run(self) -> None:
         async for sequence, record in self._log.read():
             stack = self._store.stacks.get(record.incarnation)
-            # Rows of another incarnation of the tablet, which left and came back since, are not this one's.
+            # Rows of an earlier incarnation of the tablet, which left and came back since, do not belong to this one.
             if stack is None or sequence < stack.replay_from or stack.damage:
                 continue
             stack.note_write(sequence)

@@ -176,7 +176,7 @@ async def test_a_fence_that_comes_while_a_layer_takes_effect_waits_for_it_and_le
     """INV-ROWS-1: a manifest is not written in one step."""
     await with_layer(staging)
     await with_layer(Staging(rig, shard, job(1)))
-    manifest, begun, may_go_on = shard.store._parts.manifest, asyncio.Event(), asyncio.Event()
+    manifest, begun, may_go_on = shard.store.manifest, asyncio.Event(), asyncio.Event()
     change = manifest.change
 
     async def held(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:

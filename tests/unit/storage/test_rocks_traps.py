@@ -305,7 +305,7 @@ WRITE_AND_DIE = """
             while True:
                 try:
                     row = (number.to_bytes(8), b"." * 2000)
-                    layer.put_batch([row], LayerFacts(timestamp_us, timestamp_us, 1))
+                    layer.put_batch([row], LayerFacts(least_us=timestamp_us, greatest_us=timestamp_us, rows=1))
                     break
                 except Overloaded:
                     await asyncio.sleep(0.01)
@@ -339,10 +339,13 @@ DISK_FULL = """
     from ebla.storage.layers.layer_facts import LayerFacts
     from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 
+    def facts(number):
+        return LayerFacts(least_us=number, greatest_us=number, rows=1)
+
     async def fill(layer, start):
         for number in range(start, start + 100_000):
             try:
-                layer.put_batch([(number.to_bytes(8), os.urandom(4000))], LayerFacts(number, number, 1))
+                layer.put_batch([(number.to_bytes(8), os.urandom(4000))], facts(number))
             except DiskFull:
                 return number
             if number % 50 == 0:
@@ -352,7 +355,7 @@ DISK_FULL = """
     async def come_back(layer, number):
         for _ in range(300):
             try:
-                layer.put_batch([(number.to_bytes(8), b"back")], LayerFacts(number, number, 1))
+                layer.put_batch([(number.to_bytes(8), b"back")], facts(number))
                 await layer.flush()
                 return
             except DiskFull:

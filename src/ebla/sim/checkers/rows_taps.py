@@ -208,7 +208,7 @@ class ShardTaps:
         store.write_open = watched_open  # type: ignore[method-assign]  # notes, and does the same
 
     def _watch_layers(self, store: "ShardStore") -> None:
-        manifest = store._parts.manifest  # noqa: SLF001  # where layers take effect
+        manifest = store.manifest  # where layers take effect
         change = manifest.change
 
         async def watched(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:

@@ -79,7 +79,7 @@ class TransferTaps:
         await layer.discard()
 
     def _watch_manifest(self, store: ShardStore) -> None:
-        manifest = store._parts.manifest  # noqa: SLF001  # see above
+        manifest = store.manifest
         change = manifest.change
 
         async def watched(edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:

@@ -119,7 +119,7 @@ def plan_gc_rule(
     return GcRule(tuple(spans), least_outside_us(layers, inputs)) if spans else KEEP_ALL
 
 
-def judge_result(
+def check_result(
     layers: Sequence[LayerSummary], job: CompactionJob, result: CompactionResult, *, held: bool
 ) -> SwapOutcome:
     """Whether the result may take the place of its inputs, as the stack is now. `INV-LAYER-GC`, looked at again."""

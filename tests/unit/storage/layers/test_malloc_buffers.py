@@ -5,9 +5,9 @@ import sys
 
 CODE = """
 import pyarrow as pa
-from ebla.storage.layers.malloc_buffers import take_buffers_from_c_library
-take_buffers_from_c_library()
-take_buffers_from_c_library()
+from ebla.storage.layers.malloc_buffers import use_malloc_for_arrow
+use_malloc_for_arrow()
+use_malloc_for_arrow()
 print(pa.default_memory_pool().backend_name, pa.array(range(1000)).nbytes)
 """
 
