@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ebla.broker.broker_deps import BrokerDeps
 from ebla.broker.write_job_states import expired_records
-from ebla.client.topology_reader import read_all_pages
+from ebla.client.node_client import read_all_pages
 from ebla.group0.commands import ConditionFailed, Done
 from ebla.model.errors import EblaError, Outcome, Refused, Unavailable
 from ebla.model.identity import TableId

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from ebla.client.topology_reader import VerbCaller, read_all_pages
+from ebla.client.node_client import VerbCaller, read_all_pages
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done
 from ebla.model.errors import EblaError, InvalidRequest, NotFound, Outcome, Refused, Unavailable
 from ebla.model.identity import JobId

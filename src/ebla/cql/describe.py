@@ -9,7 +9,7 @@ from ebla.cql.system_tables.node_info import PARTITIONER
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.schema import TableSchema
-from ebla.wire.cql.messages import ClientState, ColumnSpec, Rows
+from ebla.wire.cql.messages import ColumnSpec, Rows
 
 _TEXT = SCALARS["text"]
 Entry = tuple[str | None, ...]
@@ -28,18 +28,18 @@ class SchemaDescriber:
     def __init__(self, cluster_name: str) -> None:
         self._cluster_name = cluster_name
 
-    def __call__(self, statement: DescribeStatement, catalog: Catalog, session: ClientState) -> Rows:
+    def __call__(self, statement: DescribeStatement, catalog: Catalog, current_keyspace: str | None) -> Rows:
         work = _WORK.get(statement.target)
         if statement.target is DescribeTarget.CLUSTER:
             names = ("cluster", "partitioner", "snitch")
             values = (self._cluster_name, PARTITIONER, "org.apache.cassandra.locator.SimpleSnitch")
             return _rows("cluster", names, [values])
         if work is None:
-            named = f"'{statement.name}' not found in keyspace '{statement.keyspace or session.keyspace}'"
+            named = f"'{statement.name}' not found in keyspace '{statement.keyspace or current_keyspace}'"
             raise NotFound(f"{_NOUNS[statement.target]} {named}")
         shows_text, entries = work
         names = ("keyspace_name", "type", "name", *(("create_statement",) if shows_text else ()))
-        found = list(entries(_Asked(statement, catalog, session)))
+        found = list(entries(_SchemaReader(statement, catalog, current_keyspace)))
         return _rows("describe", names, [entry[: len(names)] for entry in found])
 
 
@@ -48,11 +48,11 @@ def _rows(table: str, names: tuple[str, ...], entries: Iterable[Entry]) -> Rows:
     return Rows(columns, [[None if text is None else text.encode() for text in entry] for entry in entries])
 
 
-class _Asked:
-    def __init__(self, statement: DescribeStatement, catalog: Catalog, session: ClientState) -> None:
+class _SchemaReader:
+    def __init__(self, statement: DescribeStatement, catalog: Catalog, current_keyspace: str | None) -> None:
         self.statement = statement
         self.catalog = catalog
-        self.session = session
+        self.current_keyspace = current_keyspace
 
     @property
     def keyspaces(self) -> list[str]:
@@ -77,7 +77,7 @@ class _Asked:
         return quote_name(name), "keyspace", quote_name(name), create_keyspace_statement(keyspace)
 
     def keyspace_named(self) -> str:
-        name = self.statement.keyspace or self.session.keyspace
+        name = self.statement.keyspace or self.current_keyspace
         if name is None:
             raise InvalidRequest("No keyspace specified and no current keyspace")
         if name not in self.keyspaces:
@@ -85,75 +85,75 @@ class _Asked:
         return name
 
 
-def _keyspaces(asked: _Asked) -> Iterator[Entry]:
-    return ((quote_name(name), "keyspace", quote_name(name)) for name in asked.keyspaces)
+def _keyspaces(reader: _SchemaReader) -> Iterator[Entry]:
+    return ((quote_name(name), "keyspace", quote_name(name)) for name in reader.keyspaces)
 
 
-def _tables(asked: _Asked) -> Iterator[Entry]:
-    names = [asked.session.keyspace] if asked.session.keyspace is not None else asked.keyspaces
-    return ((quote_name(name), "table", quote_name(one.name)) for name in names for one in asked.tables(name))
+def _tables(reader: _SchemaReader) -> Iterator[Entry]:
+    names = [reader.current_keyspace] if reader.current_keyspace is not None else reader.keyspaces
+    return ((quote_name(name), "table", quote_name(one.name)) for name in names for one in reader.tables(name))
 
 
-def _none(_asked: _Asked) -> Iterator[Entry]:
+def _none(_reader: _SchemaReader) -> Iterator[Entry]:
     return iter(())
 
 
-def _keyspace(asked: _Asked) -> Iterator[Entry]:
-    name = asked.keyspace_named()
-    yield asked.keyspace_entry(name)
-    for schema in asked.tables(name):
-        yield asked.table_entry(schema)
+def _keyspace(reader: _SchemaReader) -> Iterator[Entry]:
+    name = reader.keyspace_named()
+    yield reader.keyspace_entry(name)
+    for schema in reader.tables(name):
+        yield reader.table_entry(schema)
 
 
-def _only_keyspace(asked: _Asked) -> Iterator[Entry]:
-    yield asked.keyspace_entry(asked.keyspace_named())
+def _only_keyspace(reader: _SchemaReader) -> Iterator[Entry]:
+    yield reader.keyspace_entry(reader.keyspace_named())
 
 
-def _schema(asked: _Asked) -> Iterator[Entry]:
-    for name in sorted(asked.catalog.view.snapshot.keyspaces):
-        yield asked.keyspace_entry(name)
-        for schema in asked.tables(name):
-            yield asked.table_entry(schema)
+def _schema(reader: _SchemaReader) -> Iterator[Entry]:
+    for name in sorted(reader.catalog.view.snapshot.keyspaces):
+        yield reader.keyspace_entry(name)
+        for schema in reader.tables(name):
+            yield reader.table_entry(schema)
 
 
-def _full_schema(asked: _Asked) -> Iterator[Entry]:
-    for name in asked.keyspaces:
-        yield asked.keyspace_entry(name)
-        for schema in asked.tables(name):
-            yield asked.table_entry(schema)
+def _full_schema(reader: _SchemaReader) -> Iterator[Entry]:
+    for name in reader.keyspaces:
+        yield reader.keyspace_entry(name)
+        for schema in reader.tables(name):
+            yield reader.table_entry(schema)
 
 
-def _table(asked: _Asked) -> Iterator[Entry]:
-    found = _find_table(asked)
+def _table(reader: _SchemaReader) -> Iterator[Entry]:
+    found = _find_table(reader)
     if found is None:
-        keyspace = asked.keyspace_named()
-        raise NotFound(f"Table '{asked.statement.name}' not found in keyspace '{keyspace}'")
-    yield asked.table_entry(found)
+        keyspace = reader.keyspace_named()
+        raise NotFound(f"Table '{reader.statement.name}' not found in keyspace '{keyspace}'")
+    yield reader.table_entry(found)
 
 
-def _find_table(asked: _Asked) -> TableSchema | None:
-    keyspace = asked.statement.keyspace or asked.session.keyspace
+def _find_table(reader: _SchemaReader) -> TableSchema | None:
+    keyspace = reader.statement.keyspace or reader.current_keyspace
     if keyspace is None:
         return None
-    return next((one for one in asked.tables(keyspace) if one.name == asked.statement.name), None)
+    return next((one for one in reader.tables(keyspace) if one.name == reader.statement.name), None)
 
 
-def _anything(asked: _Asked) -> Iterator[Entry]:
+def _anything(reader: _SchemaReader) -> Iterator[Entry]:
     """A bare name: a keyspace before a table, as elsewhere."""
-    name = asked.statement.name
-    if asked.statement.keyspace is None and name in asked.keyspaces:
-        yield asked.keyspace_entry(name)
-        for schema in asked.tables(name):
-            yield asked.table_entry(schema)
+    name = reader.statement.name
+    if reader.statement.keyspace is None and name in reader.keyspaces:
+        yield reader.keyspace_entry(name)
+        for schema in reader.tables(name):
+            yield reader.table_entry(schema)
         return
-    found = _find_table(asked)
+    found = _find_table(reader)
     if found is None:
-        where = f" in keyspace '{asked.session.keyspace}'" if asked.session.keyspace else " in keyspaces"
+        where = f" in keyspace '{reader.current_keyspace}'" if reader.current_keyspace else " in keyspaces"
         raise NotFound(f"'{name}' not found{where}")
-    yield asked.table_entry(found)
+    yield reader.table_entry(found)
 
 
-_WORK: dict[DescribeTarget, tuple[bool, Callable[[_Asked], Iterator[Entry]]]] = {
+_WORK: dict[DescribeTarget, tuple[bool, Callable[[_SchemaReader], Iterator[Entry]]]] = {
     DescribeTarget.KEYSPACES: (False, _keyspaces),
     DescribeTarget.TABLES: (False, _tables),
     DescribeTarget.TYPES: (False, _none),

@@ -20,10 +20,9 @@ from ebla.cql.server.clients import ClientRegistry
 from ebla.cql.server.connection import BytesInFlight, ConnectionDeps, ConnectionLimits, CqlMetrics
 from ebla.cql.server.cql_server import CqlServer, CqlServerLimits
 from ebla.cql.server.events import EventPublisher
-from ebla.cql.server.supported import ShardingInfo, supported_options
-from ebla.cql.system_tables.node_info import SystemTableSources
+from ebla.cql.system_tables.node_info import ShardingInfo, SystemTableSources, supported_options
 from ebla.cql.system_tables.registry import system_tables
-from ebla.cql.system_tables.version_history import VersionHistory
+from ebla.cql.system_tables.topology_tables import VersionHistory
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import DeadlineExceeded, Unavailable
 from ebla.model.identity import Address, HostId, ShardNumber
@@ -121,16 +120,16 @@ class CqlShardService:
         rng = context.environment.rng
         self.server = CqlServer(
             ConnectionDeps(
-                execution=CqlExecutor(self._executor_parts(router)),
-                login=setup.login,
+                executor=CqlExecutor(self._executor_parts(router)),
+                authentication=setup.login,
                 events=self._events,
                 supported=self._supported,
                 require_serving=self._require_serving,
                 tasks=context.tasks,
                 report=context.report,
                 new_id=lambda: rng.bytes(4).hex(),
-                counts=CqlMetrics(context.metrics),
-                load=BytesInFlight(),
+                metrics=CqlMetrics(context.metrics),
+                in_flight=BytesInFlight(),
                 limits=setup.connection,
             ),
             setup.server,

@@ -7,31 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebla.cql.authentication import AllowAllAuthentication, ClientAuthentication
+from ebla.cql.executor import ClientState, PendingResponse, StartedRequest
 from ebla.cql.server.clients import ClientEndpoint
-from ebla.cql.server.connection import (
-    BytesInFlight,
-    ConnectionDeps,
-    ConnectionLimits,
-    CqlMetrics,
-    ServerConnection,
-    StartedRequest,
-)
+from ebla.cql.server.connection import BytesInFlight, ConnectionDeps, ConnectionLimits, CqlMetrics, ServerConnection
 from ebla.cql.server.events import EventPublisher
-from ebla.cql.server.supported import ShardingInfo, supported_options
+from ebla.cql.system_tables.node_info import ShardingInfo, supported_options
 from ebla.model.errors import BadSyntax
 from ebla.observe.metrics import Metrics
 from ebla.wire.cql import notation
 from ebla.wire.cql.frames import HEADER, HEADER_BYTES, RESPONSE, BatchKind, CqlFrame, Opcode
-from ebla.wire.cql.messages import (
-    BatchItem,
-    ClientState,
-    CqlResponse,
-    PendingResponse,
-    PreparedResult,
-    QueryParameters,
-    Rows,
-    Void,
-)
+from ebla.wire.cql.messages import BatchItem, CqlResponse, PreparedResult, QueryParameters, Rows, Void
 from ebla.wire.cql.notation import BodyReader
 
 PEER = ClientEndpoint(host="127.0.0.1", port=40_000)
@@ -129,17 +114,15 @@ class ToldExecution:
         self.parameters.append(parameters)
         return self.begin(what)
 
-    async def prepare(self, _session: ClientState, text: str) -> PreparedResult:
+    def prepare(self, _client: ClientState, text: str) -> PreparedResult:
         if not text:
             raise BadSyntax("line 0:0 no viable alternative at input '<EOF>'")
         return PreparedResult(id=text.encode(), variables=(), key_positions=(), columns=())
 
-    async def batch(
-        self, _session: ClientState, _kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
-    ) -> CqlResponse:
-        started = self._begin(items[0].query if items else b"", parameters)
-        assert isinstance(started, CqlResponse)
-        return started
+    def begin_batch(
+        self, _client: ClientState, _kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
+    ) -> StartedRequest:
+        return self._begin(items[0].query if items else b"", parameters)
 
 
 class Futures:
@@ -174,8 +157,8 @@ class Parted:
 
     def parts(self, tasks: asyncio.TaskGroup) -> ConnectionDeps:
         return ConnectionDeps(
-            execution=self.execution,
-            login=self.login,
+            executor=self.execution,
+            authentication=self.login,
             events=self.events,
             supported=lambda: supported_options(
                 ShardingInfo(shard=1, shard_count=2, ignore_msb=12, shard_aware_port=19042)
@@ -184,8 +167,8 @@ class Parted:
             tasks=tasks,
             report=lambda event, details: self.reports.append((event, details)),
             new_id=lambda: "beef",
-            counts=CqlMetrics(Metrics()),
-            load=self.load,
+            metrics=CqlMetrics(Metrics()),
+            in_flight=self.load,
             limits=self.limits,
         )
 

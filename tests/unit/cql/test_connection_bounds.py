@@ -17,11 +17,12 @@ from tests.unit.cql.protocol_rig import (
     with_connection,
 )
 
-from ebla.cql.server.connection import ConnectionLimits, StartedRequest
+from ebla.cql.executor import ClientState, StartedRequest
+from ebla.cql.server.connection import ConnectionLimits
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import WriteTimeout
 from ebla.wire.cql.frames import Opcode
-from ebla.wire.cql.messages import ClientState, CqlResponse, Void
+from ebla.wire.cql.messages import CqlResponse, Void
 
 VOID = struct.pack(">i", 1)
 
@@ -110,7 +111,7 @@ def test_a_client_that_reads_again_is_read_from_again() -> None:
     async def work(wired: Wired) -> None:
         wired.connection.writing_paused()
         assert wired.ask(execute(b"c")) == []
-        wired.connection.drained()
+        wired.connection.writing_resumed()
         (answer,) = wired.outlet.taken()
         assert answer.body == VOID
         assert wired.outlet.reads()
@@ -211,7 +212,7 @@ def test_the_session_is_the_connections_own() -> None:
 
     async def work(wired: Wired) -> None:
         wired.ask(query("USE ks"))
-        assert wired.connection.described().keyspace == "ks"
-        assert sessions == [wired.connection.session]
+        assert wired.connection.describe().keyspace == "ks"
+        assert sessions == [wired.connection.client]
 
     with_connection(work, Parted(execution=Noting()))

@@ -1,4 +1,4 @@
-"""Statements carried out: prepared, compiled anew, batched, hinted, paged."""
+"""Statements carried out: prepared, recompiled, batched, hinted, paged."""
 
 import asyncio
 import uuid
@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from tests.unit.cql.world import Cql, python_rows
 
-from ebla.cql.executor import UNLOGGED_WARNING, merge_by_partition
-from ebla.cql.plan.paging_state import FORMAT, PagingState, decode_paging_state, encode_paging_state
-from ebla.cql.tablet_routing import KEY
+from ebla.cql.executor import TABLET_PAYLOAD_KEY, UNLOGGED_WARNING, PendingResponse, merge_by_partition
+from ebla.cql.plan.select_plan import PAGING_STATE_FORMAT, PagingState, decode_paging_state, encode_paging_state
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unprepared
 from ebla.model.identity import TableId
@@ -19,16 +18,7 @@ from ebla.model.token import token_of
 from ebla.model.values import decode, encode
 from ebla.request.router_types import Mutation
 from ebla.wire.cql.frames import BatchKind
-from ebla.wire.cql.messages import (
-    BatchItem,
-    CqlResponse,
-    KeyspaceSet,
-    PendingResponse,
-    PreparedResult,
-    QueryParameters,
-    Rows,
-    Void,
-)
+from ebla.wire.cql.messages import BatchItem, CqlResponse, KeyspaceSet, PreparedResult, QueryParameters, Rows, Void
 
 INT = parse_type("int")
 
@@ -45,11 +35,12 @@ def cql() -> Cql:
 
 
 def prepare(cql: Cql, text: str) -> PreparedResult:
-    return asyncio.run(cql.executor.prepare(cql.session, text))
+    return cql.executor.prepare(cql.session, text)
 
 
 def execute(cql: Cql, prepared: PreparedResult, *values: bytes | None, **changes: Any) -> CqlResponse:
-    return asyncio.run(cql.executor.execute(cql.session, prepared.id, QueryParameters(values=values, **changes)))
+    parameters = QueryParameters(values=values, **changes)
+    return cql.finish(lambda: cql.executor.begin_execute(cql.session, prepared.id, parameters))
 
 
 # ---- prepared statements
@@ -91,7 +82,7 @@ def test_executing(cql: Cql) -> None:
     assert isinstance(found, Rows)
     assert python_rows(found) == [(0,), (10,), (20,)]
     named = QueryParameters(values=(number(1),), names=("k",))
-    again = asyncio.run(cql.executor.execute(cql.session, read.id, named)).result
+    again = cql.finish(lambda: cql.executor.begin_execute(cql.session, read.id, named)).result
     assert again == found
 
 
@@ -160,7 +151,7 @@ def finished(begun: CqlResponse | PendingResponse | Coroutine[Any, Any, CqlRespo
         return begun
     if isinstance(begun, PendingResponse):
         assert begun.done.done()
-        return begun.answer
+        return begun.response
     return asyncio.run(begun)
 
 
@@ -290,7 +281,7 @@ def test_named_values_of_a_batch_in_one_text(cql: Cql) -> None:
         "BEGIN BATCH INSERT INTO t (k, c, v) VALUES (:k, 1, :v); INSERT INTO t (k, c, v) VALUES (:k, 2, :v) APPLY BATCH"
     )
     parameters = QueryParameters(values=(number(4), number(5)), names=("v", "k"))
-    asyncio.run(cql.executor.query(cql.session, text, parameters))
+    cql.finish(lambda: cql.executor.begin_query(cql.session, text, parameters))
     assert cql.rows("SELECT k, c, v FROM t") == [(5, 1, 4), (5, 2, 4)]
 
 
@@ -339,7 +330,7 @@ def test_a_driver_at_the_wrong_shard_is_told_the_right_one(cql: Cql) -> None:
             assert payloads[0] == {}
             continue
         hinted += 1
-        first, last, placed = decode(shape, payloads[0][KEY])
+        first, last, placed = decode(shape, payloads[0][TABLET_PAYLOAD_KEY])
         assert first < token_of(number(k)) <= last
         assert placed == replicas
     assert hinted > 0
@@ -356,7 +347,7 @@ def test_a_driver_at_the_wrong_shard_is_told_the_right_one(cql: Cql) -> None:
 
 
 def test_a_paging_state_says_where_to_go_on() -> None:
-    state = PagingState(format=FORMAT, position=b"position", left=5, prefix=b"prefix", shown=2)
+    state = PagingState(format=PAGING_STATE_FORMAT, position=b"position", left=5, prefix=b"prefix", shown=2)
     assert decode_paging_state(encode_paging_state(state)) == state
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ebla.cql.lru_cache import LruCache
+from ebla.cql.statement_cache import LruCache
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:

@@ -6,8 +6,7 @@ import pytest
 from tests.unit.cql.world import NOW_US, Cql
 from tests.unit.topology.world import host
 
-from ebla.cql.system_tables.topology_tables import REQUESTS, TABLETS, TOPOLOGY, as_timeuuid
-from ebla.cql.system_tables.version_history import VersionHistory
+from ebla.cql.system_tables.topology_tables import REQUESTS, TABLETS, TOPOLOGY, VersionHistory, as_timeuuid
 from ebla.group0.members import Member, MemberRole
 from ebla.model.cql_types import freeze, parse_type
 from ebla.model.identity import Address, HistoryId

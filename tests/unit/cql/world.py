@@ -2,14 +2,14 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.unit.topology.world import cluster
 
 from ebla.control.topology.schema_plan import PlanningState, plan_schema_change
 from ebla.cql.describe import SchemaDescriber
-from ebla.cql.executor import CqlExecutor, ExecutorDeps, ExecutorLimits
+from ebla.cql.executor import ClientState, CqlExecutor, ExecutorDeps, ExecutorLimits, PendingResponse, StartedRequest
 from ebla.cql.system_tables.node_info import SystemTableSources
 from ebla.cql.system_tables.registry import system_tables
 from ebla.feed.topology_view import TopologyView, view_of
@@ -24,7 +24,7 @@ from ebla.storage.merge.row_merge import merge_values, without_deleted_rows
 from ebla.topology.apply.command_batch import apply_commands
 from ebla.topology.apply.draft import ProposedChange
 from ebla.wire.cql.frames import BatchKind
-from ebla.wire.cql.messages import BatchItem, BoundValue, ClientState, CqlResponse, QueryParameters, Rows
+from ebla.wire.cql.messages import BatchItem, BoundValue, CqlResponse, QueryParameters, Rows
 from ebla.wire.group0_messages import Group0Report
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange
 from ebla.wire.verbs import StatusAnswer
@@ -177,7 +177,15 @@ class Cql:
 
     def answer(self, text: str, *values: BoundValue, **changes: Any) -> CqlResponse:
         parameters = QueryParameters(values=values, **changes)
-        return asyncio.run(self.executor.query(self.session, text, parameters))
+        return self.finish(lambda: self.executor.begin_query(self.session, text, parameters))
+
+    def finish(self, begin: Callable[[], StartedRequest]) -> CqlResponse:
+        """Begins a request in a loop of its own, and waits for its response."""
+
+        async def run() -> CqlResponse:
+            return await finished(begin())
+
+        return asyncio.run(run())
 
     def run(self, text: str, *values: BoundValue, **changes: Any) -> Any:
         return self.answer(text, *values, **changes).result
@@ -191,7 +199,7 @@ class Cql:
         return python_rows(self.found(text, *values, **changes))
 
     def batch(self, *items: BatchItem, kind: BatchKind = BatchKind.UNLOGGED, **changes: Any) -> CqlResponse:
-        return asyncio.run(self.executor.batch(self.session, kind, items, QueryParameters(**changes)))
+        return self.finish(lambda: self.executor.begin_batch(self.session, kind, items, QueryParameters(**changes)))
 
     def pages(self, text: str, size: int) -> list[list[tuple[Any, ...]]]:
         found: list[list[tuple[Any, ...]]] = []
@@ -202,6 +210,15 @@ class Cql:
             state = page.paging_state
             if state is None:
                 return found
+
+
+async def finished(started: StartedRequest) -> CqlResponse:
+    if isinstance(started, CqlResponse):
+        return started
+    if isinstance(started, PendingResponse):
+        await started.done
+        return started.response
+    return await started
 
 
 def python_rows(found: Rows) -> list[tuple[Any, ...]]:

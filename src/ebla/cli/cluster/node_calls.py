@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.client.admin_client import AdminClient
 from ebla.client.cluster_view import ClusterView, NodeProbe, build_cluster_view
-from ebla.client.topology_reader import VerbCaller, read_topology
+from ebla.client.node_client import AdminClient, VerbCaller, read_topology
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
 from ebla.model.records.jobs import PIPELINE_KEY, PipelineState

@@ -11,7 +11,7 @@ from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.cli.cluster.node_calls import choose_node, control_caller
 from ebla.client.cluster_view import PipelineView, pipeline_view
 from ebla.client.job_client import JobClient
-from ebla.client.topology_reader import read_topology
+from ebla.client.node_client import read_topology
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import HostId
 from ebla.model.records.jobs import PipelineState

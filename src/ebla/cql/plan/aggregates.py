@@ -5,7 +5,7 @@ from decimal import Context, Decimal, InvalidOperation, localcontext
 from typing import Any, Protocol
 
 from ebla.cql.parse.literals import rounded
-from ebla.cql.plan.comparison import contains_duration
+from ebla.cql.plan.binder import contains_duration
 from ebla.model.byte_comparable import encode_comparable
 from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest

@@ -431,3 +431,21 @@ def values_in_marker_order(
         name = marker.name or variable.name
         found.append(by_name.get(name, by_name.get(name.lower(), UNSET)))
     return found
+
+
+def contains_duration(kind: CqlType) -> bool:
+    """Such values have no order: a month is sometimes longer than thirty days."""
+    match kind:
+        case ScalarType(scalar=scalar):
+            return scalar is Scalar.DURATION
+        case ListType(element=element) | SetType(element=element):
+            return contains_duration(element)
+        case MapType(key=key, value=value):
+            return contains_duration(key) or contains_duration(value)
+        case TupleType(elements=elements):
+            return any(map(contains_duration, elements))
+
+
+def comparable(kind: CqlType, value: bytes) -> bytes:
+    """Equal for equal values, and in their order where they have one."""
+    return value if contains_duration(kind) else encode_comparable(kind, value)

@@ -11,8 +11,7 @@ from ebla.cql.parse.statements import (
     TokenRelation,
 )
 from ebla.cql.parse.terms import FunctionCall, Term, TupleLiteral
-from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
-from ebla.cql.plan.comparison import comparable
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, comparable
 from ebla.cql.plan.row_decoder import RowValues
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType
 from ebla.model.errors import InvalidRequest

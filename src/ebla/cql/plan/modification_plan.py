@@ -1,11 +1,14 @@
 """INSERT, UPDATE and DELETE compiled once: a request's values in, mutations of partitions out. Pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from ebla.cql.parse.statements import (
     AssignColumn,
     AssignElement,
+    BatchStatement,
     ChangeCollection,
     CollectionChange,
     ColumnRelation,
@@ -14,6 +17,7 @@ from ebla.cql.parse.statements import (
     Modification,
     Operator,
     Relation,
+    TableName,
     UpdateStatement,
     UsingClause,
 )
@@ -40,6 +44,7 @@ from ebla.model.token import composite_key, token_of
 from ebla.request.router_types import Mutation
 from ebla.storage.codec.key_codec import encode_clustering, head_key, partition_prefix, row_key
 from ebla.storage.codec.row_codec import encode_head, encode_plain, encode_row
+from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import ColumnSpec, Unset
 from ebla.wire.row_messages import Item
 
@@ -502,3 +507,50 @@ def key_positions(restrictions: Restrictions) -> tuple[int, ...]:
     positions = [group.position for group in restrictions.partition if group.is_single]
     found = tuple(position for position in positions if position is not None)
     return found if len(found) == len(restrictions.partition) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    kind: BatchKind
+    parts: tuple[ModificationPlan, ...]
+    variables: tuple[ColumnSpec, ...]
+    timeout: ValueSource | None
+
+
+def plan_batch(
+    statement: BatchStatement, schema_of: Callable[[TableName], TableSchema], markers: tuple[BindMarker, ...]
+) -> BatchPlan:
+    """Raises `InvalidRequest` with what is wrong."""
+    using = statement.using
+    parts: list[ModificationPlan] = []
+    variables: list[ColumnSpec] = []
+    outer = Binder(keyspace="", table="", markers=markers)
+    if using.timestamp is not None:
+        outer.source(using.timestamp, TermReceiver("[timestamp]", SCALARS["bigint"]))
+    timeout = (
+        None if using.timeout is None else outer.source(using.timeout, TermReceiver("[timeout]", SCALARS["duration"]))
+    )
+    own = outer.variables(all_known=False)
+    for one in statement.statements:
+        schema = schema_of(one.table)
+        plan = plan_modification(_timed(one, statement), schema, markers, part_of_batch=True)
+        parts.append(plan)
+        # The batch's own timestamp stands in every part and counts once: it is the first of the text.
+        shared = 1 if isinstance(using.timestamp, BindMarker) else 0
+        variables += plan.variables[shared:]
+    if own and parts:
+        own = tuple(
+            msgspec.structs.replace(spec, keyspace=parts[0].schema.keyspace, table=parts[0].schema.name) for spec in own
+        )
+    found = (*own, *variables)
+    if len(found) != len(markers):
+        raise InvalidRequest("some bind markers have no place where their type would be known")
+    return BatchPlan(kind=statement.kind, parts=tuple(parts), variables=found, timeout=timeout)
+
+
+def _timed(one: Modification, batch: BatchStatement) -> Modification:
+    if batch.using.timestamp is None:
+        return one
+    if one.using.timestamp is not None:
+        raise InvalidRequest("Timestamp must be set either on BATCH or individual statements")
+    return replace(one, using=replace(one.using, timestamp=batch.using.timestamp))

@@ -16,8 +16,7 @@ from ebla.cql.parse.statements import (
     TokenRelation,
 )
 from ebla.cql.parse.terms import FunctionCall, Term, TupleLiteral
-from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, invalid_value_test
-from ebla.cql.plan.comparison import contains_duration
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, contains_duration, invalid_value_test
 from ebla.cql.plan.key_spans import SliceBound
 from ebla.model.cql_types import SCALARS, ListType, MapType, TupleType, is_multi_cell
 from ebla.model.errors import InvalidRequest

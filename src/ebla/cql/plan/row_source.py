@@ -7,10 +7,12 @@ from typing import Protocol
 from ebla.cql.catalog import VirtualTable
 from ebla.cql.plan.binder import BoundRequest
 from ebla.cql.plan.key_spans import coalesce, row_spans, token_span
+from ebla.cql.plan.modification_plan import KnownLists, ModificationPlan
 from ebla.cql.plan.restrictions import Restrictions
+from ebla.cql.plan.row_changes import ListElements
 from ebla.cql.plan.row_decoder import DecodedRow, RowDecoder
-from ebla.model.rows import PartitionHead
-from ebla.model.schema import Column, TableSchema
+from ebla.model.rows import PartitionHead, Row, without_deleted
+from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, composite_key, token_of
 from ebla.model.values import encode
 from ebla.request.router_types import ReadPage, ReadQuery
@@ -21,7 +23,7 @@ from ebla.storage.codec.key_codec import (
     prefix_end,
     row_key,
 )
-from ebla.storage.codec.row_codec import decode_head, is_head
+from ebla.storage.codec.row_codec import decode_head, decode_row, is_head
 from ebla.wire.row_messages import Span
 
 HEADS_MAX = 1000
@@ -179,3 +181,49 @@ async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[De
         placed.append((stored_key, found))
     placed.sort(key=lambda one: one[0])
     return [found for _, found in placed]
+
+
+CHUNK_ROWS = 1_000
+
+
+async def read_known_lists(plan: ModificationPlan, request: BoundRequest, reader: PageReader) -> KnownLists:
+    schema = plan.schema
+    now_s = request.now_us // 1_000_000
+    known: KnownLists = {}
+    spans = _spans(plan, request)
+    position = b""
+    while spans:
+        page = await reader.read(
+            ReadQuery(table=schema.id, spans=spans, rows_max=CHUNK_ROWS, now_s=now_s, position=position)
+        )
+        for key, value in page.items:
+            known[key] = _lists(plan, _row(plan, value), now_s)
+        position = page.position
+        if not position:
+            break
+    return known
+
+
+def _spans(plan: ModificationPlan, request: BoundRequest) -> tuple[Span, ...]:
+    """The rows that are written, or the heads of their partitions: what the lists are part of."""
+    statics = [column.kind is ColumnKind.STATIC for column in plan.lists_read]
+    if all(statics):
+        return tuple(head_spans(plan.restrictions, request))
+    return tuple(spans_of(plan.schema, plan.restrictions, request, heads=any(statics)))
+
+
+def _row(plan: ModificationPlan, value: bytes) -> Row:
+    if not is_head(value):
+        return decode_row(value, plan.schema.layouts)
+    head = decode_head(value)
+    return head.static if head.deletion is None else without_deleted(head.static, head.deletion)
+
+
+def _lists(plan: ModificationPlan, row: Row, now_s: int) -> ListElements:
+    found: ListElements = {}
+    for column in plan.lists_read:
+        elements = row.collections.get(column.number)
+        if elements is not None:
+            live = ((path, cell.value) for path, cell in sorted(elements.cells.items()) if cell.is_live(now_s))
+            found[column.number] = [(path, value) for path, value in live if value is not None]
+    return found

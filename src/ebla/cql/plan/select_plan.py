@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ebla.cql.catalog import StoredTable, VirtualTable
-from ebla.cql.parse.statements import SelectStatement
+from ebla.cql.parse.statements import SelectedColumn, SelectStatement
 from ebla.cql.parse.terms import BindMarker, Term
 from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
 from ebla.cql.plan.filters import FilterBuilder, RowFilter, RowTest
 from ebla.cql.plan.modification_plan import key_positions
-from ebla.cql.plan.paging_state import FORMAT, PagingState, decode_paging_state, encode_paging_state
-from ebla.cql.plan.restrictions import Restrictions, check_filtering, classify_relations
+from ebla.cql.plan.restrictions import Restrictions, check_filtering, classify_relations, columns_of
 from ebla.cql.plan.row_decoder import DecodedRow
 from ebla.cql.plan.row_source import (
     PageReader,
@@ -21,11 +20,10 @@ from ebla.cql.plan.row_source import (
     spans_of,
     virtual_rows,
 )
-from ebla.cql.plan.select_order import check_distinct, reads_reversed
 from ebla.cql.plan.selection import NeededColumns, OutputColumn, SelectionBuilder
 from ebla.model.cql_types import SCALARS, CqlType
 from ebla.model.errors import InvalidRequest
-from ebla.model.schema import TableSchema
+from ebla.model.schema import ColumnKind, TableSchema
 from ebla.storage.codec.key_codec import split_key
 from ebla.wire.cql.messages import UNSET, ColumnSpec, QueryParameters, Rows, Unset
 
@@ -34,6 +32,35 @@ CHUNK_ROWS = 5_000
 SORTED_ROWS_MAX = 100_000
 
 _INT, _DURATION = SCALARS["int"], SCALARS["duration"]
+
+
+PAGING_STATE_FORMAT = 1
+
+
+class PagingState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    format: int
+    position: bytes
+    """Of the router, or a row's number for a table that is not stored."""
+    left: int | None
+    """Rows of LIMIT that are still to come; None: there is no limit."""
+    prefix: bytes = b""
+    """The partition in whose middle the next page may begin: its static values belong to those rows too."""
+    shown: int = 0
+    """Rows of that partition already shown, where they are counted here."""
+
+
+def encode_paging_state(state: PagingState) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def decode_paging_state(data: bytes) -> PagingState:
+    try:
+        state = msgspec.msgpack.decode(data, type=PagingState)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"Invalid value for the paging state ({error})") from error
+    if state.format != PAGING_STATE_FORMAT:
+        raise InvalidRequest(f"Invalid value for the paging state: format {state.format} is not known here")
+    return state
 
 
 class SelectLimits(msgspec.Struct, frozen=True):
@@ -209,7 +236,9 @@ class _Run:
             left -= len(rows)
         more = not source.ended and left != 0
         state_after = (
-            PagingState(format=FORMAT, position=source.position, left=left, prefix=source.prefix, shown=self._shown)
+            PagingState(
+                format=PAGING_STATE_FORMAT, position=source.position, left=left, prefix=source.prefix, shown=self._shown
+            )
             if more
             else None
         )
@@ -259,7 +288,9 @@ class _Run:
         if page_size is None or len(rows) <= page_size:
             return Rows(plan.columns, plan.answer(rows, self._request))
         position = (start + page_size).to_bytes(8)
-        state_after = PagingState(format=FORMAT, position=position, left=None if left is None else left - page_size)
+        state_after = PagingState(
+            format=PAGING_STATE_FORMAT, position=position, left=None if left is None else left - page_size
+        )
         return Rows(plan.columns, plan.answer(rows[:page_size], self._request), encode_paging_state(state_after))
 
 
@@ -322,3 +353,77 @@ def _restrictions(
     if not statement.allow_filtering:
         check_filtering(schema, found)
     return found, tuple(builder.filter(relation) for relation in found.filters)
+
+
+# ---- ORDER BY and DISTINCT
+
+
+def reads_reversed(schema: TableSchema, statement: SelectStatement, restrictions: Restrictions) -> bool:
+    """Whether rows come from the last to the first. Raises `InvalidRequest` for an order that keys cannot give."""
+    if not statement.order_by:
+        return False
+    if not restrictions.has_partition:
+        raise InvalidRequest("ORDER BY is only supported when the partition key is restricted by an EQ or an IN.")
+    fixed = _fixed_columns(schema, restrictions)
+    expected = 0
+    directions: list[bool] = []
+    for ordering in statement.order_by:
+        column = schema.by_name.get(ordering.column)
+        if column is None:
+            raise InvalidRequest(f"Undefined column name {ordering.column} in table {schema.full_name}")
+        if column.kind is not ColumnKind.CLUSTERING:
+            raise InvalidRequest(
+                "Order by is currently only supported on the clustered columns of the PRIMARY KEY, got "
+                f"{ordering.column}"
+            )
+        while expected < column.position and expected in fixed:
+            expected += 1
+        if column.position != expected:
+            raise InvalidRequest(
+                "Order by currently only supports the ordering of columns following their declared order in the "
+                "PRIMARY KEY"
+            )
+        expected += 1
+        directions.append(ordering.descending != column.descending)
+    if len(set(directions)) > 1:
+        raise InvalidRequest("Unsupported order by relation")
+    return directions[0]
+
+
+def _fixed_columns(schema: TableSchema, restrictions: Restrictions) -> frozenset[int]:
+    """Clustering columns that have one value."""
+    fixed: list[int] = []
+    at = 0
+    for group in restrictions.clustering:
+        if group.is_single:
+            fixed += range(at, at + group.width)
+        at += group.width
+    assert at <= len(schema.clustering)
+    return frozenset(fixed)
+
+
+def check_distinct(schema: TableSchema, statement: SelectStatement, restrictions: Restrictions) -> None:
+    filtered = [schema.by_name[name].kind for relation in restrictions.filters for name in columns_of(relation)]
+    within = any(kind not in (ColumnKind.PARTITION_KEY, ColumnKind.STATIC) for kind in filtered)
+    if restrictions.clustering or restrictions.ends or within:
+        raise InvalidRequest(
+            "SELECT DISTINCT with WHERE clause only supports restriction by partition key and/or static columns."
+        )
+    names: list[str] = []
+    for selector in statement.selectors:
+        if not isinstance(selector, SelectedColumn):
+            continue
+        column = schema.by_name[selector.column]
+        if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.STATIC):
+            raise InvalidRequest(
+                "SELECT DISTINCT queries must only request partition key columns and/or static columns "
+                f"(not {column.name})"
+            )
+        names.append(column.name)
+    if not statement.selectors:
+        raise InvalidRequest("SELECT DISTINCT queries must only request partition key columns and/or static columns")
+    missing = [column.name for column in schema.partition_key if column.name not in names]
+    if missing and not restrictions.has_partition:
+        raise InvalidRequest(
+            f"SELECT DISTINCT queries must request all the partition key columns (missing {missing[0]})"
+        )

@@ -44,7 +44,7 @@ class ConnectedClient:
 
 
 class ClientConnection(Protocol):
-    def described(self) -> ConnectedClient: ...
+    def describe(self) -> ConnectedClient: ...
 
 
 class ClientRegistry:
@@ -66,4 +66,4 @@ class ClientRegistry:
 
     def __iter__(self) -> Iterator[ConnectedClient]:
         """In the order in which they came."""
-        return (client.described() for client in list(self._known.values()))
+        return (client.describe() for client in list(self._known.values()))

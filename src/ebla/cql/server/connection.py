@@ -1,10 +1,9 @@
-"""One connection of a client: what it sends is taken apart and carried out, what comes of it is sent back.
+"""One connection of a client: it reads requests from frames, runs them, and sends the responses.
 
-It knows no socket: bytes come in by `received`, frames leave through an `ClientTransport`. Requests run side by side
-and are
-answered in the order in which they end. Nothing a client sends is kept without a bound: a connection with too much
-under way, or whose answers are not taken, is not read from until that is better, and one that never takes its answers
-is closed.
+It knows no socket: bytes come in by `received`, frames leave through a `ClientTransport`. Requests run concurrently and
+are answered in the order in which they end. Everything a client sends is bounded. A connection with too many requests
+in flight, or whose client does not read its responses, is not read from until that changes. If a client never reads its
+responses, the connection is closed.
 """
 
 import asyncio
@@ -18,9 +17,10 @@ from typing import Any, Protocol
 import msgspec
 
 from ebla.cql.authentication import ANONYMOUS, ClientAuthentication
+from ebla.cql.executor import ClientState, PendingResponse, StartedRequest
 from ebla.cql.server.clients import ClientEndpoint, ConnectedClient, ConnectionStage
 from ebla.cql.server.events import EventPublisher
-from ebla.cql.server.supported import TABLET_ROUTING
+from ebla.cql.system_tables.node_info import TABLET_ROUTING
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.error_groups import leaf_errors
 from ebla.model.errors import BadProtocol, EblaError, InternalError, Overloaded
@@ -42,9 +42,7 @@ from ebla.wire.cql.frames import (
 )
 from ebla.wire.cql.messages import (
     BatchItem,
-    ClientState,
     CqlResponse,
-    PendingResponse,
     PreparedResult,
     QueryParameters,
     Rows,
@@ -62,24 +60,20 @@ _DEFAULT_LEVEL = ConsistencyLevel.ONE
 _BATCH_TYPES = {BatchKind.LOGGED: WriteType.BATCH, BatchKind.UNLOGGED: WriteType.UNLOGGED_BATCH}
 
 
-StartedRequest = CqlResponse | PendingResponse | Coroutine[Any, Any, CqlResponse]
-"""What becomes of a request in its first step: answered, on its way, or to be carried out as a task."""
-
-
 class StatementExecutor(Protocol):
-    """Who carries statements out."""
+    """What a connection needs of `CqlExecutor`."""
 
-    def begin_query(self, session: ClientState, text: str, parameters: QueryParameters) -> StartedRequest: ...
+    def begin_query(self, client: ClientState, text: str, parameters: QueryParameters) -> StartedRequest: ...
 
     def begin_execute(
-        self, session: ClientState, statement_id: bytes, parameters: QueryParameters
+        self, client: ClientState, statement_id: bytes, parameters: QueryParameters
     ) -> StartedRequest: ...
 
-    async def prepare(self, session: ClientState, text: str) -> PreparedResult: ...
+    def begin_batch(
+        self, client: ClientState, kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
+    ) -> StartedRequest: ...
 
-    async def batch(
-        self, session: ClientState, kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
-    ) -> CqlResponse: ...
+    def prepare(self, client: ClientState, text: str) -> PreparedResult: ...
 
 
 class ClientTransport(Protocol):
@@ -87,7 +81,7 @@ class ClientTransport(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """Sent and not yet taken by the system."""
+        """Bytes sent and not yet accepted by the operating system."""
         ...
 
     def send(self, frame: bytes) -> None: ...
@@ -97,7 +91,7 @@ class ClientTransport(Protocol):
     def resume_reading(self) -> None: ...
 
     def close(self, cause: str) -> None:
-        """After what was sent, within a bound. `lost` follows."""
+        """Closes once everything sent has left, within a time limit. `lost` is called then."""
         ...
 
 
@@ -105,19 +99,19 @@ class ClientTransport(Protocol):
 class ConnectionLimits:
     request_bytes_max: int = 16 << 20
     first_request_bytes_max: int = 64 << 10
-    """Before a client has said who it is, nobody makes us hold more than this."""
+    """Before a client has logged in, it can make us buffer no more than this."""
     requests_max: int = 1_024
-    """Under way on one connection; with so many it is not read from."""
+    """In flight on one connection. At this number, the connection is not read from."""
     requests_bytes_max: int = 32 << 20
-    """Of their bodies."""
+    """Body bytes in flight on one connection."""
     all_requests_bytes_max: int = 256 << 20
-    """Of all connections; beyond it a request is answered as overloaded."""
+    """Body bytes in flight on all connections. Beyond this, a request gets an OVERLOADED error."""
     unsent_bytes_max: int = 64 << 20
-    """A connection whose answers pile up beyond this is closed."""
+    """A connection with more unsent response bytes is closed."""
 
 
 class BytesInFlight:
-    """Bytes of requests under way on all connections of a shard."""
+    """Bytes of the requests in flight on all connections of a shard."""
 
     __slots__ = ("bytes",)
 
@@ -126,38 +120,36 @@ class BytesInFlight:
 
 
 class CqlMetrics:
-    """What people see of the requests of clients."""
-
     def __init__(self, metrics: Metrics) -> None:
-        asked = metrics.counter("cql_requests_total", "Requests of CQL clients by opcode.", labels=("opcode",))
-        self.requests = {int(opcode): asked.series(opcode.name.lower()) for opcode in Opcode}
-        self.unknown = asked.series("unknown")
+        requests = metrics.counter("cql_requests_total", "Requests of CQL clients by opcode.", labels=("opcode",))
+        self.requests = {int(opcode): requests.series(opcode.name.lower()) for opcode in Opcode}
+        self.unknown = requests.series("unknown")
         self.errors = metrics.counter("cql_errors_total", "Errors sent to CQL clients.", labels=("error",))
         self.connections = metrics.gauge("cql_connections", "Open connections of CQL clients.").series()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionDeps:
-    """What the connections of a shard have in common."""
+    """What the connections of a shard share."""
 
-    execution: StatementExecutor
-    login: ClientAuthentication
+    executor: StatementExecutor
+    authentication: ClientAuthentication
     events: EventPublisher
     supported: Callable[[], Mapping[str, Sequence[str]]]
     require_serving: Callable[[], None]
-    """Raises where the shard may not serve now."""
+    """Raises if the shard may not serve now."""
     tasks: asyncio.TaskGroup
-    """Requests run in it; none of them raises."""
+    """Requests run in this group; none of their tasks raises."""
     report: EventReporter
     new_id: Callable[[], str]
-    """Names a defect, in the log and to the client."""
-    counts: CqlMetrics
-    load: BytesInFlight
+    """Makes the id by which a defect is logged and reported to the client."""
+    metrics: CqlMetrics
+    in_flight: BytesInFlight
     limits: ConnectionLimits
 
 
 class RequestContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What an answer must know of its request."""
+    """What is needed to send the response to a request."""
 
     version: int
     stream: int
@@ -168,24 +160,24 @@ class RequestContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ServerConnection:
-    def __init__(self, parts: ConnectionDeps, outlet: ClientTransport, peer: ClientEndpoint) -> None:
+    def __init__(self, deps: ConnectionDeps, transport: ClientTransport, peer: ClientEndpoint) -> None:
         self.peer = peer
-        self.session = ClientState(peer=str(peer))
-        self._parts = parts
-        self._outlet = outlet
-        self._execution = parts.execution
-        self._limits = parts.limits
-        self._splitter = FrameSplitter(min(parts.limits.first_request_bytes_max, parts.limits.request_bytes_max))
+        self.client = ClientState(peer=str(peer))
+        self._deps = deps
+        self._transport = transport
+        self._executor = deps.executor
+        self._limits = deps.limits
+        self._splitter = FrameSplitter(min(deps.limits.first_request_bytes_max, deps.limits.request_bytes_max))
         self._stage = ConnectionStage.ESTABLISHED
         self._version = VERSION
         self._compression: Compression | None = None
         self._running: dict[asyncio.Future[Any], int] = {}
         self._running_bytes = 0
         self._requests = 0
-        self._is_held = False
-        self._is_choked = False
-        self._logs_in = False
-        self._ends_because: str | None = None
+        self._is_paused = False
+        self._is_writing_paused = False
+        self._is_authenticating = False
+        self._end_cause: str | None = None
         self._serve = {
             int(Opcode.STARTUP): self._startup,
             int(Opcode.OPTIONS): self._options,
@@ -196,178 +188,178 @@ class ServerConnection:
             int(Opcode.BATCH): self._batch,
         }
 
-    # ---- what the socket tells
+    # ---- events of the socket
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said who it is."""
+        """Whether the client has logged in, or needs not to."""
         return self._stage is ConnectionStage.READY
 
     @property
     def unread_bytes(self) -> int:
-        """Of a request whose rest has not come, or of those that have to wait."""
+        """Received bytes that are not handled yet: a partial request, or requests that must wait."""
         return self._splitter.waiting_bytes
 
     def received(self, data: bytes) -> None:
         if self._stage is ConnectionStage.CLOSING:
             return
         self._splitter.feed(data)
-        if not self._is_held:
-            self._take_frames()
+        if not self._is_paused:
+            self._handle_frames()
 
     def writing_paused(self) -> None:
-        """Answers are not taken as fast as they are given: no more requests until they are."""
-        self._is_choked = True
-        self._hold()
+        """The client reads responses too slowly: handle no more requests until it catches up."""
+        self._is_writing_paused = True
+        self._pause()
 
-    def drained(self) -> None:
-        self._is_choked = False
-        self._go_on()
+    def writing_resumed(self) -> None:
+        self._is_writing_paused = False
+        self._resume()
 
     def lost(self) -> None:
         self._stage = ConnectionStage.CLOSING
-        self._parts.events.forget(self)
+        self._deps.events.forget(self)
         running, self._running = self._running, {}
-        self._parts.load.bytes -= self._running_bytes
+        self._deps.in_flight.bytes -= self._running_bytes
         self._running_bytes = 0
-        # Nobody is left to hear of them; what a write has sent goes on without its client.
+        # No client is left to response. Writes already sent to replicas go on.
         for one in running:
             one.cancel("the client is gone")
 
     def end(self, cause: str) -> None:
-        """Takes nothing more, lets what is under way end, and closes."""
+        """Accepts no more requests, lets those in flight end, and closes."""
         if self._stage is ConnectionStage.CLOSING:
             return
-        self._ends_because = cause
-        self._hold()
+        self._end_cause = cause
+        self._pause()
         if not self._running:
             self._close(cause)
 
-    def tell(self, body: bytes) -> None:
-        """`events.Subscriber`."""
+    def push_event(self, body: bytes) -> None:
+        """`EventSubscriber`."""
         self._send(self._version, EVENT_STREAM, Opcode.EVENT, body)
 
-    def described(self) -> ConnectedClient:
-        """`clients.Described`."""
-        session = self.session
+    def describe(self) -> ConnectedClient:
+        """`ClientConnection`."""
+        client = self.client
         return ConnectedClient(
             peer=self.peer,
             stage=self._stage,
             protocol_version=self._version,
-            user=session.user,
-            driver_name=session.options.get("DRIVER_NAME", ""),
-            driver_version=session.options.get("DRIVER_VERSION", ""),
-            keyspace=session.keyspace or "",
+            user=client.user,
+            driver_name=client.options.get("DRIVER_NAME", ""),
+            driver_version=client.options.get("DRIVER_VERSION", ""),
+            keyspace=client.keyspace or "",
             requests=self._requests,
             running=len(self._running),
         )
 
-    # ---- how much is taken
+    # ---- bounds
 
-    def _hold(self) -> None:
-        if not self._is_held:
-            self._is_held = True
-            self._outlet.pause_reading()
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         limits = self._limits
         if (
-            self._is_held
-            and not self._is_choked
-            and not self._logs_in
+            self._is_paused
+            and not self._is_writing_paused
+            and not self._is_authenticating
             and self._stage is not ConnectionStage.CLOSING
-            and self._ends_because is None
+            and self._end_cause is None
             and len(self._running) < limits.requests_max
             and self._running_bytes < limits.requests_bytes_max
         ):
-            self._is_held = False
-            self._outlet.resume_reading()
-            self._take_frames()
+            self._is_paused = False
+            self._transport.resume_reading()
+            self._handle_frames()
 
-    def _note_running(self, work: "asyncio.Future[Any]", asked: RequestContext) -> None:
-        size = asked.bytes
+    def _add_running(self, work: "asyncio.Future[Any]", context: RequestContext) -> None:
+        size = context.bytes
         self._running[work] = size
         self._running_bytes += size
-        self._parts.load.bytes += size
+        self._deps.in_flight.bytes += size
         limits = self._limits
         if len(self._running) >= limits.requests_max or self._running_bytes >= limits.requests_bytes_max:
-            self._hold()
+            self._pause()
 
-    def _note_ended(self, work: "asyncio.Future[Any]") -> None:
+    def _remove_running(self, work: "asyncio.Future[Any]") -> None:
         size = self._running.pop(work, None)
         if size is None:
-            return  # the connection was lost before
+            return  # the connection was lost meanwhile
         self._running_bytes -= size
-        self._parts.load.bytes -= size
-        if self._is_held:
-            if self._ends_because is not None and not self._running:
-                self._close(self._ends_because)
+        self._deps.in_flight.bytes -= size
+        if self._is_paused:
+            if self._end_cause is not None and not self._running:
+                self._close(self._end_cause)
             else:
-                self._go_on()
+                self._resume()
 
     # ---- frames
 
-    def _take_frames(self) -> None:
+    def _handle_frames(self) -> None:
         take = self._splitter.take
         try:
-            while not self._is_held:
+            while not self._is_paused:
                 frame = take()
                 if frame is None:
                     return
-                self._take(frame)
+                self._handle(frame)
         except MalformedFrame as error:
-            self._fail(RequestContext(version=self._version, stream=error.stream), error)
+            self._send_error(RequestContext(version=self._version, stream=error.stream), error)
             self._close(error.message)
 
-    def _take(self, frame: CqlFrame) -> None:
+    def _handle(self, frame: CqlFrame) -> None:
         opcode = frame.opcode
         self._version = frame.version
         self._requests += 1
-        (self._parts.counts.requests.get(opcode) or self._parts.counts.unknown).value += 1
+        (self._deps.metrics.requests.get(opcode) or self._deps.metrics.unknown).value += 1
         try:
-            body, offset = (frame.body, 0) if not frame.flags else self._unwrapped(frame)
-            if self._parts.load.bytes > self._limits.all_requests_bytes_max:
-                raise Overloaded(f"{self._parts.load.bytes} bytes of requests are under way on this shard")
+            body, offset = (frame.body, 0) if not frame.flags else self._unwrap(frame)
+            if self._deps.in_flight.bytes > self._limits.all_requests_bytes_max:
+                raise Overloaded(f"{self._deps.in_flight.bytes} bytes of requests are in flight on this shard")
             if opcode == _EXECUTE:
                 self._execute(frame, body, offset)
                 return
             serve = self._serve.get(opcode)
             if serve is None:
-                raise BadProtocol(f"Opcode {opcode} has no place in a request")
+                raise BadProtocol(f"Opcode {opcode} is not one of a request")
             serve(frame, BodyReader(body, offset))
-        except Exception as error:  # whatever a message does to us, its sender hears of it and the shard goes on
-            self._fail(RequestContext(version=frame.version, stream=frame.stream), error)
+        except Exception as error:  # no message may stop the shard; the sender gets the error
+            self._send_error(RequestContext(version=frame.version, stream=frame.stream), error)
 
-    def _unwrapped(self, frame: CqlFrame) -> tuple[bytes, int]:
-        """The body as it was before it was compressed, and where the message begins in it."""
+    def _unwrap(self, frame: CqlFrame) -> tuple[bytes, int]:
+        """The uncompressed body, and the offset of the message in it."""
         body = frame.body
         if frame.flags & _COMPRESSED:
             if self._compression is None:
-                raise BadProtocol("A compressed message came, and STARTUP named no compression")
+                raise BadProtocol("The message is compressed, but STARTUP named no compression")
             body = self._compression.decompress(body, self._limits.request_bytes_max)
         if not frame.flags & _PAYLOAD:
             return body, 0
         reader = BodyReader(body)
-        reader.bytes_map()  # extensions that are not known here
+        reader.bytes_map()  # a custom payload, which is ignored
         return body, reader.offset
 
-    # ---- greeting
+    # ---- handshake
 
     def _options(self, frame: CqlFrame, _reader: BodyReader) -> None:
-        body = responses.supported(self._parts.supported())
+        body = responses.supported(self._deps.supported())
         self._send(frame.version, frame.stream, Opcode.SUPPORTED, body)
 
     def _startup(self, frame: CqlFrame, reader: BodyReader) -> None:
         if self._stage is not ConnectionStage.ESTABLISHED:
-            raise BadProtocol("Unexpected message STARTUP: this connection has had one")
+            raise BadProtocol("Unexpected message STARTUP: this connection has already started")
         options = requests.read_startup(reader).options
         if not options.get("CQL_VERSION", "").startswith("3."):
             raise BadProtocol("STARTUP must name CQL_VERSION, and it must be 3")
         if options.get("COMPRESSION"):
             self._compression = find_compression(options["COMPRESSION"])
-        self.session.options = options
-        self.session.tablet_routing = TABLET_ROUTING in options
-        authenticator = self._parts.login.authenticator
+        self.client.options = options
+        self.client.tablet_routing = TABLET_ROUTING in options
+        authenticator = self._deps.authentication.authenticator
         if authenticator is None:
             self._become_ready(ANONYMOUS)
             self._send(frame.version, frame.stream, Opcode.READY, b"")
@@ -376,30 +368,30 @@ class ServerConnection:
             self._send(frame.version, frame.stream, Opcode.AUTHENTICATE, notation.string(authenticator))
 
     def _become_ready(self, user: str) -> None:
-        self.session.user = user
+        self.client.user = user
         self._stage = ConnectionStage.READY
         self._splitter.body_bytes_max = self._limits.request_bytes_max
 
     def _auth_response(self, frame: CqlFrame, reader: BodyReader) -> None:
         if self._stage is not ConnectionStage.AUTHENTICATING:
-            raise BadProtocol("Unexpected message AUTH_RESPONSE: nobody asked for it")
+            raise BadProtocol("Unexpected message AUTH_RESPONSE: no authentication is in progress")
         token = requests.read_auth_response(reader)
-        # What follows may count on the login: it waits until that is decided.
-        self._logs_in = True
-        self._hold()
-        self._start(RequestContext(version=frame.version, stream=frame.stream), self._log_in(frame, token))
+        # Later requests may depend on the login, so they wait until it is decided.
+        self._is_authenticating = True
+        self._pause()
+        self._start_task(RequestContext(version=frame.version, stream=frame.stream), self._authenticate(frame, token))
 
-    async def _log_in(self, frame: CqlFrame, token: bytes) -> None:
+    async def _authenticate(self, frame: CqlFrame, token: bytes) -> None:
         try:
-            user = await self._parts.login.authenticate(token)
+            user = await self._deps.authentication.authenticate(token)
         except EblaError as error:
-            self._fail(RequestContext(version=frame.version, stream=frame.stream), error)
+            self._send_error(RequestContext(version=frame.version, stream=frame.stream), error)
             self._close(error.message)
             return
         finally:
-            self._logs_in = False
+            self._is_authenticating = False
         if self._stage is not ConnectionStage.AUTHENTICATING:
-            return  # gone in the turn in which it was let in
+            return  # the connection was lost in the same loop step
         self._become_ready(user)
         self._send(frame.version, frame.stream, Opcode.AUTH_SUCCESS, notation.NULL_LENGTH)
 
@@ -409,16 +401,16 @@ class ServerConnection:
         try:
             kinds = [EventKind(name) for name in names]
         except ValueError:
-            raise BadProtocol(f"One of {', '.join(names)} is no type of event that is known here") from None
-        self._parts.events.subscribe(self, kinds)
+            raise BadProtocol(f"Unknown event type among {', '.join(names)}") from None
+        self._deps.events.subscribe(self, kinds)
         self._send(frame.version, frame.stream, Opcode.READY, b"")
 
     def _require_ready(self) -> None:
         if self._stage is ConnectionStage.READY:
             return
         if self._stage is ConnectionStage.AUTHENTICATING:
-            raise BadProtocol("Unexpected message: the client must first say who it is (AUTH_RESPONSE)")
-        raise BadProtocol("Unexpected message: a connection begins with OPTIONS or STARTUP")
+            raise BadProtocol("Unexpected message: the client must log in first (AUTH_RESPONSE)")
+        raise BadProtocol("Unexpected message: a connection starts with OPTIONS or STARTUP")
 
     # ---- statements
 
@@ -426,7 +418,7 @@ class ServerConnection:
         if self._stage is not ConnectionStage.READY:
             self._require_ready()
         statement_id, parameters = requests.read_execute(body, offset)
-        asked = RequestContext(
+        context = RequestContext(
             version=frame.version,
             stream=frame.stream,
             level=parameters.level,
@@ -435,18 +427,18 @@ class ServerConnection:
             skip_metadata=parameters.skip_metadata,
         )
         try:
-            self._parts.require_serving()
-            started = self._execution.begin_execute(self.session, statement_id, parameters)
-        except Exception as error:  # as in `_take`, with the level
-            self._fail(asked, error)
+            self._deps.require_serving()
+            started = self._executor.begin_execute(self.client, statement_id, parameters)
+        except Exception as error:  # as in `_handle`, with the level
+            self._send_error(context, error)
             return
-        self._follow(asked, started)
+        self._follow(context, started)
 
     def _query(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
         query = requests.read_query(reader)
         parameters = query.parameters
-        asked = RequestContext(
+        context = RequestContext(
             version=frame.version,
             stream=frame.stream,
             level=parameters.level,
@@ -454,140 +446,142 @@ class ServerConnection:
             skip_metadata=parameters.skip_metadata,
         )
         try:
-            self._parts.require_serving()
-            started = self._execution.begin_query(self.session, query.text, parameters)
-        except Exception as error:  # as in `_take`, with the level
-            self._fail(asked, error)
+            self._deps.require_serving()
+            started = self._executor.begin_query(self.client, query.text, parameters)
+        except Exception as error:  # as in `_handle`, with the level
+            self._send_error(context, error)
             return
-        self._follow(asked, started)
+        self._follow(context, started)
 
     def _prepare(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
-        self._parts.require_serving()
+        self._deps.require_serving()
         text = requests.read_prepare(reader).text
-        asked = RequestContext(version=frame.version, stream=frame.stream, bytes=len(reader.body))
-        self._start(asked, self._execution.prepare(self.session, text))
+        body = responses.prepared(self._executor.prepare(self.client, text), frame.version)
+        self._send(frame.version, frame.stream, Opcode.RESULT, body)
 
     def _batch(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
-        self._parts.require_serving()
+        self._deps.require_serving()
         batch = requests.read_batch(reader)
         write_type = _BATCH_TYPES.get(batch.kind, WriteType.SIMPLE)
-        asked = RequestContext(
+        context = RequestContext(
             version=frame.version,
             stream=frame.stream,
             level=batch.parameters.level,
             write_type=write_type,
             bytes=len(reader.body),
         )
-        self._start(asked, self._execution.batch(self.session, batch.kind, batch.items, batch.parameters))
+        try:
+            started = self._executor.begin_batch(self.client, batch.kind, batch.items, batch.parameters)
+        except Exception as error:  # as in `_handle`, with the level
+            self._send_error(context, error)
+            return
+        self._follow(context, started)
 
-    def _follow(self, asked: RequestContext, started: StartedRequest) -> None:
+    def _follow(self, context: RequestContext, started: StartedRequest) -> None:
         if isinstance(started, PendingResponse):
             done = started.done
-            self._note_running(done, asked)
-            done.add_done_callback(partial(self._done, asked, started.answer))
+            self._add_running(done, context)
+            done.add_done_callback(partial(self._write_done, context, started.response))
         elif isinstance(started, CqlResponse):
-            self._answer(asked, started)
+            self._respond(context, started)
         else:
-            self._start(asked, started)
+            self._start_task(context, started)
 
-    def _done(self, asked: RequestContext, answer: CqlResponse, done: "asyncio.Future[None]") -> None:
+    def _write_done(self, context: RequestContext, response: CqlResponse, done: "asyncio.Future[None]") -> None:
         if done.cancelled():
             if self._stage is not ConnectionStage.CLOSING:
-                self._fail(asked, InternalError("the shard is stopping"))
+                self._send_error(context, InternalError("the shard is stopping"))
         else:
             error = done.exception()
             if self._stage is ConnectionStage.CLOSING:
                 return
             if error is None:
-                self._answer(asked, answer)
+                self._respond(context, response)
             else:
-                self._fail(asked, error)
-        self._note_ended(done)
+                self._send_error(context, error)
+        self._remove_running(done)
 
-    def _start(self, asked: RequestContext, work: Coroutine[Any, Any, CqlResponse | PreparedResult | None]) -> None:
-        running = self._carry_out(asked, work)
+    def _start_task(self, context: RequestContext, work: Coroutine[Any, Any, CqlResponse | None]) -> None:
+        running = self._run_task(context, work)
         try:
-            task = self._parts.tasks.create_task(running)
-        except RuntimeError:  # the group takes no more tasks
+            task = self._deps.tasks.create_task(running)
+        except RuntimeError:  # the task group is shutting down
             running.close()
             work.close()
             self._close("the shard is stopping")
             return
-        self._note_running(task, asked)
-        task.add_done_callback(self._note_ended)
+        self._add_running(task, context)
+        task.add_done_callback(self._remove_running)
 
-    async def _carry_out(
-        self, asked: RequestContext, work: Coroutine[Any, Any, CqlResponse | PreparedResult | None]
-    ) -> None:
+    async def _run_task(self, context: RequestContext, work: Coroutine[Any, Any, CqlResponse | None]) -> None:
         try:
-            found = await work
-            if isinstance(found, CqlResponse):
-                self._answer(asked, found)
-            elif found is not None:
-                body = responses.prepared(found, asked.version)
-                self._send(asked.version, asked.stream, Opcode.RESULT, body)
-        except Exception as error:  # its client hears of it; a task here must not raise
-            self._fail(asked, error)
+            response = await work
+            if response is not None:
+                self._respond(context, response)
+        except Exception as error:  # the client gets the error; a task of this group must not raise
+            self._send_error(context, error)
 
-    # ---- answers
+    # ---- responses
 
-    def _answer(self, asked: RequestContext, answer: CqlResponse) -> None:
-        result = answer.result
-        if type(result) is Void and not answer.warnings and not answer.payload:
-            self._put(_VOID_FRAME.pack(asked.version | RESPONSE, 0, asked.stream, _RESULT, 4, _VOID_RESULT))
+    def _respond(self, context: RequestContext, response: CqlResponse) -> None:
+        result = response.result
+        if type(result) is Void and not response.warnings and not response.payload:
+            self._send_frame(_VOID_FRAME.pack(context.version | RESPONSE, 0, context.stream, _RESULT, 4, _VOID_RESULT))
             return
         try:
             if type(result) is Rows:
-                body = responses.rows(result, skip_metadata=asked.skip_metadata)
+                body = responses.rows(result, skip_metadata=context.skip_metadata)
             else:
                 body = responses.result(result)
             flags = 0
-            if (answer.payload or answer.warnings) and asked.version >= _FIRST_WITH_WARNINGS:
-                if answer.payload:
+            if (response.payload or response.warnings) and context.version >= _FIRST_WITH_WARNINGS:
+                if response.payload:
                     flags |= _PAYLOAD
-                    body = notation.bytes_map(answer.payload) + body
-                if answer.warnings:
+                    body = notation.bytes_map(response.payload) + body
+                if response.warnings:
                     flags |= _WARNING
-                    body = notation.string_list(answer.warnings) + body
-        except Exception as error:  # a result that cannot be told is a defect of ours
-            self._fail(asked, error)
+                    body = notation.string_list(response.warnings) + body
+        except Exception as error:  # a result that cannot be encoded is a defect of ours
+            self._send_error(context, error)
             return
-        self._send(asked.version, asked.stream, _RESULT, body, flags)
+        self._send(context.version, context.stream, _RESULT, body, flags)
 
-    def _fail(self, asked: RequestContext, error: BaseException) -> None:
-        ours = self._as_ours(error)
-        self._parts.counts.errors.series(type(ours).__name__).add()
-        body = responses.error(ours, asked.level, asked.write_type)
-        self._send(asked.version, asked.stream, Opcode.ERROR, body)
+    def _send_error(self, context: RequestContext, error: BaseException) -> None:
+        known = self._to_ebla_error(error)
+        self._deps.metrics.errors.series(type(known).__name__).add()
+        body = responses.error(known, context.level, context.write_type)
+        self._send(context.version, context.stream, Opcode.ERROR, body)
 
-    def _as_ours(self, error: BaseException) -> EblaError:
-        foreseen = next((each for each in leaf_errors(error) if isinstance(each, EblaError)), None)
-        if foreseen is not None:
-            return foreseen
-        number = self._parts.new_id()
+    def _to_ebla_error(self, error: BaseException) -> EblaError:
+        known = next((each for each in leaf_errors(error) if isinstance(each, EblaError)), None)
+        if known is not None:
+            return known
+        number = self._deps.new_id()
         trace = "".join(traceback.format_exception(error, limit=-20))
-        self._parts.report("cql.request_broke", {"id": number, "peer": str(self.peer), "trace": trace})
-        return InternalError(f"internal error {number}", advice="the log of this node tells more under this number")
+        self._deps.report("cql.request_broke", {"id": number, "peer": str(self.peer), "trace": trace})
+        return InternalError(
+            f"internal error {number}", advice="the log of this node has the details under this number"
+        )
 
     def _send(self, version: int, stream: int, opcode: int, body: bytes, flags: int = 0) -> None:
         if self._compression is not None and len(body) >= COMPRESSED_BYTES_MIN:
             body = self._compression.compress(body)
             flags |= _COMPRESSED
-        self._put(HEADER.pack(version | RESPONSE, flags, stream, opcode, len(body)) + body)
+        self._send_frame(HEADER.pack(version | RESPONSE, flags, stream, opcode, len(body)) + body)
 
-    def _put(self, frame: bytes) -> None:
+    def _send_frame(self, frame: bytes) -> None:
         if self._stage is ConnectionStage.CLOSING:
             return
-        if self._is_choked and (unsent := self._outlet.queued_bytes) > self._limits.unsent_bytes_max:
-            self._parts.report("cql.client_too_slow", {"peer": str(self.peer), "unsent_bytes": unsent})
-            self._close(f"{unsent} bytes of answers are not taken")
+        if self._is_writing_paused and (unsent := self._transport.queued_bytes) > self._limits.unsent_bytes_max:
+            self._deps.report("cql.client_too_slow", {"peer": str(self.peer), "unsent_bytes": unsent})
+            self._close(f"{unsent} response bytes are unread")
             return
-        self._outlet.send(frame)
+        self._transport.send(frame)
 
     def _close(self, cause: str) -> None:
         if self._stage is not ConnectionStage.CLOSING:
             self._stage = ConnectionStage.CLOSING
-            self._is_held = True
-            self._outlet.close(cause)
+            self._is_paused = True
+            self._transport.close(cause)

@@ -104,11 +104,11 @@ class CqlServer:
 
     def opened(self, one: "CqlSocket") -> None:
         self._sockets[one] = None
-        self.parts.counts.connections.value = len(self._sockets)
+        self.parts.metrics.connections.value = len(self._sockets)
 
     def closed(self, one: "CqlSocket") -> None:
         self._sockets.pop(one, None)
-        self.parts.counts.connections.value = len(self._sockets)
+        self.parts.metrics.connections.value = len(self._sockets)
 
     # ---- accepting
 
@@ -268,7 +268,7 @@ class CqlSocket(asyncio.BufferedProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         if self._connection is not None:
-            self._connection.drained()
+            self._connection.writing_resumed()
 
     # ---- writing
 

@@ -28,7 +28,7 @@ class CqlEvent:
 
 
 class EventSubscriber(Protocol):
-    def tell(self, body: bytes) -> None: ...
+    def push_event(self, body: bytes) -> None: ...
 
 
 class EventPublisher:
@@ -56,7 +56,7 @@ class EventPublisher:
             return
         for event in self._events(before, was_down):
             for subscriber in list(self._subscribers[event.kind]):
-                subscriber.tell(event.body)
+                subscriber.push_event(event.body)
 
     def _events(self, before: View, was_down: frozenset[HostId]) -> Iterator[CqlEvent]:
         view = self._view

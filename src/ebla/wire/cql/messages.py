@@ -1,9 +1,8 @@
 """What a request asks for and what it gets, between the protocol and the execution."""
 
-import asyncio
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -85,13 +84,6 @@ class CqlResponse(msgspec.Struct, frozen=True):
     payload: Mapping[str, bytes] = {}
 
 
-class PendingResponse(msgspec.Struct, frozen=True):
-    """A request that was sent and needs no task: its answer is known and holds once the future is done."""
-
-    done: "asyncio.Future[None]"
-    answer: CqlResponse
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedResult:
     id: bytes
@@ -103,19 +95,6 @@ class PreparedResult:
     """Of the rows; empty where there are none."""
     keyspace: str = ""
     table: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class ClientState:
-    """One connection, as execution sees it."""
-
-    peer: str
-    keyspace: str | None = None
-    user: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Of STARTUP: driver name and version, negotiated extensions."""
-    tablet_routing: bool = False
-    """The driver understands where a tablet is from the answer's payload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tests.unit.cql.world import Cql
 
-from ebla.cql.executor import CqlExecutor
+from ebla.cql.executor import ClientState, CqlExecutor
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import CallStatement
 from ebla.cql.parse.terms import BindMarker, BlobLiteral
 from ebla.model.errors import BadSyntax, InvalidRequest
-from ebla.wire.cql.messages import ClientState, QueryParameters, Rows
+from ebla.wire.cql.messages import QueryParameters, Rows
 
 
 class Backwards:
@@ -65,11 +65,12 @@ def test_a_query_is_answered_with_one_row(cql: Cql, calls: Backwards) -> None:
 
 
 def test_it_can_be_prepared(cql: Cql, calls: Backwards) -> None:
-    prepared = asyncio.run(cql.executor.prepare(cql.session, "CALL ebla.backwards(?)"))
+    prepared = cql.executor.prepare(cql.session, "CALL ebla.backwards(?)")
     assert [(one.name, str(one.type)) for one in prepared.variables] == [("request", "blob")]
     assert [one.name for one in prepared.columns] == ["answer"]
     for value in (b"12", b""):
-        answer = asyncio.run(cql.executor.execute(cql.session, prepared.id, QueryParameters(values=(value,))))
+        parameters = QueryParameters(values=(value,))
+        answer = cql.finish(lambda: cql.executor.begin_execute(cql.session, prepared.id, parameters))  # noqa: B023  # run at once
         assert isinstance(answer.result, Rows)
         assert list(answer.result.rows) == [(value[::-1],)]
     assert calls.asked == [("backwards", b"12"), ("backwards", b"")]
@@ -106,4 +107,4 @@ def test_it_is_carried_out_in_a_task_of_its_own(cql: Cql) -> None:
 
 def test_its_text_is_not_kept(cql: Cql) -> None:
     cql.run("CALL ebla.other(0x00)")
-    assert len(cql.executor._queries) == 0  # what is kept cannot be seen from outside
+    assert len(cql.executor._statements._queries) == 0  # what is kept cannot be seen from outside

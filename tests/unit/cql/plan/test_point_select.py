@@ -8,6 +8,7 @@ import pytest
 from tests.unit.cql.world import Cql, python_rows
 
 from ebla.cql.catalog import StoredTable
+from ebla.cql.executor import PendingResponse
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import SelectStatement
 from ebla.cql.plan.point_select import PointSelectPlan, point_select
@@ -17,7 +18,7 @@ from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import encode
 from ebla.request.router_types import ReadPage, ReadQuery
-from ebla.wire.cql.messages import CqlResponse, PendingResponse, QueryParameters, Rows
+from ebla.wire.cql.messages import CqlResponse, QueryParameters, Rows
 
 TABLE = """CREATE TABLE ks.t (p1 int, p2 text, c1 int, c2 text, v int, w text, m map<int, text>, f frozen<list<int>>,
 PRIMARY KEY ((p1, p2), c1, c2)) WITH CLUSTERING ORDER BY (c1 DESC, c2 ASC)"""

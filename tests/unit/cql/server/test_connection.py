@@ -21,8 +21,8 @@ from tests.unit.cql.protocol_rig import (
 )
 
 from ebla.cql.authentication import PASSWORD_AUTHENTICATOR
+from ebla.cql.executor import StartedRequest
 from ebla.cql.server.clients import ConnectionStage
-from ebla.cql.server.connection import StartedRequest
 from ebla.model.cql_types import SCALARS
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import BadCredentials, Unavailable, WriteTimeout
@@ -53,9 +53,9 @@ async def test_options_and_startup(wired: Wired, /) -> None:
     options = {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "d", "DRIVER_VERSION": "9", "TABLETS_ROUTING_V1": ""}
     (ready,) = other.ask(startup(options, stream=6))
     assert (ready.opcode, ready.stream, ready.body) == (Opcode.READY, 6, b"")
-    assert other.connection.session.tablet_routing
-    assert not wired.connection.session.tablet_routing
-    client = other.connection.described()
+    assert other.connection.client.tablet_routing
+    assert not wired.connection.client.tablet_routing
+    client = other.connection.describe()
     assert (client.stage, client.driver_name, client.driver_version) == (ConnectionStage.READY, "d", "9")
     assert (client.peer, client.requests, client.user) == (PEER, 2, "anonymous")
 
@@ -143,7 +143,7 @@ def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
         assert (success.opcode, success.body) == (Opcode.AUTH_SUCCESS, notation.value(None))
         assert (answer.stream, answer.body) == (2, VOID)
         assert wired.outlet.reads()
-        assert wired.connection.session.user == "scribe"
+        assert wired.connection.client.user == "scribe"
 
     with_connection(work, parted)
     assert parted.execution.asked == ["waits"]
@@ -195,12 +195,12 @@ def test_answers_leave_in_the_order_in_which_requests_end() -> None:
 
     async def work(wired: Wired) -> None:
         assert wired.ask(execute(b"a", stream=1), execute(b"b", stream=2), execute(b"c", stream=3)) == []
-        assert wired.connection.described().running == 3
+        assert wired.connection.describe().running == 3
         for name in (b"c", b"a", b"b"):
             futures.made[name].set_result(None)
             await settled()
         assert [each.stream for each in wired.outlet.taken()] == [3, 1, 2]
-        assert wired.connection.described().running == 0
+        assert wired.connection.describe().running == 0
 
     with_connection(work, Parted(execution=futures.told()))
 
@@ -224,12 +224,10 @@ def test_prepare_and_batch() -> None:
     parted = Parted()
 
     async def work(wired: Wired) -> None:
-        wired.ask(request(Opcode.PREPARE, long_string("stmt"), stream=1))
-        wired.ask(request(Opcode.PREPARE, long_string(""), stream=2))
+        (prepared,) = wired.ask(request(Opcode.PREPARE, long_string("stmt"), stream=1))
+        (broken,) = wired.ask(request(Opcode.PREPARE, long_string(""), stream=2))
         batch = b"\0\0\1\0" + long_string("INSERT") + struct.pack(">HHB", 0, 4, 0)
-        wired.ask(request(Opcode.BATCH, batch, stream=3))
-        await settled()
-        prepared, broken, batched = wired.outlet.taken()
+        (batched,) = wired.ask(request(Opcode.BATCH, batch, stream=3))
         assert prepared.body[4:10] == notation.short_bytes(b"stmt")
         assert error_of(broken)[0] == CqlCode.SYNTAX_ERROR
         assert (batched.stream, batched.body) == (3, VOID)
@@ -245,9 +243,7 @@ def test_an_error_tells_the_level_and_what_kind_of_write_it_was() -> None:
     async def work(wired: Wired) -> None:
         (answer,) = wired.ask(execute(level=4))
         assert answer.body.endswith(struct.pack(">Hii", 4, 1, 2) + notation.string("SIMPLE"))
-        wired.ask(request(Opcode.BATCH, b"\1\0\0" + struct.pack(">HB", 6, 0)))
-        await settled()
-        (answer,) = wired.outlet.taken()
+        (answer,) = wired.ask(request(Opcode.BATCH, b"\1\0\0" + struct.pack(">HB", 6, 0)))
         assert answer.body.endswith(struct.pack(">Hii", 6, 1, 2) + notation.string("UNLOGGED_BATCH"))
 
     with_connection(work, Parted(execution=ToldExecution(fails)))
@@ -367,7 +363,7 @@ def test_events_go_to_those_who_asked_until_they_leave() -> None:
         assert ready.opcode == Opcode.READY
         (told,) = list(parted.events._subscribers[EventKind.SCHEMA_CHANGE])
         assert not parted.events._subscribers[EventKind.STATUS_CHANGE]
-        told.tell(b"news")
+        told.push_event(b"news")
         (event,) = wired.outlet.taken()
         assert (event.stream, event.opcode, event.body) == (EVENT_STREAM, Opcode.EVENT, b"news")
         (refused,) = wired.ask(request(Opcode.REGISTER, notation.string_list(["WEATHER"])))

@@ -32,7 +32,8 @@ from tests.unit.cql.protocol_rig import (
 from tests.unit.runtime.tls_rig import Cluster as Certificates
 
 from ebla.cql.authentication import PasswordAuthentication, hash_password
-from ebla.cql.server.connection import ConnectionLimits, StartedRequest
+from ebla.cql.executor import ClientState, PendingResponse, StartedRequest
+from ebla.cql.server.connection import ConnectionLimits
 from ebla.cql.server.cql_server import CqlServer, CqlServerLimits
 from ebla.model.cql_types import SCALARS, CqlType, SetType
 from ebla.model.error_codes import CqlCode
@@ -43,7 +44,7 @@ from ebla.runtime.sockets import listen_tcp
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tls import CqlServerTls
 from ebla.wire.cql.frames import HEADER_BYTES, CqlFrame, Opcode
-from ebla.wire.cql.messages import ClientState, ColumnSpec, CqlResponse, PendingResponse, QueryParameters, Rows
+from ebla.wire.cql.messages import ColumnSpec, CqlResponse, QueryParameters, Rows
 
 WAIT_S = 20
 
@@ -436,7 +437,7 @@ async def test_a_frame_that_is_cut_off_ends_with_its_connection(server: CqlServe
         client.writer.write(query("x" * 5000)[:4000])
         await client.writer.drain()
     await until(lambda: server.is_idle)
-    assert server.parts.load.bytes == 0
+    assert server.parts.in_flight.bytes == 0
 
 
 def test_an_answer_larger_than_everything_is_sent_whole() -> None:

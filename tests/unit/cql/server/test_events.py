@@ -114,7 +114,7 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[EventMessage] = []
 
-    def tell(self, body: bytes) -> None:
+    def push_event(self, body: bytes) -> None:
         self.heard.append(event(body))
 
 

@@ -11,7 +11,7 @@ from cassandra import WriteTimeout as DriverWriteTimeout
 from cassandra.protocol import ErrorMessage, EventMessage, ResultMessage, SupportedMessage
 from cassandra.protocol_features import ProtocolFeatures
 
-from ebla.cql.server.supported import ShardingInfo, supported_options
+from ebla.cql.system_tables.node_info import ShardingInfo, supported_options
 from ebla.model import errors
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType

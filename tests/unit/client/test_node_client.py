@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.unit.topology.world import HISTORY, cluster
 
-from ebla.client.topology_reader import read_topology
+from ebla.client.node_client import read_topology
 from ebla.model.transaction import Revision
 from ebla.wire.group0_messages import FoundKeyValue, Group0ReadAnswer, Group0ReadRequest
 from ebla.wire.verbs import GROUP0_READ, Verb
