@@ -115,10 +115,6 @@ def test_queries_that_are_none(spans: tuple[Span, ...], rows_max: int, partition
         )
 
 
-def test_a_query_with_spans_apart_is_one() -> None:
-    check_query(ReadQuery(table=TABLE, spans=((b"a", b"b"), (b"c", None)), rows_max=1, now_s=10))
-
-
 # Pages
 
 

@@ -10,9 +10,7 @@ import pytest
 from tests.async_tests import real_time, runs_in
 
 from ebla.model.errors import DiskFull
-from ebla.ports.clock import Clock
-from ebla.ports.disk import Disk, File
-from ebla.ports.rng import Rng
+from ebla.ports.disk import File
 from ebla.runtime import file_disk
 from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, SHORT_SYNC_S, SyncLatency
 from ebla.runtime.file_disk import DiskConfig, DiskFile, FileDisk
@@ -25,17 +23,6 @@ def disk() -> Iterator[FileDisk]:
     disk = FileDisk()
     yield disk
     disk.close()
-
-
-def test_the_real_ports_are_ports(disk: FileDisk, tmp_path: Path) -> None:
-    as_disk: Disk = disk
-    as_file: File = disk.create(f"{tmp_path}/file")
-    as_clock: Clock = SystemClock()
-    as_rng: Rng = SystemRng()
-    as_file.close()
-    assert as_disk.exists(f"{tmp_path}/file")
-    assert as_clock.boot_ms() > 0
-    assert 0.0 <= as_rng.random() < 1.0
 
 
 def test_bytes_written_are_read(disk: FileDisk, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from ebla.runtime.priorities import (
 SESSION = """
 import sys
 from pathlib import Path
-from ebla.runtime.priorities import session_stands_back
-session_stands_back(7, Path(sys.argv[1]))
+from ebla.runtime.priorities import lower_session_priority
+lower_session_priority(7, Path(sys.argv[1]))
 """
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -122,12 +122,12 @@ def test_the_kernel_takes_it() -> None:
     assert said.stdout.split()[-2:] == ["nice", "7"]
 
 
-def test_serving_goes_first_where_it_may(tmp_path: Path) -> None:
+def test_raise_serving_priority_where_it_may(tmp_path: Path) -> None:
     told = """
 import os, sys
 from pathlib import Path
-from ebla.runtime.priorities import serving_goes_first
-serving_goes_first(-3, Path(sys.argv[1]))
+from ebla.runtime.priorities import raise_serving_priority
+raise_serving_priority(-3, Path(sys.argv[1]))
 print(os.getpriority(os.PRIO_PROCESS, 0))
 """
     group = tmp_path / "autogroup"
@@ -158,3 +158,4 @@ def test_who_may_not_go_first_goes_on_as_before(tmp_path: Path, monkeypatch: pyt
 
 def test_a_kernel_without_sessions_is_no_error(tmp_path: Path) -> None:
     lower_session_priority(7, tmp_path / "missing" / "autogroup")
+    assert list(tmp_path.iterdir()) == [], "nothing is made where the kernel has nothing"

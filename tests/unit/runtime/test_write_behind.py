@@ -23,7 +23,3 @@ def test_a_jump_begins_a_new_row() -> None:
     assert begun == [], "what lies between was not written"
     behind.wrote(FILE, 590, 10)
     assert begun == [(FILE, 500, 100)]
-
-
-def test_without_the_call_nothing_is_begun() -> None:
-    WriteBehind(1, None).wrote(FILE, 0, 10)

@@ -92,12 +92,20 @@ def check(given: StructType, **options: str) -> None:
     check_columns(MIXED, given, parse_write_options(GIVEN | options))
 
 
-def test_what_fits_is_taken() -> None:
-    check(frame())
-    check(frame(StructField("X", LongType()), StructField("l", ArrayType(IntegerType()))))
-    check(StructType([KEY[0], StructField("s", StringType())]))
-    check(StructType([KEY[0], StructField("op", StringType())]), op="op")
-    check(frame(StructField("left", LongType())), ttl_column="left")
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (frame(), {}),
+        (frame(StructField("X", LongType()), StructField("l", ArrayType(IntegerType()))), {}),
+        (StructType([KEY[0], StructField("s", StringType())]), {}),
+        (StructType([KEY[0], StructField("op", StringType())]), {"op": "op"}),
+        (frame(StructField("left", LongType())), {"ttl_column": "left"}),
+    ],
+)
+def test_columns_that_fit_are_accepted_and_one_more_is_not(given: StructType, options: dict[str, str]) -> None:
+    check(given, **options)
+    with pytest.raises(InvalidRequest):
+        check(given.add(StructField("elsewhere", StringType())), **options)
 
 
 @pytest.mark.parametrize(

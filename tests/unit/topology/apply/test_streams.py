@@ -59,7 +59,10 @@ def test_a_table_on_vnodes_needs_none_of_its_own() -> None:
     world, _ = cluster(1)
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),))
     world.do(CreateKeyspace(Keyspace(name="old", replication=replication, on_tablets=False)))
-    world.do(CreateTable(Table(id=TableId(world.new_id()), keyspace="old", name="t", cdc=True)))
+    table = TableId(world.new_id())
+    world.do(CreateTable(Table(id=table, keyspace="old", name="t", cdc=True)))
+    assert world.snapshot.tables[table].cdc
+    assert table not in world.snapshot.tablets
 
 
 def test_a_new_tablet_count_begins_a_new_set() -> None:
