@@ -100,9 +100,6 @@ class StubReplica:
     async def read(self, _request: ReadRowsRequest, _deadline_ms: int) -> ReadRowsAnswer:
         raise AssertionError("nothing is read here")
 
-    def read_now(self, _request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        raise AssertionError("nothing is read here")
-
     def cpu(self, _request: CpuRequest, _call: IncomingCall) -> CpuAnswer:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return CpuAnswer(int((usage.ru_utime + usage.ru_stime) * 1e9), self.frames, self.writes)
@@ -110,7 +107,7 @@ class StubReplica:
 
 class WriteOnly:
     def __init__(self, writes: WriteRouter) -> None:
-        self.begin_write = writes.begin
+        self.begin_write = writes.write
 
     def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
         """Never at once."""

@@ -167,14 +167,13 @@ MUTATIONS = (
     Mutation(
         name="rows-version-released-when-the-client-is-answered",
         module="ebla.request.write_router",
-        function="WriteRouter.decided",
-        find="self._undecided.pop(attempt, None)\nlook, attempt.look = attempt.look, None",
+        function="WriteRouter._answer",
+        find="answer.set_result(None)",
         replace=(
-            "if self._undecided.pop(attempt, self) is None and not attempt.unmet:\n"
-            "    self._view.release(attempt.version)\n"
-            "    self._view.hold(TopologyVersion(1 << 40))\n"
-            "    attempt.version = TopologyVersion(1 << 40)\n"
-            "look, attempt.look = attempt.look, None"
+            "answer.set_result(None)\n"
+            "self._view.release(call.version)\n"
+            "self._view.hold(TopologyVersion(1 << 40))\n"
+            "call.version = TopologyVersion(1 << 40)"
         ),
         check=SEEDS,
         why="a copy that is still under way arrives after the barrier that should have waited for it",
@@ -184,9 +183,10 @@ MUTATIONS = (
         name="rows-stale-answer-counted-as-acknowledgement",
         module="ebla.request.outbox",
         function="Outbox._ended",
-        find="if index in failures:\n    copy[2].failed(copy[3], failures[index])",
+        find="write.receiver.on_reply(write.position, failures.get(index))",
         replace=(
-            'if index in failures and failures[index].error != "stale":\n    copy[2].failed(copy[3], failures[index])'
+            "failure = failures.get(index)\n"
+            'write.receiver.on_reply(write.position, None if failure and failure.error == "stale" else failure)'
         ),
         check=ROUTED_WRITES,
         why="a write is acknowledged that replicas refused",

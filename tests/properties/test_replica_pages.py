@@ -228,7 +228,7 @@ def test_single_rows_read_by_gets_are_those_of_scans(seed: int) -> None:
             for row in range(ROWS):
                 head, key = head_of(partition), key_of(partition, row)
                 found = await shard.reader.read(read_of((head, head + b"\0"), (key, key + b"\0")), 1_000)
-                points = shard.reader.read_now(read_of((head, head + b"\0"), (key, key + b"\0"), rows_max=1))
+                points = await shard.reader.read(read_of((head, head + b"\0"), (key, key + b"\0"), rows_max=1), 1_000)
                 assert points == found
                 assert found.items == tuple((one, whole[one]) for one in (head, key) if one in whole)
 

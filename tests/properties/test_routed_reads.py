@@ -173,7 +173,7 @@ async def check_reads(seed: int, level: ConsistencyLevel, schema: TableSchema, *
     case = case_of(seed, schema, on_quorums=on_quorums)
     async with running(snapshot_for(case), case.rng.choice((A, D)), limits_of(case), schema) as rig:
         case.fill(rig)
-        rig.clients.has_read_now = case.rng.random() < 0.5
+        rig.clients.own_answers_at_once = case.rng.random() < 0.5
         for _ in range(3):
             query = case.query()
             pages = await rig.read_all(query, level)

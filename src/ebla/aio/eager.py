@@ -14,6 +14,7 @@ A coroutine that is run eagerly has no current task yet, or worse, its caller's.
 `asyncio.TaskGroup` bind to the current task, so a coroutine awaits `needs_task()` before it uses one of them.
 """
 
+import asyncio
 import types
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
@@ -81,3 +82,16 @@ def needs_task() -> Generator[None, None, None]:
     """Ends the eager step. Inside a task it does nothing."""
     if _is_eager:
         yield
+
+
+async def run_within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """Runs `work` eagerly, and bounds it if it has to wait. Raises `TimeoutError`."""
+    outcome = run_eagerly(work)
+    if type(outcome) is not Suspended:
+        return outcome  # type: ignore[return-value]  # mypy does not narrow by `type(...) is not`
+    try:
+        await needs_task()
+        async with asyncio.timeout(timeout_s):
+            return await outcome
+    finally:
+        outcome.close()

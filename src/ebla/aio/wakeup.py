@@ -1,11 +1,14 @@
-"""Waiting for somebody else's change, with a bound."""
+"""Waiting for a change that other code makes, with a timeout."""
 
 import asyncio
 
+from ebla.aio.eager import needs_task
+
 
 class Wakeup:
-    """Who waits looks at what it waits for first, and again when woken: a wake says that something changed, not what.
-    Between the look and the wait nothing may be awaited, or a change in between would be missed."""
+    """Like a condition variable: check the condition before waiting and again after waking. A wake-up says that
+    something changed, not what. Nothing may be awaited between the check and `wait`, or a change in between would be
+    missed."""
 
     __slots__ = ("_waiting",)
 
@@ -19,12 +22,13 @@ class Wakeup:
                 one.set_result(None)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether it was woken by then."""
+        """Whether `wake` was called in time."""
         if timeout_s <= 0:
             return False
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(woken)
         try:
+            await needs_task()
             async with asyncio.timeout(timeout_s):
                 await woken
         except TimeoutError:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 
+from ebla.aio.eager import needs_task
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.transaction import Revision
 
@@ -45,6 +46,7 @@ class SharedReadBarrier:
         expires_at = self._loop.time() + deadline_ms / 1000
         self._next.append((waiting, expires_at))
         self._asked.set()
+        await needs_task()
         try:
             async with asyncio.timeout_at(expires_at):
                 outcome = await waiting

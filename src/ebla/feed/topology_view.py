@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ebla.aio.eager import needs_task
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HostId, TableId, TopologyVersion
 from ebla.model.schema import TableSchema, decode_schema
@@ -108,6 +109,9 @@ class TopologyView:
         )
 
     async def _wait(self, reached: Callable[[View], bool], timeout_s: float) -> bool:
+        if self._current is not None and reached(self._current):
+            return True
+        await needs_task()
         try:
             async with asyncio.timeout(timeout_s):
                 while self._current is None or not reached(self._current):

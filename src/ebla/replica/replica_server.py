@@ -1,15 +1,15 @@
-"""The replica side of a shard: the verbs that routers and operations ask of it, over the wire or from within.
+"""The replica side of a shard: the verbs that routers and operations call, over the wire or inside the process.
 
-Nothing is served while the shard has no right to serve, and nothing is acknowledged if the right was lost meanwhile: a
-process that was stopped and goes on may hold a view that the cluster has left, and its own fence with it.
+Nothing is served while the shard has no right to serve, and nothing is acknowledged if the right was lost meanwhile.
+A process that was stopped and continues may hold a view that the cluster has left, and the old fence with it.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Unavailable
+from ebla.aio.eager import Suspended, run_eagerly
+from ebla.model.errors import EblaError, Outcome, Unavailable
 from ebla.replica.adoption import ShardAdoptions
 from ebla.replica.checkpoints import ShardCheckpoints
 from ebla.replica.row_reads import ReplicaReader
@@ -23,7 +23,7 @@ from ebla.wire.row_messages import (
     WriteRowsAnswer,
     WriteRowsRequest,
 )
-from ebla.wire.server import Continuation, IncomingCall, Server
+from ebla.wire.server import IncomingCall, Server
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     AdoptRequest,
@@ -32,7 +32,7 @@ from ebla.wire.transfer_messages import (
     FindTargetAnswer,
     FindTargetRequest,
 )
-from ebla.wire.verbs import ADOPT, CHECKPOINT, FIND_TARGET, READ_ROWS, STREAM_ROWS, WRITE_ROWS, A, EmptyAnswer
+from ebla.wire.verbs import ADOPT, CHECKPOINT, FIND_TARGET, READ_ROWS, STREAM_ROWS, WRITE_ROWS, EmptyAnswer
 
 
 class ServingRightLost(Unavailable):
@@ -53,38 +53,52 @@ class ReplicaServerDeps:
 
 
 class ReplicaServer:
-    """Shaped as a router's `LocalReplica`: `write`, `read`, `read_now`."""
+    """Also the `LocalReplica` of the router in the same process."""
 
-    def __init__(self, parts: ReplicaServerDeps) -> None:
-        self._writer = parts.writer
-        self._reader = parts.reader
-        self._streams = parts.streams
-        self._checkpoints = parts.checkpoints
-        self._adoptions = parts.adoptions
-        self._metrics = parts.metrics
-        self._serves = parts.serves
+    def __init__(self, deps: ReplicaServerDeps) -> None:
+        self._writer = deps.writer
+        self._reader = deps.reader
+        self._streams = deps.streams
+        self._checkpoints = deps.checkpoints
+        self._adoptions = deps.adoptions
+        self._metrics = deps.metrics
+        self._serves = deps.serves
         self._now = asyncio.get_running_loop().time
 
     def attach(self, server: Server) -> None:
-        server.serve(WRITE_ROWS, self.write_rows)
-        server.serve(READ_ROWS, self.read_rows)
+        server.serve_eagerly(WRITE_ROWS, lambda request, call: self.write(request, call.work_ms()))
+        server.serve_eagerly(READ_ROWS, lambda request, call: self.read(request, call.work_ms()))
         server.serve(STREAM_ROWS, self.stream_rows)
         server.serve(ADOPT, self.adopt)
 
     def attach_local(self, server: Server) -> None:
-        """What only the bulk process of this node may ask for: it names folders."""
+        """Verbs that only the bulk process of this node may call: they name folders."""
         server.serve(CHECKPOINT, self.checkpoint)
         server.serve(FIND_TARGET, self.find_target)
 
-    # -- over the wire -----------------------------------------------------------------------------------------------
+    async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
+        began = self._now()
+        self._check_right()
+        answer = run_eagerly(self._writer.write(request, deadline_ms))
+        if isinstance(answer, Suspended):
+            answer = await answer
+            self._check_right_after()
+        self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
+        return answer
 
-    def write_rows(
-        self, request: WriteRowsRequest, call: IncomingCall
-    ) -> WriteRowsAnswer | Continuation[WriteRowsAnswer]:
-        return self._write(request, call.work_ms())
-
-    def read_rows(self, request: ReadRowsRequest, call: IncomingCall) -> ReadRowsAnswer | Continuation[ReadRowsAnswer]:
-        return self._read(request, call.work_ms())
+    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        began = self._now()
+        self._check_right()
+        try:
+            answer = run_eagerly(self._reader.read(request, deadline_ms))
+            if isinstance(answer, Suspended):
+                answer = await answer
+                self._check_right()
+        except EblaError as error:
+            self._metrics.read_failed(error)
+            raise
+        self._metrics.read(self._now() - began)
+        return answer
 
     async def stream_rows(self, request: StreamRowsRequest, call: IncomingCall) -> EmptyAnswer:
         self._check_right()
@@ -117,79 +131,6 @@ class ReplicaServer:
         self._metrics.adopted(answer)
         return answer
 
-    # -- from within -------------------------------------------------------------------------------------------------
-
-    async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
-        answer = self._write(request, deadline_ms)
-        if type(answer) is Continuation:
-            return await _within(answer, deadline_ms)
-        assert isinstance(answer, WriteRowsAnswer)
-        return answer
-
-    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
-        answer = self._read(request, deadline_ms)
-        if type(answer) is Continuation:
-            return await _within(answer, deadline_ms)
-        assert isinstance(answer, ReadRowsAnswer)
-        return answer
-
-    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        """At once, or None where it has to wait for something and `read` must be asked."""
-        began = self._now()
-        self._check_right()
-        try:
-            answer = self._reader.read_now(request)
-        except EblaError as error:
-            self._metrics.read_failed(error)
-            raise
-        if answer is not None:
-            self._metrics.read(self._now() - began)
-        return answer
-
-    # -- both --------------------------------------------------------------------------------------------------------
-
-    def _write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | Continuation[WriteRowsAnswer]:
-        began = self._now()
-        self._check_right()
-        answer = self._writer.begin(request, deadline_ms)
-        if type(answer) is Continuation:
-            return Continuation(partial(self._finish_write, request, answer, began))
-        assert isinstance(answer, WriteRowsAnswer)
-        self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
-        return answer
-
-    async def _finish_write(
-        self, request: WriteRowsRequest, rest: Continuation[WriteRowsAnswer], began: float
-    ) -> WriteRowsAnswer:
-        answer = await rest.work()
-        self._check_right_after()
-        self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
-        return answer
-
-    def _read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | Continuation[ReadRowsAnswer]:
-        began = self._now()
-        self._check_right()
-        try:
-            answer = self._reader.begin(request, deadline_ms)
-        except EblaError as error:
-            self._metrics.read_failed(error)
-            raise
-        if type(answer) is Continuation:
-            return Continuation(partial(self._finish_read, answer, began))
-        assert isinstance(answer, ReadRowsAnswer)
-        self._metrics.read(self._now() - began)
-        return answer
-
-    async def _finish_read(self, rest: Continuation[ReadRowsAnswer], began: float) -> ReadRowsAnswer:
-        try:
-            answer = await rest.work()
-            self._check_right()
-        except EblaError as error:
-            self._metrics.read_failed(error)
-            raise
-        self._metrics.read(self._now() - began)
-        return answer
-
     def _check_right(self) -> None:
         if not self._serves():
             raise Unavailable("this shard does not serve now", advice="ask another replica, or try again in a moment")
@@ -197,11 +138,3 @@ class ReplicaServer:
     def _check_right_after(self) -> None:
         if not self._serves():
             raise ServingRightLost("this shard lost its right to serve meanwhile", advice="write again")
-
-
-async def _within(rest: Continuation[A], deadline_ms: int) -> A:
-    try:
-        async with asyncio.timeout(deadline_ms / 1000):
-            return await rest.work()
-    except TimeoutError:
-        raise DeadlineExceeded(f"this shard's own replica has not answered within {deadline_ms} ms") from None

@@ -1,9 +1,11 @@
-"""Reads of the replicas of this shard. Fenced on arrival and after; a read has no effect that a version must be held
-for, and whoever routed it holds its own until the answer is there."""
+"""Reads from the replicas of this shard, fenced on arrival and before the answer.
+
+A read has no effect, so it holds no version here. Its router holds one until the answer is there.
+"""
 
 import asyncio
-from functools import partial
 
+from ebla.aio.eager import needs_task
 from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError, InvalidRequest, NotFound, Overloaded, Stale
 from ebla.replica.fences import Fences
@@ -15,7 +17,6 @@ from ebla.storage.layers.layer import LayerDamaged
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
-from ebla.wire.server import Continuation
 
 
 class ReplicaReader:
@@ -27,31 +28,19 @@ class ReplicaReader:
         self.fences = Fences(view)
         self.waiting = 0
 
-    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        """The answer, if nothing has to be waited for and one turn is enough; else None."""
-        if request.version > self._view.current.version:
-            return None
-        table = self._arrive(request)
-        if are_single_keys(request.spans):
-            return self._read_points(request, table)
-        page = StackPageReader(request, table, self._limits)
-        self._turn(page)
-        return page.answer() if page.is_over else None
-
-    def begin(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer | Continuation[ReadRowsAnswer]:
-        """The answer, or what is still to be waited for. Raises `Overloaded` where too many wait already."""
-        found = self.read_now(request)
-        if found is not None:
-            return found
+    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        """Does not wait if the version is there, the layers are open and one turn is enough. Raises `Overloaded` if too
+        many reads wait already."""
+        answer = self._read_in_one_turn(request)
+        if answer is not None:
+            return answer
         if self.waiting >= self._limits.reads_waiting_max:
             raise Overloaded(f"{self.waiting} reads wait already", advice="try again in a moment")
-        return Continuation(partial(self.read, request, deadline_ms))
-
-    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        await needs_task()  # a caller that only wants what is there at once closes the coroutine here
         self.waiting += 1
         try:
             await self._wait_version(request, deadline_ms)
-            page = StackPageReader(request, self._arrive(request), self._limits)
+            page = StackPageReader(request, self._check_arrival(request), self._limits)
             await self._read_all(page)
         finally:
             self.waiting -= 1
@@ -59,6 +48,17 @@ class ReplicaReader:
         if refusal is not None:
             raise refusal
         return page.answer()
+
+    def _read_in_one_turn(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
+        """None: it has to wait."""
+        if request.version > self._view.current.version:
+            return None
+        table = self._check_arrival(request)
+        if are_single_keys(request.spans):
+            return self._read_keys(request, table)
+        page = StackPageReader(request, table, self._limits)
+        self._turn(page)
+        return page.answer() if page.is_over else None
 
     async def _read_all(self, page: StackPageReader) -> None:
         while True:
@@ -70,7 +70,7 @@ class ReplicaReader:
             else:
                 await self._store.open(stack)
 
-    def _arrive(self, request: ReadRowsRequest) -> TableStacks:
+    def _check_arrival(self, request: ReadRowsRequest) -> TableStacks:
         refusal = self.fences.on_arrival(request.version)
         if refusal is not None:
             raise refusal
@@ -87,7 +87,7 @@ class ReplicaReader:
             return NotFound(f"there is no table {request.table} at version {view.version}")
         return Stale(f"this shard has no replica of it at version {view.version}", advice="refresh and retry")
 
-    def _read_points(self, request: ReadRowsRequest, table: TableStacks) -> ReadRowsAnswer | None:
+    def _read_keys(self, request: ReadRowsRequest, table: TableStacks) -> ReadRowsAnswer | None:
         stack = table.stacks.get(tablet_index(request.spans[0][0], table.shift))
         if stack is None:
             raise self._not_here(request)

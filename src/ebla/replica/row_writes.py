@@ -1,14 +1,15 @@
-"""Writes to the replicas of this shard, many at a time, each standing for itself.
+"""Writes to the replicas of this shard: a batch at a time, each write with its own outcome.
 
-The usual batch finds its live layers open: everything that has an effect then happens in one step, and in `periodic`
-mode the answer leaves in it too. Whoever has to wait (for a layer to be opened, for a version, for the log's sync, for
-the other shard of a moving tablet) holds its version meanwhile, so that no barrier is told that nothing older runs.
+A batch usually finds its live layers open. Then every effect happens in one step, and in `periodic` mode of the commit
+log the answer leaves in the same step. A batch that has to wait (for a layer to be opened, a topology version, the
+log's sync, or the other shard of a moving tablet) holds its version meanwhile. Otherwise a barrier would be told that
+nothing older runs.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
+from ebla.aio.eager import needs_task
 from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Outcome, Overloaded, Stale
 from ebla.model.identity import ShardNumber, TopologyVersion
@@ -22,7 +23,6 @@ from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
 from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.server import Continuation
 
 ALL_ACKNOWLEDGED = WriteRowsAnswer()
 
@@ -34,7 +34,7 @@ class SiblingShards(Protocol):
 
 
 class _Batch:
-    """How far the writes of one request are."""
+    """The writes of one request and what has become of them."""
 
     __slots__ = ("failures", "hops", "later", "made", "sequence", "writes")
 
@@ -42,21 +42,18 @@ class _Batch:
         self.writes = writes
         self.failures: list[WriteFailure] = []
         self.made: list[int] = []
-        """In a live layer, and perhaps not yet durable."""
+        """Indexes of writes that are in a live layer, though perhaps not durable yet."""
         self.later: list[int] = []
-        """For what has to wait for something before its effect."""
+        """Indexes of writes that have to wait before they take effect."""
         self.hops: list[tuple[int, Hop]] = []
-        """For another shard of the node too, or for that one alone."""
+        """Writes for another shard of the node, in addition or only."""
         self.sequence = 0
 
     def fail(self, index: int, error: EblaError) -> None:
-        told = failure_frame(0, error)
-        self.failures.append(
-            WriteFailure(index=index, error=told.error, outcome=told.outcome, message=told.message, advice=told.advice)
-        )
+        self.failures.append(_write_failure(index, error))
 
     def fail_made(self, error: EblaError) -> None:
-        """An error that leaves the outcome of all that was made unknown."""
+        """The outcome of everything made so far is unknown."""
         for index in self.made:
             self.fail(index, error)
         self.made.clear()
@@ -83,28 +80,28 @@ class ReplicaWriter:
         self.fences = Fences(view)
         self.waiting = 0
 
-    def begin(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer | Continuation[WriteRowsAnswer]:
-        """The answer, or what is still to be waited for. Every effect that needs no waiting has happened on return.
+    async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
+        """Every effect that need not wait happens in the first step, and without a wait the answer is there too.
         Raises `Overloaded` with nothing done."""
         if self.waiting >= self._limits.writes_waiting_max:
             raise Overloaded(f"{self.waiting} batches of writes wait already", advice="try again in a moment")
         batch = _Batch(request.writes)
         self._take(batch)
         if batch.later or (batch.made and self._syncs):
-            return Continuation(partial(self._finish, batch, deadline_ms))
+            return await self._finish(batch, deadline_ms)
         return batch.answer()
 
-    # -- at once -----------------------------------------------------------------------------------------------------
+    # -- without waiting ---------------------------------------------------------------------------------------------
 
     def _take(self, batch: _Batch) -> None:
-        """All that can be done in this step."""
+        """Does everything that can be done in this step."""
         newest = self._view.current.version
         groups: dict[int, tuple[Stack, Layer, list[int]]] = {}
         passed: TopologyVersion | None = None
         table_int, table = -1, None
         for index, write in enumerate(batch.writes):
             version = write.version
-            # Batches are mostly of one version and one table: what was found out about the last is not asked again.
+            # A batch mostly has one version and one table: the last lookup is reused.
             if version != passed:
                 refusal = self.fences.on_arrival(version)
                 if refusal is not None:
@@ -154,14 +151,14 @@ class ReplicaWriter:
         )
 
     def _hop_of(self, write: RowWrite) -> Hop | None:
-        """Where the tablet is on its way to another shard of this node."""
+        """Set while the tablet moves to another shard of this node."""
         table = self._stacks.layout.get(write.table)
         if table is None or not table.hops or not write.items:
             return None
         return table.hops.get(tablet_index(write.items[0][0], table.shift))
 
     def _apply(self, batch: _Batch, stack: Stack, live: Layer, indexes: Sequence[int]) -> None:
-        """The effect. Nothing awaits between the look at the fence and the last put."""
+        """The effect. Nothing awaits between the check of the fence and the last put."""
         writes = batch.writes
         passed: list[int] = []
         for index in indexes:
@@ -179,7 +176,7 @@ class ReplicaWriter:
             if len(passed) == 1:
                 batch.fail(passed[0], error)
             else:
-                # One that is not right must not take the others with it; all or none of them were made.
+                # All or none were made. An invalid write must not fail the others: try each alone.
                 for index in passed:
                     self._apply(batch, stack, live, [index])
             return
@@ -197,6 +194,7 @@ class ReplicaWriter:
         self._view.hold(version)
         self.waiting += 1
         try:
+            await needs_task()
             for index in batch.later:
                 await self._take_later(batch, index, deadline_ms)
             if batch.hops:
@@ -234,7 +232,8 @@ class ReplicaWriter:
             raise Stale(f"version {version} of the topology has not come here within {wait_ms} ms", advice="try again")
 
     async def _pass_on(self, batch: _Batch, deadline_ms: int) -> None:
-        """To the shard that the tablet moves to. A write is acknowledged when every shard that must have it does."""
+        """Sends writes to the shard that their tablet moves to. A write is acknowledged when every shard that must
+        have it has it."""
         by_shard: dict[ShardNumber, list[int]] = {}
         for index, hop in batch.hops:
             if all(failure.index != index for failure in batch.failures):
@@ -246,13 +245,7 @@ class ReplicaWriter:
                     raise Overloaded(f"shard {shard} of this node cannot be reached", advice="try again in a moment")
                 answer = await self._sibling.write(shard, request, min(deadline_ms, self._limits.sibling_ms))
             except EblaError as error:
-                told = failure_frame(0, error)
-                failures = [
-                    WriteFailure(
-                        index=number, error=told.error, outcome=told.outcome, message=told.message, advice=told.advice
-                    )
-                    for number in range(len(indexes))
-                ]
+                failures = [_write_failure(number, error) for number in range(len(indexes))]
             else:
                 failures = list(answer.failures)
             for failure in failures:
@@ -271,8 +264,15 @@ class ReplicaWriter:
                 batch.fail(index, refusal)
 
 
+def _write_failure(index: int, error: EblaError) -> WriteFailure:
+    frame = failure_frame(0, error)
+    return WriteFailure(
+        index=index, error=frame.error, outcome=frame.outcome, message=frame.message, advice=frame.advice
+    )
+
+
 def _half_made(batch: _Batch, index: int, failure: WriteFailure) -> None:
-    """Not made there. What was made here all the same leaves the outcome unknown, whatever the other side says."""
+    """The other shard did not make the write. If this one did, the outcome is unknown, whatever the other reports."""
     is_made = index in batch.made
     if is_made:
         batch.made.remove(index)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 from ebla.model.consistency import ConsistencyLevel
@@ -11,7 +10,7 @@ from ebla.ports.clock import Clock
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery, RouterLimits
 from ebla.storage.codec.key_codec import TOKEN_BYTES, decode_token
 from ebla.wire.row_messages import RoutedWrite, RouteReadAnswer, RouteReadRequest, RouteWriteRequest
-from ebla.wire.server import Continuation, IncomingCall, Server
+from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, EmptyAnswer
 
 _DONE = EmptyAnswer()
@@ -44,14 +43,14 @@ class RowsFront:
 
     def serve(self, server: Server) -> None:
         server.serve_future(ROUTE_WRITE, self._write, _done)
-        server.serve(ROUTE_READ, self._read)
+        server.serve_eagerly(ROUTE_READ, self._read)
 
     def _write(self, request: RouteWriteRequest, call: IncomingCall) -> "asyncio.Future[None]":
         self._require_serving()
         mutations = [mutation_of(write) for write in request.writes]
         return self._router.begin_write(mutations, request.level, self._timeout_ms(call))
 
-    def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer | Continuation[RouteReadAnswer]:
+    async def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer:
         self._require_serving()
         query = ReadQuery(
             table=request.table,
@@ -62,13 +61,7 @@ class RowsFront:
             partition_rows_max=request.partition_rows_max,
             position=request.position,
         )
-        page = self._router.try_read(query, request.level)
-        if page is None:
-            return Continuation(partial(self._read_on, query, request.level, call))
-        return RouteReadAnswer(page.items, page.position)
-
-    async def _read_on(self, query: ReadQuery, level: ConsistencyLevel, call: IncomingCall) -> RouteReadAnswer:
-        page = await self._router.read(query, level, self._timeout_ms(call))
+        page = await self._router.read(query, request.level, self._timeout_ms(call))
         return RouteReadAnswer(page.items, page.position)
 
     def _timeout_ms(self, call: IncomingCall) -> int:

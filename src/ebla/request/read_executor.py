@@ -1,14 +1,16 @@
-"""Answers of replicas to one question, until they meet the level, cannot, or the time is over.
+"""Sends one query to replicas and collects their answers until the level is met, cannot be met, or time is over.
 
-Nothing here takes longer than the deadline that every request carries. Requests that are still under way when the
-question is answered go on by themselves and hold the version they were routed by until they end: a barrier on a newer
-version must wait for them.
+Nothing here takes longer than the deadline that every request carries. Requests that are still in flight when the
+query is answered run to their end. They hold the version they were routed by until then: a barrier on a newer version
+must wait for them.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.consistency import ConsistencyLevel, RequiredReplies
 from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, ReadFailed, ReadTimeout, Stale
 from ebla.model.identity import Replica, TopologyVersion
@@ -18,14 +20,14 @@ from ebla.request.router_types import RouterDeps
 from ebla.request.speculative_retry import SpeculativeRetry
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 
-_FAILURES_TOLD_MAX = 3
+_FAILURES_SHOWN_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadExecutorDeps:
-    """What all questions of a router share."""
+    """What all queries of a router share."""
 
-    parts: RouterDeps
+    router: RouterDeps
     speculation: SpeculativeRetry
     loop: asyncio.AbstractEventLoop
     repeated: CounterSeries
@@ -36,42 +38,43 @@ class ReplicaQuery:
     version: TopologyVersion
     data: ReadRowsRequest
     digest: ReadRowsRequest | None
-    """What all but the first are asked; None: data of all."""
+    """What all replicas but the first get; None: all get `data`."""
     level: ConsistencyLevel
     datacenter_of: Callable[[Replica], str]
     expires_at: float
 
 
 class ReadExecutor:
-    """One question and its answers. `answered` returns once."""
+    """One query and its answers. `wait_answers` is called once."""
 
-    def __init__(self, asker: ReadExecutorDeps, replica_query: ReplicaQuery, plan: ReadReplicaPlan) -> None:
-        self._asker = asker
-        self._question = replica_query
-        self._chosen = plan
+    def __init__(self, deps: ReadExecutorDeps, query: ReplicaQuery, plan: ReadReplicaPlan) -> None:
+        self._deps = deps
+        self._router = deps.router
+        self._query = query
+        self._plan = plan
         self._spares = list(plan.spares)
         self._sent_at: dict[Replica, float] = {}
-        """Those under way."""
+        """Requests in flight."""
         self._overdue: dict[Replica, None] = {}
         self._failures: dict[Replica, EblaError] = {}
-        self._look: asyncio.Future[None] | None = None
+        self._decided: asyncio.Future[None] | None = None
         self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self.answers: dict[Replica, ReadRowsAnswer] = {}
         self.data: ReadRowsAnswer | None = None
 
-    async def answered(self) -> None:
+    async def wait_answers(self) -> None:
         """Returns when the level is met and there is data. Raises `Stale`, `ReadTimeout` and `ReadFailed`."""
-        replica_query = self._question
-        for place, target in enumerate(self._chosen.contacts):
-            request = replica_query.data if place == 0 or replica_query.digest is None else replica_query.digest
+        query = self._query
+        for index, target in enumerate(self._plan.contacts):
+            request = query.data if index == 0 or query.digest is None else query.digest
             if not self._is_over:
-                self._ask(target, request)
+                self._send(target, request)
         if not self._is_over:
             self._arm()
-            self._look = self._asker.loop.create_future()
+            self._decided = self._deps.loop.create_future()
             try:
-                await self._look
+                await self._decided
             finally:
                 self._is_over = True
                 if self._timer is not None:
@@ -86,32 +89,35 @@ class ReadExecutor:
         return self.data is not None and self._meets(self.answers)
 
     def _meets(self, replicas: Collection[Replica]) -> bool:
-        return level_is_met(self._chosen.needed, replicas, self._question.datacenter_of)
+        return level_is_met(self._plan.needed, replicas, self._query.datacenter_of)
 
-    # ---- asking
+    # ---- requests and answers
 
-    def _ask(self, target: Replica, request: ReadRowsRequest) -> None:
-        asker = self._asker
-        if target == asker.parts.own:
+    def _send(self, target: Replica, request: ReadRowsRequest) -> None:
+        router, loop = self._router, self._deps.loop
+        left_ms = max(1, int((self._query.expires_at - loop.time()) * 1000))
+        work: Coroutine[Any, Any, ReadRowsAnswer] = router.clients.read(target, request, left_ms)
+        if target == router.own:
             try:
-                answer = asker.parts.clients.read_now(target, request)
+                answer = run_eagerly(work)
             except EblaError as error:
                 self._failed(target, error)
                 return
-            if answer is not None:
-                self._got(target, request, answer)
+            if not isinstance(answer, Suspended):
+                self._received(target, request, answer)
                 return
-        asker.speculation.sent()
-        self._sent_at[target] = asker.loop.time()
-        asker.parts.view.hold(self._question.version)
-        asker.parts.tasks.create_task(self._one(target, request))
+            work = answer
+        self._deps.speculation.sent()
+        self._sent_at[target] = loop.time()
+        router.view.hold(self._query.version)
+        router.tasks.create_task(self._wait_answer(target, request, work))
 
-    async def _one(self, target: Replica, request: ReadRowsRequest) -> None:
-        asker, replica_query = self._asker, self._question
+    async def _wait_answer(
+        self, target: Replica, request: ReadRowsRequest, work: Coroutine[Any, Any, ReadRowsAnswer]
+    ) -> None:
         began_at = self._sent_at[target]
         try:
-            left_ms = max(1, int((replica_query.expires_at - began_at) * 1000))
-            answer = await asker.parts.clients.read(target, request, left_ms)
+            answer = await work
         except Exception as error:  # a defect below must fail this read, not the shard
             del self._sent_at[target]
             if isinstance(error, DeadlineExceeded):
@@ -119,12 +125,12 @@ class ReadExecutor:
             self._failed(target, error if isinstance(error, EblaError) else InternalError(f"a read failed: {error!r}"))
         else:
             del self._sent_at[target]
-            asker.speculation.answered(target, (asker.loop.time() - began_at) * 1000)
-            self._got(target, request, answer)
+            self._deps.speculation.answered(target, (self._deps.loop.time() - began_at) * 1000)
+            self._received(target, request, answer)
         finally:
-            asker.parts.view.release(replica_query.version)
+            self._router.view.release(self._query.version)
 
-    def _got(self, target: Replica, request: ReadRowsRequest, answer: ReadRowsAnswer) -> None:
+    def _received(self, target: Replica, request: ReadRowsRequest, answer: ReadRowsAnswer) -> None:
         if self._is_over:
             return
         self.answers[target] = answer
@@ -140,76 +146,75 @@ class ReadExecutor:
         if isinstance(error, Stale):
             self._end()
             return
-        self._ask_instead(target)
+        self._send_to_spare(target)
         if not self._can_be_met():
             self._end()
 
     def _can_be_met(self) -> bool:
-        """By those that answered and those under way. Whoever is asked first or instead of another is asked for data,
-        so where the level can be met there is data too, but for one that was asked before and failed."""
-        waiting = (*self._sent_at, *self._not_asked_yet())
+        """By the answers and the requests in flight. The first replica and every spare are asked for data. So if the
+        level can be met there is data too, unless a replica that was asked for it has failed."""
+        waiting = (*self._sent_at, *self._unsent())
         return self._meets((*self.answers, *waiting)) and (self.data is not None or bool(waiting))
 
-    def _not_asked_yet(self) -> tuple[Replica, ...]:
-        """While the first ones are being asked, the others still are to be."""
-        if self._look is not None:
+    def _unsent(self) -> tuple[Replica, ...]:
+        """Contacts that are still to be asked, while the first requests are being sent."""
+        if self._decided is not None:
             return ()
         known = (*self.answers, *self._failures, *self._sent_at)
-        return tuple(each for each in self._chosen.contacts if each not in known)
+        return tuple(each for each in self._plan.contacts if each not in known)
 
-    def _ask_instead(self, target: Replica) -> bool:
-        plan = (self._chosen.needed, self._question.datacenter_of)
-        spare = find_spare(self._spares, target, plan)
+    def _send_to_spare(self, instead_of: Replica) -> bool:
+        spare = find_spare(self._spares, instead_of, self._plan.needed, self._query.datacenter_of)
         if spare is None:
             return False
         self._spares.remove(spare)
-        self._ask(spare, self._question.data)
+        self._send(spare, self._query.data)
         return True
 
     def _end(self) -> None:
         self._is_over = True
-        if self._look is not None and not self._look.done():
-            self._look.set_result(None)
+        if self._decided is not None and not self._decided.done():
+            self._decided.set_result(None)
 
-    # ---- slow ones
+    # ---- slow replicas
 
     def _arm(self) -> None:
-        """For the one that becomes overdue next, as long as somebody is there to be asked instead."""
+        """Sets the timer for the next replica to become overdue, as long as there is a spare to ask instead."""
         self._timer = None
         if not self._spares:
             return
-        speculation = self._asker.speculation
+        speculation = self._deps.speculation
         due = [
             sent_at + speculation.delay_ms(target) / 1000
             for target, sent_at in self._sent_at.items()
             if target not in self._overdue
         ]
-        if due and min(due) < self._question.expires_at:
-            self._timer = self._asker.loop.call_at(min(due), self._look_for_overdue)
+        if due and min(due) < self._query.expires_at:
+            self._timer = self._deps.loop.call_at(min(due), self._check_overdue)
 
-    def _look_for_overdue(self) -> None:
-        now = self._asker.loop.time()
-        speculation = self._asker.speculation
+    def _check_overdue(self) -> None:
+        now = self._deps.loop.time()
+        speculation = self._deps.speculation
         for target, sent_at in tuple(self._sent_at.items()):
             if target in self._overdue or sent_at + speculation.delay_ms(target) / 1000 > now:
                 continue
             self._note_overdue(target)
-            if self._spares and speculation.may_retry() and self._ask_instead(target):
-                self._asker.repeated.add()
+            if self._spares and speculation.may_retry() and self._send_to_spare(target):
+                self._deps.repeated.add()
         if not self._is_over:
             self._arm()
 
     def _note_overdue(self, target: Replica) -> None:
         if target not in self._overdue:
             self._overdue[target] = None
-            self._asker.speculation.overdue(target, self._asker.parts.clock.boot_ms())
+            self._deps.speculation.overdue(target, self._router.clock.boot_ms())
 
-    # ---- what went wrong
+    # ---- errors
 
     def _error(self) -> EblaError:
         return read_error(
-            self._question.level,
-            self._chosen.needed,
+            self._query.level,
+            self._plan.needed,
             ReadProgress(
                 received=len(self.answers),
                 has_data=self.data is not None,
@@ -231,31 +236,31 @@ class ReadProgress:
     has_data: bool
     failures: tuple[tuple[Replica, EblaError], ...]
     only_time_lacked: bool
-    """With the answers of those that were silent the level would be met."""
+    """With answers from the silent replicas the level would be met."""
 
 
 def read_error(
-    level: ConsistencyLevel, needed: Sequence[RequiredReplies], standing: ReadProgress
+    level: ConsistencyLevel, needed: Sequence[RequiredReplies], progress: ReadProgress
 ) -> ReadTimeout | ReadFailed:
     required = sum(each.count for each in needed)
-    told = "; ".join(
+    causes = "; ".join(
         f"shard {target.shard} of host {target.host}: {error.message}"
-        for target, error in standing.failures[:_FAILURES_TOLD_MAX]
+        for target, error in progress.failures[:_FAILURES_SHOWN_MAX]
     )
-    why = f" ({told})" if told else ""
-    counted = f"{level.name} read: {standing.received} of {required} replicas answered"
-    if standing.only_time_lacked:
+    why = f" ({causes})" if causes else ""
+    counted = f"{level.name} read: {progress.received} of {required} replicas answered"
+    if progress.only_time_lacked:
         return ReadTimeout(
             f"{counted} in time{why}",
             advice="try again, or read at a lower level",
             required=required,
-            received=standing.received,
-            has_data=standing.has_data,
+            received=progress.received,
+            has_data=progress.has_data,
         )
     return ReadFailed(
         f"{counted}, and no more can{why}",
-        advice=next((error.advice for _, error in standing.failures if error.advice), ""),
+        advice=next((error.advice for _, error in progress.failures if error.advice), ""),
         required=required,
-        received=standing.received,
-        failed=len(standing.failures),
+        received=progress.received,
+        failed=len(progress.failures),
     )

@@ -18,7 +18,7 @@ from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.wire.row_messages import Span
 
-_CHOICES_MAX = 16_384
+_PLANS_MAX = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +128,21 @@ class ReadPlanner:
         self._refused = refused
         self._away = UnavailableReplicas(left | down, refused)
         self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
-        self._chosen: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], ReadReplicaPlan] = {}
+        self._plans: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], ReadReplicaPlan] = {}
 
     def is_for(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
         """By identity: all three are replaced when they change."""
         return view is self.view and down is self._down and refused is self._refused
 
-    def chosen(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
+    def plan(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
         """Raises `TooFewReplicas`."""
         key = (table, replicas, level)
-        found = self._chosen.get(key)
-        if found is None:
-            if len(self._chosen) >= _CHOICES_MAX:
-                self._chosen.clear()
-            found = self._chosen[key] = self._choose(table, replicas, level)
-        return found
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS_MAX:
+                self._plans.clear()
+            plan = self._plans[key] = self._choose(table, replicas, level)
+        return plan
 
     def datacenter_of(self, replica: Replica) -> str:
         return self._datacenters[replica.host]
@@ -219,10 +219,12 @@ def level_is_met(
 
 
 def find_spare(
-    spares: Iterable[Replica], missing: Replica, plan: tuple[Sequence[RequiredReplies], Callable[[Replica], str]]
+    spares: Iterable[Replica],
+    missing: Replica,
+    needed: Sequence[RequiredReplies],
+    datacenter_of: Callable[[Replica], str],
 ) -> Replica | None:
-    """The nearest spare whose answer counts where the missing one's would have."""
-    needed, datacenter_of = plan
+    """The nearest spare whose answer counts for the same requirement as the missing one's."""
     if any(each.datacenter is None for each in needed):
         return next(iter(spares), None)
     wanted = datacenter_of(missing)
@@ -240,7 +242,7 @@ def replace_slow(
     spares = [each for each in chosen.spares if not is_slow(each)]
     others = [each for each in chosen.spares if is_slow(each)]
     for each in slow:
-        instead = find_spare(spares, each, (chosen.needed, datacenter_of))
+        instead = find_spare(spares, each, chosen.needed, datacenter_of)
         if instead is not None:
             contacts.remove(each)
             contacts.append(instead)

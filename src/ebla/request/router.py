@@ -1,36 +1,49 @@
-"""The router of a shard: requests of clients, by the replicas that the topology names."""
+"""The router of a shard: it carries out the requests of clients on the replicas that the topology names."""
 
 import asyncio
 from collections.abc import Sequence
 
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.consistency import ConsistencyLevel
+from ebla.ports.clock import Clock
 from ebla.request.read_router import ReadRouter
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery, RouterDeps
-from ebla.request.timestamps import TimestampGenerator
 from ebla.request.write_router import WriteRouter
 
 
-class Router:
-    def __init__(self, parts: RouterDeps) -> None:
-        self.parts = parts
-        self.timestamps = TimestampGenerator(parts.clock)
-        self.writes = WriteRouter(parts)
-        self.reads = ReadRouter(parts)
+class TimestampGenerator:
+    """Write timestamps for clients that send none: wall-clock microseconds, strictly increasing per shard."""
 
-    async def write(self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> None:
-        """See `RoutedWrites.write`."""
-        await self.writes.write(mutations, level, timeout_ms)
+    __slots__ = ("_clock", "_last_us")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_us = 0
+
+    def next_us(self) -> int:
+        """Greater than every one before: if the wall clock stands still or jumps back, the next number is used. So two
+        writes of one client through one shard keep their order."""
+        now_us = self._clock.wall_us()
+        self._last_us = now_us if now_us > self._last_us else self._last_us + 1
+        return self._last_us
+
+
+class Router:
+    def __init__(self, deps: RouterDeps) -> None:
+        self.timestamps = TimestampGenerator(deps.clock)
+        self.writes = WriteRouter(deps)
+        self.reads = ReadRouter(deps)
+        self.write = self.writes.write
+        self.read = self.reads.read
 
     def begin_write(
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
     ) -> "asyncio.Future[None]":
-        """See `RoutedWrites.begin`."""
-        return self.writes.begin(mutations, level, timeout_ms)
-
-    async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
-        """See `RoutedReads.read`."""
-        return await self.reads.read(query, level, timeout_ms)
+        return self.write(mutations, level, timeout_ms)
 
     def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
-        """At once and without a task; None where that cannot be, and `read` has to be asked."""
-        return self.reads.try_read(query, level)
+        page = run_eagerly(self.read(query, level, 60_000))
+        if isinstance(page, Suspended):
+            page.close()
+            return None
+        return page

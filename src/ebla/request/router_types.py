@@ -46,33 +46,25 @@ class ReadPage(msgspec.Struct, frozen=True):
 
 
 class LocalReplica(Protocol):
-    """The replica side of the router's own shard, without a wire in between. Ends by the deadline and raises as
-    over the wire."""
+    """The replica side of the router's own shard, called without a wire in between. It raises what it would over the
+    wire. What need not wait ends in the first step of the coroutine (`aio/eager.py`)."""
 
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer: ...
 
-    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        """At once, or None where it has to wait for something and `read` must be asked."""
-        ...
-
 
 class ReplicaClients(Protocol):
-    """The way to every replica. Each call ends by its deadline and raises errors that tell their outcome."""
+    """Clients of every replica. Each call ends by its deadline, and each error says what became of the operation."""
 
     @property
     def refused(self) -> frozenset[Replica]:
-        """Where the last attempt to connect failed. Another object after each change, the same one in between."""
+        """Replicas to which the last attempt to connect failed. Replaced by a new object at each change."""
         ...
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
 
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer: ...
-
-    def read_now(self, target: Replica, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        """None as well where the replica is not on this shard."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +92,10 @@ class RouterLimits:
     """In one request."""
     refresh_ms: int = 5_000
     """How long a request that was refused as stale waits for a newer version of the topology."""
+    write_timeout_ms_max: int = 2_000
+    read_timeout_ms_max: int = 10_000
+    """A request waits no longer than this, whatever its client asks for: it holds a version of the topology meanwhile,
+    and a barrier waits for it."""
     answer_margin_ms: int = 50
     """Kept of a client's deadline, so that it hears what became of its request before its own time is over."""
     reads_in_flight_max: int = 4_096

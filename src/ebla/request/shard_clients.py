@@ -1,19 +1,24 @@
-"""The way to every replica: the own shard by a call, the node's other shards over its Unix sockets, others over TCP.
+"""Clients of every replica: the own shard by a call, other shards of the node by Unix sockets, other nodes by TCP.
 
 A host has as many addresses as shards, so there is one `Peers` per shard number.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
+from ebla.aio.eager import run_within
+from ebla.model.errors import DeadlineExceeded
 from ebla.model.identity import Address, HostId, Replica, ShardNumber
 from ebla.request.router_types import LocalReplica
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.verbs import READ_ROWS, WRITE_ROWS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +27,11 @@ class ReplicaAddresses:
     port_first: int
     """Of a node's shard 0; each further shard has the next."""
     socket_of: Callable[[ShardNumber], Address]
-    """Where the other shards of the own node listen."""
+    """Where the other shards of this node listen."""
 
 
 class ShardClients:
-    """`follow` must be told each new version; connections to nodes that are no longer there end with it."""
+    """`follow` must be called with each new version: it closes connections to nodes that have left."""
 
     def __init__(
         self, tasks: asyncio.TaskGroup, context: PeersContext, places: ReplicaAddresses, local: LocalReplica
@@ -58,18 +63,13 @@ class ShardClients:
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         if target.shard == self._own_shard and target.host == self._own_host:
-            return await self._local.write(request, deadline_ms)
+            return await _within(self._local.write(request, deadline_ms), deadline_ms)
         return await self._peers_of(target.shard).call(target.host, WRITE_ROWS, request, deadline_ms)
 
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
         if target.shard == self._own_shard and target.host == self._own_host:
-            return await self._local.read(request, deadline_ms)
+            return await _within(self._local.read(request, deadline_ms), deadline_ms)
         return await self._peers_of(target.shard).call(target.host, READ_ROWS, request, deadline_ms)
-
-    def read_now(self, target: Replica, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        if target.shard == self._own_shard and target.host == self._own_host:
-            return self._local.read_now(request)
-        return None
 
     def _peers_of(self, shard: ShardNumber) -> Peers:
         found = self._peers.get(shard)
@@ -86,3 +86,11 @@ class ShardClients:
         if node.host == self._own_host:
             return self._places.socket_of(shard)
         return Address(node.address, self._places.port_first + shard)
+
+
+async def _within(work: Coroutine[Any, Any, T], deadline_ms: int) -> T:
+    """Over the wire the connection keeps the deadline; here nothing else does."""
+    try:
+        return await run_within(work, deadline_ms / 1000)
+    except TimeoutError:
+        raise DeadlineExceeded(f"this shard's own replica has not answered within {deadline_ms} ms") from None

@@ -1,105 +1,132 @@
-"""The writes of one request as they were sent by one version, until the last of their copies has ended.
+"""One write request in flight, and the error its client gets if it is not acknowledged at its level. Pure.
 
-Nothing here waits or sends. Copies tell their ends, and the attempt says when somebody should look (`decided`) and when
-all is over (`ended`), which is when the version is released: exactly once, whoever still waits.
+A `WriteCall` holds the mutations of one request as they were sent by one version of the topology. Replies of replicas
+come in through `PendingMutation.on_reply`. Two callbacks go out: `on_decided` when the request can be answered or has
+to be sent again, and `on_ended` when the last replica has replied.
+
+INV-ROWS-8: a write that its client was told was not applied is never visible to any read.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ebla.model.identity import TopologyVersion
+import msgspec
+
+from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import EblaError, WriteFailed, WriteTimeout
+from ebla.model.identity import Replica, TopologyVersion
 from ebla.request.router_types import Mutation
-from ebla.request.write_acks import AckCounter, AckRule, ReplicaRefusal, ReplicaWriteFailure
+from ebla.request.write_acks import AckCounter, AckRule
+from ebla.wire.errors import failure_frame
 
 _FAILURES_KEPT_MAX = 8
+_FAILURES_SHOWN_MAX = 3
+_MAYBE = "it may be there or appear later; repeat it with the same timestamp"
 
 
-class WriteCallOwner(Protocol):
-    def decided(self, attempt: "WriteCall") -> None:
-        """There is something to do: every write is acknowledged, impossible or stale, no copy is under way any more,
-        or the time is over. Comes once, and again where all are acknowledged after that."""
-        ...
+class ReplicaRefusal(enum.Enum):
+    """Why a replica did not acknowledge a write, as far as it decides what to do next."""
 
-    def ended(self, attempt: "WriteCall") -> None:
-        """No copy is under way any more. Comes once."""
-        ...
+    STALE = enum.auto()
+    """Routed by an outdated version: send the write again by a newer one."""
+    SILENT = enum.auto()
+    """No reply in time. No reason to give up before the request's own deadline."""
+    REFUSED = enum.auto()
+    """This replica will not acknowledge any more: it refused, nothing was sent, or the connection ended."""
 
 
-class PendingMutation:
-    """One mutation and the answers to its copies."""
+_REFUSALS = {"stale": ReplicaRefusal.STALE, "deadline_exceeded": ReplicaRefusal.SILENT}
 
-    __slots__ = ("_attempt", "_is_decided", "acks", "mutation", "size")
 
-    def __init__(self, attempt: "WriteCall", mutation: Mutation, rule: AckRule, size: int) -> None:
+class ReplicaWriteFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that did not acknowledge a write. `error` is a tag of `wire/errors.py`."""
+
+    target: Replica
+    error: str
+    message: str
+    advice: str = ""
+
+    @property
+    def refusal(self) -> ReplicaRefusal:
+        return _REFUSALS.get(self.error, ReplicaRefusal.REFUSED)
+
+
+def replica_write_failure(target: Replica, error: EblaError) -> ReplicaWriteFailure:
+    failure = failure_frame(0, error)
+    return ReplicaWriteFailure(target=target, error=failure.error, message=failure.message, advice=failure.advice)
+
+
+class PendingMutation(AckCounter):
+    """One mutation of a call and the replies of its replicas."""
+
+    __slots__ = ("_call", "_is_decided", "mutation", "size")
+
+    def __init__(self, call: "WriteCall", mutation: Mutation, rule: AckRule, size: int) -> None:
+        super().__init__(rule)
         self.mutation = mutation
         self.size = size
-        self.acks = AckCounter(rule)
-        self._attempt = attempt
+        self._call = call
         self._is_decided = False
 
-    def acknowledged(self, position: int) -> None:
-        attempt = self._attempt
-        if self.acks.acknowledge(position):
-            attempt.unmet -= 1
-            if self._is_decided and not attempt.unmet:
-                attempt.notify_decided()
-            self._decide()
-        attempt.copy_ended()
-
-    def failed(self, position: int, failure: ReplicaWriteFailure) -> None:
-        attempt = self._attempt
-        attempt.note(failure)
-        refusal = failure.refusal
-        if refusal is ReplicaRefusal.SILENT:
-            attempt.copy_ended()
-            return
-        is_impossible = self.acks.refuse(position)
-        if not self.acks.is_met:
-            if refusal is ReplicaRefusal.STALE:
-                attempt.is_stale = True
-            if is_impossible or refusal is ReplicaRefusal.STALE:
-                self._decide()
-        attempt.copy_ended()
-
-    def _decide(self) -> None:
-        if not self._is_decided:
-            self._is_decided = True
-            self._attempt.one_decided()
+    def on_reply(self, position: int, failure: ReplicaWriteFailure | None) -> None:
+        """Called once for each replica; None: it has acknowledged."""
+        call = self._call
+        if failure is None:
+            if self.acknowledge(position):
+                call.mutation_met(was_decided=self._is_decided)
+                self._is_decided = True
+        else:
+            call.note_failure(failure)
+            refusal = failure.refusal
+            if refusal is not ReplicaRefusal.SILENT:
+                is_impossible = self.refuse(position)
+                if not self.is_met:
+                    is_stale = refusal is ReplicaRefusal.STALE
+                    call.is_stale = call.is_stale or is_stale
+                    if (is_impossible or is_stale) and not self._is_decided:
+                        self._is_decided = True
+                        call.mutation_failed()
+        call.replica_ended()
 
 
 class WriteCall:
+    """`on_decided` fires when every mutation is acknowledged, impossible or stale, when no replica is left to reply,
+    and on `wake`. It fires once; who sets it again is called again at the next of these events, or when all
+    mutations are acknowledged after all."""
+
     __slots__ = (
-        "_copies",
         "_failures",
-        "_owner",
+        "_on_ended",
+        "_replies_left",
         "_undecided",
         "expires_at",
         "is_stale",
-        "look",
+        "mutations",
+        "on_decided",
         "size",
         "unmet",
         "version",
-        "writes",
     )
 
-    def __init__(self, owner: WriteCallOwner, version: TopologyVersion, expires_at: float) -> None:
+    def __init__(self, version: TopologyVersion, expires_at: float, on_ended: "Callable[[WriteCall], None]") -> None:
         self.version = version
         self.expires_at = expires_at
-        self.look: Callable[[WriteCall], None] | None = None
-        """For its owner, who calls it once when it is decided."""
-        self.writes: list[PendingMutation] = []
+        self.on_decided: Callable[[WriteCall], None] | None = None
+        self.mutations: list[PendingMutation] = []
         self.size = 0
         self.unmet = 0
+        """Mutations that are not acknowledged at the level."""
         self.is_stale = False
-        """A copy of a write that was not acknowledged yet was refused as stale."""
-        self._owner = owner
-        self._copies = 0
+        """A replica refused a mutation as stale that was not acknowledged yet."""
+        self._on_ended = on_ended
+        self._replies_left = 0
         self._undecided = 0
         self._failures: list[ReplicaWriteFailure] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether some write may still be acknowledged or refused."""
+        """Whether some mutation may still be acknowledged or refused."""
         return self._undecided > 0
 
     @property
@@ -107,37 +134,124 @@ class WriteCall:
         return tuple(self._failures or ())
 
     def lacking(self) -> list[PendingMutation]:
-        """The writes that are not acknowledged."""
-        return [write for write in self.writes if not write.acks.is_met]
+        """The mutations that are not acknowledged."""
+        return [one for one in self.mutations if not one.is_met]
 
     def add(self, mutation: Mutation, rule: AckRule, size: int) -> PendingMutation:
-        """Its copies, one per position of the rule, must each end by `acknowledged` or `failed`."""
-        write = PendingMutation(self, mutation, rule, size)
-        self.writes.append(write)
+        """Each position of the rule must reply once, through `on_reply`."""
+        pending = PendingMutation(self, mutation, rule, size)
+        self.mutations.append(pending)
         self.size += size
         self.unmet += 1
         self._undecided += 1
-        self._copies += len(rule.counts_for)
-        return write
+        self._replies_left += len(rule.counts_for)
+        return pending
 
-    def note(self, failure: ReplicaWriteFailure) -> None:
-        """Bounded: a large batch that fails has as many failures as copies, and one tells as much as a thousand."""
+    def wake(self) -> None:
+        """Lets `on_decided` look at the call now: its deadline has passed, say."""
+        callback, self.on_decided = self.on_decided, None
+        if callback is not None:
+            callback(self)
+
+    # ---- called by the mutations
+
+    def mutation_met(self, *, was_decided: bool) -> None:
+        self.unmet -= 1
+        if not was_decided:
+            self._undecided -= 1
+        if not self.unmet or (not was_decided and not self._undecided):
+            self.wake()
+
+    def mutation_failed(self) -> None:
+        self._undecided -= 1
+        if not self._undecided:
+            self.wake()
+
+    def note_failure(self, failure: ReplicaWriteFailure) -> None:
+        """Bounded: a large batch has as many failures as replica writes, and one says as much as a thousand."""
         if self._failures is None:
             self._failures = [failure]
         elif len(self._failures) < _FAILURES_KEPT_MAX and failure not in self._failures:
             self._failures.append(failure)
 
-    def one_decided(self) -> None:
-        self._undecided -= 1
-        if not self._undecided:
-            self.notify_decided()
-
-    def notify_decided(self) -> None:
-        self._owner.decided(self)
-
-    def copy_ended(self) -> None:
-        self._copies -= 1
-        if not self._copies:
+    def replica_ended(self) -> None:
+        self._replies_left -= 1
+        if not self._replies_left:
             if self._undecided:
-                self.notify_decided()
-            self._owner.ended(self)
+                self.wake()
+            self._on_ended(self)
+
+
+# ---- errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteProgress:
+    """How far a request is that was not acknowledged."""
+
+    level: ConsistencyLevel
+    writes: int
+    """All of the request."""
+    lacking: Sequence[AckCounter]
+    """Of the mutations that are not acknowledged, the latest try."""
+    failures: Sequence[ReplicaWriteFailure]
+
+    @property
+    def least(self) -> AckCounter:
+        """The one that lacks most: what is said of it holds for all."""
+        return max(self.lacking, key=lambda acks: acks.required - acks.received)
+
+
+def write_timeout(progress: WriteProgress, waited_ms: int) -> WriteTimeout:
+    least = progress.least
+    return WriteTimeout(
+        f"{_counted(progress)} within {waited_ms} ms{_causes(progress.failures)}",
+        advice=_MAYBE,
+        required=least.required,
+        received=least.received,
+    )
+
+
+def write_failed(progress: WriteProgress) -> WriteFailed:
+    least = progress.least
+    advice = next((failure.advice for failure in progress.failures if failure.advice), "")
+    return WriteFailed(
+        f"{_counted(progress)}, and no more can{_causes(progress.failures)}",
+        advice=f"{_MAYBE}; {advice}" if advice else _MAYBE,
+        required=least.required,
+        received=least.received,
+        failed=least.refused,
+    )
+
+
+def write_retry_failed(progress: WriteProgress, cause: EblaError) -> WriteFailed:
+    """The first try was refused as stale and a second one could not be started. The outcome that `cause` carries is
+    true of the second try only."""
+    least = progress.least
+    return WriteFailed(
+        f"{_counted(progress)} before the topology changed, and it could not be sent again: {cause.message}",
+        advice=_MAYBE,
+        required=least.required,
+        received=least.received,
+        failed=least.refused,
+    )
+
+
+def _counted(progress: WriteProgress) -> str:
+    least = progress.least
+    counted = f"{least.received} of {least.required} replicas acknowledged"
+    if progress.writes == 1:
+        return f"{progress.level.name} write: {counted}"
+    lacking = f"{len(progress.lacking)} of {progress.writes} writes were not acknowledged at {progress.level.name}"
+    return f"{lacking}, of one only {counted}"
+
+
+def _causes(failures: Sequence[ReplicaWriteFailure]) -> str:
+    if not failures:
+        return ""
+    shown = "; ".join(
+        f"shard {failure.target.shard} of host {failure.target.host}: {failure.error}, {failure.message}"
+        for failure in failures[:_FAILURES_SHOWN_MAX]
+    )
+    more = len(failures) - _FAILURES_SHOWN_MAX
+    return f" ({shown}{f'; and {more} more' if more > 0 else ''})"

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ebla.aio.deadline_timer import DeadlineTimer
+from ebla.aio.eager import needs_task
 from ebla.model.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -160,7 +161,7 @@ class RpcClientConnection:
         elif type(message) is RefusalFrame:
             self._fail(f"refused by the peer: {message.message}")
         else:
-            self._fail(f"a {type(message).__name__} frame is not for the side that connected")
+            self._fail(f"a {type(message).__name__} is not for the side that connected")
 
     def _fail(self, cause: str) -> None:
         assert self._link is not None
@@ -321,6 +322,7 @@ class RpcClientConnection:
         limits = self._limits
         if len(self._waiting) >= limits.waiting_requests_max:
             raise Overloaded(f"{verb.name} to {self._peer_name()}: {len(self._waiting)} requests already wait")
+        await needs_task()
         try:
             async with asyncio.timeout_at(min(expires_at, self._loop.time() + limits.admission_wait_ms / 1000)):
                 await self._stand_in_line()

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ebla.aio.eager import needs_task
 from ebla.model.errors import EblaError, Unreachable
 from ebla.model.identity import Address, HostId
 from ebla.observe.event_reporter import EventReporter
@@ -170,6 +171,7 @@ class Peers:
 
     async def _wait_connected(self, route: _Route, expires_at: float) -> RpcClientConnection:
         seen_failures = route.failures
+        await needs_task()
         try:
             async with asyncio.timeout_at(expires_at):
                 while route.caller is None:

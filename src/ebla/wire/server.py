@@ -1,23 +1,26 @@
-"""The answering side: greeting of whoever connects, dispatch by verb, deadlines, cancels, limits.
+"""The server side of connections: greeting, dispatch by verb, deadlines, cancellation, limits.
 
-A verb is served by a plain function, whose answer leaves in the same step, or by a coroutine function, which runs as
-a task that ends with its deadline (INV-WIRE-5), its cancel, or its connection; or by a plain function that gives a
-future, which is cancelled where the task would be, or a `Continuation`, which becomes a task only then. Whatever a peer
-sends, only its own connection suffers: an unknown verb or an unreadable request is answered with a failure, and bytes
-that are no frame end the connection with the cause in the event log.
+A verb is served in one of four ways. A plain function answers in the same step. A coroutine function runs as a task
+that ends with its deadline (INV-WIRE-5), its cancellation, or its connection. A coroutine function served eagerly runs
+to its first wait in the same step, and only the rest becomes such a task. A function that returns a future needs no
+task at all; the future is cancelled when the task would be.
+
+Whatever a peer sends, only its own connection suffers. An unknown verb or an unreadable request is answered with a
+failure. Bytes that are no frame close the connection, with the cause in the event log.
 """
 
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from ebla.aio.deadline_timer import DeadlineTimer
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.aio.eager_future import EagerFuture
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded
 from ebla.model.identity import HostId
@@ -50,7 +53,7 @@ T = TypeVar("T")
 
 
 class IncomingCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a served function learns besides the request. A struct only because one is made per request."""
+    """What a served function gets besides the request. A struct, because one is made per request."""
 
     peer: Introduction
     lane: Lane
@@ -59,52 +62,41 @@ class IncomingCall(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     loop: asyncio.AbstractEventLoop
 
     def remaining_ms(self) -> int:
-        """What is left for calls made on behalf of this one; a day at most."""
+        """The time left for calls made on behalf of this one; a day at most."""
         return max(0, math.floor(min(self.expires_at - self.loop.time(), 86_400.0) * 1000))
 
     def work_ms(self) -> int:
-        """The time for the work itself: the answer must reach the caller before the caller's own deadline, or it would
-        learn nothing where we know what happened."""
+        """The time for the work itself. The answer must reach the caller before the caller's own deadline; otherwise it
+        would not learn an outcome that is known here."""
         remaining_ms = self.remaining_ms()
         return remaining_ms - min(ANSWER_RESERVE_MS_MAX, remaining_ms // 5)
 
 
-class Continuation(Generic[A]):
-    """What a plain function gives where it cannot answer in the same step: the rest, to be run as a task. It bounds by
-    itself how many of these there are, before it has any effect."""
-
-    __slots__ = ("work",)
-
-    def __init__(self, work: Callable[[], Awaitable[A]]) -> None:
-        self.work = work
-
-
-Serve = (
-    Callable[[Q, IncomingCall], A]
-    | Callable[[Q, IncomingCall], Awaitable[A]]
-    | Callable[[Q, IncomingCall], A | Continuation[A]]
-)
-ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    name: str
-    lane: Lane
-    decoder: msgspec.msgpack.Decoder[Any]
-    inline: Callable[[Any, IncomingCall], Any] | None
-    task: Callable[[Any, IncomingCall], Awaitable[Any]] | None
-    later: "_Later | None" = None
+Serve = Callable[[Q, IncomingCall], A] | Callable[[Q, IncomingCall], Coroutine[Any, Any, A]]
+ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Later:
+class _FutureVerb:
     begin: "Callable[[Any, IncomingCall], asyncio.Future[Any] | EagerFuture[Any]]"
     finish: Callable[[Any], Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """A verb and the one way it is served."""
+
+    name: str
+    lane: Lane
+    decoder: msgspec.msgpack.Decoder[Any]
+    inline: Callable[[Any, IncomingCall], Any] | None = None
+    eager: Callable[[Any, IncomingCall], Coroutine[Any, Any, Any]] | None = None
+    task: Callable[[Any, IncomingCall], Coroutine[Any, Any, Any]] | None = None
+    future: _FutureVerb | None = None
+
+
 _Running = tuple["asyncio.Future[Any] | EagerFuture[Any]", float]
-"""A request under way: its task, its future or its reply, and its deadline."""
+"""A request in flight: its task or future, and its deadline."""
 
 
 class Server:
@@ -123,16 +115,22 @@ class Server:
         self._links: dict[int, RpcServerConnection] = {}
         self._links_accepted = 0
         self._unintroduced = 0
-        self.on_introduced: Callable[[HostId, Lane], None] = _nobody_told
-        """Told of every peer that has greeted, and on which lane."""
+        self.on_introduced: Callable[[HostId, Lane], None] = _ignore_peer
+        """Called with the host and lane of every peer that has greeted."""
         self.awaited = 0
-        """Futures of requests under way. An answer while there are none leaves at once, a step of the loop earlier. In
-        a crowd it would be one that wakes its caller for the next request before the others have their answers, and
-        what is asked together is answered with less work."""
+        """Futures of requests in flight. While there are none, an answer is sent at once, one loop step earlier. Among
+        many requests it waits for the end of the step: an early answer would wake its caller for the next request
+        before the others have theirs, and requests that arrive together cost less work."""
 
     def serve(self, verb: Verb[Q, A], work: Serve[Q, A]) -> None:
         assert verb.number not in self.verbs, f"{verb.name} is served already"
         self.verbs[verb.number] = _served(verb.name, verb.lane, verb.request, work)
+
+    def serve_eagerly(self, verb: Verb[Q, A], work: Callable[[Q, IncomingCall], Coroutine[Any, Any, A]]) -> None:
+        """For verbs that mostly need not wait. `work` bounds how many requests wait, before it has any effect."""
+        assert verb.number not in self.verbs, f"{verb.name} is served already"
+        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
+        self.verbs[verb.number] = _Served(name=verb.name, lane=verb.lane, decoder=decoder, eager=work)
 
     def serve_future(
         self,
@@ -140,12 +138,12 @@ class Server:
         begin: "Callable[[Q, IncomingCall], asyncio.Future[T]] | Callable[[Q, IncomingCall], EagerFuture[T]]",
         finish: Callable[[T], A],
     ) -> None:
-        """`begin` gives a future or a reply at once, `finish` makes the answer of its result. For a verb that is asked
-        so often that a task for each request would cost as much as its work."""
+        """`begin` returns a future at once, `finish` turns its result into the answer. For verbs that are called so
+        often that a task per request would cost as much as the work."""
         assert verb.number not in self.verbs, f"{verb.name} is served already"
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
         self.verbs[verb.number] = _Served(
-            name=verb.name, lane=verb.lane, decoder=decoder, inline=None, task=None, later=_Later(begin, finish)
+            name=verb.name, lane=verb.lane, decoder=decoder, future=_FutureVerb(begin, finish)
         )
 
     def serve_notice(self, notice: Notice[Q], work: ServeNotice[Q]) -> None:
@@ -180,15 +178,15 @@ class Server:
             self._unintroduced -= 1
 
 
-def _nobody_told(_host: HostId, _lane: Lane) -> None:
+def _ignore_peer(_host: HostId, _lane: Lane) -> None:
     pass
 
 
 def _served(name: str, lane: Lane, request: type, work: Callable[..., Any]) -> _Served:
     decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request)
     if inspect.iscoroutinefunction(work):
-        return _Served(name=name, lane=lane, decoder=decoder, inline=None, task=work)
-    return _Served(name=name, lane=lane, decoder=decoder, inline=work, task=None)
+        return _Served(name=name, lane=lane, decoder=decoder, task=work)
+    return _Served(name=name, lane=lane, decoder=decoder, inline=work)
 
 
 class RpcServerConnection:
@@ -215,13 +213,13 @@ class RpcServerConnection:
 
     def link_closed(self, cause: str) -> None:
         if self.peer is None and not self._closing:
-            self._tell_ended(f"it ended before it greeted: {cause}")
+            self._report_ended(f"it ended before it greeted: {cause}")
         self._closing = True
         self._deadlines.close()
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
-        # The caller knows that the outcome is unknown; nobody waits for what still runs.
+        # The caller has learned that the outcome is unknown and no longer waits for what still runs.
         for request_id in list(self._running):
             self._stop_running(request_id, cause)
         self._server.forget(self)
@@ -239,11 +237,11 @@ class RpcServerConnection:
         elif type(message) is NoticeFrame and self.peer is not None:
             self._one_way(message, self.peer)
         elif type(message) is CancelFrame:
-            self._stop_running(message.id, "withdrawn by the caller")
+            self._stop_running(message.id, "cancelled by the caller")
         elif type(message) is HelloFrame:
             self._hello(message)
         else:
-            self._end(f"a {type(message).__name__} frame has no place here")
+            self._end(f"a {type(message).__name__} is not expected here")
 
     def close(self, cause: str) -> None:
         self._closing = True
@@ -255,10 +253,10 @@ class RpcServerConnection:
 
     def _end(self, cause: str) -> None:
         self._closing = True
-        self._tell_ended(cause)
+        self._report_ended(cause)
         self.link.close(cause)
 
-    def _tell_ended(self, cause: str) -> None:
+    def _report_ended(self, cause: str) -> None:
         host = self.link.peer_host if self.peer is None else self.peer.host
         details = {"peer": str(self.link.peer_address), "host": None if host is None else str(host), "cause": cause}
         self._server.report("wire.link_ended", details)
@@ -316,7 +314,7 @@ class RpcServerConnection:
             self._fail(message.id, _unserved(message.verb, served, self._lane))
             return
         if message.remaining_ms <= 0:
-            return  # nobody waits any more
+            return  # the caller no longer waits
         try:
             request = served.decoder.decode(message.body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -327,22 +325,32 @@ class RpcServerConnection:
         if served.inline is not None:
             try:
                 answer = served.inline(request, call)
-            except Exception as error:  # every error of a verb is its caller's to hear
-                self._fail(message.id, self._as_ours(served.name, error))
+            except Exception as error:  # every error of a verb goes to its caller
+                self._fail(message.id, self._as_ebla_error(served.name, error))
                 return
-            if type(answer) is Continuation:
-                self._go_on(message.id, served.name, answer.work, call.expires_at)
+            self._answer(message.id, served.name, answer)
+        elif served.eager is not None:
+            try:
+                answer = run_eagerly(served.eager(request, call))
+            except Exception as error:  # every error of a verb goes to its caller
+                self._fail(message.id, self._as_ebla_error(served.name, error))
+                return
+            if isinstance(answer, Suspended):
+                self._run_in_task(message.id, served.name, partial(_rest, answer), call.expires_at)
             else:
                 self._answer(message.id, served.name, answer)
         elif len(self._running) >= self._server.limits.running_requests_max:
-            self._fail(message.id, Overloaded(f"{len(self._running)} requests of this connection are under way"))
-        elif served.later is not None:
-            self._begin(message.id, served.name, served.later, (request, call))
+            self._fail(message.id, Overloaded(f"{len(self._running)} requests of this connection are in flight"))
+        elif served.future is not None:
+            self._begin_future(message.id, served, request, call)
         else:
             assert served.task is not None
-            self._go_on(message.id, served.name, partial(served.task, request, call), call.expires_at)
+            self._run_in_task(message.id, served.name, partial(served.task, request, call), call.expires_at)
 
-    def _go_on(self, request_id: int, name: str, work: Callable[[], Awaitable[Any]], expires_at: float) -> None:
+    def _run_in_task(
+        self, request_id: int, name: str, work: Callable[[], Coroutine[Any, Any, Any]], expires_at: float
+    ) -> None:
+        """`work` is called in the task: a coroutine made before would be left unawaited by a cancelled task."""
         task = self._start(self._run(request_id, name, work))
         if task is not None:
             self._note_running(request_id, task, expires_at)
@@ -354,17 +362,18 @@ class RpcServerConnection:
         if expires_at < self._deadlines.armed_at:
             self._deadlines.note(expires_at)
 
-    def _begin(self, request_id: int, name: str, later: _Later, asked: tuple[Any, IncomingCall]) -> None:
+    def _begin_future(self, request_id: int, served: _Served, request: Any, call: IncomingCall) -> None:
+        assert served.future is not None
         try:
-            outcome = later.begin(*asked)
-        except Exception as error:  # every error of a verb is its caller's to hear
-            self._fail(request_id, self._as_ours(name, error))
+            outcome = served.future.begin(request, call)
+        except Exception as error:  # every error of a verb goes to its caller
+            self._fail(request_id, self._as_ebla_error(served.name, error))
             return
-        self._note_running(request_id, outcome, asked[1].expires_at)
+        self._note_running(request_id, outcome, call.expires_at)
         self._server.awaited += 1
-        outcome.add_done_callback(partial(self._finish, request_id, name, later.finish))
+        outcome.add_done_callback(partial(self._finish_future, request_id, served.name, served.future.finish))
 
-    def _finish(
+    def _finish_future(
         self,
         request_id: int,
         name: str,
@@ -381,8 +390,8 @@ class RpcServerConnection:
         if error is None:
             self._answer(request_id, name, finish(outcome.result()))
         else:
-            assert isinstance(error, Exception), "a future is never given what ends a process"
-            self._fail(request_id, self._as_ours(name, error))
+            assert isinstance(error, Exception), "a future never holds what ends a process"
+            self._fail(request_id, self._as_ebla_error(name, error))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
         try:
@@ -392,12 +401,12 @@ class RpcServerConnection:
             self._end("this process is stopping")
             return None
 
-    async def _run(self, request_id: int, name: str, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _run(self, request_id: int, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
             answer = await work()
-        except Exception as error:  # every error of a verb is its caller's to hear
+        except Exception as error:  # every error of a verb goes to its caller
             if not self._closing:
-                self._fail(request_id, self._as_ours(name, error))
+                self._fail(request_id, self._as_ebla_error(name, error))
             return
         finally:
             self._running.pop(request_id, None)
@@ -418,8 +427,8 @@ class RpcServerConnection:
         if served.inline is not None:
             try:
                 served.inline(notice, call)
-            except Exception as error:  # a notice has no caller to tell; the connection must live on
-                self._as_ours(served.name, error)
+            except Exception as error:  # a notice has no caller, and the connection must stay open
+                self._as_ebla_error(served.name, error)
         elif self._notices_running >= self._server.limits.running_requests_max:
             self._server.report("wire.notice_dropped", {"notice": served.name, "host": str(peer.host)})
         else:
@@ -430,15 +439,15 @@ class RpcServerConnection:
         self._notices_running += 1
         try:
             await served.task(notice, call)
-        except Exception as error:  # a notice has no caller to tell; the connection must live on
-            self._as_ours(served.name, error)
+        except Exception as error:  # a notice has no caller, and the connection must stay open
+            self._as_ebla_error(served.name, error)
         finally:
             self._notices_running -= 1
 
     def _is_first_sight(self, request_id: int) -> bool:
-        """Ids count up by one, so what is below the next one has been seen, unless it was overtaken and is still
-        missing. That memory is bounded: an id that stays away for thousands of others counts as seen, which costs
-        its caller a deadline, while running a request twice could cost data."""
+        """Ids count up by one, so an id below the next one has been seen, unless it was overtaken and is still missing.
+        That memory is bounded. An id that is missing while thousands of others arrive counts as seen: that costs its
+        caller a deadline, while running a request twice could cost data."""
         if request_id == self._next_id:
             self._next_id += 1
             return True
@@ -458,7 +467,8 @@ class RpcServerConnection:
         return True
 
     def _stop_running(self, request_id: int, cause: str) -> None:
-        """Off the table here, not in the task's `finally`: a task cancelled before its first step never gets there."""
+        """Removes the request here, not in the task's `finally`: a task cancelled before its first step never runs
+        it."""
         running = self._running.pop(request_id, None)
         if running is not None:
             running[0].cancel(cause)
@@ -478,7 +488,7 @@ class RpcServerConnection:
         try:
             frame = encode(AnswerFrame(request_id, with_body(answer)))
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            self._fail(request_id, self._as_ours(name, error))
+            self._fail(request_id, self._as_ebla_error(name, error))
             return
         if len(frame) > self._frame_bytes_max:
             # Not `TooLarge`, which would say that nothing was done.
@@ -500,12 +510,16 @@ class RpcServerConnection:
         else:
             link.send_now(frame)
 
-    def _as_ours(self, name: str, error: Exception) -> EblaError:
+    def _as_ebla_error(self, name: str, error: Exception) -> EblaError:
         if isinstance(error, EblaError):
             return error
         peer = None if self.peer is None else str(self.peer.host)
         self._server.report("wire.verb_broke", {"verb": name, "host": peer, "error": repr(error)})
         return InternalError(f"{name} broke: {error!r}")
+
+
+def _rest(suspended: Suspended[A]) -> Suspended[A]:
+    return suspended
 
 
 def _unserved(number: int, served: _Served | None, lane: Lane) -> EblaError:

@@ -33,7 +33,6 @@ from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Session, Snapshot, Table, TopologyState
 from ebla.topology.tablet_map import TabletMap
 from ebla.wire.row_messages import Item, ReadRowsRequest, RowWrite, Span, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.server import Continuation
 
 T = TypeVar("T")
 HISTORY = HistoryId(uuid.UUID(int=99))
@@ -143,11 +142,7 @@ class ShardRig:
         self.guards.on_view_installed(view)
 
     async def write(self, *writes: RowWrite, deadline_ms: int = 1_000) -> WriteRowsAnswer:
-        found = self.writer.begin(WriteRowsRequest(writes), deadline_ms)
-        if type(found) is Continuation:
-            return await found.work()
-        assert isinstance(found, WriteRowsAnswer)
-        return found
+        return await self.writer.write(WriteRowsRequest(writes), deadline_ms)
 
 
 class HeldSyncs:

@@ -21,7 +21,8 @@ from tests.unit.replica.shard_rig import (
 from tests.unit.replica.staged import OPEN, SESSION, Staging, request_of
 from tests.unit.storage.store_rig import Rig, plain
 
-from ebla.model.errors import DeadlineExceeded, Outcome, Refused, Stale, Unavailable
+from ebla.aio.eager import Suspended, run_eagerly
+from ebla.model.errors import Outcome, Refused, Stale, Unavailable
 from ebla.model.identity import TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
@@ -75,8 +76,6 @@ async def test_nothing_is_served_without_the_right(shard: ShardRig, /) -> None:
         await served.replica.write(WriteRowsRequest((write_of(ROW),)), 1_000)
     with pytest.raises(Unavailable):
         await served.replica.read(read_of(POINT), 1_000)
-    with pytest.raises(Unavailable):
-        served.replica.read_now(read_of(POINT))
     served.serves = True
     assert (await served.replica.read(read_of(POINT), 1_000)).items == ()
 
@@ -98,15 +97,6 @@ async def test_a_write_whose_shard_lost_the_right_meanwhile_is_not_acknowledged(
     assert writing.result() is Outcome.UNKNOWN
 
 
-async def test_a_call_from_within_ends_by_its_deadline(shard: ShardRig, /) -> None:
-    await shard.follow(small_cluster(ONE))
-    served = Served(shard)
-    HeldSyncs(shard.store)
-    with pytest.raises(DeadlineExceeded):
-        await served.replica.write(WriteRowsRequest((write_of(ROW),)), 100)
-    assert shard.writer.waiting == 0
-
-
 async def test_what_is_done_is_counted(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(ONE, version=4, fence=3))
     served = Served(shard)
@@ -114,9 +104,9 @@ async def test_what_is_done_is_counted(shard: ShardRig, /) -> None:
     assert len((await served.replica.write(request, 1_000)).failures) == 1
     assert await served.replica.write(WriteRowsRequest((write_of(ROW, version=3),)), 1_000) == WriteRowsAnswer()
     assert (await served.replica.read(read_of(POINT, version=4), 1_000)).items == (ROW,)
-    assert served.replica.read_now(read_of(POINT, version=4)) is not None
+    assert not isinstance(run_eagerly(served.replica.read(read_of(POINT, version=4), 1_000)), Suspended)
     with pytest.raises(Stale):
-        served.replica.read_now(read_of(POINT))
+        await served.replica.read(read_of(POINT), 1_000)
     assert served.counted("replica_writes_total") == 3
     assert served.counted("replica_write_batches_total") == 2
     assert served.counted("replica_reads_total") == 2

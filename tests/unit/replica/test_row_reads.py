@@ -18,6 +18,7 @@ from tests.unit.replica.shard_rig import (
 from tests.unit.storage.store_rig import plain
 from tests.unit.topology.small_cluster import replica
 
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.identity import TableId, TopologyVersion
 from ebla.model.rows import Deletion, PartitionHead, Row
@@ -28,7 +29,6 @@ from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.commit_log import SyncMode
 from ebla.storage.stack import OpenStack, Stack
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.server import Continuation
 
 pytestmark = runs_in(in_shard)
 
@@ -41,7 +41,7 @@ POINT = (ROW[0], ROW[0] + b"\0")
 async def test_an_outdated_version_is_refused_on_arrival(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(ONE, version=4, fence=3))
     with pytest.raises(Stale, match="fence"):
-        shard.reader.read_now(read_of(POINT, version=2))
+        run_eagerly(shard.reader.read(read_of(POINT, version=2), 1_000))
     with pytest.raises(Stale, match="fence"):
         await shard.reader.read(read_of(version=2), 1_000)
 
@@ -62,7 +62,6 @@ async def test_a_fence_that_rises_during_a_read_is_noticed(shard: ShardRig, /) -
 async def test_a_newer_version_is_waited_for(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(ONE))
     await shard.write(write_of(ROW))
-    assert shard.reader.read_now(read_of(POINT, version=3)) is None
     with pytest.raises(Stale, match="not come here"):
         await shard.reader.read(read_of(POINT, version=3), 100)
     async with asyncio.TaskGroup() as tasks:
@@ -74,13 +73,12 @@ async def test_a_newer_version_is_waited_for(shard: ShardRig, /) -> None:
 
 async def test_a_point_read_needs_no_waiting_once_layers_are_open(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(ONE))
-    assert shard.reader.read_now(read_of(POINT, rows_max=1)) is None
-    begun = shard.reader.begin(read_of(POINT, rows_max=1), 1_000)
-    assert type(begun) is Continuation
-    assert (await begun.work()).items == ()
+    first = run_eagerly(shard.reader.read(read_of(POINT, rows_max=1), 1_000))
+    assert isinstance(first, Suspended)
+    assert (await first).items == ()
     await shard.write(write_of(ROW))
-    found = shard.reader.read_now(read_of(POINT, rows_max=1))
-    assert found is not None
+    found = run_eagerly(shard.reader.read(read_of(POINT, rows_max=1), 1_000))
+    assert not isinstance(found, Suspended)
     assert (found.items, found.is_whole, found.live_rows) == ((ROW,), True, 1)
 
 
@@ -89,7 +87,7 @@ async def test_what_is_not_here_is_told(shard: ShardRig, /) -> None:
     items = [plain(number, 0, 5) for number in range(40)]
     there = next(item for item in items if tablet_of(TWO, item) == 1)
     with pytest.raises(Stale, match="no replica"):
-        shard.reader.read_now(read_of((there[0], there[0] + b"\0")))
+        run_eagerly(shard.reader.read(read_of((there[0], there[0] + b"\0")), 1_000))
     with pytest.raises(Stale, match="no replica"):
         await shard.reader.read(read_of((there[0], None)), 100)
     with pytest.raises(NotFound):
@@ -145,7 +143,7 @@ async def test_so_many_reads_may_wait(shard: ShardRig, /) -> None:
         waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded):
-            shard.reader.begin(read_of(version=9), 1_000)
+            await shard.reader.read(read_of(version=9), 1_000)
         waiting.cancel()
     assert shard.reader.waiting == 0
 

@@ -20,6 +20,7 @@ from tests.unit.replica.shard_rig import (
 from tests.unit.storage.store_rig import plain
 from tests.unit.topology.small_cluster import replica, with_transition
 
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import Overloaded
 from ebla.model.identity import ShardNumber, TableId, TopologyVersion
 from ebla.replica.replica_limits import ReplicaLimits
@@ -29,7 +30,6 @@ from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.server import Continuation
 
 pytestmark = runs_in(in_shard)
 
@@ -78,10 +78,10 @@ async def test_each_write_of_a_batch_stands_for_itself(shard: ShardRig, /) -> No
 async def test_with_open_layers_a_periodic_batch_needs_no_task(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(TWO))
     request = WriteRowsRequest((write_of(HERE[0]), write_of(HERE[1])))
-    first = shard.writer.begin(request, 1_000)
-    assert type(first) is Continuation, "the layer is not open yet"
-    assert (await first.work()).failures == ()
-    assert shard.writer.begin(request, 1_000) == WriteRowsAnswer()
+    first = run_eagerly(shard.writer.write(request, 1_000))
+    assert isinstance(first, Suspended), "the layer is not open yet"
+    assert (await first).failures == ()
+    assert run_eagerly(shard.writer.write(request, 1_000)) == WriteRowsAnswer()
 
 
 async def test_in_sync_mode_a_write_is_acknowledged_when_it_is_durable(shard: ShardRig, /) -> None:
@@ -112,10 +112,10 @@ async def test_a_fence_that_rises_during_the_sync_is_noticed(shard: ShardRig, /)
 
 async def test_a_fence_that_rises_before_the_effect_prevents_it(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(TWO))
-    rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
-    assert type(rest) is Continuation, "the layer must be opened first"
+    rest = run_eagerly(shard.writer.write(WriteRowsRequest((write_of(HERE[0]),)), 1_000))
+    assert isinstance(rest, Suspended), "the layer must be opened first"
     await shard.follow(with_state(view.snapshot, 4, 3))
-    assert told(await rest.work()) == [(0, "stale", "not_applied")]
+    assert told(await rest) == [(0, "stale", "not_applied")]
     assert await stored(shard, 4) == ()
 
 
@@ -164,13 +164,13 @@ async def test_a_full_disk_is_told_per_write(shard: ShardRig, /) -> None:
 
 async def test_a_replica_that_leaves_while_its_layer_opens_takes_nothing(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(TWO))
-    rest = shard.writer.begin(WriteRowsRequest((write_of(HERE[0]),)), 1_000)
-    assert type(rest) is Continuation
+    rest = run_eagerly(shard.writer.write(WriteRowsRequest((write_of(HERE[0]),)), 1_000))
+    assert isinstance(rest, Suspended)
     gone = dataclasses.replace(
         with_state(view.snapshot, 3, 1), tablets=FrozenMap({SMALL.id: tablet_map(SMALL.id, [(replica(2),)] * 2)})
     )
     await shard.follow(gone)
-    assert told(await rest.work()) == [(0, "stale", "not_applied")]
+    assert told(await rest) == [(0, "stale", "not_applied")]
 
 
 class RecordingSibling:

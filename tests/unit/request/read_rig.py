@@ -137,18 +137,16 @@ class MemoryDoors:
     write_errors: dict[Replica, EblaError] = field(default_factory=dict)
     reads: list[tuple[Replica, ReadRowsRequest]] = field(default_factory=list)
     writes: list[tuple[Replica, WriteRowsRequest]] = field(default_factory=list)
-    has_read_now: bool = True
+    own_answers_at_once: bool = True
     on_read: Callable[[Replica], None] = lambda _: None
 
     def of(self, target: Replica) -> MemoryReplica:
         return self.replicas.setdefault(target, MemoryReplica(self.schema))
 
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
-        await self._travel(target, deadline_ms)
+        if target != self.own or not self.own_answers_at_once:
+            await self._travel(target, deadline_ms)
         return self._answer(target, request)
-
-    def read_now(self, target: Replica, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        return self._answer(target, request) if target == self.own and self.has_read_now else None
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         await self._travel(target, deadline_ms)

@@ -9,9 +9,9 @@ from tests.unit.request.write_rig import A, StubDoors, mutation
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import TopologyVersion
-from ebla.request.outbox import Outbox, OutboxDeps, Outboxes, ReplicaWrite
+from ebla.request.outbox import Outbox, Outboxes, ReplicaWrite
 from ebla.request.router_types import RouterLimits
-from ebla.request.write_acks import ReplicaWriteFailure
+from ebla.request.write_call import ReplicaWriteFailure
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
 
 
@@ -20,17 +20,17 @@ class Ends:
         self.acknowledgements: list[int] = []
         self.failures: dict[int, ReplicaWriteFailure] = {}
 
-    def acknowledged(self, position: int) -> None:
-        self.acknowledgements.append(position)
-
-    def failed(self, position: int, failure: ReplicaWriteFailure) -> None:
-        assert position not in self.failures
-        self.failures[position] = failure
+    def on_reply(self, position: int, failure: ReplicaWriteFailure | None) -> None:
+        if failure is None:
+            self.acknowledgements.append(position)
+        else:
+            assert position not in self.failures
+            self.failures[position] = failure
 
 
 def copy(ends: Ends, position: int, size: int = 100, expires_at: float = 1000.0) -> ReplicaWrite:
     asked = mutation()
-    return RowWrite(TopologyVersion(1), asked.table, asked.items), size, ends, position, expires_at
+    return ReplicaWrite(RowWrite(TopologyVersion(1), asked.table, asked.items), size, ends, position, expires_at)
 
 
 def is_full(box: Outbox) -> bool:
@@ -47,7 +47,7 @@ LIMITS = RouterLimits(frame_writes_max=3, frame_bytes_max=1000, frames_in_flight
 async def test_frames_are_bounded_in_writes_and_bytes_and_a_large_write_goes_alone() -> None:
     clients, ends = StubDoors(), Ends()
     async with asyncio.TaskGroup() as tasks:
-        box = Outboxes(OutboxDeps(clients, tasks, replace(LIMITS, frames_in_flight_max=1))).of(A)
+        box = Outboxes(clients, tasks, replace(LIMITS, frames_in_flight_max=1)).of(A)
         for position, size in enumerate((100, 100, 100, 100, 5000, 100, 600, 600)):
             box.add(copy(ends, position, size))
         assert not clients.sent[A], "nothing leaves before the turn is over"
@@ -60,7 +60,7 @@ async def test_frames_are_bounded_in_writes_and_bytes_and_a_large_write_goes_alo
 async def test_so_many_frames_are_under_way_and_the_rest_gathers() -> None:
     clients, ends = StubDoors(), Ends()
     async with asyncio.TaskGroup() as tasks:
-        box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
+        box = Outboxes(clients, tasks, LIMITS).of(A)
         let_go = clients.hold(A)
         for position in range(6):
             box.add(copy(ends, position))
@@ -76,7 +76,7 @@ async def test_so_many_frames_are_under_way_and_the_rest_gathers() -> None:
 async def test_a_copy_whose_time_is_over_before_it_leaves_is_not_sent() -> None:
     clients, ends = StubDoors(), Ends()
     async with asyncio.TaskGroup() as tasks:
-        box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
+        box = Outboxes(clients, tasks, LIMITS).of(A)
         now = asyncio.get_running_loop().time()
         box.add(copy(ends, 0, expires_at=now))
         box.add(copy(ends, 1, expires_at=now + 1))
@@ -95,7 +95,7 @@ async def test_each_copy_of_a_frame_learns_its_own_end() -> None:
         )
     )
     async with asyncio.TaskGroup() as tasks:
-        box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
+        box = Outboxes(clients, tasks, LIMITS).of(A)
         for position in range(3):
             box.add(copy(ends, position))
         await settled()
@@ -111,7 +111,7 @@ async def test_a_defect_below_fails_the_copies_and_nothing_else() -> None:
     clients, ends = StubDoors(), Ends()
     clients.behaviours[A] = broken
     async with asyncio.TaskGroup() as tasks:
-        box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
+        box = Outboxes(clients, tasks, LIMITS).of(A)
         box.add(copy(ends, 0))
         await settled()
         assert ends.failures[0].error == "internal"
@@ -127,7 +127,7 @@ async def test_copies_end_when_the_shard_stops() -> None:
 
     async def shard() -> None:
         async with asyncio.TaskGroup() as tasks:
-            box = Outboxes(OutboxDeps(clients, tasks, LIMITS)).of(A)
+            box = Outboxes(clients, tasks, LIMITS).of(A)
             for position in range(8):  # two frames are sent, the third waits
                 box.add(copy(ends, position))
             await asyncio.Event().wait()
@@ -146,7 +146,7 @@ async def test_a_box_is_full_by_writes_or_bytes_and_stalled_by_silence() -> None
     clients, ends = StubDoors(), Ends()
     limits = RouterLimits(target_writes_max=256, target_bytes_max=2 << 20, stalled_ms=500)
     async with asyncio.TaskGroup() as tasks:
-        box = Outboxes(OutboxDeps(clients, tasks, limits)).of(A)
+        box = Outboxes(clients, tasks, limits).of(A)
         let_go = clients.hold(A)
         box.add(copy(ends, 0, size=(2 << 20) - 1))
         assert not is_full(box)

@@ -149,10 +149,10 @@ def test_a_table_without_any_replica_is_not_asked_for_ever() -> None:
 
 def test_a_stand_in_counts_where_the_missing_one_would_have() -> None:
     anywhere, each = (RequiredReplies(None, 2),), (RequiredReplies("dc1", 1), RequiredReplies("dc2", 1))
-    assert find_spare((B, D), C, (anywhere, datacenter_of)) == B
-    assert find_spare((B, D), C, (each, datacenter_of)) == D
-    assert find_spare((B,), C, (each, datacenter_of)) is None
-    assert find_spare((), C, (anywhere, datacenter_of)) is None
+    assert find_spare((B, D), C, anywhere, datacenter_of) == B
+    assert find_spare((B, D), C, each, datacenter_of) == D
+    assert find_spare((B,), C, each, datacenter_of) is None
+    assert find_spare((), C, anywhere, datacenter_of) is None
 
 
 def test_one_that_seems_to_have_stopped_is_asked_last() -> None:
@@ -180,17 +180,17 @@ LOCAL = [node(number) for number in (1, 2, 3, 4)]
 
 def test_those_that_are_away_are_not_asked() -> None:
     snapshot = cluster(*LOCAL, tablets=one_tablet(A, B, C))
-    chosen = planner_of(snapshot, frozenset({host(2)})).chosen(TABLE, (A, B, C), Level.QUORUM)
+    chosen = planner_of(snapshot, frozenset({host(2)})).plan(TABLE, (A, B, C), Level.QUORUM)
     assert (chosen.contacts, chosen.spares) == ((A, C), ())
     with pytest.raises(TooFewReplicas):
-        planner_of(snapshot, frozenset({host(2)}), frozenset({C})).chosen(TABLE, (A, B, C), Level.QUORUM)
+        planner_of(snapshot, frozenset({host(2)}), frozenset({C})).plan(TABLE, (A, B, C), Level.QUORUM)
     gone = cluster(node(1, state=NodeState.LEFT), *LOCAL[1:], tablets=one_tablet(A, B, C))
-    assert planner_of(gone).chosen(TABLE, (A, B, C), Level.QUORUM).contacts == (B, C)
+    assert planner_of(gone).plan(TABLE, (A, B, C), Level.QUORUM).contacts == (B, C)
 
 
 def test_an_unknown_table_is_not_found() -> None:
     with pytest.raises(NotFound):
-        planner_of(cluster(*LOCAL, tablets=one_tablet(A))).chosen(TableId(uuid.UUID(int=3)), (A,), Level.ONE)
+        planner_of(cluster(*LOCAL, tablets=one_tablet(A))).plan(TableId(uuid.UUID(int=3)), (A,), Level.ONE)
 
 
 def test_a_repair_goes_where_a_write_would() -> None:

@@ -26,6 +26,7 @@ from tests.unit.request.stored import SMALL, head, head_at, put, row_at, stored,
 from tests.unit.storage.random_rows import column
 from tests.unit.topology.small_cluster import TABLE, host, one_tablet
 
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import (
     ConnectionLost,
@@ -92,8 +93,8 @@ def asked(rig: ReadRig) -> list[tuple[Replica, bool]]:
 
 async def test_a_row_that_this_shard_has_is_read_at_once(rig: ReadRig, /) -> None:
     fill(rig, put("p", "1", "here"), replicas=(A,))
-    page = rig.reads.read_now(point(), ONE)
-    assert page is not None
+    page = run_eagerly(rig.read(point(), ONE))
+    assert not isinstance(page, Suspended)
     assert [value_of(item) for item in page.items] == ["here"]
     assert page.position == b""
     assert await rig.read(point(), LOCAL_ONE) == page
@@ -104,27 +105,28 @@ async def test_what_is_not_live_is_not_shown_at_once_either(rig: ReadRig, /) -> 
     expired = row_at("p", "2"), stored(Row(marker=RowMarker(1, 5, NOW_S)))
     fill(rig, put("p", "1"), expired, head("p", "s"), head("q"), put("q", "1"))
     spans: tuple[Span, ...] = ((head_at("p"), row_at("p", "9")),)
-    page = rig.reads.read_now(ReadQuery(table=TABLE, spans=spans, rows_max=10, now_s=NOW_S), ONE)
-    assert page is not None
+    page = run_eagerly(rig.read(ReadQuery(table=TABLE, spans=spans, rows_max=10, now_s=NOW_S), ONE))
+    assert not isinstance(page, Suspended)
     assert [key for key, _ in page.items] == [head_at("p"), row_at("p", "1")]
 
 
 @pytest.mark.parametrize("level", [QUORUM, ALL, LOCAL_QUORUM, ConsistencyLevel.TWO])
 async def test_more_than_one_replica_is_never_answered_at_once(rig: ReadRig, /, level: ConsistencyLevel) -> None:
-    assert rig.reads.read_now(point(), level) is None
+    rest = run_eagerly(rig.read(point(), level))
+    assert isinstance(rest, Suspended)
+    await rest
 
 
 @runs_in(with_rig, own=D)
 async def test_a_shard_without_a_replica_asks_one_that_has(rig: ReadRig, /) -> None:
     fill(rig, put("p", "1", "there"))
-    assert rig.reads.read_now(point(), ONE) is None
     page = await rig.read(point(), ONE)
     assert [value_of(item) for item in page.items] == ["there"]
     assert asked(rig) == [(A, False)]
 
 
 async def test_where_the_own_shard_must_wait_it_is_asked_and_waited_for(rig: ReadRig, /) -> None:
-    rig.clients.has_read_now = False
+    rig.clients.own_answers_at_once = False
     fill(rig, put("p", "1"))
     assert len((await rig.read(point(), ONE)).items) == 1
     assert asked(rig) == [(A, False)]
@@ -301,7 +303,6 @@ async def test_rows_of_a_newer_schema_wait_for_it(rig: ReadRig, /) -> None:
     for each in (A, B, C):
         rig.clients.of(each).schema = newer
         rig.clients.of(each).write([(key, value)])
-    assert rig.reads.read_now(point(), ONE) is None
     reading = asyncio.ensure_future(rig.read(point(), ONE, ms=5_000))
     await asyncio.sleep(0.1)
     assert not reading.done()
@@ -320,7 +321,7 @@ async def test_a_slow_replica_is_not_waited_for(rig: ReadRig, /) -> None:
     began_at = loop.time()
     assert len((await rig.read(point(), ONE)).items) == 1
     assert loop.time() - began_at < 0.1
-    assert rig.counted("router_reads_repeated_total") == 1
+    assert rig.counted("router_speculative_retries_total") == 1
 
 
 @runs_in(with_rig, own=D, limits=EAGER)
@@ -344,7 +345,7 @@ def test_many_empty_tablets_are_asked_many_at_a_time() -> None:
     snapshot = snapshot_of(tablets_of(*[((A, B, C, D)[number % 4],) for number in range(count)]), SMALL)
 
     async def test(rig: ReadRig) -> None:
-        rig.clients.has_read_now = False
+        rig.clients.own_answers_at_once = False
         rig.clients.delays_ms = {A: 10, B: 10, C: 10, D: 10}
         fill(rig, put("p", "1"), put("q", "1"), put("r", "1"), replicas=(A, B, C, D))
         loop = asyncio.get_running_loop()
@@ -394,7 +395,7 @@ def test_a_page_whose_time_is_over_has_what_was_read() -> None:
     snapshot = snapshot_of(tablets_of(*[(A,)] * 8), SMALL)
 
     async def test(rig: ReadRig) -> None:
-        rig.clients.has_read_now = False
+        rig.clients.own_answers_at_once = False
         fill(rig, *[put(f"p{number}", "1") for number in range(40)], replicas=(A,))
         rig.clients.delays_ms[A] = 100
         page = await rig.read(SCAN, ONE, ms=250)

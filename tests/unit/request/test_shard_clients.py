@@ -10,7 +10,7 @@ from tests.unit.request.write_rig import mutation
 from tests.unit.topology.small_cluster import cluster, node, replica
 from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction
 
-from ebla.model.errors import Unreachable
+from ebla.model.errors import DeadlineExceeded, Unreachable
 from ebla.model.identity import Address, Replica, TopologyVersion
 from ebla.observe.event_reporter import discard_event
 from ebla.request.shard_clients import ReplicaAddresses, ShardClients
@@ -34,16 +34,18 @@ WRITE = WriteRowsRequest((RowWrite(TopologyVersion(1), mutation().table, mutatio
 class LocalStub:
     def __init__(self) -> None:
         self.writes = 0
+        self.delay_s = 0.0
 
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         self.writes += len(request.writes)
         return WriteRowsAnswer()
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         return ReadRowsAnswer(items=(), digest=b"local", is_whole=True)
-
-    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        return ReadRowsAnswer(items=(), digest=b"now", is_whole=True)
 
 
 @dataclass(kw_only=True)
@@ -89,12 +91,17 @@ async def test_the_own_shard_is_asked_directly() -> None:
     async with running() as rig:
         assert await rig.clients.write(OWN, WRITE, 1000) == WriteRowsAnswer()
         assert (await rig.clients.read(OWN, READ, 1000)).digest == b"local"
-        now = rig.clients.read_now(OWN, READ)
-        assert now is not None
-        assert now.digest == b"now"
-        assert rig.clients.read_now(OTHER, READ) is None
         assert rig.local.writes == 1
         assert rig.transport.attempts == 0
+
+
+async def test_the_own_shard_is_bounded_by_the_deadline() -> None:
+    async with running() as rig:
+        rig.local.delay_s = 5.0
+        with pytest.raises(DeadlineExceeded):
+            await rig.clients.write(OWN, WRITE, 100)
+        with pytest.raises(DeadlineExceeded):
+            await rig.clients.read(OWN, READ, 100)
 
 
 async def test_siblings_are_reached_by_socket_and_others_at_their_shards_port() -> None:

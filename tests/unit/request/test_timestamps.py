@@ -1,6 +1,6 @@
 from tests.unit.request.write_rig import Clock
 
-from ebla.request.timestamps import TimestampGenerator
+from ebla.request.router import TimestampGenerator
 
 
 def test_timestamps_follow_the_wall_clock_and_never_stand_still_or_go_back() -> None:

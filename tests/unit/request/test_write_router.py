@@ -315,7 +315,7 @@ async def test_a_client_that_gives_up_in_the_turn_of_its_answer_harms_nobody() -
 async def test_what_is_no_request_is_refused() -> None:
     async with running(limits=RouterLimits(write_bytes_max=100, request_writes_max=3)) as rig:
         with pytest.raises(InvalidRequest):
-            rig.writes.begin((), QUORUM, 100)
+            rig.writes.write((), QUORUM, 100)
         with pytest.raises(InvalidRequest):
             rig.begin(*mutations(4))
         with pytest.raises(TooLarge):
@@ -352,7 +352,7 @@ async def test_a_replica_that_lags_makes_new_writes_wait_for_it() -> None:
         await waiting
         await settled()
         assert rig.clients.writes_to(C) == 5
-        assert rig.counted("router_write_copies_left_out_total") == 0
+        assert rig.counted("router_replica_writes_skipped_total") == 0
     rig.assert_all_released()
 
 
@@ -363,12 +363,12 @@ async def test_a_replica_that_is_not_needed_is_waited_for_no_longer_than_the_bou
         began = asyncio.get_running_loop().time()
         await rig.begin()
         assert asyncio.get_running_loop().time() - began == pytest.approx(0.2, abs=0.05)
-        assert rig.counted("router_write_copies_left_out_total") == 1
+        assert rig.counted("router_replica_writes_skipped_total") == 1
         await asyncio.sleep(0.5)
         began = asyncio.get_running_loop().time()
         await asyncio.gather(*(rig.begin() for _ in range(8)))
         assert asyncio.get_running_loop().time() - began < 0.05, "nobody waits for one that answers nothing"
-        assert rig.counted("router_write_copies_left_out_total") == 9
+        assert rig.counted("router_replica_writes_skipped_total") == 9
         let_go.set()
     rig.assert_all_released()
     assert rig.clients.writes_to(C) == 4

@@ -104,9 +104,6 @@ class StubDoors:
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
         raise AssertionError("nothing is read here")
 
-    def read_now(self, target: Replica, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        raise AssertionError("nothing is read here")
-
 
 class CountedView(TopologyView):
     """Counts holds and releases besides what the view does with them."""
@@ -160,7 +157,7 @@ class WriteRig:
         return self.metrics.counters[name].series().value
 
     def begin(self, *mutations: Mutation, level: ConsistencyLevel = QUORUM, ms: int = 1000) -> "asyncio.Future[None]":
-        return self.writes.begin(mutations or (mutation(),), level, ms)
+        return self.writes.write(mutations or (mutation(),), level, ms)
 
     def assert_all_released(self) -> None:
         assert self.view.held == self.view.released

@@ -290,7 +290,7 @@ async def test_a_busy_server_refuses_more_work() -> None:
         caller = await rig.connect()
         running = [rig.tasks.create_task(slow_call(caller, str(n))) for n in range(2)]
         await settled()
-        with pytest.raises(Overloaded, match="under way"):
+        with pytest.raises(Overloaded, match="in flight"):
             await slow_call(caller, "third")
         rig.release.set()
         assert len([await task for task in running]) == 2

@@ -1,6 +1,4 @@
-"""A verb that answers at once where it can, and as a task where it cannot."""
-
-from functools import partial
+"""A verb served eagerly answers in the first step if it can, and as a task if it has to wait."""
 
 import pytest
 from tests.async_tests import settled
@@ -8,21 +6,21 @@ from tests.unit.wire.rig import EchoAnswer, EchoRequest, Rig, running_rig
 
 from ebla.model.errors import DeadlineExceeded, Stale
 from ebla.wire.frames import Lane
-from ebla.wire.server import Continuation, IncomingCall
+from ebla.wire.server import IncomingCall
 from ebla.wire.verbs import Verb
 
 EITHER = Verb(number=9010, name="either", lane=Lane.CONTROL, request=EchoRequest, answer=EchoAnswer)
 
 
 def serve_either(rig: Rig) -> None:
-    def either(request: EchoRequest, call: IncomingCall) -> EchoAnswer | Continuation[EchoAnswer]:
+    async def either(request: EchoRequest, call: IncomingCall) -> EchoAnswer:
         if request.text == "stale":
             raise Stale("refused at once")
         if request.text.startswith("later"):
-            return Continuation(partial(rig.slow, request, call))
+            return await rig.slow(request, call)
         return EchoAnswer(request.text)
 
-    rig.server.serve(EITHER, either)
+    rig.server.serve_eagerly(EITHER, either)
 
 
 async def test_an_answer_leaves_at_once_or_when_the_rest_is_done() -> None:
