@@ -31,6 +31,7 @@ from ebla.model.identity import TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator, SelectorKind
 from ebla.model.token import WHOLE_RING
+from ebla.model.transfers import ScanStack
 from ebla.runtime.file_disk import FileDisk
 from ebla.source.read.local_scan import LocalScan, open_located
 from ebla.source.read.replica_merge import merge_replicas
@@ -38,7 +39,6 @@ from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
 from ebla.storage.compaction.compactor import BaseLayerWriter
 from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.scan.scan_columns import select_values
-from ebla.storage.scan.scan_stack import ScanStack
 from ebla.storage.scan.stack_scan import ScanQuery
 from ebla.wire.table_calls import CheckpointFiles
 from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery

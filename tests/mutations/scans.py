@@ -10,7 +10,7 @@ REPLICAS = PytestCheck("tests/unit/source/read/test_replica_merge.py")
 MUTATIONS = (
     Mutation(
         name="scans-times-of-other-rows-forgotten",
-        module="ebla.storage.scan.visible_rows",
+        module="ebla.storage.codec.live_rows",
         function="VisibleTransform.row",
         find="self.note(item[0], row)",
         replace="pass",
@@ -73,7 +73,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-rows-of-one-time-are-the-same",
-        module="ebla.storage.merge.equal_rows",
+        module="ebla.storage.merge.chunk_merge",
         function="same_rows",
         find="found &= _same_values(column.type, one.column(name), other.column(name))",
         replace="pass",
@@ -82,7 +82,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="scans-minus-zero-is-zero",
-        module="ebla.storage.merge.equal_rows",
+        module="ebla.storage.merge.chunk_merge",
         function="_same_values",
         find="if one.type in _BITS:",
         replace="if not len(one):",

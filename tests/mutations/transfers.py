@@ -283,7 +283,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-keys-of-several-runs-kept-several-times",
-        module="ebla.storage.merge.row_sort",
+        module="ebla.storage.merge.chunk_merge",
         function="sort_rows",
         find="if same_key.any():",
         replace="if same_key.all() and len(same_key) > len(places):",

@@ -39,10 +39,9 @@ from ebla.model.schema import TableOptions, TableSchema, TombstoneGc
 from ebla.request.read_router import ReadLimits
 from ebla.request.router_types import ReadQuery
 from ebla.storage.codec.key_codec import decode_token, head_key, prefix_end, row_key, split_key
-from ebla.storage.codec.live_rows import has_static, is_live_row
+from ebla.storage.codec.live_rows import has_static, is_live_row, static_values, visible_cells
 from ebla.storage.codec.row_codec import decode_head, decode_row, is_head
 from ebla.storage.layers.layer import Item
-from ebla.storage.scan.visible_rows import static_values, visible_cells
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.row_messages import Span
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from ebla.aio.eager import needs_task
-from ebla.model.error_groups import leaf_errors
+from ebla.model.errors import leaf_errors
 
 T = TypeVar("T")
 

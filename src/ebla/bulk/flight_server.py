@@ -31,7 +31,7 @@ from ebla.model.errors import (
 )
 from ebla.model.identity import Address
 from ebla.observe.event_reporter import EventReporter
-from ebla.storage.layers.malloc_buffers import keep_freed_buffers
+from ebla.storage.layers.malloc import keep_freed_buffers
 from ebla.wire.flight_format import encode_failure, flight_uri
 
 REOPEN_PAUSE_S = 0.02

@@ -26,10 +26,9 @@ from ebla.model.errors import (
     NotFound,
 )
 from ebla.model.token import TokenRange
-from ebla.model.transfers import ROWS_NAME, CheckpointFile
+from ebla.model.transfers import ROWS_NAME, CheckpointFile, ScanStack
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import RECORD_HEADER_BYTES, read_header, records_of
-from ebla.storage.scan.scan_stack import ScanStack
 from ebla.wire.flight_format import (
     BYTES_SCHEMA,
     CHECKSUM_BYTES,

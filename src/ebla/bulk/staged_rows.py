@@ -10,9 +10,8 @@ from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer
 from ebla.bulk.staging_state import TransferPhase
 from ebla.model.errors import InvalidRequest, Overloaded, Refused
 from ebla.model.identity import AttemptId
-from ebla.model.transfers import ROWS_NAME, StagingKind
+from ebla.model.transfers import ROWS_NAME, ScanStack, StagingKind
 from ebla.ports.disk import Disk
-from ebla.storage.scan.scan_stack import ScanStack
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import EblaError, Outcome
+from ebla.model.errors import EblaError, Outcome, leaf_errors
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from ebla.control.topology.feed_service import FeedConfig, TopologyFeedService
 from ebla.control.topology.join_driver import JoinDeps, JoinDriver
 from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.schema_service import SchemaDeps, SchemaService
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import EblaError, Refused
+from ebla.model.errors import EblaError, Refused, leaf_errors
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision
 from ebla.observe.event_reporter import EventReporter

@@ -4,6 +4,7 @@ Codes of CQL and REST follow from these two and the class, in `error_codes.py` a
 """
 
 import enum
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -219,3 +220,12 @@ class InternalError(EblaError):
 
     outcome = Outcome.UNKNOWN
     fault = Fault.US
+
+
+def leaf_errors(error: BaseException) -> Iterator[BaseException]:
+    """The single errors in a group, at any depth; an error that is no group yields itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for each in error.exceptions:
+        yield from leaf_errors(each)

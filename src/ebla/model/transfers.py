@@ -60,6 +60,13 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
         return sum(layer.size_bytes for layer in self.layers)
 
 
+class ScanStack(msgspec.Struct, frozen=True, array_like=True):
+    """A stack of a checkpoint as a scan reads it: its layers by folder, each with its range."""
+
+    range: TokenRange
+    layers: tuple[tuple[str, TokenRange], ...]
+
+
 class TransferSource(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint on a node, and the right to read it."""
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import EblaError
+from ebla.model.errors import EblaError, leaf_errors
 from ebla.observe.event_reporter import EventReporter
 from ebla.observe.events import Severity, Sink
 from ebla.observe.observer import Observer

@@ -41,8 +41,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import DiskFull
+from ebla.model.errors import DiskFull, leaf_errors
 from ebla.model.identity import Address, HostId
 from ebla.ports.environment import Environment
 from ebla.sim.clock import SimClock

@@ -22,7 +22,7 @@ from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import StagedFile, TransferSource, TransferTarget
 from ebla.storage.codec.row_file import records_of
-from ebla.storage.layers.malloc_buffers import keep_freed_buffers
+from ebla.storage.layers.malloc import keep_freed_buffers
 from ebla.transfers.flight_calls import (
     FileStream,
     FlightClientLimits,

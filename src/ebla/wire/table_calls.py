@@ -23,8 +23,7 @@ from ebla.model.identity import Address, AttemptId, HostId, SessionId, TableId, 
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
-from ebla.model.transfers import StagedFile, TransferTarget
-from ebla.storage.scan.scan_stack import ScanStack
+from ebla.model.transfers import ScanStack, StagedFile, TransferTarget
 from ebla.wire.frames import FailureFrame
 
 ReadId = NewType("ReadId", uuid.UUID)

@@ -16,8 +16,7 @@ from ebla.bulk.tickets import Grant, GrantKind
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import AttemptId
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.model.transfers import TransferSource
-from ebla.storage.scan.scan_stack import ScanStack
+from ebla.model.transfers import ScanStack, TransferSource
 from ebla.wire.flight_format import byte_values
 from ebla.wire.table_calls import CheckpointFiles
 from ebla.wire.transfer_messages import (

@@ -13,10 +13,9 @@ from ebla.bulk.staged_rows import StagedRows
 from ebla.model.errors import ConnectionLost, Corruption, Stale
 from ebla.model.identity import AttemptId
 from ebla.model.token import WHOLE_RING
-from ebla.model.transfers import StagedFile, StagingKind
+from ebla.model.transfers import ScanStack, StagedFile, StagingKind
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
-from ebla.storage.scan.scan_stack import ScanStack
 from ebla.transfers.flight_calls import StagedRecordStream
 from ebla.transfers.flight_client import FlightClient
 from ebla.wire.flight_format import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch

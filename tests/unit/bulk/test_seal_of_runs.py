@@ -23,7 +23,7 @@ from ebla.model.errors import Corruption, DiskFull, EblaError, InvalidRequest, O
 from ebla.model.identity import AttemptId, TransferId
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.model.transfers import StagedFile, StagingKind
+from ebla.model.transfers import ScanStack, StagedFile, StagingKind
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.codec.key_codec import decode_token
@@ -32,7 +32,6 @@ from ebla.storage.codec.staging_format import SealedFile, read_sealed
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.merge.row_merge import merge_all
-from ebla.storage.scan.scan_stack import ScanStack
 
 MERGED_MAX = pytest.mark.parametrize("merged_max", [1 << 20, 0], ids=["merged", "layer"])
 Runs = Mapping[AttemptId, Sequence[Item]]

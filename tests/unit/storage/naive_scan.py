@@ -12,12 +12,12 @@ from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator, Sele
 from ebla.model.token import TokenRange
 from ebla.model.values import decode
 from ebla.storage.codec.key_codec import decode_clustering, decode_token, in_spans, partition_key_of, split_key
+from ebla.storage.codec.live_rows import visible_cells
 from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import merge_streams
 from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import ScanQuery
-from ebla.storage.scan.visible_rows import visible_cells
 
 ALL = select_values(one.name for one in MIXED.columns)
 TIMES = (

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import TableSchema
-from ebla.storage.scan.scan_stack import ScanStack
+from ebla.model.transfers import ScanStack
 from ebla.wire.transfer_messages import HashesQuery, StoredRowsQuery, TypedRowsQuery
 
 FRAME_HEADER = struct.Struct(">BI")

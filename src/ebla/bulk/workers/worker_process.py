@@ -18,7 +18,7 @@ from ebla.storage.columns.chunks import whole_shape
 from ebla.storage.compaction.compaction_plan import CompactionJob
 from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.layer_build import BuildJob, run_build
-from ebla.storage.layers.malloc_buffers import keep_freed_buffers
+from ebla.storage.layers.malloc import keep_freed_buffers
 from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.scan.checkpoint_scan import CheckpointScan, ScanContext, open_checkpoint
 from ebla.storage.scan.range_hashes import HASHES_SCHEMA

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ebla.journal.checked_file import FILE_CHUNK_BYTES, AtomicFileWriter
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import Corruption, EblaError, Refused, Unavailable
+from ebla.model.errors import Corruption, EblaError, Refused, Unavailable, leaf_errors
 from ebla.ports.clock import Clock
 from ebla.ports.disk import Disk
 from ebla.raft.messages import InstallSnapshot, SnapshotMeta

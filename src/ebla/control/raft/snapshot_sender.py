@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import Unavailable
+from ebla.model.errors import Unavailable, leaf_errors
 from ebla.model.identity import HistoryId
 from ebla.raft.messages import InstallSnapshot
 from ebla.wire.group0_messages import SnapshotChunk, SnapshotChunkAnswer

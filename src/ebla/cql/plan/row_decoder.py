@@ -14,8 +14,8 @@ from ebla.model.rows import Cell, PartitionHead, Row, without_deleted
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import split_composite_key
 from ebla.storage.codec.key_codec import head_key, inverted, partition_key_of, split_key
+from ebla.storage.codec.live_rows import static_values, visible_cells
 from ebla.storage.codec.row_codec import decode_head, decode_row, is_head, plain_header_prefixes, take_plain_cells
-from ebla.storage.scan.visible_rows import static_values, visible_cells
 from ebla.wire.row_messages import Item
 
 RowValues = list[bytes | None]

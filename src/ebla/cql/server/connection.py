@@ -22,8 +22,7 @@ from ebla.cql.server.clients import ClientEndpoint, ConnectedClient, ConnectionS
 from ebla.cql.server.events import EventPublisher
 from ebla.cql.system_tables.node_info import TABLET_ROUTING
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.error_groups import leaf_errors
-from ebla.model.errors import BadProtocol, EblaError, InternalError, Overloaded
+from ebla.model.errors import BadProtocol, EblaError, InternalError, Overloaded, leaf_errors
 from ebla.observe.event_reporter import EventReporter
 from ebla.observe.metrics import Metrics
 from ebla.wire.cql import notation, requests, responses

@@ -18,8 +18,7 @@ from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.binary_columns import concat_columns, take_binary
 from ebla.storage.columns.key_columns import token_words
 from ebla.storage.columns.load_encoding import EncodedRows
-from ebla.storage.merge.chunk_merge import key_order
-from ebla.storage.merge.row_sort import sort_rows
+from ebla.storage.merge.chunk_merge import key_order, sort_rows
 from ebla.wire.table_calls import StagingRoute
 
 TokenWords = npt.NDArray[np.uint64]

@@ -13,7 +13,7 @@ from ebla.source.write.small_writes import SMALL_BYTES_MAX, pack_batches
 from ebla.source.write.sorted_runs import sort_and_route
 from ebla.source.write.task_messages import WriteTaskResult, WriteTaskSpec
 from ebla.source.write.write_options import WriteOptions
-from ebla.storage.layers.malloc_buffers import use_malloc_for_arrow
+from ebla.storage.layers.malloc import use_malloc_for_arrow
 
 RUN_BYTES_MAX = 400 << 20
 """Whatever is asked for: twice that, and what encoding adds, must fit into columns that count bytes in 31 bits."""

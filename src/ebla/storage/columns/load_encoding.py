@@ -24,8 +24,7 @@ from ebla.storage.columns.chunks import ChunkShape, chunk_of
 from ebla.storage.columns.key_columns import encode_head_keys, encode_keys
 from ebla.storage.columns.plain_columns import encode_plain_values
 from ebla.storage.columns.wire_columns import cast_to_type, check_values, to_wire, valid_of
-from ebla.storage.merge.chunk_merge import merge_duplicates
-from ebla.storage.merge.row_sort import drop_repeats
+from ebla.storage.merge.chunk_merge import drop_repeats, merge_duplicates
 
 BATCH_BYTES_MAX = 1 << 30
 """Arrow counts the bytes of a binary column in 31 bits, and keys and lengths come on top."""

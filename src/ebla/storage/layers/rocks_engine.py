@@ -41,7 +41,7 @@ from ebla.model.errors import Overloaded, Stale
 from ebla.ports.disk import Disk
 from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
-from ebla.storage.layers.malloc_trim import MallocTrimmer
+from ebla.storage.layers.malloc import MallocTrimmer
 from ebla.storage.layers.rocks_errors import translate_errors, translated_error
 
 FACTS_KEY = b"\0"

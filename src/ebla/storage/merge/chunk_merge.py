@@ -14,20 +14,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebla.storage.columns.binary_columns import Mask, Positions
+from ebla.model.cql_types import CqlType
+from ebla.model.schema import TableSchema
+from ebla.storage.codec.row_file import ROWS_SCHEMA
+from ebla.storage.columns.binary_columns import Mask, Positions, take_binary
 from ebla.storage.columns.chunks import (
+    FLAGS,
     KEY,
+    STORED,
+    TIMESTAMP,
     ChunkFlag,
     ChunkShape,
     chunk_of,
     concat_chunks,
+    field_name,
     flags_of,
     splice_chunks,
     stored_values,
     timestamps_of,
 )
 from ebla.storage.columns.key_columns import token_words
-from ebla.storage.merge.equal_rows import same_keys, same_rows
+from ebla.storage.columns.wire_columns import to_wire
 from ebla.storage.merge.row_merge import merge_all
 
 
@@ -232,3 +239,90 @@ def _merged_one_by_one(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGrou
         merged_values.append(merge_all(values[start : start + size], shape.schema))
         start += size
     return chunk_of(shape, pa.array(merged_keys, pa.binary()), pa.array(merged_values, pa.binary()))
+
+
+# -- equal rows --------------------------------------------------------------------------------------------------------
+
+
+_BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64(), pa.month_day_nano_interval(): pa.binary(16)}
+
+
+def same_keys(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
+    return len(one) == len(other) and bool(one.column(KEY).equals(other.column(KEY)))
+
+
+def same_rows(shape: ChunkShape, one: pa.RecordBatch, other: pa.RecordBatch) -> Mask:
+    """For each place whether the rows there say the same, cell by cell and with their times. Their keys must be equal
+    where they do: those are not looked at."""
+    found: Mask = _same(one.column(TIMESTAMP), other.column(TIMESTAMP))
+    found &= _same(one.column(FLAGS), other.column(FLAGS))
+    found &= _same(one.column(STORED), other.column(STORED))
+    for column in shape.schema.regular:
+        if not found.any():
+            break
+        if column.number in shape.numbers:
+            name = field_name(column.number)
+            found &= _same_values(column.type, one.column(name), other.column(name))
+    return found
+
+
+def _same_values(kind: CqlType, one: pa.Array, other: pa.Array) -> Mask:
+    if one.type in _BITS:
+        # Not by value: NaN is equal to nothing, -0.0 to 0.0, and Arrow does not compare durations at all.
+        return _same(one.view(_BITS[one.type]), other.view(_BITS[one.type]))
+    if not pa.types.is_nested(one.type):
+        return _same(one, other)
+    if one.equals(other):
+        return np.ones(len(one), np.bool_)
+    # Arrow compares no nested values one by one.
+    return _same(to_wire(kind, one), to_wire(kind, other))
+
+
+def _same(one: pa.Array, other: pa.Array) -> Mask:
+    """A null is the same as a null."""
+    equal = pc.equal(one, other)
+    if equal.null_count:
+        equal = pc.if_else(equal.is_null(), pc.and_(one.is_null(), other.is_null()), equal)
+    return np.array(equal.to_numpy(zero_copy_only=False))
+
+
+# -- staged rows -------------------------------------------------------------------------------------------------------
+
+
+def sort_rows(
+    schema: TableSchema, keys: pa.Array, values: pa.Array, words: npt.NDArray[np.uint64] | None = None
+) -> pa.RecordBatch:
+    """Columns `key` and `value`. A key that is there twice is merged by the one rule of all rows. `words` are the
+    tokens of the keys (`token_words`), where they are known already."""
+    order, same_key = key_order(keys, words)
+    keys, values = take_binary(keys, order), take_binary(values, order)
+    if same_key.any():
+        keys, values = _merged(schema, keys, values, same_key)
+    return pa.RecordBatch.from_arrays([keys, values], schema=ROWS_SCHEMA)
+
+
+def drop_repeats(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Without those that say the same as the next: heads of one partition, as a rule."""
+    repeats = same_as_next(keys) & same_as_next(values)
+    if not repeats.any():
+        return keys, values
+    kept = pa.array(np.append(~repeats, True))
+    return keys.filter(kept), values.filter(kept)
+
+
+def _merged(schema: TableSchema, keys: pa.Array, values: pa.Array, same_key: Mask) -> tuple[pa.Array, pa.Array]:
+    groups = KeyGroups.of(same_key)
+    differs = np.zeros(len(keys), np.bool_)
+    differs[:-1] = same_key & ~same_as_next(values)
+    unequal = np.logical_or.reduceat(differs, groups.starts)
+    firsts = pa.array(groups.starts)
+    keys, found = keys.take(firsts), values.take(firsts)
+    if not unequal.any():
+        return keys, found
+    members = values.filter(pa.array(np.repeat(unequal, groups.sizes))).to_pylist()
+    merged, start = [], 0
+    for size in groups.sizes[unequal].tolist():
+        merged.append(merge_all(members[start : start + size], schema))
+        start += size
+    order = np.where(unequal, len(found) + np.cumsum(unequal) - 1, np.arange(len(found)))
+    return keys, pa.concat_arrays([found, pa.array(merged, pa.binary())]).take(pa.array(order))

@@ -31,8 +31,7 @@ from ebla.storage.codec.key_codec import token_word
 from ebla.storage.codec.row_file import RECORD_HEADER_BYTES, decode_body, read_header, read_raw, records_of
 from ebla.storage.columns.key_columns import token_words
 from ebla.storage.layers.layer import KEY_BYTES_MIN
-from ebla.storage.merge.chunk_merge import KeySequence
-from ebla.storage.merge.row_sort import sort_rows
+from ebla.storage.merge.chunk_merge import KeySequence, sort_rows
 
 RUNS_OPEN_MAX = 256
 BUFFERED_BYTES_MAX = 256 << 20

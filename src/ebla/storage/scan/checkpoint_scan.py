@@ -13,6 +13,7 @@ import pyarrow as pa
 from ebla.model.schema import TableSchema
 from ebla.model.selection import KeyCondition
 from ebla.model.token import TokenRange
+from ebla.model.transfers import ScanStack
 from ebla.ports.disk import Disk
 from ebla.storage.codec.key_codec import KeySpan, clip_span, key_spans
 from ebla.storage.codec.row_file import ROWS_SCHEMA
@@ -20,7 +21,6 @@ from ebla.storage.columns.chunks import KEY, STORED, ChunkShape
 from ebla.storage.layers.layer import LayerEngine
 from ebla.storage.scan.key_filter import KeyFilter
 from ebla.storage.scan.range_hashes import RangeHasher
-from ebla.storage.scan.scan_stack import ScanStack
 from ebla.storage.scan.stack_scan import (
     ScanLayer,
     ScanQuery,

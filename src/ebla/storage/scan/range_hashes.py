@@ -24,8 +24,7 @@ from ebla.storage.codec.row_digest import canonical_value
 from ebla.storage.columns.binary_columns import ByteRun, Mask, Positions, byte_run
 from ebla.storage.columns.chunks import KEY, STORED, ChunkFlag, ChunkShape, flags_of
 from ebla.storage.columns.key_columns import token_words
-from ebla.storage.columns.plain_columns import plain_headers
-from ebla.storage.columns.plain_layouts import upgrade_layout
+from ebla.storage.columns.plain_columns import plain_headers, upgrade_layout
 from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.layer_facts import ALWAYS_US

@@ -16,6 +16,7 @@ from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.ports.disk import Disk
 from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, head_key, key_spans, prefix_end, row_key
+from ebla.storage.codec.live_rows import VisibleTransform, live_static, static_values
 from ebla.storage.columns.chunks import (
     KEY,
     STORED,
@@ -44,7 +45,6 @@ from ebla.storage.scan.scan_columns import (
     row_column_numbers,
     token_column,
 )
-from ebla.storage.scan.visible_rows import VisibleTransform, live_static, static_values
 
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 32 << 20

@@ -17,7 +17,7 @@ from ebla.bulk.workers.messages import ScanJob
 from ebla.bulk.workers.pool import NICENESS
 from ebla.model.errors import Corruption, Overloaded, Unavailable
 from ebla.model.token import WHOLE_RING
-from ebla.storage.scan.scan_stack import ScanStack
+from ebla.model.transfers import ScanStack
 from ebla.wire.transfer_messages import StoredRowsQuery
 
 pytestmark = runs_in(real_time)

@@ -12,6 +12,7 @@ from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, layer_facts, 
 from ebla.model.errors import InvalidRequest
 from ebla.model.selection import ColumnSelector
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.transfers import ScanStack
 from ebla.runtime.file_disk import FileDisk
 from ebla.source.read.local_scan import open_located
 from ebla.source.read.read_only_disk import ReadOnlyDisk
@@ -22,7 +23,6 @@ from ebla.storage.compaction.compactor import BaseLayerWriter
 from ebla.storage.layers.layer import Item, LayerDamaged, build_layer
 from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.merge.row_merge import merge_streams
-from ebla.storage.scan.scan_stack import ScanStack
 from ebla.storage.scan.stack_scan import ScanQuery
 from ebla.wire.table_calls import CheckpointFiles
 from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery

@@ -14,12 +14,12 @@ from ebla.model.identity import Address, HostId, TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.selection import ColumnSelector
 from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.transfers import ScanStack
 from ebla.source.read import local_scan, split_rows
 from ebla.source.read.planner import InputSplit, SplitRange
 from ebla.source.read.split_rows import SCANS_OPEN_MAX, SplitRows
 from ebla.source.read.table_flight_client import TableFlightClient
 from ebla.storage.codec.key_codec import partition_prefix
-from ebla.storage.scan.scan_stack import ScanStack
 from ebla.wire.table_calls import CheckpointFiles, ReadSource
 from ebla.wire.transfer_messages import TypedRowsQuery
 

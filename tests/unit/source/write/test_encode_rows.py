@@ -13,7 +13,7 @@ from ebla.source.write.encode_rows import RowEncoding, RowOperation, encode_rows
 from ebla.storage.codec.key_codec import head_key
 from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row
 from ebla.storage.columns.load_encoding import WriteStamp
-from ebla.storage.merge.row_sort import sort_rows
+from ebla.storage.merge.chunk_merge import sort_rows
 
 NUMBER = {one.name: one.number for one in MIXED.columns}
 TYPES = pa.schema(

@@ -12,7 +12,7 @@ from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.source.write.sorted_runs import route_rows, rows_within, sort_and_route
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.columns.load_encoding import EncodedRows, WriteStamp, encode_upserts
-from ebla.storage.merge.row_sort import sort_rows
+from ebla.storage.merge.chunk_merge import sort_rows
 from ebla.wire.table_calls import StagingRoute
 
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))

@@ -25,7 +25,7 @@ from ebla.source.write.task_writer import coalesce_batches, write_rows
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import decode_records
 from ebla.storage.columns.load_encoding import WriteStamp
-from ebla.storage.merge.row_sort import sort_rows
+from ebla.storage.merge.chunk_merge import sort_rows
 from ebla.wire.table_calls import StagingRoute
 
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))

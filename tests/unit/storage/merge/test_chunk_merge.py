@@ -16,8 +16,7 @@ from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row, encod
 from ebla.storage.columns.chunks import KEY, ChunkShape, chunk_of, stored_values, whole_shape
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge import chunk_merge as subject
-from ebla.storage.merge.chunk_merge import merge_chunks, merge_duplicates
-from ebla.storage.merge.equal_rows import same_rows
+from ebla.storage.merge.chunk_merge import merge_chunks, merge_duplicates, same_rows
 from ebla.storage.merge.row_merge import merge_streams
 
 

@@ -13,7 +13,7 @@ from ebla.model.schema import ColumnKind
 from ebla.storage.columns.arrow_types import arrow_type
 from ebla.storage.columns.chunks import chunk_of, whole_shape
 from ebla.storage.columns.load_encoding import WriteStamp, encode_upserts
-from ebla.storage.merge.equal_rows import same_rows
+from ebla.storage.merge.chunk_merge import same_rows
 
 DAY = datetime.date(2026, 1, 2)
 VALUES: dict[Scalar, tuple[Any, Any]] = {

@@ -8,8 +8,8 @@ from tests.unit.storage.random_rows import MIXED, column, table
 
 from ebla.model.schema import ColumnKind
 from ebla.storage.columns.load_encoding import WriteStamp, encode_row_deletions, encode_upserts
+from ebla.storage.merge.chunk_merge import drop_repeats, sort_rows
 from ebla.storage.merge.row_merge import merge_all
-from ebla.storage.merge.row_sort import drop_repeats, sort_rows
 
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
 
@@ -45,7 +45,7 @@ def test_keys_come_once_and_in_order(seed: int) -> None:
 
 def test_the_same_many_times_is_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     given = pa.record_batch({"p": pa.array([1, 2] * 50, pa.int32()), "v": pa.array(["v"] * 100)})
-    monkeypatch.setattr("ebla.storage.merge.row_sort.merge_all", None)
+    monkeypatch.setattr("ebla.storage.merge.chunk_merge.merge_all", None)
     assert len(sort_rows(NARROW, *encode_upserts(NARROW, given, WriteStamp(timestamp_us=1, at_s=1)))) == 2
 
 

@@ -1,12 +1,14 @@
-"""Memory of layers that were closed goes back to the machine, now and then."""
+"""Freed memory is returned or kept, as `malloc.py` says."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.storage.rigs import Rig, at, rows
 
-from ebla.storage.layers.malloc_trim import CLOSED_BETWEEN, MallocTrimmer
+from ebla.storage.layers.malloc import CLOSED_BETWEEN, MallocTrimmer
 
 AT_US = 1_700_000_000_000_000
 
@@ -34,3 +36,17 @@ async def test_layers_that_were_open_count_when_they_are_closed(
         await layer.discard()
     rig.close()
     assert len(given_back) == 1
+
+
+CODE = """
+import pyarrow as pa
+from ebla.storage.layers.malloc import use_malloc_for_arrow
+use_malloc_for_arrow()
+use_malloc_for_arrow()
+print(pa.default_memory_pool().backend_name, pa.array(range(1000)).nbytes)
+"""
+
+
+def test_arrow_takes_its_buffers_from_the_c_library() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["system", "8000"]
