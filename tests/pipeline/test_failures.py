@@ -29,7 +29,7 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes((found[0] ^ 0xFF,)))
 
 
-@pytest.mark.parametrize("kind", ["files", "rows"])
+@pytest.mark.parametrize("kind", ["files", pytest.param("rows", marks=pytest.mark.long)])
 def test_bytes_that_change_in_staging_are_not_adopted(cluster: PipelineCluster, kind: str) -> None:
     table = large_table(cluster, f"flipped_{kind}")
     job = table.copy(SOURCE, TARGET, short_cut=False) if kind == "files" else table.stream([SOURCE], TARGET)

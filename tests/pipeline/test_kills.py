@@ -65,13 +65,22 @@ KILLS: dict[str, Callable[[PipelineCluster, TwoMoves], object]] = {
     "bulk_of_source": lambda cluster, moves: cluster.kill_child("bulk", moves.source),
     "bulk_of_target": lambda cluster, moves: cluster.kill_child("bulk", moves.target),
     "shards": lambda cluster, moves: [cluster.kill_child("shard-0", each) for each in (moves.source, moves.target)],
+    "children": lambda cluster, moves: [
+        cluster.kill_child(name, number) for number in (moves.source, moves.target) for name in ("bulk", "shard-0")
+    ],
     "target": lambda cluster, moves: killed_and_started(cluster, moves.target),
     "leader": lambda cluster, moves: killed_and_started(cluster, moves.leader),
     "pipeline": lambda cluster, _: os.kill(cluster.pipeline_pid, signal.SIGKILL),
 }
 
 
-@pytest.mark.parametrize("victim", list(KILLS))
+ALONE = ("bulk_of_source", "bulk_of_target", "shards", "pipeline")
+"""Victims that die together with others in a victim of every run: `children`, `leader`."""
+
+
+@pytest.mark.parametrize(
+    "victim", [pytest.param(victim, marks=pytest.mark.long if victim in ALONE else ()) for victim in KILLS]
+)
 def test_killed_in_the_middle(cluster: PipelineCluster, victim: str) -> None:
     moves = TwoMoves(cluster, victim)
     KILLS[victim](cluster, moves)
@@ -80,6 +89,7 @@ def test_killed_in_the_middle(cluster: PipelineCluster, victim: str) -> None:
     cluster.wait_up()
 
 
+@pytest.mark.long
 def test_leadership_moved_in_the_middle(cluster: PipelineCluster) -> None:
     moves = TwoMoves(cluster, "moved")
     before = cluster.pipeline_pid

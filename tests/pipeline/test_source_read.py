@@ -106,13 +106,12 @@ def rows_of(found: DataFrame) -> list[tuple[Any, ...]]:
 # ---- what is read
 
 
-@pytest.mark.parametrize("table", ["ks.t", "vn.t"])
-@pytest.mark.parametrize("options", [
-    {"consistency": "ONE"},
-    {"consistency": "ONE", "shortcut": "false"},
-    {"consistency": "QUORUM"},
-    {"consistency": "LOCAL_QUORUM", "shortcut": "false", "split_bytes": "1k"},
-    {"consistency": "ALL"},
+@pytest.mark.parametrize(("table", "options"), [
+    ("ks.t", {"consistency": "ONE"}),
+    ("ks.t", {"consistency": "ONE", "shortcut": "false"}),
+    ("ks.t", {"consistency": "ALL"}),
+    ("vn.t", {"consistency": "QUORUM"}),
+    ("vn.t", {"consistency": "LOCAL_QUORUM", "shortcut": "false", "split_bytes": "1k"}),
 ])  # fmt: skip
 def test_all_rows_at_each_level(spark: SparkSession, tables: Tables, table: str, options: dict[str, str]) -> None:
     assert rows_of(frame(spark, tables, table, **options)) == sorted(EXPECTED, key=str)
@@ -154,7 +153,7 @@ def test_a_frame_that_is_filtered_twice_is_right_whatever_the_setting_is(spark: 
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-WHERES = ["k = 3", "k IN (1, 2, 99) AND c >= 'c2'", "c > 'c1' AND c <= 'c3'", "k > 5 AND k < 9", "k = 1000"]
+WHERES = ["k IN (1, 2, 99) AND c >= 'c2'", "c > 'c1' AND c <= 'c3'", "k > 5 AND k < 9"]
 
 
 @pytest.mark.parametrize("condition", WHERES)
@@ -274,7 +273,7 @@ def test_a_schema_that_does_not_fit(spark: SparkSession, tables: Tables) -> None
 
 
 def test_a_node_that_dies_in_the_middle_is_followed(tables: Tables) -> None:
-    tables.fill_large("large", 6_000)
+    tables.fill_large("large", 3_000)
     options = tables.options("ks.large", consistency="ONE", shortcut="false", split_bytes="1g")
     reader = data_source.make_reader(options, data_source.table_schema(options))
     (partition,) = reader.partitions()
@@ -283,7 +282,7 @@ def test_a_node_that_dies_in_the_middle_is_followed(tables: Tables) -> None:
     killed = _source_of(tables, partition.value)
     tables.nodes.kill_node(killed)
     keys = [key for batch in (first, *batches) for key in batch.column("k").to_pylist()]
-    assert sorted(keys) == list(range(6_000)), "each row once"
+    assert sorted(keys) == list(range(3_000)), "each row once"
     tables.nodes.start_node(killed)
 
 

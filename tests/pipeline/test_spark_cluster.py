@@ -74,6 +74,7 @@ def attempts(cluster: PipelineCluster, job: JobId) -> int:
     return 0 if told is None else sum(one.attempts for one in told.stagings)
 
 
+@pytest.mark.long
 def test_a_frozen_executor_and_its_task_are_given_up(cluster: PipelineCluster, standalone: StandaloneCluster) -> None:
     table = large_table(cluster, "far_zombie")
     job = table.stream([SOURCE], TARGET)

@@ -69,7 +69,7 @@ def works_as_before(cluster: PipelineCluster, table: Replicas) -> None:
     table.check(*range(NODES))
 
 
-@pytest.mark.parametrize("kind", ["files", "rows"])
+@pytest.mark.parametrize("kind", [pytest.param("files", marks=pytest.mark.long), "rows"])
 def test_a_task_frozen_in_the_middle_of_a_stream(cluster: PipelineCluster, kind: str) -> None:
     """For rows the executor too, which is Spark's Java process."""
     table = large_table(cluster, f"zombie_{kind}")
