@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Generic
 
-from ebla.aio.eager_coroutine import EagerCoroutine
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.control.raft.config import Content, RaftConfig, RaftTransport, StateMachine
 from ebla.control.raft.read_index import ReadIndexRounds
 from ebla.control.raft.snapshots import RaftSnapshots
@@ -386,16 +386,16 @@ class RaftDriver(Generic[Content]):
             self._complete(writes)
             return
         self._is_writing = True
-        writing = EagerCoroutine(self._persist(writes))
-        if writing.is_done:
+        rest = run_eagerly(self._persist(writes))
+        if type(rest) is Suspended:
+            assert self._tasks is not None
+            self._tasks.create_task(self._finish_writing(writes, rest))
+        else:
             self._is_writing = False
             self._complete(writes)
-        else:
-            assert self._tasks is not None
-            self._tasks.create_task(self._finish_writing(writes, writing))
 
-    async def _finish_writing(self, writes: list[LogWrite], writing: EagerCoroutine) -> None:
-        await writing.finish()
+    async def _finish_writing(self, writes: list[LogWrite], rest: Suspended[None]) -> None:
+        await rest
         self._is_writing = False
         self._complete(writes)
         self._turn()
