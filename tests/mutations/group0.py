@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         name="group0-retry-applied-twice",
         module="ebla.group0.answer_cache",
-        function="_recalled",
+        function="_cached_answer",
         find="if call.serial in memory.answers:\n    return memory.answers[call.serial]",
         replace="",
         check=GROUP0,
@@ -114,7 +114,7 @@ MUTATIONS = (
     Mutation(
         name="group0-removed-comes-back",
         module="ebla.group0.members",
-        function="_refuse_one",
+        function="_why_illegal_one",
         find="if before.role is MemberRole.REMOVED and member.role is not MemberRole.REMOVED:",
         replace="if before is None:",
         check=STORE_TESTS,

@@ -1,7 +1,7 @@
-"""Exactly-once: the answers of each client's latest calls, bounded.
+"""Exactly-once commands: a bounded cache of the answers to each client's latest calls.
 
-The memory is part of the replicated state. A snapshot that forgot it would let a retry that crosses the snapshot
-apply a second time on the nodes that installed it, and not on the others.
+The cache is part of the replicated state. If a snapshot lacked it, a retry that crosses the snapshot would be applied a
+second time on the nodes that installed it, and not on the others.
 """
 
 import uuid
@@ -15,7 +15,7 @@ CLIENTS_MAX = 4_096
 
 
 class ClientAnswers(msgspec.Struct, array_like=True, kw_only=True):
-    """One client's incarnation, its kept answers by serial, and the highest serial that is no longer kept."""
+    """One client's incarnation, its cached answers by serial, and the highest serial that is no longer cached."""
 
     incarnation: int
     forgotten_through: int
@@ -28,9 +28,9 @@ class AnswerCache:
         self.clients = clients if clients is not None else {}
 
     def lookup(self, call: CallId) -> CommandAnswer | None:
-        """What to answer instead of applying, or None where the call is new."""
+        """What to answer instead of applying the command again, or None if the call is new."""
         memory = self.clients.get(call.client)
-        return None if memory is None else _recalled(memory, call)
+        return None if memory is None else _cached_answer(memory, call)
 
     def remember(self, call: CallId, answer: CommandAnswer, index: int) -> None:
         memory = self.clients.get(call.client)
@@ -43,21 +43,21 @@ class AnswerCache:
         memory.last_index = index
         if call.answered_through > memory.forgotten_through:
             _forget_answered(memory, call.answered_through)
-        # Answers stand in the order they were given, not in that of their serials, so the lowest is looked for.
+        # Answers are in the order of the log, not of their serials, so find the lowest.
         while len(answers) > ANSWERS_PER_CLIENT_MAX:
             oldest = min(answers)
             del answers[oldest]
             memory.forgotten_through = max(memory.forgotten_through, oldest)
 
     def _bound_clients(self) -> None:
-        """Drops the client heard longest ago. One that returns after 4,095 others starts anew under its incarnation,
-        which is why a client must not repeat a call after its deadline."""
+        """Drops the least recently active client. If it returns after 4,095 others, its incarnation starts over. That
+        is why a client must not repeat a call after its deadline."""
         if len(self.clients) > CLIENTS_MAX:
             quietest = min(self.clients, key=lambda client: (self.clients[client].last_index, client.int))
             del self.clients[quietest]
 
 
-def _recalled(memory: ClientAnswers, call: CallId) -> CommandAnswer | None:
+def _cached_answer(memory: ClientAnswers, call: CallId) -> CommandAnswer | None:
     if call.incarnation > memory.incarnation:
         return None
     if call.incarnation < memory.incarnation:
@@ -70,7 +70,7 @@ def _recalled(memory: ClientAnswers, call: CallId) -> CommandAnswer | None:
 
 
 def _forget_answered(memory: ClientAnswers, answered_through: int) -> None:
-    """Mostly one or a few more than the last time; a long way is gone over what is kept instead."""
+    """Usually one or a few more than the last time. For a large step, walk the cached answers instead."""
     answers = memory.answers
     if answered_through - memory.forgotten_through <= len(answers):
         for serial in range(memory.forgotten_through + 1, answered_through + 1):

@@ -1,7 +1,7 @@
-"""What may stand in a group 0 log entry, and what applying it answers.
+"""The commands in group 0's log, and the answers to them.
 
-Every command names the call it belongs to. A call that is sent again, to the same leader or to another one, is
-applied once: the store keeps the answers of each client's latest calls.
+Every command names the call it belongs to. A call that is sent again, to the same leader or to another one, is applied
+once: the store caches the answers to each client's latest calls.
 """
 
 import uuid
@@ -13,7 +13,7 @@ from ebla.model.transaction import Revision, Transaction
 
 
 class CallId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One call of one client. `answered_through`: every serial up to it has been answered and may be forgotten."""
+    """One call of one client. `answered_through`: every serial up to it has been answered and may be dropped."""
 
     client: uuid.UUID
     incarnation: int
@@ -22,13 +22,13 @@ class CallId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class AcquireLock(msgspec.Struct, frozen=True, tag="acquire_lock", array_like=True):
-    """Makes `lock` the newest fencing token. It always succeeds, and revokes the one before by doing so."""
+    """Makes `lock` the newest fencing token. It always succeeds, and thereby revokes the previous one."""
 
     lock: bytes
 
 
 class ChangeMembers(msgspec.Struct, frozen=True, tag="change_members", array_like=True):
-    """Each member as it shall be. Carried by a Raft membership entry, so store and quorum change at one index."""
+    """The members as they should be. Carried by a Raft membership entry, so store and quorum change at one index."""
 
     members: tuple[Member, ...]
     lock: bytes | None = None
@@ -49,7 +49,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
 
 
 class ConditionFailed(msgspec.Struct, frozen=True, tag="condition_failed", array_like=True):
-    """Not applied: this key is not at the revision that was asked for. `actual` is None where it does not exist."""
+    """Not applied: this key is not at the expected revision. `actual` is None if it does not exist."""
 
     key: str
     actual: Revision | None
@@ -62,13 +62,13 @@ class LockRevoked(msgspec.Struct, frozen=True, tag="lock_revoked", array_like=Tr
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected", array_like=True):
-    """Not applied, and it never can be as it stands."""
+    """Not applied, and it never will be: the command is invalid."""
 
     reason: str
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag="forgotten", array_like=True):
-    """A repeated call whose answer is no longer kept: whether its first sending was applied is unknown."""
+    """A repeated call whose answer is no longer cached: it is unknown whether the first attempt was applied."""
 
     reason: str
 

@@ -1,13 +1,13 @@
-"""How fresh nodes that list one another form exactly one cluster.
+"""How new nodes that list one another form exactly one cluster.
 
-Each fresh node asks everyone it knows of, tells whom it knows, and learns of more, until it has an answer from every
-node it ever heard of. Among fresh nodes the one with the least host id then creates the cluster; the others wait until
-somebody answers that it is in one, and join that.
+Each new node contacts every node it knows of, sends the addresses it knows and learns of more, until it has an answer
+from every node it ever heard of. Among new nodes the one with the least host id then creates the cluster. The others
+wait until a node answers that it is in a cluster, and join that one.
 
-INV-FORM-1: two nodes of one closure never both create. Say X creates, so it has an answer from every Y it knows of.
-Y answered X's question, so Y knew of X from then on (and after a restart: the shell makes `known` durable before it
-answers). If Y was in a cluster already, it said so, and X did not create. If Y was fresh, every later decision of Y
-waits for an answer from X, which is the lesser, so Y does not create either.
+INV-FORM-1: two nodes of one closure never both create a cluster. Say X creates one, so it has an answer from every Y it
+knows of. Y answered X's request, so Y has known X since then (also after a restart: the driver makes `known` durable
+before it answers). If Y was in a cluster already, it said so, and X did not create one. If Y was new, every later
+decision of Y waits for an answer from X, whose id is less, so Y does not create one either.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ from ebla.model.identity import Address, ClusterId, HostId
 
 
 class FreshNode(msgspec.Struct, frozen=True, tag="fresh", array_like=True):
-    """The answer of a node that is in no cluster: who it is, and every address it knows of."""
+    """The answer of a node that is in no cluster: its id, and every address it knows of."""
 
     host: HostId
     known: tuple[Address, ...]
@@ -38,12 +38,12 @@ DiscoveryReply = FreshNode | ClusterMember
 
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
-    """Form the cluster: nobody that can be heard of is in one, and ours is the least id."""
+    """Create the cluster: no known node is in one, and this node has the least id."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinCluster:
-    """Ask this node to take us in."""
+    """Ask this member to add us."""
 
     contact: Address
     cluster: ClusterId
@@ -51,7 +51,7 @@ class JoinCluster:
 
 @dataclass(frozen=True, slots=True)
 class WaitForNodes:
-    """Ask these again; `reason` is for people."""
+    """Contact these again; `reason` is for operators."""
 
     ask: tuple[Address, ...]
     reason: str
@@ -62,13 +62,13 @@ DiscoveryDecision = FoundCluster | JoinCluster | WaitForNodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """What one fresh node has heard so far."""
+    """What one new node knows so far."""
 
     host: HostId
     address: Address
     cluster_name: str
     known: tuple[Address, ...]
-    """Everyone but ourselves. Only grows, and is durable before anything is answered."""
+    """All addresses but our own. Only grows, and is durable before this node answers."""
     replies: Mapping[Address, DiscoveryReply] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ def start_discovery(host: HostId, address: Address, cluster_name: str, contacts:
 
 
 def record_request(state: Discovery, asker: Address, their_known: Iterable[Address]) -> Discovery:
-    """Somebody asked us: from now on we know of them, and of whom they know."""
+    """A node contacted us: from now on we know it, and the nodes it knows."""
     return _learn(state, (asker, *their_known))
 
 
@@ -88,7 +88,7 @@ def record_reply(state: Discovery, peer: Address, reply: DiscoveryReply) -> Disc
 
 
 def forget_reply(state: Discovery, peer: Address) -> Discovery:
-    """The peer stopped answering. What it said before no longer counts as an answer: it may have joined since."""
+    """The peer stopped answering. Its earlier answer no longer counts: it may have joined a cluster since."""
     return replace(state, replies={address: reply for address, reply in state.replies.items() if address != peer})
 
 
@@ -105,9 +105,9 @@ def decide(state: Discovery) -> DiscoveryDecision:
     if silent:
         names = ", ".join(str(address) for address in silent)
         return WaitForNodes(state.known, f"no answer yet from {names}")
-    strangers = [reply for reply in state.replies.values() if isinstance(reply, ClusterMember)]
-    if strangers:
-        return WaitForNodes(state.known, f"a contact belongs to the cluster {strangers[0].cluster_name!r}, not ours")
+    foreign = [reply for reply in state.replies.values() if isinstance(reply, ClusterMember)]
+    if foreign:
+        return WaitForNodes(state.known, f"a contact belongs to the cluster {foreign[0].cluster_name!r}, not ours")
     if any(reply.host < state.host for reply in state.replies.values()):
         return WaitForNodes(state.known, "a node with a lesser id creates the cluster")
     return FoundCluster()

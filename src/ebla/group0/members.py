@@ -1,4 +1,7 @@
-"""Who belongs to group 0, in which role, and how a host is numbered in its Raft core."""
+"""The members of group 0: their roles, their numbers in the Raft core, and which membership changes are legal.
+
+Legality is checked where changes are applied, so that every node decides alike.
+"""
 
 import enum
 import uuid
@@ -10,7 +13,7 @@ from ebla.model.identity import Address, HostId
 
 
 class MemberRole(enum.StrEnum):
-    """A member's say in group 0. A removed host keeps its entry for ever, so that it can never come back."""
+    """A member's role in group 0. A removed host keeps its entry forever, so that it can never come back."""
 
     VOTER = "voter"
     LEARNER = "learner"
@@ -28,7 +31,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     features: tuple[str, ...] = ()
     release: str = ""
     join_id: uuid.UUID | None = None
-    """Drawn once by the node that asked to be taken in. The same host with another one has lost what it held."""
+    """Drawn once by the joining node. The same host with another one has lost its data."""
 
     @property
     def present(self) -> bool:
@@ -36,9 +39,9 @@ class Member(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 def peer_number(host: HostId) -> int:
-    """The host's number in the Raft core: a positive 63-bit part of its id, the same on every node and for ever.
+    """The host's number in the Raft core: a positive 63-bit part of its id, the same on every node, forever.
 
-    A change that would give two hosts one number is refused when it is applied.
+    A change that would give two hosts the same number is rejected when it is applied.
     """
     return (host.int >> 65) | 1
 
@@ -50,15 +53,15 @@ def member_key(host: HostId) -> str:
     return f"{MEMBERS_PREFIX}{host}"
 
 
-def why_illegal(known: Mapping[str, Member], wanted: tuple[Member, ...]) -> str | None:
-    """Why the change is refused, in words; None where it is legal."""
-    if not wanted:
+def why_illegal(known: Mapping[str, Member], members: tuple[Member, ...]) -> str | None:
+    """Why the change is rejected; None if it is legal."""
+    if not members:
         return "a membership change names no host"
-    if len({member.host for member in wanted}) != len(wanted):
+    if len({member.host for member in members}) != len(members):
         return "a membership change names a host twice"
     after = dict(known)
-    for member in wanted:
-        if reason := _refuse_one(known, member):
+    for member in members:
+        if reason := _why_illegal_one(known, member):
             return reason
         after[member_key(member.host)] = member
     if not any(member.role is MemberRole.VOTER for member in after.values()):
@@ -66,18 +69,18 @@ def why_illegal(known: Mapping[str, Member], wanted: tuple[Member, ...]) -> str 
     return None
 
 
-def _refuse_one(known: Mapping[str, Member], member: Member) -> str | None:
+def _why_illegal_one(known: Mapping[str, Member], member: Member) -> str | None:
     before = known.get(member_key(member.host))
     if before is None:
         if member.role is MemberRole.REMOVED:
             return f"{member.host} is not a member"
-        return _refuse_newcomer(known, member)
+        return _why_illegal_newcomer(known, member)
     if before.role is MemberRole.REMOVED and member.role is not MemberRole.REMOVED:
         return f"{member.host} was removed and can never come back; start the node with a new, empty folder"
     return None
 
 
-def _refuse_newcomer(known: Mapping[str, Member], member: Member) -> str | None:
+def _why_illegal_newcomer(known: Mapping[str, Member], member: Member) -> str | None:
     number = peer_number(member.host)
     for other in known.values():
         if peer_number(other.host) == number:

@@ -1,7 +1,7 @@
-"""The store as a run of chunks, and back.
+"""Encodes the store as chunks, and rebuilds it from them.
 
-Taking a snapshot copies references only (values are immutable), so it costs a moment even for a store of 100 MB;
-encoding happens a chunk at a time afterwards, and the owner of the loop decides when to do the next.
+Taking a snapshot copies references only (values are immutable), so it is fast even for a store of 100 MB. Encoding
+happens a chunk at a time afterwards, and the caller decides when to encode the next.
 """
 
 import struct
@@ -30,7 +30,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True, tag="head", array_like=True, k
 
 
 class SnapshotEntries(msgspec.Struct, frozen=True, tag="entries", array_like=True):
-    """Keys, their values and the indexes of their last changes; the histories follow from the chain."""
+    """Keys, their values and the indexes of their last changes; the chain gives the histories."""
 
     entries: tuple[tuple[str, bytes, int], ...]
 
@@ -40,7 +40,7 @@ class SnapshotClients(msgspec.Struct, frozen=True, tag="clients", array_like=Tru
 
 
 class SnapshotEnd(msgspec.Struct, frozen=True, tag="end", array_like=True):
-    """Says that nothing is missing."""
+    """Proves that nothing is missing."""
 
     entries: int
     clients: int
@@ -53,7 +53,7 @@ _decoder = msgspec.msgpack.Decoder(SnapshotPart)
 
 
 def freeze(store: Group0Store) -> Group0Store:
-    """A copy that later changes of `store` do not reach."""
+    """A copy that later changes to `store` do not affect."""
     copy = Group0Store(store.chain)
     copy.index = store.index
     copy.lock = store.lock
@@ -74,7 +74,7 @@ def freeze(store: Group0Store) -> Group0Store:
 
 
 def encode(frozen: Group0Store) -> Iterator[bytes]:
-    """Pieces of any size: each chunk carries its length, so that whoever stores or sends them may cut them anew."""
+    """Each chunk carries its length, so that storage and transport may cut the bytes differently."""
     for chunk in _chunks(frozen):
         data = _encoder.encode(chunk)
         yield _LENGTH.pack(len(data)) + data
@@ -100,17 +100,17 @@ def _chunks(frozen: Group0Store) -> Iterator[SnapshotPart]:
 
 
 class StoreBuilder:
-    """Rebuilds a store from its pieces, in order, one at a time, however they are cut."""
+    """Rebuilds a store from the encoded bytes, added in order, however they are cut."""
 
     def __init__(self) -> None:
         self._store: Group0Store | None = None
         self._ended = False
         self._rest: list[bytes] = []
-        """The beginning of a chunk, as it came; put together once, when all of it is here."""
+        """The beginning of a chunk, as received; joined once, when all of it is here."""
         self._rest_bytes = 0
         self._needed_bytes = _LENGTH.size
         self._order: SortedKeys | None = SortedKeys()
-        """None for a snapshot whose keys are in no order: earlier releases wrote such."""
+        """None for a snapshot whose keys are unsorted, as earlier releases wrote them."""
 
     def add(self, data: bytes) -> None:
         self._rest.append(data)
@@ -135,7 +135,7 @@ class StoreBuilder:
         except msgspec.DecodeError as error:
             raise _damaged(f"a chunk does not decode ({error})") from error
         if self._ended:
-            raise _damaged("a chunk stands after the end")
+            raise _damaged("a chunk follows the end")
         match chunk, self._store:
             case SnapshotHeader(), None:
                 self._begin(chunk)

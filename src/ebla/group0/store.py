@@ -1,8 +1,8 @@
-"""The replicated state: keys with revisions, the lock, the members, and the memory of answers.
+"""The replicated state: keys with revisions, the lock, the members, and the answer cache.
 
-One door: `apply(index, command)`. It depends on nothing but the state and the entry, so every node that applies the
-same log holds the same store. It changes the store in place: entries are applied one after another by one owner, and
-what leaves (values, steps, answers) is immutable.
+It changes by `apply(index, command)` only, which depends on nothing but the state and the entry, so every node that
+applies the same log holds the same store. The store is changed in place: one owner applies entries one after another,
+and what it hands out (values, change sets, answers) is immutable.
 """
 
 from typing import assert_never
@@ -29,7 +29,8 @@ from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, Key
 
 
 class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
-    """A history begins after `parent_end` of the one before it; the first has index 0 there."""
+    """A line of history. Quorum failover starts a new one: it begins after `parent_end` of the previous one, and
+    whatever the old line wrote later is not part of it. The first has 0 there."""
 
     history: HistoryId
     parent_end: int
@@ -38,16 +39,16 @@ class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A value and the index of its last change. Its history is the one that was current at that index.
 
-    There may be a million of them, and a walk of the garbage collector over all would hold up the loop. They refer to
-    nothing that could refer back."""
+    There may be a million of them, and a garbage collection over all of them would block the loop. They cannot be part
+    of a reference cycle."""
 
     value: bytes
     revision: Revision
 
 
 class ApplyResult(msgspec.Struct, frozen=True, gc=False):
-    """What applying one entry did. `members_changed` tells the shell whether the Raft membership shall follow: a
-    refused membership entry must reach the core as an empty change, on every node alike."""
+    """The result of applying one entry. `members_changed`: whether the Raft membership follows. A rejected membership
+    entry must reach the core as an empty change, on every node alike."""
 
     answer: CommandAnswer
     step: ChangeSet
@@ -74,7 +75,7 @@ class Group0Store:
         return self.entries.get(key)
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys below a prefix, in order."""
+        """The keys under a prefix, in order."""
         return self._ordered.below(prefix)
 
     def apply(self, index: int, command: Group0Command) -> ApplyResult:
@@ -88,17 +89,17 @@ class Group0Store:
         return applied
 
     def skip(self, index: int) -> None:
-        """An entry that is Raft's own (the empty one of a new leader) changes nothing but the index."""
+        """An entry of Raft itself (the empty one of a new leader) only changes the index."""
         assert index > self.index
         self.index = index
 
     def follow(self, before: "Group0Store") -> ChangeSet:
-        """Takes the place of `before`, of which this is a later state (an installed snapshot), and names every key
-        that differs, so that a feed crosses the snapshot without a gap."""
-        assert self.index >= before.index, "a snapshot never takes the store back"
+        """Replaces `before`, an earlier state of the same store (an installed snapshot does this), and returns every
+        key that differs, so that a feed crosses the snapshot without a gap."""
+        assert self.index >= before.index, "a snapshot never goes back in the log"
         step = ChangeSet(self.index, tuple(self._difference(before)))
         if before.index == 0:
-            # A node that just started has seen nothing: what was deleted before this state it cannot name, so whoever
+            # A node that just started does not know which keys were deleted before this state, so a reader that
             # resumes from an earlier index must start over.
             return step
         self.recent = before.recent
@@ -107,18 +108,18 @@ class Group0Store:
         return step
 
     def content(self, prefix: str) -> tuple[KeyChange, ...]:
-        """All that is there, as if it had just been written: for whoever has seen nothing yet."""
+        """All keys under the prefix, as if just written: for a reader that starts from nothing."""
         return tuple(KeyChange(key, self.entries[key].value) for key in self.keys(prefix))
 
     def order(self) -> SortedKeys:
-        """Of all keys. Sorted now where the entries were filled in directly."""
+        """All keys. Sorted now if the entries were filled in directly."""
         if len(self._ordered) != len(self.entries):
             self._ordered = SortedKeys(self.entries)
         return self._ordered
 
     def rebuild_indexes(self, order: SortedKeys | None = None) -> None:
-        """After the entries were filled in directly (decoding a snapshot). To sort a million keys takes longer than a
-        loop may be held up, so whoever filled them in in order says so."""
+        """Called after the entries were filled in directly (decoding a snapshot). Sorting a million keys would block
+        the loop for too long, so a caller that filled them in order passes the order."""
         self._ordered = SortedKeys(self.entries) if order is None else order
         assert len(self._ordered) == len(self.entries)
         self.members = {key: decode_stored(Member, self.entries[key].value).value for key in self.keys(MEMBERS_PREFIX)}
@@ -144,7 +145,7 @@ class Group0Store:
         refusal = refusal or _reserved(transaction.changes)
         if refusal is not None:
             return ApplyResult(refusal, ChangeSet(self.index, ()))
-        changed = [self._change(wanted) for wanted in transaction.changes]
+        changed = [self._change(change) for change in transaction.changes]
         changes = tuple([change for change in changed if change is not None])
         return ApplyResult(Done(self.revision), ChangeSet(self.index, changes))
 
@@ -170,8 +171,8 @@ class Group0Store:
             entry = self.entries.get(condition.key)
             actual = entry.revision if entry is not None else None
             match condition:
-                case KeyUnchanged(revision=wanted):
-                    holds = actual == wanted
+                case KeyUnchanged(revision=expected):
+                    holds = actual == expected
                 case KeyMissing():
                     holds = actual is None
                 case _ as never:
@@ -202,12 +203,11 @@ class Group0Store:
         return KeyChange(key, None)
 
     def _difference(self, before: "Group0Store") -> list[KeyChange]:
-        """In the order in which the entries lie in memory, and sorted afterwards: most of the time goes into waiting
-        for memory."""
+        """Compared in memory order and sorted afterwards: most of the time is spent waiting for memory."""
         entries, former = self.entries, before.entries
         gone = [KeyChange(key, None) for key in before.keys("") if key not in entries]
         if self.chain == before.chain:
-            # Within one line of history the index says it all, and is much quicker to compare than the value.
+            # Within one history, equal indexes mean equal values and are much faster to compare.
             keys = [
                 key
                 for key, new in entries.items()
@@ -220,13 +220,13 @@ class Group0Store:
 
 
 def _reserved(changes: tuple[Change, ...]) -> Rejected | None:
-    """Members change by membership entries alone, so that the store and the quorum cannot disagree."""
+    """Members change by membership entries only, so that the store and the quorum cannot disagree."""
     seen: dict[str, None] = {}
     for change in changes:
         if change.key.startswith(MEMBERS_PREFIX):
-            return Rejected(f"{change.key} changes by membership changes alone")
+            return Rejected(f"{change.key} changes by membership changes only")
         if change.key in seen:
-            return Rejected(f"{change.key} stands twice in one transaction")
+            return Rejected(f"{change.key} occurs twice in one transaction")
         seen[change.key] = None
     return None
 

@@ -1,4 +1,4 @@
-"""Which members should vote: at most five, an odd number, spread over datacenters and racks, living ones first."""
+"""Which members should vote: an odd number, at most five, spread over datacenters and racks, live ones first."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,15 +19,15 @@ class VoterCandidate:
 def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS_MAX) -> tuple[HostId, ...]:
     """The hosts that should vote, sorted.
 
-    Greedy, one seat after another: a living host before a dead one, then the datacenter with the fewest seats, then
-    the rack with the fewest, then one that votes already (a change that gains nothing is not made), then the lowest
-    id. With two datacenters of equal size one of them must hold the majority; with three or more none does.
+    Greedy, one voter after another: a live host before a dead one, then the datacenter with the fewest voters, then the
+    rack with the fewest, then a host that votes already (to avoid pointless changes), then the lowest id. Of two
+    datacenters of equal size one must hold the majority; of three or more none does.
     """
-    assert voters_max % 2 == 1, "an even number of voters adds a way to fail and no way to survive"
+    assert voters_max % 2 == 1, "an even number of voters tolerates no more failures than one less"
     pool = sorted((one for one in candidates if one.member.present), key=lambda one: one.member.host)
-    seats = _seats(len(pool), voters_max)
+    count = _voter_count(len(pool), voters_max)
     chosen: list[VoterCandidate] = []
-    while len(chosen) < seats:
+    while len(chosen) < count:
         datacenters = Counter(one.member.datacenter for one in chosen)
         racks = Counter((one.member.datacenter, one.member.rack) for one in chosen)
         best = min((one for one in pool if one not in chosen), key=lambda one: _cost(one, datacenters, racks))
@@ -35,11 +35,11 @@ def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS
     return tuple(sorted(one.member.host for one in chosen))
 
 
-def _seats(members: int, voters_max: int) -> int:
-    """Odd, within the bound. Counted by members, not by living ones: shrinking the vote because a node is down for a
-    while would make the loss of the next one fatal."""
-    wanted = min(members, voters_max)
-    return wanted if wanted % 2 == 1 else max(wanted - 1, 0)
+def _voter_count(members: int, voters_max: int) -> int:
+    """Odd, within the limit. Counts all members, not only live ones: if the number of voters shrank while a node is
+    down, the loss of the next one would be fatal."""
+    count = min(members, voters_max)
+    return count if count % 2 == 1 else max(count - 1, 0)
 
 
 def _cost(

@@ -1,4 +1,4 @@
-"""What follows when writes finish, entries take effect and memberships change. The same in every role."""
+"""What happens when writes complete, entries are applied and memberships change. The same in every role."""
 
 from ebla.raft.events import ApplyCompleted, ApplyMembership, Compact, SnapshotTaken, WriteCompleted
 from ebla.raft.leader import accept_proposal, broadcast_append, send_append, try_commit
@@ -10,8 +10,9 @@ from ebla.raft.state import RaftState
 
 
 def on_written(state: RaftState, event: WriteCompleted) -> None:
-    # Of an older term: the entries may have been replaced in memory, and the replacing ones still be on their way to
-    # the disk, even where index and term look the same again. A snapshot holds committed state and is good in any term.
+    # A write of an older term proves nothing: its entries may have been replaced in memory, and the replacements may
+    # still be on their way to the disk, even if index and term look the same again. A snapshot holds committed state,
+    # which is valid in any term.
     if event.last_index and event.term == state.term:
         state.log.stable_to(event.last_index, event.last_term)
     if event.snapshot is not None:
@@ -30,13 +31,13 @@ def _applied_to(state: RaftState, index: int, size: int) -> None:
     state.log.applied_to(max(index, state.log.applied), size)
     role = state.role
     if state.membership.auto_leave and isinstance(role, Leader) and state.log.applied >= role.pending_change_index:
-        # Refused while leadership is handed over; then the next applied entry, or the next leader, tries again.
+        # Refused during a leadership transfer; then the next applied entry, or the next leader, tries again.
         accept_proposal(state, EntryKind.MEMBERS, (encode_change(LEAVE_JOINT),))
 
 
 def on_apply_membership(state: RaftState, event: ApplyMembership) -> None:
     if event.index <= state.membership_index:
-        # A snapshot overtook the entry on its way through the state machine, and holds its effect already.
+        # A snapshot overtook the entry on its way to the state machine, and includes its effect.
         return
     state.membership, state.membership_index = apply_change(state.membership, event.change), event.index
     role = state.role
@@ -48,10 +49,10 @@ def on_apply_membership(state: RaftState, event: ApplyMembership) -> None:
             state.become_follower(state.term, NO_PEER)
         return
     if try_commit(state, role):
-        # Fewer have to agree now.
+        # The new quorum may be smaller.
         broadcast_append(state, role)
     else:
-        # Newcomers need not wait for the next heartbeat.
+        # New peers need not wait for the next heartbeat.
         for peer in role.progress:
             if peer != state.peer:
                 send_append(state, role, peer, even_empty=False)

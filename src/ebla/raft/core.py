@@ -1,8 +1,8 @@
-"""The Raft core: one door in, `step`, and one out, `take`.
+"""The Raft core: `step` takes an event, `take` returns the effects.
 
-Pure: it is told the time, draws from the chance it is given, and asks for writes and messages by its effects, whose
-order is explained in `effects.py`. Choices that Raft leaves open (what is sent when, and in which order) follow
-etcd-io/raft, whose recorded transcripts replay against this core.
+Pure: time and randomness come in as arguments, writes and messages go out as effects, whose order `effects.py`
+explains. Choices that Raft leaves open (what is sent when, and in which order) follow etcd-io/raft, whose recorded
+transcripts replay against this core.
 """
 
 import enum
@@ -37,13 +37,13 @@ from ebla.raft.tables import TABLES, TICKS
 
 
 class _Admission(enum.IntEnum):
-    """What is checked before a message reaches its row. Events of our own side are not listed: nothing is."""
+    """What is checked before a message reaches its row. Local events are not listed: nothing is checked."""
 
     BY_TERM = 1
     BY_TERM_AND_MEMBERSHIP = 2
-    """Answers: only a member's count."""
+    """Answers: only those of members count."""
     FREE = 3
-    """Without a term: whoever leads may take it."""
+    """Without a term: any leader may accept it."""
 
 
 _ADMISSION: Final[Mapping[type, _Admission]] = {
@@ -61,10 +61,10 @@ class RaftCore:
         self.state = RaftState(options, past, rng)
         self._now_ms = now_ms
         self._ticked_ms = now_ms
-        self._given_hard_state = self.state.hard_state
-        self._given_standing = RaftStatus(Follower, NO_PEER)
+        self._taken_hard_state = self.state.hard_state
+        self._taken_status = RaftStatus(Follower, NO_PEER)
 
-    # What may be asked at any time.
+    # State, readable at any time.
 
     @property
     def peer(self) -> PeerId:
@@ -99,16 +99,16 @@ class RaftCore:
         return self.state.log.first_index
 
     def has_sent_commit(self, index: int) -> bool:
-        """Whether nobody has to be told by us any more that `index` is committed."""
+        """Whether every peer has been sent that `index` is committed, or this peer does not lead."""
         role = self.state.role
         return not isinstance(role, Leader) or role.has_sent_commit(index)
 
     @property
     def has_effects(self) -> bool:
-        """Asked after every event, so it compares what it can by itself."""
+        """Called after every event, so it compares fields instead of building the effects."""
         state = self.state
         log, role = state.log, state.role
-        hard_state, status = self._given_hard_state, self._given_standing
+        hard_state, status = self._taken_hard_state, self._taken_status
         return bool(
             state.messages
             or state.after_write
@@ -123,17 +123,17 @@ class RaftCore:
             or state.vote != hard_state.vote
         )
 
-    # In.
+    # Events.
 
     def step(self, event: RaftEvent, now_ms: int) -> StepRefusal | None:
-        """Takes one event. `now_ms` is a clock that never goes back; time passes for the core by `Tick` alone."""
-        assert now_ms >= self._now_ms, "the clock never goes back"
+        """Processes one event. `now_ms` comes from a monotonic clock; time passes for the core by `Tick` only."""
+        assert now_ms >= self._now_ms, "the clock is monotonic"
         self._now_ms = now_ms
         kind = type(event)
         state = self.state
         admission = _ADMISSION.get(kind)
         if admission is not None:
-            assert event.to == state.peer, "a message for somebody else"  # type: ignore[union-attr]  # is a Message
+            assert event.to == state.peer, "the message is for another peer"  # type: ignore[union-attr]  # is a Message
             if admission is not _Admission.FREE:
                 if admission is _Admission.BY_TERM_AND_MEMBERSHIP and not self._knows(event.sender):  # type: ignore[union-attr]  # is an answer
                     return StepRefusal.UNKNOWN_PEER
@@ -158,18 +158,18 @@ class RaftCore:
         return False
 
     def _tick(self) -> None:
-        """After a long pause at most one election timeout is caught up with: enough for a leader to see that its quorum
-        is gone, and too little for a follower to stand before it has read what came in meanwhile."""
+        """After a long pause the core catches up with at most one election timeout: enough for a leader to notice that
+        its quorum is gone, and too little for a follower to campaign before it has read the messages that arrived."""
         options = self.state.options
         ticks = (self._now_ms - self._ticked_ms) // options.tick_ms
         self._ticked_ms += ticks * options.tick_ms
         for _ in range(min(ticks, options.election_ticks)):
             TICKS[type(self.state.role)](self.state)
 
-    # Out.
+    # Effects.
 
     def take(self) -> Effects:
-        """Everything asked for since the last batch. Empty where there is nothing."""
+        """All effects since the last batch; possibly none."""
         state = self.state
         log = state.log
         messages, state.messages = state.messages, []
@@ -187,19 +187,19 @@ class RaftCore:
         )
 
     def _take_standing(self) -> RaftStatus | None:
-        role, given = self.state.role, self._given_standing
+        role, given = self.state.role, self._taken_status
         if role.leader == given.leader and type(role) is given.role:
             return None
-        self._given_standing = RaftStatus(type(role), role.leader)
-        return self._given_standing
+        self._taken_status = RaftStatus(type(role), role.leader)
+        return self._taken_status
 
     def _take_write(self) -> LogWrite | None:
         state = self.state
         log = state.log
-        given = self._given_hard_state
+        given = self._taken_hard_state
         hard_state: HardState | None = None
         if log.committed != given.commit or state.term != given.term or state.vote != given.vote:
-            hard_state = self._given_hard_state = state.hard_state
+            hard_state = self._taken_hard_state = state.hard_state
         answers, state.after_write = state.after_write, []
         snapshot = log.take_snapshot_to_write() if log.incoming_snapshot is not None else None
         entries = log.take_unwritten() if log.writing < log.last_index else ()
@@ -207,7 +207,7 @@ class RaftCore:
             return None
         if log.stable < log.last_index or snapshot is not None:
             answers.append(self._written(snapshot))
-        # A commit index alone may be lost: it can be learned again.
+        # A commit index alone may be lost: the leader sends it again.
         must_sync = bool(entries) or given.term != state.term or given.vote != state.vote
         return LogWrite(
             hard_state=hard_state, entries=entries, snapshot=snapshot, must_sync=must_sync, answers=tuple(answers)

@@ -59,7 +59,7 @@ class BatchKind(NamedTuple):
 
 
 _FOLLOWER: Final = (Step.WRITE, Step.APPLY)
-"""A leader waits for a follower's write; entries to apply have nobody waiting here."""
+"""The leader waits for a follower's write; no client waits for what a follower applies."""
 
 EFFECT_ORDER: Final[Mapping[BatchKind, tuple[Step, ...]]] = {
     BatchKind(True, True, True): (Step.WRITE, Step.SYNC, Step.APPLY, Step.NOTIFY),

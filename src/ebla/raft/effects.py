@@ -1,15 +1,14 @@
-"""What the core asks for. One batch per `take`, to be carried out under these rules.
+"""The effects that the core asks for, one batch per `take`, carried out under these rules.
 
 1. `messages` may leave at once.
-2. `write` goes to the log, writes in the order they were taken. Its `answers` wait until that write *and all before
-   it* are durable (a sync is needed where `must_sync`); then those addressed to ourselves are stepped back in, in
-   order, and the others are sent. A vote or an acknowledgement sent earlier could be taken back by a crash.
+2. `write` goes to the log; writes keep the order in which they were taken. Its `answers` wait until that write *and all
+   before it* are durable (`must_sync`: a sync is needed). Then those addressed to this peer are stepped back in, in
+   order, and the others are sent. If a vote or an acknowledgement left earlier, a crash could take it back.
 3. `apply` goes to the state machine, in the order taken, and `ApplyCompleted` is stepped back in afterwards. A
-membership
-   entry is stepped in as `ApplyMembership` when its turn comes. Where the options say `apply_unstable`, an `apply` may
-   hold entries of the same batch's `write`, and must wait for it.
-4. A snapshot in `write` replaces the log and the state machine up to its index. It is made durable by its own means,
-   before the hard state of the same write and before the answers; `must_sync` speaks of the log alone.
+   membership entry is stepped in as `ApplyMembership` when it is applied. With the option `apply_unstable`, an `apply`
+   may hold entries of the same batch's `write`, and must wait for it.
+4. A snapshot in `write` replaces the log and the state machine up to its index. It becomes durable on its own, before
+   the hard state of the same write and before the answers; `must_sync` is about the log only.
 5. `reads` may be served once the state machine has applied up to their index.
 """
 
@@ -21,7 +20,7 @@ from ebla.raft.roles import Role
 
 
 class RaftStatus(msgspec.Struct, frozen=True):
-    """Who leads, as far as this peer knows, and what it is itself."""
+    """This peer's role, and the leader as far as it knows."""
 
     role: type[Role]
     leader: PeerId
@@ -35,7 +34,7 @@ class ConfirmedRead(msgspec.Struct, frozen=True, gc=False):
 class LogWrite(msgspec.Struct, frozen=True, kw_only=True):
     hard_state: HardState | None
     entries: tuple[Entry, ...]
-    """They replace whatever the log holds at and behind the first one's index."""
+    """They replace everything in the log from the first one's index on."""
     snapshot: SnapshotMeta | None
     must_sync: bool
     answers: tuple[Message | WriteCompleted, ...]
@@ -54,7 +53,7 @@ class ApplyEntries(msgspec.Struct, frozen=True):
 
 class Effects(msgspec.Struct, frozen=True, kw_only=True):
     status: RaftStatus | None
-    """Where it changed since the last batch."""
+    """Set if it changed since the last batch."""
     messages: tuple[Message, ...]
     write: LogWrite | None
     apply: ApplyEntries | None

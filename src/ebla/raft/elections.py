@@ -1,4 +1,4 @@
-"""Campaigning and voting, and what a message of another term does."""
+"""Campaigns, votes, and messages of another term."""
 
 from collections.abc import Callable, Mapping
 
@@ -23,21 +23,21 @@ from ebla.raft.state import RaftState
 EARLY_CAMPAIGN_TICKS = 3
 
 
-def start_election(state: RaftState, *, asked_by_leader: bool = False) -> None:
-    """Campaigns, if that could do any good."""
+def start_election(state: RaftState, *, is_transfer: bool = False) -> None:
+    """Campaigns, if this peer could become leader."""
     if isinstance(state.role, Leader) or not state.is_promotable:
         return
-    # A change that is committed but not applied may have removed us, or changed who must be asked.
+    # A change that is committed but not applied may have removed this peer or changed the voters.
     if state.log.has_membership_change(state.log.applied + 1, state.log.committed):
         return
-    # A leader that hands over vouches for us: asking first would only cost a round trip.
-    if state.options.pre_vote and not asked_by_leader:
-        _ask_first(state)
+    # In a leadership transfer the leader vouches for this peer: a pre-vote would only cost a round trip.
+    if state.options.pre_vote and not is_transfer:
+        _pre_vote(state)
     else:
-        _campaign(state, transfer=asked_by_leader)
+        _campaign(state, transfer=is_transfer)
 
 
-def _ask_first(state: RaftState) -> None:
+def _pre_vote(state: RaftState) -> None:
     state.become_pre_candidate()
     term, log = state.term + 1, state.log
     for peer in state.membership.all_voters():
@@ -56,7 +56,7 @@ def _campaign(state: RaftState, *, transfer: bool) -> None:
     term, log = state.term, state.log
     for peer in state.membership.all_voters():
         if peer == state.peer:
-            # Our own vote counts once it is durable, like anybody else's.
+            # Our own vote counts once it is durable, like that of any peer.
             state.respond_when_durable(VoteResponse(sender=peer, to=peer, term=term, granted=True))
         else:
             state.messages.append(
@@ -71,26 +71,27 @@ def _campaign(state: RaftState, *, transfer: bool) -> None:
             )
 
 
-def _take_office(state: RaftState) -> None:
+def _become_leader(state: RaftState) -> None:
     state.become_leader()
     assert isinstance(state.role, Leader)
-    # An entry of the new term: nothing older can be committed, and no read be answered, before one is.
+    # An entry of the new term: before it is committed, no older entry can be, and no read can be answered.
     append_as_leader(state, state.role, [Entry(index=state.log.last_index + 1, term=state.term)])
 
 
 def on_vote_response(state: RaftState, answer: VoteResponse) -> None:
-    """Others' votes may be enough before our own is durable; to take office then would be wrong.
+    """The votes of others may be enough before our own is durable. To become leader then would be wrong:
 
-    A asks for votes in term 2, all others grant, A appends x and brings it to B, A crashes before term 2 reached its
-    disk. A comes back in term 1, asks for term 2 again, and C and D repeat their votes: A leads term 2 a second time
-    and appends y where B holds x, with the same index and term.
+    1. A requests votes in term 2; all others grant. A appends x and replicates it to B.
+    2. A crashes before term 2 reached its disk, and restarts in term 1.
+    3. A requests votes in term 2 again, and C and D repeat theirs. A leads term 2 a second time and appends y where B
+       holds x, with the same index and term.
     """
     role = state.role
     assert isinstance(role, Candidate)
     match _count(state, role, answer):
         case VoteResult.WON:
             if state.peer in role.votes:
-                _take_office(state)
+                _become_leader(state)
         case VoteResult.LOST:
             state.become_follower(state.term, NO_PEER)
         case VoteResult.PENDING:
@@ -115,7 +116,7 @@ def _count(state: RaftState, role: Candidate | PreCandidate, answer: VoteRespons
 
 
 def on_vote_request(state: RaftState, request: VoteRequest) -> None:
-    """One vote per term (INV-RAFT-1), to a candidate that holds all we know to be possibly committed (INV-RAFT-3)."""
+    """One vote per term (INV-RAFT-1), for a candidate that holds every entry that may be committed (INV-RAFT-3)."""
     is_free = state.vote == request.sender or (state.vote == NO_PEER and state.role.leader == NO_PEER)
     granted = is_free and state.log.is_up_to_date(request.last_index, request.last_term)
     state.respond_when_durable(VoteResponse(sender=state.peer, to=request.sender, term=state.term, granted=granted))
@@ -125,8 +126,8 @@ def on_vote_request(state: RaftState, request: VoteRequest) -> None:
 
 
 def on_pre_vote_request(state: RaftState, request: PreVoteRequest) -> None:
-    """Promises nothing, so any number may be granted. Answered with the term asked for, or the asker, not being in it
-    yet, would take the answer for an old one."""
+    """A pre-vote promises nothing, so any number may be granted. A grant carries the requested term; with our own, the
+    sender, which is not in that term yet, would take the answer for an old one."""
     is_free = (
         request.term > state.term
         or state.vote == request.sender
@@ -136,7 +137,7 @@ def on_pre_vote_request(state: RaftState, request: PreVoteRequest) -> None:
     term = request.term if granted else state.term
     state.respond_when_durable(PreVoteResponse(sender=state.peer, to=request.sender, term=term, granted=granted))
     if is_free and not granted and state.options.campaign_early_when_ahead and type(state.role) is Follower:
-        # By chance, since several may be ahead of who asked.
+        # Random, since several peers may be ahead of the candidate.
         soon = state.election_timeout - state.rng.randrange(1, EARLY_CAMPAIGN_TICKS + 1)
         state.election_elapsed = max(state.election_elapsed, soon)
 
@@ -145,7 +146,7 @@ def on_pre_vote_request(state: RaftState, request: PreVoteRequest) -> None:
 
 
 def trusts_leader(state: RaftState) -> bool:
-    """A leader was heard of within the election timeout: whoever asks for votes now only disturbs."""
+    """The leader was alive within the election timeout, so a campaign now would only disturb."""
     return (
         state.options.check_quorum
         and state.role.leader != NO_PEER
@@ -154,14 +155,14 @@ def trusts_leader(state: RaftState) -> bool:
 
 
 def enter_newer_term(state: RaftState, message: Message, term: int) -> bool:
-    """A message of a later term. True where it is to be handled."""
+    """A message of a later term. True if it is to be processed."""
     match message:
         case VoteRequest():
             if trusts_leader(state) and not message.transfer:
                 return False
             state.become_follower(term, NO_PEER)
         case PreVoteRequest():
-            # Our term stays: that a later one was only thought of must not disturb anybody.
+            # Our term stays: a pre-vote must not disturb anyone.
             return not trusts_leader(state)
         case PreVoteResponse(granted=True):
             pass
@@ -173,14 +174,15 @@ def enter_newer_term(state: RaftState, message: Message, term: int) -> bool:
 
 
 def _refuse_old_leader(state: RaftState, message: Append | Heartbeat) -> None:
-    """Under check-quorum or pre-vote our higher term may have reached nobody: a candidate that was cut off comes back,
-    ignores the leader's messages as old, and its own requests are ignored. The answer's term brings the leader down."""
+    """With check-quorum or pre-vote our higher term may have reached no other peer: a candidate that was partitioned
+    comes back, ignores the leader's messages as old, and its own requests are ignored. The term of this answer makes
+    the leader step down."""
     if state.options.check_quorum or state.options.pre_vote:
         state.respond_when_durable(AppendResponse(sender=state.peer, to=message.sender, term=state.term))
 
 
 def _refuse_old_pre_vote(state: RaftState, request: PreVoteRequest) -> None:
-    """Told our term, or a cluster in which the higher term has the shorter log would never elect anybody."""
+    """Answers with our term, or a cluster whose highest term has the shorter log would never elect a leader."""
     state.respond_when_durable(PreVoteResponse(sender=state.peer, to=request.sender, term=state.term, granted=False))
 
 

@@ -1,6 +1,6 @@
-"""What a core is told besides the messages of its peers.
+"""The events of a core besides the messages of its peers.
 
-Structs rather than dataclasses: they are made for every batch, and a frozen dataclass takes several times as long.
+Structs rather than dataclasses: they are created for every batch, and a frozen dataclass takes several times as long.
 """
 
 import msgspec
@@ -10,22 +10,22 @@ from ebla.raft.messages import NO_PEER, EntryKind, Message, PeerId, SnapshotMeta
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed. Whole ticks since the last one are caught up with, at most one election timeout of them."""
+    """Time has passed. The core catches up with whole ticks since the last event, at most one election timeout."""
 
 
 class Campaign(msgspec.Struct, frozen=True, gc=False):
-    """Stand for election now, without waiting for the timeout."""
+    """Campaign now, without waiting for the election timeout."""
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Append these payloads, in this order and together. One event for many commands."""
+    """Append these payloads together, in this order. One event for many commands."""
 
     payloads: tuple[bytes, ...]
     kind: EntryKind = EntryKind.COMMAND
 
 
 class ReadIndex(msgspec.Struct, frozen=True, gc=False):
-    """Ask for an index that is safe to read at. `context` comes back with it and must be unique to the request."""
+    """Request an index that is safe to read at. `context` is returned with it and must be unique to the request."""
 
     context: bytes
 
@@ -35,7 +35,7 @@ class TransferLeadership(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForgetLeader(msgspec.Struct, frozen=True, gc=False):
-    """The layer above is sure that the leader is dead: grant votes although its time is not up."""
+    """The layer above is sure that the leader is dead: grant votes before the election timeout is over."""
 
 
 class PeerUnreachable(msgspec.Struct, frozen=True, gc=False):
@@ -45,8 +45,8 @@ class PeerUnreachable(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerReachable(msgspec.Struct, frozen=True, gc=False):
-    """The way to this peer is open, for the first time or again. Whoever was sent a probe into the void need not wait
-    for a heartbeat to be sent another."""
+    """A connection to this peer is open, for the first time or again. If a probe was lost, the next one need not wait
+    for a heartbeat."""
 
     peer: PeerId
 
@@ -59,31 +59,31 @@ class SnapshotSent(msgspec.Struct, frozen=True, gc=False):
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True):
-    """The state machine wrote a snapshot, which is durable."""
+    """The state machine wrote a snapshot, and it is durable."""
 
     snapshot: SnapshotMeta
 
 
 class Compact(msgspec.Struct, frozen=True, gc=False):
-    """Forget entries up to `index`; the newest snapshot must cover them."""
+    """Drop entries up to `index`; the newest snapshot must cover them."""
 
     index: int
 
 
 class ApplyMembership(msgspec.Struct, frozen=True):
-    """The committed membership entry at `index` takes effect. To be told while that entry is applied, before what
-    follows it; not at all where the layer above found the change void."""
+    """The committed membership entry at `index` takes effect. Stepped in while that entry is applied, before the
+    entries behind it; not at all if the layer above found the change void."""
 
     index: int
     change: MembershipChange
 
 
 class WriteCompleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A write is durable, and all before it. Comes with the write's answers and is given back unchanged."""
+    """A write and all before it are durable. Comes with the write's answers and is stepped back in unchanged."""
 
     to: PeerId
     term: int
-    """The term the write was asked for in. Entries of an older term may have been replaced since."""
+    """The term in which the write was requested. Entries of an older term may have been replaced since."""
     last_index: int
     """0: no entries."""
     last_term: int
@@ -91,15 +91,15 @@ class WriteCompleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendCommit(msgspec.Struct, frozen=True, gc=False):
-    """Whoever was told of no commit as high as `index` shall be, if we lead."""
+    """Send the commit index to the peers that were not sent one as high as `index`, if this peer leads."""
 
     index: int
     peer: PeerId = NO_PEER
-    """This one alone; `NO_PEER`: everybody."""
+    """Only this peer; `NO_PEER`: all peers."""
 
 
 class ApplyCompleted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The entries of one `Apply` have taken effect. Comes with it and is given back unchanged."""
+    """The entries of one `ApplyEntries` have taken effect. Comes with it and is stepped back in unchanged."""
 
     to: PeerId
     last_index: int

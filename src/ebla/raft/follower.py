@@ -1,4 +1,4 @@
-"""A follower's side: taking what the leader sends, passing on what only the leader can do."""
+"""The follower: accepts what the leader sends, and forwards what only the leader can do."""
 
 from ebla.raft.effects import ConfirmedRead
 from ebla.raft.elections import start_election
@@ -24,26 +24,26 @@ from ebla.raft.state import RaftState, StepRefusal
 FromLeader = Append | Heartbeat | InstallSnapshot
 
 
-def _hear_leader(state: RaftState, message: FromLeader) -> None:
+def _follow_leader(state: RaftState, message: FromLeader) -> None:
     state.election_elapsed = 0
     role = state.role
     if isinstance(role, Follower):
         role.leader = message.sender
     else:
-        # A candidate hears from the leader of its own term: the election is over.
+        # A candidate that receives a message from the leader of its own term has lost the election.
         state.become_follower(state.term, message.sender)
 
 
 def on_append(state: RaftState, append: Append) -> None:
-    _hear_leader(state, append)
+    _follow_leader(state, append)
     log = state.log
     if append.prev_index < log.committed:
-        # Old, or reordered. What is committed here is the same at the leader, so acknowledge that.
+        # Late or reordered. Committed entries are the same on the leader, so acknowledge those.
         _acknowledge(state, append, log.committed)
         return
     last = log.try_append(append.prev_index, append.prev_term, append.entries)
     if last is not None:
-        # Behind `last` our log may differ from the leader's, so its commit index says nothing about it.
+        # Behind `last` our log may differ from the leader's, so its commit index does not apply there.
         log.commit_to(min(append.commit, last))
         _acknowledge(state, append, last)
         return
@@ -66,7 +66,7 @@ def _acknowledge(state: RaftState, message: FromLeader, index: int) -> None:
 
 
 def on_heartbeat(state: RaftState, heartbeat: Heartbeat) -> None:
-    _hear_leader(state, heartbeat)
+    _follow_leader(state, heartbeat)
     state.log.commit_to(heartbeat.commit)
     state.messages.append(
         HeartbeatResponse(sender=state.peer, to=heartbeat.sender, term=state.term, read_context=heartbeat.read_context)
@@ -74,18 +74,18 @@ def on_heartbeat(state: RaftState, heartbeat: Heartbeat) -> None:
 
 
 def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
-    _hear_leader(state, message)
+    _follow_leader(state, message)
     installed = _install(state, message.snapshot)
     _acknowledge(state, message, state.log.last_index if installed else state.log.committed)
 
 
 def _install(state: RaftState, snapshot: SnapshotMeta) -> bool:
-    """Whether our state gives way to the snapshot. It need not know of us: we may have been added behind it."""
+    """Whether the snapshot replaces our state. It need not list this peer, which may have been added after it."""
     log = state.log
     if snapshot.index <= log.committed:
         return False
     if log.matches(snapshot.index, snapshot.term):
-        # We hold the log up to there and lack only the news that it is committed.
+        # We hold the log up to there and only did not know that it is committed.
         log.commit_to(snapshot.index)
         return False
     log.install(snapshot)
@@ -94,18 +94,18 @@ def _install(state: RaftState, snapshot: SnapshotMeta) -> bool:
 
 
 def on_timeout_now(state: RaftState, _message: TimeoutNow) -> None:
-    start_election(state, asked_by_leader=True)
+    start_election(state, is_transfer=True)
 
 
 def on_propose(state: RaftState, event: Propose) -> StepRefusal | None:
-    return _pass_on(state, event)
+    return _forward(state, event)
 
 
 def on_proposal(state: RaftState, message: Proposal) -> StepRefusal | None:
-    return _pass_on(state, message)
+    return _forward(state, message)
 
 
-def _pass_on(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | None:
+def _forward(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | None:
     leader = state.role.leader
     if leader == NO_PEER:
         return StepRefusal.NO_LEADER
@@ -128,23 +128,23 @@ def on_read_response(state: RaftState, response: ReadIndexResponse) -> None:
 
 
 def on_transfer(state: RaftState, event: TransferLeadership) -> StepRefusal | None:
-    return _pass_transfer_on(state, event)
+    return _forward_transfer(state, event)
 
 
 def on_transfer_request(state: RaftState, message: LeaderTransferRequest) -> StepRefusal | None:
-    return _pass_transfer_on(state, message)
+    return _forward_transfer(state, message)
 
 
-def _pass_transfer_on(state: RaftState, wish: TransferLeadership | LeaderTransferRequest) -> StepRefusal | None:
+def _forward_transfer(state: RaftState, request: TransferLeadership | LeaderTransferRequest) -> StepRefusal | None:
     leader = state.role.leader
     if leader == NO_PEER:
         return StepRefusal.NO_LEADER
-    state.messages.append(LeaderTransferRequest(sender=state.peer, to=leader, term=state.term, target=wish.target))
+    state.messages.append(LeaderTransferRequest(sender=state.peer, to=leader, term=state.term, target=request.target))
     return None
 
 
 def on_forget_leader(state: RaftState, _event: ForgetLeader) -> None:
-    """Not under leases: a leader that answers reads at once relies on nobody voting before its time is up."""
+    """Not with leases: a leader that answers reads at once relies on no peer voting before the election timeout."""
     role = state.role
     assert isinstance(role, Follower)
     if state.options.read_mode is not ReadIndexMode.LEASE:

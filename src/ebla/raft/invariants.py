@@ -1,13 +1,13 @@
-"""What must hold in every group at every moment, as checks over cores and what was seen of them before.
+"""The invariants of a Raft group, as checks over its cores and their history.
 
-Called after every step in tests and simulation. Nothing here is known to the cores themselves.
+Called after every step in tests and simulation. The cores know nothing of it.
 
 INV-RAFT-1  Election safety: one leader per term.
-INV-RAFT-2  Log matching: equal index and term mean an equal entry and an equal past.
-INV-RAFT-3  Leader completeness: who leads holds every entry committed in earlier terms.
-INV-RAFT-4  State machine safety: at an index, everybody commits and applies the same entry.
-INV-RAFT-5  One membership change at a time: behind what is committed, no log holds two.
-INV-RAFT-6  Terms and votes never go back, not even by a crash: whoever was told keeps being right.
+INV-RAFT-2  Log matching: equal index and term mean an equal entry and an equal prefix.
+INV-RAFT-3  Leader completeness: a leader holds every entry committed in earlier terms.
+INV-RAFT-4  State machine safety: at an index, all peers commit and apply the same entry.
+INV-RAFT-5  One membership change at a time: no log holds two uncommitted ones.
+INV-RAFT-6  Terms and votes never go back, not even in a crash: what a peer has sent stays true.
 INV-RAFT-7  What a leader commits is durable at a quorum of its membership.
 """
 
@@ -27,7 +27,7 @@ class RaftInvariant(enum.Enum):
     LEADER_COMPLETENESS = "INV-RAFT-3"
     STATE_MACHINE_SAFETY = "INV-RAFT-4"
     ONE_CHANGE = "INV-RAFT-5"
-    NO_WAY_BACK = "INV-RAFT-6"
+    NO_REGRESSION = "INV-RAFT-6"
     DURABLE_QUORUM = "INV-RAFT-7"
 
 
@@ -49,7 +49,7 @@ def _require(condition: bool, invariant: RaftInvariant, story: str) -> None:
 
 
 class RaftChecker:
-    """Everything seen of one group. One per run; `observe` after each step of a core."""
+    """Records everything observed of one group. One per run; call `observe` after each step of a core."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, PeerId] = {}
@@ -62,9 +62,9 @@ class RaftChecker:
         self._known_commit: dict[PeerId, int] = {}
         self._known_term: dict[PeerId, int] = {}
         self._votes: dict[tuple[PeerId, int], PeerId] = {}
-        self._told_term: dict[PeerId, int] = {}
+        self._sent_term: dict[PeerId, int] = {}
 
-    # What cores look like.
+    # The state of the cores.
 
     def observe(self, core: RaftCore, durable: Mapping[PeerId, DurableLog]) -> None:
         self._check_term(core)
@@ -73,10 +73,12 @@ class RaftChecker:
         self._check_commit(core, durable)
 
     def restarted(self, core: RaftCore) -> None:
-        """INV-RAFT-6 across a crash: what was only in memory may be gone, what anybody was told may not."""
+        """INV-RAFT-6 across a crash: what was only in memory may be gone, what another peer was sent may not."""
         peer = core.peer
-        told = self._told_term.get(peer, 0)
-        _require(core.term >= told, RaftInvariant.NO_WAY_BACK, f"peer {peer} restarts in term {core.term} after {told}")
+        sent = self._sent_term.get(peer, 0)
+        _require(
+            core.term >= sent, RaftInvariant.NO_REGRESSION, f"peer {peer} restarts in term {core.term} after {sent}"
+        )
         self._checked.pop(peer, None)
         self._known_commit.pop(peer, None)
         self._known_term.pop(peer, None)
@@ -85,13 +87,13 @@ class RaftChecker:
         before = self._known_term.get(core.peer, 0)
         _require(
             core.term >= before,
-            RaftInvariant.NO_WAY_BACK,
+            RaftInvariant.NO_REGRESSION,
             f"peer {core.peer} went back from term {before} to {core.term}",
         )
         self._known_term[core.peer] = core.term
 
     def _check_log(self, core: RaftCore) -> None:
-        """By induction: an entry is right if it and the term before it are as first seen anywhere."""
+        """By induction: an entry is right if it and the term before it equal those first seen on any peer."""
         log = core.state.log
         checked = self._checked.setdefault(core.peer, {})
         changes = 0
@@ -141,7 +143,9 @@ class RaftChecker:
     def _check_commit(self, core: RaftCore, durable: Mapping[PeerId, DurableLog]) -> None:
         log, peer = core.state.log, core.peer
         before = self._known_commit.get(peer, log.base_index)
-        _require(log.committed >= before, RaftInvariant.NO_WAY_BACK, f"peer {peer} took back its commit index {before}")
+        _require(
+            log.committed >= before, RaftInvariant.NO_REGRESSION, f"peer {peer} took back its commit index {before}"
+        )
         _require(log.applied <= log.committed, RaftInvariant.STATE_MACHINE_SAFETY, f"peer {peer} applied too much")
         for index in range(max(before, log.base_index) + 1, log.committed + 1):
             term = log.term_at(index)
@@ -157,7 +161,7 @@ class RaftChecker:
         self._known_commit[peer] = log.committed
 
     def _check_quorum(self, core: RaftCore, durable: Mapping[PeerId, DurableLog]) -> None:
-        """Independent of what the leader believes: it looks at the disks."""
+        """Independent of what the leader believes: it checks the disks."""
         index, term = core.commit_index, core.state.log.term_at(core.commit_index)
         if term is None:
             return
@@ -168,21 +172,21 @@ class RaftChecker:
             f"peer {core.peer} commits {index} of term {term} under {core.membership}, durable at {holders}",
         )
 
-    # What leaves a peer.
+    # Messages that leave a peer.
 
     def left(self, message: Message) -> None:
-        """A message has left its sender and may be remembered by anybody."""
+        """A message has left its sender: any peer may act on it."""
         if isinstance(message, VoteResponse) and message.granted:
             voter, term = message.sender, message.term
             first = self._votes.setdefault((voter, term), message.to)
             _require(
                 first == message.to,
-                RaftInvariant.NO_WAY_BACK,
+                RaftInvariant.NO_REGRESSION,
                 f"peer {voter} votes for {first} and {message.to} in {term}",
             )
-        # These two are answers about the sender's own term; they must not leave before that term is durable.
+        # These two answers reveal the sender's term, so they must not leave before that term is durable.
         if isinstance(message, VoteResponse | AppendResponse):
-            self._told_term[message.sender] = max(self._told_term.get(message.sender, 0), message.term)
+            self._sent_term[message.sender] = max(self._sent_term.get(message.sender, 0), message.term)
 
     def applied(self, peer: PeerId, entries: Iterable[Entry]) -> None:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""A leader's side: taking proposals, reading the peers' answers, handing over."""
+"""The leader: accepts proposals, replicates them, serves reads and transfers leadership."""
 
 from ebla.raft.effects import ConfirmedRead
 from ebla.raft.events import (
@@ -54,11 +54,11 @@ def on_proposal(state: RaftState, message: Proposal) -> StepRefusal | None:
 def accept_proposal(state: RaftState, kind: EntryKind, payloads: tuple[bytes, ...]) -> StepRefusal | None:
     leader = state.role
     assert isinstance(leader, Leader)
-    assert payloads, "a proposal proposes something"
+    assert payloads, "a proposal has a payload"
     if state.peer not in leader.progress:
         return StepRefusal.NOT_A_MEMBER
     if leader.transferee != NO_PEER:
-        # What is appended now could only delay the heir, who must hold the whole log.
+        # An entry appended now would only delay the next leader, which must hold the whole log.
         return StepRefusal.TRANSFERRING
     first, term = state.log.last_index + 1, state.term
     if kind is EntryKind.COMMAND:
@@ -67,7 +67,7 @@ def accept_proposal(state: RaftState, kind: EntryKind, payloads: tuple[bytes, ..
     else:
         entries, pending = _change_entries(state, leader, kind, payloads)
     size = sum(map(len, payloads))
-    # The first one always fits, and nothing of no size is refused: an empty entry is how a joint phase is left.
+    # The first one always fits, and empty payloads are never refused: an empty entry ends a joint phase.
     if leader.uncommitted_bytes and size and leader.uncommitted_bytes + size > state.options.uncommitted_bytes_max:
         return StepRefusal.TOO_MUCH_UNCOMMITTED
     leader.pending_change_index = pending
@@ -78,7 +78,7 @@ def accept_proposal(state: RaftState, kind: EntryKind, payloads: tuple[bytes, ..
 
 def append_as_leader(state: RaftState, leader: Leader, entries: list[Entry]) -> None:
     state.log.append(entries)
-    # The leader acknowledges its own entries by the same message as everybody else, when they are durable (INV-RAFT-7).
+    # The leader acknowledges its own entries like any peer, once they are durable (INV-RAFT-7).
     state.respond_when_durable(
         AppendResponse(sender=state.peer, to=state.peer, term=state.term, index=entries[-1].index)
     )
@@ -88,7 +88,7 @@ def append_as_leader(state: RaftState, leader: Leader, entries: list[Entry]) -> 
 def _change_entries(
     state: RaftState, leader: Leader, kind: EntryKind, payloads: tuple[bytes, ...]
 ) -> tuple[list[Entry], int]:
-    """A change that must not be made now becomes an empty entry: the proposal keeps its place and has no effect."""
+    """A change that is not allowed now becomes an empty entry: the proposal keeps its position and has no effect."""
     pending, entries = leader.pending_change_index, []
     for index, data in enumerate(payloads, state.log.last_index + 1):
         if state.options.validate_changes and not _may_change_now(state, data, pending):
@@ -100,7 +100,7 @@ def _change_entries(
 
 
 def _may_change_now(state: RaftState, data: bytes, pending_change_index: int) -> bool:
-    """INV-RAFT-5: one change at a time. Two in flight could each be decided by majorities that do not overlap."""
+    """INV-RAFT-5: one change at a time. Two in progress could be decided by majorities that do not overlap."""
     if pending_change_index > state.log.applied:
         return False
     wants_to_leave = not decode_change(data).changes
@@ -111,7 +111,7 @@ def _may_change_now(state: RaftState, data: bytes, pending_change_index: int) ->
 
 
 def send_append(state: RaftState, leader: Leader, peer: PeerId, *, even_empty: bool = True) -> bool:
-    """What the peer needs next, if it may be sent anything now. True where something was sent."""
+    """Sends what the peer needs next, unless it is paused. True if something was sent."""
     progress = leader.progress[peer]
     if progress.is_paused:
         return False
@@ -120,8 +120,8 @@ def send_append(state: RaftState, leader: Leader, peer: PeerId, *, even_empty: b
     prev_term = log.term_at(prev_index)
     if prev_term is None:
         return _send_snapshot(state, peer, progress)
-    # Into a full window goes an empty append: everything in flight may have been lost, and an answer, whichever,
-    # empties the window. Without it replication to this peer would stand still.
+    # A full window gets an empty append: everything in flight may have been lost, and any answer empties the window.
+    # Without it replication to this peer would stall.
     entries: tuple[Entry, ...] = ()
     if progress.mode is not ReplicationMode.REPLICATE or not progress.inflight.is_full:
         entries = log.slice(progress.next_index, log.last_index, state.options.message_bytes_max)
@@ -144,7 +144,7 @@ def send_append(state: RaftState, leader: Leader, peer: PeerId, *, even_empty: b
 
 
 def _send_snapshot(state: RaftState, peer: PeerId, progress: PeerProgress) -> bool:
-    """Only to a peer that has been heard of lately: a snapshot is too dear to be sent into the void."""
+    """Only to a peer that was active lately: a snapshot is too expensive to send to a dead one."""
     snapshot = state.log.snapshot
     if not progress.recently_active or snapshot.index < state.log.base_index:
         return False
@@ -160,7 +160,7 @@ def broadcast_append(state: RaftState, leader: Leader) -> None:
 
 
 def broadcast_heartbeat(state: RaftState, leader: Leader, read_context: bytes) -> None:
-    """The commit index is cut to what the peer is known to hold: behind that its log may differ from ours."""
+    """The commit index is capped at what the peer is known to hold: behind that its log may differ from ours."""
     for peer, progress in leader.progress.items():
         if peer != state.peer:
             commit = min(progress.match, state.log.committed)
@@ -173,9 +173,13 @@ def broadcast_heartbeat(state: RaftState, leader: Leader, read_context: bytes) -
 def try_commit(state: RaftState, leader: Leader) -> bool:
     """INV-RAFT-3: only an entry of the leader's own term is committed by counting.
 
-    An older one may be on a majority and still be replaced: S1 leads term 2 and reaches S2; S5 leads term 3 alone; S1
-    leads term 4, brings the entry of term 2 to S3, a majority; S5 leads term 5, elected by S2, S3, S4, whose last terms
-    are older than 3, and overwrites it (Raft paper, figure 8). An entry of term 4 on a majority bars S5.
+    An older entry may be on a majority and still be replaced (Raft paper, figure 8):
+
+    1. S1 leads term 2 and replicates an entry to S2. S5 leads term 3 alone.
+    2. S1 leads term 4 and replicates the entry of term 2 to S3: a majority.
+    3. S5 leads term 5, elected by S2, S3 and S4, whose last terms are older than 3, and overwrites it.
+
+    An entry of term 4 on a majority would prevent S5's election.
     """
     acknowledged = {peer: progress.match for peer, progress in leader.progress.items()}
     index = joint_index(state.membership, acknowledged)
@@ -204,8 +208,8 @@ def on_append_response(state: RaftState, answer: AppendResponse) -> None:
 
 
 def _step_back(state: RaftState, leader: Leader, progress: PeerProgress, answer: AppendResponse) -> None:
-    """Both sides skip whole terms: the peer told the last place where its log may agree with ours, and we now look for
-    the last place where ours may agree with that."""
+    """Both sides skip whole terms: the peer sent the last position where its log may agree with ours, and we find the
+    last position where ours may agree with that."""
     probe = answer.hint_index
     if answer.hint_term > 0:
         probe, _ = state.log.agreement_hint(answer.hint_index, answer.hint_term)
@@ -221,7 +225,7 @@ def _step_forward(state: RaftState, leader: Leader, progress: PeerProgress, answ
     elif progress.mode is ReplicationMode.PROBE:
         progress.become_replicate()
     elif progress.match + 1 >= state.log.first_index:
-        # However it got there, the rest can come from the log. By way of probing, which minds the snapshot sent.
+        # The rest can come from the log. `become_probe` first: it takes the pending snapshot into account.
         progress.become_probe()
         progress.become_replicate()
     is_own = answer.sender == state.peer
@@ -229,15 +233,16 @@ def _step_forward(state: RaftState, leader: Leader, progress: PeerProgress, answ
     # Nothing at or below the commit index can move it.
     if answer.index > committed and try_commit(state, leader):
         _release_early_reads(state, leader)
-        # A change of members is told at once even where commits are told later: once it is applied here, who leaves is
-        # sent nothing any more and would never see the entry that removed it; nor would anybody if it is this leader.
+        # A membership change is announced at once, even if other commits are announced later: once it is applied here,
+        # a removed peer is sent nothing more and would never see the entry that removed it; and if this leader removed
+        # itself, no peer would.
         if state.options.broadcast_commits or committed < leader.pending_change_index <= state.log.committed:
             broadcast_append(state, leader)
     elif state.options.broadcast_commits and not is_own and progress.would_learn_commit(state.log.committed):
         send_append(state, leader, answer.sender)
     if is_own:
         return
-    # The answer may have made room for more than one message.
+    # The answer may have opened the window for more than one message.
     while progress.next_index <= state.log.last_index and send_append(state, leader, answer.sender, even_empty=False):
         pass
     if answer.sender == leader.transferee and progress.match == state.log.last_index:
@@ -259,7 +264,7 @@ def on_heartbeat_response(state: RaftState, answer: HeartbeatResponse) -> None:
         return
     progress.recently_active = True
     progress.is_paused = progress.mode is ReplicationMode.SNAPSHOT
-    # The peer lives but may have lost what was sent; or it has everything, and an empty append ends the probing.
+    # The peer is alive but may have lost appends; or it has everything, and an empty append ends the probing.
     if progress.match < state.log.last_index or progress.mode is ReplicationMode.PROBE:
         send_append(state, leader, answer.sender)
     if answer.read_context:
@@ -273,7 +278,7 @@ def on_snapshot_sent(state: RaftState, event: SnapshotSent) -> None:
     if not event.delivered:
         progress.pending_snapshot = 0
     progress.become_probe()
-    # Delivered: its acknowledgement says how to go on. Not delivered: try again after a heartbeat, not at once.
+    # Delivered: its acknowledgement says how to continue. Not delivered: retry after a heartbeat, not at once.
     progress.is_paused = True
 
 
@@ -308,8 +313,8 @@ def _take_read(state: RaftState, sender: PeerId, context: bytes) -> StepRefusal 
         return StepRefusal.TOO_MANY_READS
     read = PendingRead(sender=sender, context=context)
     if state.log.term_at(state.log.committed) != state.term:
-        # An earlier leader may have committed more than we know, or we ourselves before a restart; our own first entry
-        # will tell.
+        # An earlier leader, or this peer before a restart, may have committed more than we know. Our first entry will
+        # show it.
         leader.reads.early.append(read)
     else:
         _confirm_read(state, leader, read)
@@ -327,7 +332,7 @@ def _confirm_read(state: RaftState, leader: Leader, read: PendingRead) -> None:
 
 
 def _confirmed_by(state: RaftState, leader: Leader, peer: PeerId, context: bytes) -> None:
-    """A round of heartbeats that began after the read came: whoever answered it had elected nobody else by then."""
+    """The round of heartbeats began after the read arrived: peers that answer it had not elected another leader."""
     if joint_vote(state.membership, leader.reads.acknowledge(peer, context)) is VoteResult.WON:
         for read in leader.reads.release(context):
             _answer_read(state, read.sender, read.index, read.context)
@@ -348,18 +353,18 @@ def _answer_read(state: RaftState, sender: PeerId, index: int, context: bytes) -
         )
 
 
-# Handing over.
+# Leadership transfer.
 
 
 def on_transfer(state: RaftState, event: TransferLeadership) -> None:
-    _hand_over(state, event.target)
+    _transfer(state, event.target)
 
 
 def on_transfer_request(state: RaftState, message: LeaderTransferRequest) -> None:
-    _hand_over(state, message.target)
+    _transfer(state, message.target)
 
 
-def _hand_over(state: RaftState, target: PeerId) -> None:
+def _transfer(state: RaftState, target: PeerId) -> None:
     leader = _leader(state)
     progress = leader.progress.get(target)
     if progress is None or progress.is_learner or leader.transferee == target:
@@ -367,7 +372,7 @@ def _hand_over(state: RaftState, target: PeerId) -> None:
     leader.transferee = NO_PEER
     if target == state.peer:
         return
-    # It must be done within one election timeout, or we take proposals again.
+    # The transfer must finish within one election timeout, or we accept proposals again.
     state.election_elapsed = 0
     leader.transferee = target
     if progress.match == state.log.last_index:
@@ -380,7 +385,7 @@ def _hand_over(state: RaftState, target: PeerId) -> None:
 
 
 def check_quorum(state: RaftState) -> None:
-    """A leader that a quorum does not answer steps down: it cannot commit, and another may have been elected."""
+    """A leader without answers from a quorum steps down: it cannot commit, and another may have been elected."""
     leader = _leader(state)
     active = {peer: progress.recently_active for peer, progress in leader.progress.items() if not progress.is_learner}
     for peer, progress in leader.progress.items():

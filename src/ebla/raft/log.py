@@ -1,11 +1,11 @@
 """The log in memory: what is retained, what is durable, what is committed, what is applied.
 
-The whole retained log is held here, in one list. Four marks run along it:
+The whole retained log is one list. Four indexes divide it:
 
     base < … applied <= applying <= committed … stable <= writing <= last
 
 `stable` is the last entry known to be durable, `writing` the last one handed out to be written; both fall back when
-entries are replaced. Committed entries may be ahead of `stable`: the others may hold what we do not yet.
+entries are replaced. Committed entries may be ahead of `stable`: other peers may have made them durable first.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ebla.raft.messages import Entry, EntryKind, SnapshotMeta
 
 ENTRY_OVERHEAD_BYTES = 16
-"""Added to each payload where entries are measured, so that a million empty ones are not free."""
+"""Added to the size of each payload, so that a million empty entries are not free."""
 
 
 class Log:
@@ -40,7 +40,7 @@ class Log:
 
     def __init__(self, snapshot: SnapshotMeta, entries: Sequence[Entry], *, apply_bytes_max: int) -> None:
         self.snapshot = snapshot
-        """The newest one there is, for peers that need entries we no longer have."""
+        """The newest one, for peers that need entries we no longer have."""
         self.base_index, self.base_term, retained = _retained(snapshot, entries)
         self.last_index = self.base_index
         self._entries: list[Entry] = []
@@ -55,7 +55,7 @@ class Log:
         self._applying_bytes = 0
         self.apply_is_paused = False
 
-    # What is there.
+    # Reading.
 
     @property
     def first_index(self) -> int:
@@ -66,29 +66,30 @@ class Log:
         return self._entries[-1].term if self._entries else self.base_term
 
     def term_at(self, index: int) -> int | None:
-        """None where the entry is gone or not yet here."""
+        """None if the entry is compacted or not here yet."""
         position = index - self.base_index
         if 0 < position <= len(self._entries):
             return self._entries[position - 1].term
         return self.base_term if position == 0 else None
 
     def entry_at(self, index: int) -> Entry:
-        assert self.base_index < index <= self.last_index, "this entry is not here"
+        assert self.base_index < index <= self.last_index, "the entry is in the log"
         return self._entries[index - self.base_index - 1]
 
     def matches(self, index: int, term: int) -> bool:
         return self.term_at(index) == term
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
-        """Whether a log that ends so holds at least as much as this one (Raft paper, 5.4.1)."""
+        """Whether a log with this end is at least as up to date as this one (Raft paper, 5.4.1)."""
         ours = self.last_term
         return last_term > ours or (last_term == ours and last_index >= self.last_index)
 
     def agreement_hint(self, index: int, term: int) -> tuple[int, int]:
-        """The last place at or before `index` that a log with `term` there may share with this one, and our term there.
+        """The last position at or before `index` that a log with `term` there may share with this one, and our term
+        there.
 
-        Our terms only grow along the log, so an entry of a later term than theirs cannot be shared. Where we no longer
-        know the term we cannot rule it out: term 0.
+        Terms only grow along the log, so an entry of a later term than theirs cannot be shared. If we no longer know
+        the term, we cannot rule it out: term 0.
         """
         while index > 0:
             ours = self.term_at(index)
@@ -100,12 +101,12 @@ class Log:
         return 0, 0
 
     def slice(self, first: int, last: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from `first` to `last`, cut to `bytes_max` but never to nothing."""
+        """Entries from `first` to `last`, cut to `bytes_max`, but at least one."""
         if first > last:
             return ()
         start, stop = first - self.base_index - 1, last - self.base_index
         assert start >= 0, "compacted entries cannot be read"
-        assert stop <= len(self._entries), "entries behind the end cannot be read"
+        assert stop <= len(self._entries), "entries after the end cannot be read"
         sizes = self._sizes
         before = sizes[start - 1] if start else self._base_size
         if sizes[stop - 1] - before > bytes_max:
@@ -113,7 +114,7 @@ class Log:
         return tuple(self._entries[start:stop])
 
     def size_of(self, entries: Sequence[Entry]) -> int:
-        """Of entries that are in this log, without walking them."""
+        """Of entries that are in this log, in constant time."""
         if not entries:
             return 0
         start = entries[0].index - self.base_index - 1
@@ -124,10 +125,10 @@ class Log:
         start, stop = first - self.first_index, last - self.base_index
         return any(entry.kind is not EntryKind.COMMAND for entry in self._entries[max(start, 0) : stop])
 
-    # Growing.
+    # Appending.
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Replaces whatever stood at and behind the first one's index, but nothing committed (INV-RAFT-4)."""
+        """Replaces everything from the first one's index on, but nothing committed (INV-RAFT-4)."""
         first = entries[0].index
         keep = first - self.first_index
         assert first > self.committed, "a committed entry is never replaced"
@@ -135,7 +136,7 @@ class Log:
         if keep < len(self._entries):
             del self._entries[keep:]
             del self._sizes[keep:]
-            # A write of the replaced ones may still be under way; it proves nothing about those that came instead.
+            # A write of the replaced entries may still be in progress; it proves nothing about the new ones.
             self.stable = min(self.stable, first - 1)
             self.writing = min(self.writing, first - 1)
         self._extend(entries)
@@ -150,8 +151,8 @@ class Log:
             push(size)
 
     def try_append(self, prev_index: int, prev_term: int, entries: Sequence[Entry]) -> int | None:
-        """A leader's entries behind `(prev_index, prev_term)`: the last index now shared with it, or None where the
-        logs differ there. What is here already stays: a delayed append must not cut off what came after it."""
+        """A leader's entries behind `(prev_index, prev_term)`: the last index now shared with it, or None if the logs
+        differ there. Entries we have stay: a delayed append must not cut off later ones."""
         if self.term_at(prev_index) != prev_term:
             return None
         last = prev_index + len(entries)
@@ -173,7 +174,7 @@ class Log:
 
     def commit_to(self, index: int) -> None:
         if index > self.committed:
-            assert index <= self.last_index, "what is committed must be here"
+            assert index <= self.last_index, "committed entries are in the log"
             self.committed = index
 
     def has_committed(self, *, unstable_too: bool) -> bool:
@@ -194,12 +195,12 @@ class Log:
         entries = self.slice(self.applying + 1, appliable, room)
         self._applying_bytes += self.size_of(entries)
         self.applying = entries[-1].index
-        # What did not fit now would not fit a moment later either: wait until something has been applied.
+        # What did not fit now will not fit until something has been applied.
         self.apply_is_paused = self._applying_bytes >= self._apply_bytes_max or self.applying < appliable
         return entries
 
     def applied_to(self, index: int, size: int) -> None:
-        assert self.applied <= index, "applying goes forward"
+        assert self.applied <= index, "the applied index never decreases"
         assert index <= self.committed, "only committed entries are applied"
         self.applied = index
         self.applying = max(self.applying, index)
@@ -214,7 +215,7 @@ class Log:
         return tuple(self._entries[first:])
 
     def stable_to(self, index: int, term: int) -> None:
-        """A write finished. Where the entry at `index` is another one by now, it says nothing (the ABA race)."""
+        """A write completed. If the entry at `index` was replaced meanwhile, it proves nothing (the ABA race)."""
         if index <= self.stable or not self.matches(index, term):
             return
         self.stable = index
@@ -223,8 +224,8 @@ class Log:
     # Snapshots.
 
     def install(self, snapshot: SnapshotMeta) -> None:
-        """Everything gives way to a snapshot from the leader, which still has to be written."""
-        assert snapshot.index > self.committed, "a snapshot never takes back what is committed"
+        """A snapshot from the leader replaces the log. It still has to be written."""
+        assert snapshot.index > self.committed, "a snapshot never removes committed entries"
         self._rebase(snapshot.index, snapshot.term)
         self.stable = self.writing = self.committed = snapshot.index
         self.incoming_snapshot = snapshot
@@ -252,17 +253,17 @@ class Log:
 
     def snapshot_taken(self, snapshot: SnapshotMeta) -> None:
         assert snapshot.index <= self.committed, "a snapshot holds committed entries only"
-        # One from a leader may have overtaken it while it was being stored; then the log begins behind that one.
+        # A leader's snapshot may have overtaken it while it was stored; then the log begins behind that one.
         if snapshot.index > max(self.snapshot.index, self.base_index):
-            assert self.matches(snapshot.index, snapshot.term), "the snapshot is one of this log"
+            assert self.matches(snapshot.index, snapshot.term), "the snapshot matches this log"
             self.snapshot = snapshot
 
     def compact(self, index: int) -> None:
-        """Forgets entries up to `index`, which a snapshot must cover."""
+        """Drops entries up to `index`, which a snapshot must cover."""
         if index <= self.base_index:
             return
-        assert index <= self.snapshot.index, "only what a snapshot holds may be forgotten"
-        assert index <= self.applying, "what the state machine was never given is kept"
+        assert index <= self.snapshot.index, "only entries that a snapshot covers are dropped"
+        assert index <= self.applying, "entries that were not handed to the state machine are kept"
         count = index - self.base_index
         self.base_term = self._entries[count - 1].term
         self._base_size = self._sizes[count - 1]
@@ -274,10 +275,10 @@ class Log:
 
 
 def _retained(snapshot: SnapshotMeta, entries: Sequence[Entry]) -> tuple[int, int, Sequence[Entry]]:
-    """The base and what stands on it, from what the disk holds after a restart.
+    """The base index, its term, and the entries after it, from what the disk holds after a restart.
 
     Entries may begin before the snapshot's index: they were kept for slow peers, and the first one serves as the base.
-    A log that does not hold the snapshot's own entry was about to be replaced by that snapshot when we stopped.
+    A log without the snapshot's own entry was about to be replaced by that snapshot when this peer stopped.
     """
     if not entries or snapshot.index < entries[0].index:
         assert not entries or entries[0].index == snapshot.index + 1, "the log continues its snapshot"

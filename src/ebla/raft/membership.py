@@ -1,4 +1,4 @@
-"""How a membership may change: one voter at a time, or through a joint phase in which two majorities must agree."""
+"""Membership changes: one voter at a time, or through a joint phase in which two majorities must agree."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ class MemberChangeKind(enum.IntEnum):
     """Also promotes a learner."""
     REMOVE = 1
     UPDATE = 2
-    """Changes nothing here; lets the layer above pass what it stores about a member through the log."""
+    """Changes nothing here; the layer above sends data about a member through the log."""
     ADD_LEARNER = 3
     """Also demotes a voter."""
 
@@ -28,11 +28,11 @@ class Transition(enum.IntEnum):
     """How the joint phase is entered and left."""
 
     AUTO = 0
-    """A joint phase only for more than one change, left by the leader on its own."""
+    """A joint phase only for more than one change; the leader ends it."""
     JOINT_IMPLICIT = 1
-    """Always joint, left by the leader on its own."""
+    """Always joint; the leader ends it."""
     JOINT_EXPLICIT = 2
-    """Always joint, left by a further, empty change."""
+    """Always joint; another, empty change ends it."""
 
 
 class MembershipChange(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +81,7 @@ _decoder = msgspec.msgpack.Decoder(MembershipChange)
 
 
 def encode_change(change: MembershipChange) -> bytes:
-    """Leaving is no bytes at all, so that a leader whose log is at its bound can still leave the joint phase."""
+    """Leaving the joint phase is encoded as no bytes, so that a leader whose log is at its limit can still do it."""
     return b"" if change == LEAVE_JOINT else _encoder.encode(change)
 
 
@@ -90,12 +90,12 @@ def decode_change(data: bytes) -> MembershipChange:
 
 
 def change_of(entry: Entry) -> MembershipChange:
-    assert entry.kind is not EntryKind.COMMAND, "a command is no membership change"
+    assert entry.kind is not EntryKind.COMMAND, "a command is not a membership change"
     return decode_change(entry.data)
 
 
 def apply_change(membership: Membership, change: MembershipChange) -> Membership:
-    """The one way from a membership to the next. Raises `MembershipRefused`."""
+    """The next membership. Raises `MembershipRefused`."""
     if change.leaves_joint:
         return leave_joint(membership)
     if change.enters_joint:
@@ -122,7 +122,7 @@ def leave_joint(membership: Membership) -> Membership:
 
 
 def change_one_voter(membership: Membership, changes: Sequence[MemberChange]) -> Membership:
-    """Old and new majority overlap as long as at most one voter comes or goes."""
+    """Old and new majority overlap as long as at most one voter is added or removed."""
     if membership.is_joint:
         raise MembershipRefused(MembershipRule.JOINT_IN_THE_WAY)
     draft = _Draft(membership, outgoing=())
@@ -158,7 +158,7 @@ class _Draft:
         if change.kind is MemberChangeKind.ADD_VOTER:
             self.voters.add(change.peer)
         elif change.kind is MemberChangeKind.ADD_LEARNER:
-            # A voter of the outgoing majority cannot be a learner yet: it would be counted and not counted at once.
+            # A voter of the outgoing majority cannot be a learner yet: it would count and not count at once.
             staged = self.learners_next if change.peer in self.outgoing else self.learners
             staged.add(change.peer)
 
@@ -179,14 +179,14 @@ def _sorted(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
 
 
 def _checked(membership: Membership) -> Membership:
-    """What holds for every membership, whichever way it came about."""
+    """Invariants of every membership."""
     for learner in membership.learners:
-        assert learner not in membership.voters, "a learner is no voter"
-        assert learner not in membership.outgoing, "a learner is no outgoing voter"
+        assert learner not in membership.voters, "a learner is not a voter"
+        assert learner not in membership.outgoing, "a learner is not an outgoing voter"
     for staged in membership.learners_next:
-        assert staged in membership.outgoing, "only an outgoing voter waits to become a learner"
-        assert staged not in membership.voters, "who waits to become a learner no longer votes in the new majority"
+        assert staged in membership.outgoing, "only an outgoing voter becomes a learner later"
+        assert staged not in membership.voters, "a voter that becomes a learner is not in the new majority"
     if not membership.is_joint:
-        assert not membership.learners_next, "nobody waits outside a joint phase"
-        assert not membership.auto_leave, "there is nothing to leave outside a joint phase"
+        assert not membership.learners_next, "only a joint phase has future learners"
+        assert not membership.auto_leave, "only a joint phase can be left"
     return membership

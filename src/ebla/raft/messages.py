@@ -1,7 +1,8 @@
-"""What peers send each other, and the entries and snapshots they send.
+"""The messages of Raft peers, and the entries and snapshots in them.
 
-Every type is ready for the wire: an array with a number for its tag, fields only ever appended. `sender` and `to` are
-peer numbers; `term` is the sender's term except for pre-votes, which name the term the sender would campaign in.
+Every type is ready for the wire: an array with a number as its tag, to which fields are only ever appended. `sender`
+and `to` are peer numbers; `term` is the sender's term except for pre-votes, which name the term the sender would
+campaign in.
 """
 
 import enum
@@ -10,12 +11,12 @@ from typing import Final, NewType
 import msgspec
 
 PeerId = NewType("PeerId", int)
-"""A member of one Raft group. The group that stands on this core maps hosts to numbers, and never uses one twice."""
+"""A member of one Raft group. The layer above maps hosts to numbers, and never uses a number twice."""
 
 NO_PEER: Final = PeerId(0)
 
 MAX_INDEX: Final = 2**64 - 1
-"""Beyond any log index: what a quorum of nobody has agreed to."""
+"""Beyond any log index: what a quorum of no voters has agreed to."""
 
 
 class EntryKind(enum.IntEnum):
@@ -29,7 +30,7 @@ class EntryKind(enum.IntEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """One position of the log. Equal index and term mean equal content, everywhere and for ever (INV-RAFT-2)."""
+    """One position of the log. Equal index and term mean equal content, on every peer, forever (INV-RAFT-2)."""
 
     index: int
     term: int
@@ -38,10 +39,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True
 
 
 class Membership(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Who counts. `outgoing` is not empty only while two majorities must agree (joint).
+    """Voters and learners. `outgoing` is not empty only while two majorities must agree (joint).
 
-    All are sorted. `learners_next` are voters of `outgoing` who become learners once the joint phase is left: until
-    then they must go on voting, and a peer is never voter and learner at once.
+    All are sorted. `learners_next` are voters of `outgoing` that become learners when the joint phase ends: until then
+    they must keep voting, and a peer is never voter and learner at once.
     """
 
     voters: tuple[PeerId, ...] = ()
@@ -73,7 +74,7 @@ class Membership(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
-    """Which log prefix a snapshot stands for. Its bytes travel beside the core, in the shell's hands."""
+    """The log prefix that a snapshot covers. The driver transfers its bytes; the core never sees them."""
 
     index: int = 0
     term: int = 0
@@ -81,7 +82,7 @@ class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HardState(msgspec.Struct, frozen=True, array_like=True):
-    """What must survive a crash besides the log. `commit` may lag behind: it is only a hint at restart."""
+    """What must survive a crash besides the log. `commit` may lag: it is only a hint at restart."""
 
     term: int = 0
     vote: PeerId = NO_PEER
@@ -95,7 +96,7 @@ class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1, kw_only=T
     last_index: int
     last_term: int
     transfer: bool = False
-    """The leader itself asked for this election, so nobody's trust in a live leader stands against it."""
+    """The leader itself requested this election, so followers of a live leader vote too."""
 
 
 class VoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=2, kw_only=True):
@@ -121,7 +122,7 @@ class PreVoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=4, kw_on
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=5, kw_only=True):
-    """Entries that follow `(prev_index, prev_term)`; without entries it probes or tells the commit index."""
+    """Entries behind `(prev_index, prev_term)`; without entries it probes or carries the commit index."""
 
     sender: PeerId
     to: PeerId
@@ -133,8 +134,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=5, kw_only=True):
 
 
 class AppendResponse(msgspec.Struct, frozen=True, array_like=True, tag=6, kw_only=True):
-    """`index` is held and durable; when rejected, `index` is the refused `prev_index` and `(hint_index, hint_term)`
-    the last place where the two logs may still agree."""
+    """`index` is durable here. If rejected: `index` is the rejected `prev_index`, and `(hint_index, hint_term)` the
+    last position where the two logs may still agree."""
 
     sender: PeerId
     to: PeerId
@@ -176,7 +177,7 @@ class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11, kw_only=True):
-    """A follower passes on somebody's wish that `target` should lead."""
+    """A follower forwards a request that `target` should lead."""
 
     sender: PeerId
     to: PeerId
@@ -185,7 +186,7 @@ class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True, tag=12, kw_only=True):
-    """Proposed at a follower and passed on to the leader. Without a term: whoever leads may take it."""
+    """Proposed at a follower and forwarded to the leader. Without a term: any leader may accept it."""
 
     sender: PeerId
     to: PeerId

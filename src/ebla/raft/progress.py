@@ -1,4 +1,4 @@
-"""What a leader knows about one peer, and how fast it may send to it."""
+"""What a leader knows about each peer, and how fast it may send to it."""
 
 import enum
 from collections import deque
@@ -9,21 +9,21 @@ from ebla.raft.messages import Membership, PeerId
 
 
 class ReplicationMode(enum.Enum):
-    """How a peer is being fed."""
+    """How entries are sent to a peer."""
 
     PROBE = enum.auto()
-    """Where the logs part is not known: one append at a time, until one is accepted."""
+    """It is not known where the logs diverge: one append at a time, until one is accepted."""
     REPLICATE = enum.auto()
-    """Appends are sent ahead of their acknowledgements, within the in-flight limits."""
+    """Appends are pipelined, within the in-flight limits."""
     SNAPSHOT = enum.auto()
-    """The peer needs entries that are gone; nothing is sent until it has a snapshot."""
+    """The peer needs compacted entries; nothing is sent until it has a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
     inflight_messages_max: int
     inflight_bytes_max: int
-    """0: no bound."""
+    """0: unlimited."""
 
 
 class Inflight:
@@ -41,7 +41,7 @@ class Inflight:
         return len(self._sent)
 
     def add(self, last_index: int, size: int) -> None:
-        assert not self.is_full, "nothing is sent into a full window"
+        assert not self.is_full, "the window is not full"
         self._sent.append((last_index, size))
         self._bytes += size
         limits = self._limits
@@ -62,7 +62,7 @@ class Inflight:
 
 
 class PeerProgress:
-    """One peer. `match` is what it holds for certain, `next_index` what it will be sent; `match < next_index`."""
+    """One peer. `match` is known to be durable there, `next_index` is sent next; `match < next_index`."""
 
     __slots__ = (
         "inflight",
@@ -94,7 +94,7 @@ class PeerProgress:
         self.inflight.clear()
 
     def become_probe(self) -> None:
-        """After a snapshot, probe behind it: it may have arrived although its receipt has not."""
+        """After a snapshot, probe behind it: it may have arrived although its acknowledgement has not."""
         behind_snapshot = self.pending_snapshot + 1
         self._enter(ReplicationMode.PROBE)
         self.next_index = max(self.match + 1, behind_snapshot)
@@ -115,16 +115,16 @@ class PeerProgress:
             if count:
                 self.next_index += count
                 self.inflight.add(self.next_index - 1, size)
-            # An append that fills the window, or an empty one sent into a full window, is a probe: what follows
-            # waits for an answer, or for the next heartbeat's.
+            # An append that fills the window, or an empty one sent into a full window, is a probe: the next append
+            # waits for an answer, or for that of the next heartbeat.
             self.is_paused = self.inflight.is_full
             return
-        assert self.mode is ReplicationMode.PROBE, "nothing is appended to a peer that waits for a snapshot"
+        assert self.mode is ReplicationMode.PROBE, "a peer that waits for a snapshot gets no appends"
         if count:
             self.is_paused = True
 
     def acknowledged(self, index: int) -> bool:
-        """True where this is news."""
+        """True if this is new."""
         if index <= self.match:
             return False
         self.match = index
@@ -133,13 +133,13 @@ class PeerProgress:
         return True
 
     def rejected(self, index: int, match_hint: int) -> bool:
-        """Steps back. False where the rejection is an old one that a later answer has overtaken."""
+        """Steps back. False if the rejection is stale: a later answer overtook it."""
         if self.mode is ReplicationMode.REPLICATE:
             if index <= self.match:
                 return False
             self.next_index = self.match + 1
         else:
-            # Probes go one at a time, so an answer to anything but the last one is old.
+            # Probes are sent one at a time, so an answer to any but the last one is stale.
             if self.next_index - 1 != index:
                 return False
             self.next_index = max(min(index, match_hint + 1), self.match + 1)
@@ -148,15 +148,15 @@ class PeerProgress:
         return True
 
     def would_learn_commit(self, commit: int) -> bool:
-        """Whether sending `commit` now tells the peer more than what is on its way to it already."""
+        """Whether `commit` is news to the peer beyond the messages already sent."""
         return commit > self.sent_commit and self.sent_commit < self.next_index - 1
 
 
 def reconcile_progress(
     progress: Mapping[PeerId, PeerProgress], membership: Membership, limits: FlowLimits, last_index: int
 ) -> dict[PeerId, PeerProgress]:
-    """The progress of exactly the members. Who stays keeps what is known of it; who comes starts at the last entry
-    and counts as active, or a check of the quorum right after would blame the leader for it."""
+    """The progress of exactly the members. Known peers keep theirs. A new peer starts at the last entry and counts as
+    active, or a quorum check right after would make the leader step down."""
     result: dict[PeerId, PeerProgress] = {}
     for peer in membership.all_members():
         known = progress.get(peer)

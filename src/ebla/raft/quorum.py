@@ -1,4 +1,4 @@
-"""Majorities, single and joint: what a set of acknowledgements or votes decides."""
+"""Quorums, simple and joint: what a set of acknowledgements or votes decides."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ def majority(voters: Sequence[PeerId]) -> int:
 
 
 def majority_index(voters: Sequence[PeerId], acknowledged: Mapping[PeerId, int]) -> int:
-    """The highest index that a majority has acknowledged. Nobody asked, nothing withheld: `MAX_INDEX`."""
+    """The highest index that a majority has acknowledged. Without voters: `MAX_INDEX`."""
     if not voters:
         return MAX_INDEX
     indexes = sorted([acknowledged.get(voter, 0) for voter in voters])
@@ -25,7 +25,7 @@ def majority_index(voters: Sequence[PeerId], acknowledged: Mapping[PeerId, int])
 
 
 def joint_index(membership: Membership, acknowledged: Mapping[PeerId, int]) -> int:
-    """While joint, an index counts only once both majorities hold it."""
+    """While joint, an index counts only once both majorities have it."""
     index = majority_index(membership.voters, acknowledged)
     if membership.outgoing:
         return min(index, majority_index(membership.outgoing, acknowledged))
@@ -33,7 +33,7 @@ def joint_index(membership: Membership, acknowledged: Mapping[PeerId, int]) -> i
 
 
 def majority_vote(voters: Sequence[PeerId], votes: Mapping[PeerId, bool]) -> VoteResult:
-    """An election among nobody is won."""
+    """An election without voters is won."""
     if not voters:
         return VoteResult.WON
     needed = majority(voters)
@@ -45,7 +45,7 @@ def majority_vote(voters: Sequence[PeerId], votes: Mapping[PeerId, bool]) -> Vot
 
 
 def joint_vote(membership: Membership, votes: Mapping[PeerId, bool]) -> VoteResult:
-    """Won where both majorities are, lost where either is: a veto of one side cannot be mended by the other."""
+    """Won if both majorities are, lost if either is."""
     incoming = majority_vote(membership.voters, votes)
     if not membership.outgoing:
         return incoming

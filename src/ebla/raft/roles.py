@@ -1,4 +1,4 @@
-"""What a peer is, with what only that role needs to know. The rest of a role vanishes with it."""
+"""The roles of a peer, each with the state that only it needs and that vanishes with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Follower:
 
 @dataclass(slots=True)
 class PreCandidate:
-    """Asks whether an election could be won, before disturbing anybody with a new term."""
+    """Finds out whether it could win an election, before it disturbs the others with a new term."""
 
     votes: dict[PeerId, bool] = field(default_factory=dict)
 
@@ -41,13 +41,14 @@ class PendingRead:
 
 
 class ReadQueue:
-    """In order of arrival: an answer to a later heartbeat proves leadership for all earlier reads too."""
+    """Reads that wait for proof that the leader still leads, in order of arrival: an answer to a later heartbeat proves
+    leadership for all earlier reads too."""
 
     __slots__ = ("_confirming", "early")
 
     def __init__(self) -> None:
         self.early: list[PendingRead] = []
-        """Came before the leader committed an entry of its own term: its commit index may be behind the truth."""
+        """Arrived before the leader committed an entry of its own term: its commit index may lag."""
         self._confirming: dict[bytes, PendingRead] = {}
 
     def __len__(self) -> int:
@@ -81,13 +82,13 @@ class Leader:
     leader: PeerId
     progress: dict[PeerId, PeerProgress]
     pending_change_index: int
-    """No membership change is accepted until this index is applied: at most one is under way (INV-RAFT-5)."""
+    """No membership change is accepted until this index is applied: at most one is in progress (INV-RAFT-5)."""
     reads: ReadQueue = field(default_factory=ReadQueue)
     transferee: PeerId = NO_PEER
     uncommitted_bytes: int = 0
 
     def has_sent_commit(self, index: int) -> bool:
-        """Whether the messages for every other peer say, so far, that this index is committed."""
+        """Whether every other peer has been sent that this index is committed."""
         return all(each.sent_commit >= index for peer, each in self.progress.items() if peer != self.leader)
 
 

@@ -1,4 +1,4 @@
-"""Everything one peer knows, and the few steps by which roles change. Decisions stand in the modules per role."""
+"""Everything one peer knows, and the transitions between roles. The modules per role make the decisions."""
 
 import enum
 
@@ -26,7 +26,7 @@ from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate, Role
 
 
 class StepRefusal(enum.Enum):
-    """Why an event had no effect. Nothing was appended, nothing will be."""
+    """Why an event had no effect. Nothing was appended, and nothing will be."""
 
     NO_LEADER = "no leader is known"
     FORWARDING_OFF = "this peer does not lead and does not forward"
@@ -34,11 +34,11 @@ class StepRefusal(enum.Enum):
     NOT_A_MEMBER = "this peer leads, but is no longer a member"
     TOO_MUCH_UNCOMMITTED = "the bound on uncommitted bytes is reached"
     TOO_MANY_READS = "the bound on waiting reads is reached"
-    UNKNOWN_PEER = "an answer from a peer that is no member"
+    UNKNOWN_PEER = "an answer from a peer that is not a member"
 
 
 class RecoveredState(msgspec.Struct, frozen=True):
-    """What the disk held at start. `entries` may begin before the snapshot's index."""
+    """What the disk held at the start. `entries` may begin before the snapshot's index."""
 
     hard_state: HardState = HardState()
     snapshot: SnapshotMeta = SnapshotMeta()
@@ -71,20 +71,20 @@ class RaftState:
         self.rng = rng
         self.flow_limits = options.flow_limits
         self.log = Log(past.snapshot, past.entries, apply_bytes_max=options.apply_bytes_max)
-        # The crash may have come between the hard state and the entries of one write: a commit index ahead of the log
-        # is learned again.
+        # A crash between the hard state and the entries of one write leaves a commit index ahead of the log. It is
+        # learned again.
         self.log.commit_to(min(past.hard_state.commit, self.log.last_index))
         self.membership: Membership = past.snapshot.membership
         self.membership_index = past.snapshot.index
-        """Up to where the log is reflected in `membership`."""
+        """`membership` reflects the log up to this index."""
         self.term = past.hard_state.term
         self.vote = past.hard_state.vote
         if self.term and self.log.last_term > self.term:
-            # Between the snapshot and the hard state of one write: in that term no vote of ours was ever told.
+            # A crash between the snapshot and the hard state of one write: no vote of ours in that term was ever sent.
             self.term, self.vote = self.log.last_term, NO_PEER
         self.messages: list[Message] = []
         self.after_write: list[Message | WriteCompleted] = []
-        """Held back until what they promise is durable."""
+        """Held back until what they promise is durable (rule 2 of `effects.py`)."""
         self.reads: list[ConfirmedRead] = []
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
@@ -98,23 +98,23 @@ class RaftState:
 
     @property
     def is_promotable(self) -> bool:
-        """A voter that is not in the middle of replacing its state by a snapshot."""
+        """A voter that is not just replacing its state by a snapshot."""
         return self.membership.is_voter(self.peer) and self.log.incoming_snapshot is None
 
     def respond_when_durable(self, answer: AppendResponse | VoteResponse | PreVoteResponse) -> None:
-        """INV-RAFT-6: an answer that a restart could contradict leaves only after what it rests on is durable."""
+        """INV-RAFT-6: an answer that a restart could contradict leaves only after the state behind it is durable."""
         self.after_write.append(answer)
 
     # Roles.
 
     def _start_over(self, term: int) -> None:
-        assert term >= self.term, "terms never go back"
+        assert term >= self.term, "terms never decrease"
         if term != self.term:
             self.term = term
             self.vote = NO_PEER
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
-        # Drawn anew each time, or two peers that tie once would tie for ever.
+        # Drawn again each time, or two peers that tie once would tie forever.
         election = self.options.election_ticks
         self.election_timeout = election + self.rng.randrange(0, election)
 
@@ -123,7 +123,7 @@ class RaftState:
         self.role = Follower(leader)
 
     def become_pre_candidate(self) -> None:
-        """Neither term nor vote changes: nothing is promised by asking."""
+        """Neither term nor vote changes: a pre-vote promises nothing."""
         assert not isinstance(self.role, Leader), "a leader does not campaign"
         self.role = PreCandidate()
 
@@ -150,5 +150,5 @@ class RaftState:
         own = progress[self.peer]
         own.match = last
         own.become_replicate()
-        # An earlier leader's membership change may be in the log unapplied: until all of it is applied, take none.
+        # An earlier leader's membership change may be in the log unapplied: accept none until the log is applied.
         self.role = Leader(leader=self.peer, progress=progress, pending_change_index=last)

@@ -1,4 +1,5 @@
-"""Who does what: for each role, what each kind of event or message leads to. Total: what is ignored says so."""
+"""The state machine as tables: for each role, what each kind of event or message does. Total: ignored ones are listed
+too."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,14 +48,14 @@ TickAction = Callable[[RaftState], None]
 
 
 def ignore(_state: RaftState, _event: RaftEvent) -> None:
-    """Late, or meant for another role: nothing is lost by it."""
+    """Late, or meant for another role: ignoring it loses nothing."""
 
 
 def refuse(_state: RaftState, _event: RaftEvent) -> StepRefusal:
     return StepRefusal.NO_LEADER
 
 
-def _stand(state: RaftState, _event: Campaign) -> None:
+def _campaign(state: RaftState, _event: Campaign) -> None:
     elections.start_election(state)
 
 
@@ -66,7 +67,7 @@ def tick_towards_election(state: RaftState) -> None:
 
 
 ANY_ROLE: RoleTable = {
-    Campaign: _stand,
+    Campaign: _campaign,
     VoteRequest: elections.on_vote_request,
     PreVoteRequest: elections.on_pre_vote_request,
     WriteCompleted: completions.on_written,
@@ -126,7 +127,7 @@ PRE_CANDIDATE: RoleTable = {
 CANDIDATE: RoleTable = {
     **_CAMPAIGNING,
     VoteResponse: elections.on_vote_response,
-    # Of the time before we became a candidate.
+    # Late: from before this peer became a candidate.
     PreVoteResponse: ignore,
 }
 
@@ -134,7 +135,7 @@ LEADER: RoleTable = {
     **ANY_ROLE,
     VoteResponse: ignore,
     PreVoteResponse: ignore,
-    # A second leader in one term there is not (INV-RAFT-1).
+    # There is no second leader in one term (INV-RAFT-1).
     Append: ignore,
     Heartbeat: ignore,
     InstallSnapshot: ignore,

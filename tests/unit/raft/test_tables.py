@@ -40,10 +40,10 @@ def test_message_tags_are_distinct() -> None:
     assert sorted(tags) == list(range(1, len(tags) + 1))
 
 
-def test_a_message_for_somebody_else_is_refused_loudly() -> None:
+def test_a_message_for_another_peer_is_an_error() -> None:
     membership = Membership(voters=(PeerId(1), PeerId(2)))
     core = RaftCore(
         RaftOptions(peer=PeerId(1)), RecoveredState(snapshot=SnapshotMeta(1, 1, membership)), LongestTimeout(), 0
     )
-    with pytest.raises(AssertionError, match="somebody else"):
+    with pytest.raises(AssertionError, match="for another peer"):
         core.step(messages.Heartbeat(sender=PeerId(2), to=PeerId(3), term=1), 0)
