@@ -313,15 +313,12 @@ async def test_building_refuses_rows_out_of_order(rig: Rig) -> None:
 async def test_puts_during_a_flush_wait_for_the_next(rig: Rig) -> None:
     layer = await rig.engine.create(rig.path())
     layer.put_batch(rows(range(100)), at(AT_US, 100))
-    assert layer.unflushed_bytes >= 100 * 60
     async with asyncio.TaskGroup() as group:
         flush = group.create_task(layer.flush())
         await asyncio.sleep(0)
         layer.put_batch(rows(range(100, 120)), at(AT_US + 1, 20))
         await flush
-        assert 20 * 60 <= layer.unflushed_bytes < 100 * 60
     await layer.flush()
-    assert layer.unflushed_bytes == 0
     killed = await rig.engine.open(rig.killed(), writable=False)
     assert list(killed.scan()) == rows(range(120))
     await killed.close()

@@ -54,11 +54,6 @@ class Layer(Protocol):
         timestamp may then be some seconds too late, and the count of rows too low."""
         ...
 
-    @property
-    def unflushed_bytes(self) -> int:
-        """Keys and values put since the last flush began: an upper bound of what a crash takes."""
-        ...
-
     def get(self, key: bytes) -> bytes | None: ...
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -4,7 +4,6 @@ Rows live in memory. A flush writes what was put since the last one as one immut
 at all, and opening reads all of them; so a crash takes exactly what was not flushed, and a checkpoint is hard links.
 """
 
-import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -15,7 +14,8 @@ from ebla.journal.checked_file import TEMPORARY_SUFFIX, parent_folder, read_chec
 from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
 from ebla.ports.disk import Disk
 from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
-from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.layers.layer_base import LayerBase
+from ebla.storage.layers.layer_facts import LayerFacts
 
 _SUFFIX = ".run"
 _encode = msgspec.msgpack.Encoder().encode
@@ -86,44 +86,18 @@ class MemoryEngine:
         self._open.pop(layer.folder, None)
 
 
-class MemoryLayer:
+class MemoryLayer(LayerBase):
     """`layer.Layer`."""
 
     def __init__(self, engine: MemoryEngine, folder: str, *, writable: bool) -> None:
+        super().__init__(folder, writable=writable)
         self._engine = engine
-        self._folder = folder
-        self._writable = writable
         self._keys: list[bytes] = []
         self._values: dict[bytes, bytes] = {}
         self._unflushed: dict[bytes, bytes] = {}
-        self._unflushed_bytes = 0
-        self._facts = NO_FACTS
         self._runs = 0
         self._flushed_bytes = 0
         self._disk_is_full = False
-        self._takes_puts = writable
-        self._closed = False
-        self._slow_work = asyncio.Lock()
-
-    @property
-    def folder(self) -> str:
-        return self._folder
-
-    @property
-    def writable(self) -> bool:
-        return self._writable
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def facts(self) -> LayerFacts:
-        return self._facts
-
-    @property
-    def unflushed_bytes(self) -> int:
-        return self._unflushed_bytes
 
     @property
     def has_files(self) -> bool:
@@ -188,9 +162,7 @@ class MemoryLayer:
             yield rows[place : place + rows_max]
 
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
-        assert self._writable, f"{self._folder} is a base, which is never written to"
-        if not self._takes_puts:
-            raise Stale(f"layer {self._folder} is closed")
+        self._check_puts()
         if self._disk_is_full:
             raise DiskFull(f"no space left for layer {self._folder}", advice="free space on its file system")
         if self._unflushed_bytes >= self._engine.limits.unflushed_bytes_max:
@@ -205,11 +177,6 @@ class MemoryLayer:
 
     def size_bytes(self) -> int:
         return self._flushed_bytes + self._unflushed_bytes
-
-    async def flush(self) -> None:
-        async with self._slow_work:
-            self._check_open()
-            await self._flush()
 
     async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
         async with self._slow_work:
@@ -226,23 +193,6 @@ class MemoryLayer:
             if durable:
                 await disk.sync_folder(folder)
                 await disk.sync_folder(parent_folder(folder))
-
-    async def close(self) -> None:
-        async with self._slow_work:
-            if self._closed:
-                return
-            self._takes_puts = False
-            try:
-                await self._flush()
-            except BaseException:
-                self._takes_puts = self._writable
-                raise
-            self._let_go()
-
-    async def discard(self) -> None:
-        async with self._slow_work:
-            if not self._closed:
-                self._let_go()
 
     def _apply(self, items: Iterable[Item]) -> None:
         for key, value in items:
@@ -274,14 +224,10 @@ class MemoryLayer:
         self._runs += 1
         self._flushed_bytes += len(data)
 
-    def _let_go(self) -> None:
+    async def _release(self) -> None:
         self._closed = True
-        self._takes_puts = False
+        self._accepts_puts = False
         self._engine.note_closed(self)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Stale(f"layer {self._folder} is closed")
 
 
 class MemoryBuilder:

@@ -12,11 +12,12 @@ Also: a put that would have to wait is refused at once (waiting would stop the w
 let go of the interpreter), and its own log is off, since the shard has one for all its layers.
 """
 
-import asyncio
-from collections.abc import Iterator, Sequence
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -37,12 +38,14 @@ from rocksdict import (
 )
 
 from ebla.journal.checked_file import parent_folder
-from ebla.model.errors import Overloaded, Stale
+from ebla.model.errors import DiskFull, InternalError, Overloaded, Refused, Stale
 from ebla.ports.disk import Disk
 from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
+from ebla.storage.layers.layer_base import LayerBase
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 from ebla.storage.layers.malloc import MallocTrimmer
-from ebla.storage.layers.rocks_errors import translate_errors, translated_error
+
+T = TypeVar("T")
 
 FACTS_KEY = b"\0"
 """Shorter than a token, so before every row."""
@@ -109,10 +112,6 @@ class RocksEngine:
             raise LayerDamaged(folder, "its folder is missing")
         return layer
 
-    @property
-    def cache_used_bytes(self) -> int:
-        return self._cache.get_usage()
-
     def builder(self, folder: str) -> "RocksBuilder":
         return RocksBuilder(self, folder)
 
@@ -144,43 +143,17 @@ class RocksEngine:
         return writer
 
 
-class RocksLayer:
+class RocksLayer(LayerBase):
     """`layer.Layer`."""
 
     def __init__(self, engine: RocksEngine, folder: str, *, writable: bool) -> None:
+        super().__init__(folder, writable=writable)
         self._engine = engine
-        self._folder = folder
-        self._writable = writable
         self._database: Rdict | None = None
-        self._facts = NO_FACTS
         self._stored = NO_FACTS
-        self._unflushed_bytes = 0
         self._name_is_durable = False
-        self._takes_puts = writable
-        self._closed = False
         self._scans: WeakSet[_Scan] = WeakSet()
-        self._slow_work = asyncio.Lock()
         self._write_options = _write_options()
-
-    @property
-    def folder(self) -> str:
-        return self._folder
-
-    @property
-    def writable(self) -> bool:
-        return self._writable
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def facts(self) -> LayerFacts:
-        return self._facts
-
-    @property
-    def unflushed_bytes(self) -> int:
-        return self._unflushed_bytes
 
     @property
     def has_files(self) -> bool:
@@ -249,9 +222,7 @@ class RocksLayer:
         return chain.from_iterable(scan)
 
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
-        assert self._writable, f"{self._folder} is a base, which is never written to"
-        if not self._takes_puts:
-            raise Stale(f"layer {self._folder} is closed")
+        self._check_puts()
         if self._database is None:
             self.open_files()
         assert self._database is not None
@@ -277,11 +248,6 @@ class RocksLayer:
             return 0
         return (self._database.property_int_value("rocksdb.live-sst-files-size") or 0) + self._unflushed_bytes
 
-    async def flush(self) -> None:
-        async with self._slow_work:
-            self._check_open()
-            await self._flush()
-
     async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
         async with self._slow_work:
             self._check_open()
@@ -294,23 +260,6 @@ class RocksLayer:
             if durable:
                 await disk.sync_folder(folder)
                 await disk.sync_folder(parent_folder(folder))
-
-    async def close(self) -> None:
-        async with self._slow_work:
-            if self._closed:
-                return
-            self._takes_puts = False
-            try:
-                await self._flush()
-            except BaseException:
-                self._takes_puts = self._writable
-                raise
-            await self._let_go()
-
-    async def discard(self) -> None:
-        async with self._slow_work:
-            if not self._closed:
-                await self._let_go()
 
     async def _flush(self) -> None:
         database = self._database
@@ -348,9 +297,9 @@ class RocksLayer:
         if database is not None:
             database.close()
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         self._closed = True
-        self._takes_puts = False
+        self._accepts_puts = False
         database, self._database = self._database, None
         for scan in tuple(self._scans):
             scan.end()
@@ -358,10 +307,6 @@ class RocksLayer:
             await self._engine.disk.run(partial(translate_errors, self._folder, database.close))
             del database
             await self._engine.closed_one()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Stale(f"layer {self._folder} is closed")
 
 
 class _Scan:
@@ -589,3 +534,28 @@ def _read_facts(folder: str, data: bytes) -> LayerFacts:
         return _decode_facts(data)
     except msgspec.DecodeError as failure:
         raise LayerDamaged(folder, f"its facts cannot be read ({failure})") from failure
+
+
+def translate_errors(folder: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except Exception as failure:
+        raise translated_error(failure, folder) from failure
+
+
+def translated_error(failure: Exception, folder: str) -> Exception:
+    """The library raises nothing but `Exception`; what happened is in the text."""
+    if isinstance(failure, LayerDamaged):
+        return failure
+    text = str(failure)
+    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+        return DiskFull(f"no space left for layer {folder} ({text})", advice="free space on its file system")
+    if "Write stall" in text:
+        return Overloaded(f"layer {folder} is still flushing earlier writes", advice="try again in a moment")
+    if text.startswith("Corruption") or os.strerror(errno.ENOENT) in text:
+        return LayerDamaged(folder, text)
+    if "lock hold" in text or "While lock file" in text:
+        return Refused(f"layer {folder} is open elsewhere ({text})", advice="stop the node that uses this folder")
+    if text.startswith("IO error"):
+        return OSError(errno.EIO, text, folder)
+    return InternalError(f"layer {folder}: {text}")

@@ -89,7 +89,7 @@ def test_a_full_disk_refuses_puts_keeps_reading_and_comes_back() -> None:
         with pytest.raises(DiskFull):
             await layer.close()
         assert list(layer.scan()) == rows(range(10))
-        assert layer.unflushed_bytes > 0
+        assert layer._unflushed_bytes > 0
         machine.disk.heal()
         await layer.flush()
         layer.put_batch(rows([11]), at(AT_US))
@@ -111,7 +111,7 @@ def test_a_failed_sync_is_told_and_the_next_flush_writes_anew() -> None:
         layer.put_batch(rows([11]), at(AT_US))
         machine.disk.heal()
         await layer.flush()
-        assert layer.unflushed_bytes == 0
+        assert layer._unflushed_bytes == 0
 
     machine.run(main)
     machine.lose_power()
