@@ -107,10 +107,7 @@ class StubReplica:
 
 class WriteOnly:
     def __init__(self, writes: WriteRouter) -> None:
-        self.begin_write = writes.write
-
-    def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
-        """Never at once."""
+        self.write = writes.write
 
     async def read(self, _query: ReadQuery, _level: ConsistencyLevel, _timeout_ms: int) -> ReadPage:
         raise AssertionError("nothing is read here")

@@ -23,6 +23,7 @@ from ebla.cql.parse.statements import (
 from ebla.cql.plan.binder import BoundRequest, ValueSource, values_in_marker_order
 from ebla.cql.plan.call_plan import CallPlan, CallService, call_result_rows
 from ebla.cql.plan.modification_plan import BatchPlan, KnownLists, ModificationPlan, WriteTime
+from ebla.cql.plan.point_select import PointSelectPlan
 from ebla.cql.plan.row_source import read_known_lists
 from ebla.cql.plan.schema_plan import SchemaPlan, plan_schema
 from ebla.cql.plan.select_plan import SelectPlan
@@ -36,9 +37,8 @@ from ebla.model.token import token_of
 from ebla.model.values import decode_duration, encode
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
-from ebla.request.read_plan import SINGLE_REPLICA_LEVELS
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery
-from ebla.storage.codec.key_codec import partition_prefix_of
+from ebla.storage.codec.key_codec import decode_token, partition_prefix_of
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import (
     BatchItem,
@@ -98,13 +98,13 @@ StartedRequest = CqlResponse | PendingResponse | Coroutine[Any, Any, CqlResponse
 class RowRouter(Protocol):
     """What the executor needs of the router."""
 
-    def begin_write(
+    def write(
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
     ) -> "asyncio.Future[None]": ...
 
-    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None: ...
-
-    async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage: ...
+    def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> Coroutine[Any, Any, ReadPage]:
+        """Runs to its end without waiting if this shard alone can answer."""
+        ...
 
 
 class SchemaChanger(Protocol):
@@ -152,10 +152,6 @@ class _PageReader:
         self._timeout_ms = timeout_ms
 
     async def read(self, query: ReadQuery) -> ReadPage:
-        page = self._router.try_read(query, self._level)
-        if page is not None:
-            return page
-        await needs_task()
         return await self._router.read(query, self._level, self._timeout_ms)
 
 
@@ -203,12 +199,8 @@ class CqlExecutor:
         plan = compiled.plan
         if isinstance(plan, ModificationPlan) and not plan.lists_read:
             return self._begin_write(client, plan, self._bind(compiled, parameters), parameters)
-        if compiled.point is not None and parameters.level in SINGLE_REPLICA_LEVELS and parameters.paging_state is None:
-            point = compiled.point.point(self._bind(compiled, parameters))
-            page = self._deps.router.try_read(point.query, parameters.level)
-            if page is not None:
-                # This shard is a replica, so the driver needs no routing payload.
-                return CqlResponse(compiled.point.rows(point, page))
+        if compiled.point is not None and parameters.paging_state is None:
+            return run_eagerly(self._select_point(client, compiled, compiled.point, parameters))
         return run_eagerly(self._run(client, compiled, parameters))
 
     async def _run(self, client: ClientState, compiled: CompiledStatement, parameters: QueryParameters) -> CqlResponse:
@@ -292,6 +284,18 @@ class CqlExecutor:
         payload = tablet_payload(self._deps.view.current, compiled.schema.id, token_of(keys[0]), self._deps.own)
         return CqlResponse(rows, payload=payload)
 
+    async def _select_point(
+        self, client: ClientState, compiled: CompiledStatement, plan: PointSelectPlan, parameters: QueryParameters
+    ) -> CqlResponse:
+        request = self._bind(compiled, parameters)
+        point = plan.point(request)
+        wait_ms = timeout_ms(plan.plan.timeout, request, self._limits.read_ms)
+        rows = plan.rows(point, await self._deps.router.read(point.query, parameters.level, wait_ms))
+        if not client.tablet_routing:
+            return CqlResponse(rows)
+        token = decode_token(point.query.spans[0][0])
+        return CqlResponse(rows, payload=tablet_payload(self._deps.view.current, plan.table, token, self._deps.own))
+
     # ---- writes
 
     def _begin_write(
@@ -310,7 +314,7 @@ class CqlExecutor:
         if not mutations:
             return response
         wait_ms = timeout_ms(plan.timeout, request, self._limits.write_ms)
-        return PendingResponse(self._deps.router.begin_write(mutations, parameters.level, wait_ms), response)
+        return PendingResponse(self._deps.router.write(mutations, parameters.level, wait_ms), response)
 
     async def _write(
         self, client: ClientState, compiled: CompiledStatement, plan: ModificationPlan, parameters: QueryParameters
@@ -379,7 +383,7 @@ class CqlExecutor:
         if size > self._limits.batch_bytes_max:
             raise TooLarge(f"Batch too large: {size} bytes are over {self._limits.batch_bytes_max}")
         if merged:
-            await self._deps.router.begin_write(merged, level, wait_ms)
+            await self._deps.router.write(merged, level, wait_ms)
         needs_warning = kind is BatchKind.LOGGED and len(merged) > 1
         return CqlResponse(Void(), (UNLOGGED_WARNING,) if needs_warning else ())
 

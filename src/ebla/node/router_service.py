@@ -4,18 +4,16 @@ Real or simulated, a shard gets it as one of its fronts; nothing here knows whic
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from ebla.feed.topology_view import View
-from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import Unavailable
 from ebla.model.identity import Address, ShardNumber
 from ebla.replica.shard_services import ShardService, ShardServiceContext, ShardServiceFactory
 from ebla.request.front import RowsFront
 from ebla.request.router import Router
-from ebla.request.router_types import LocalReplica, Mutation, ReadPage, ReadQuery, RouterDeps, RouterLimits
+from ebla.request.router_types import LocalReplica, RouterDeps, RouterLimits
 from ebla.request.shard_clients import ReplicaAddresses, ShardClients
 from ebla.wire.peers import PeersContext
 from ebla.wire.server import Server
@@ -35,26 +33,6 @@ class RouterConfig:
     read_timeout_ms: int = 5_000
     make_doors: MakeReplicaClients = ShardClients
     """The simulator's are watched, and repeat what they were given."""
-
-
-class TimeoutCappedRouter:
-    """`request.front.Routing`: whatever time a client gives, a request waits no longer than the node allows."""
-
-    def __init__(self, router: Router, setup: RouterConfig) -> None:
-        self._router = router
-        self._write_ms = setup.write_timeout_ms
-        self._read_ms = setup.read_timeout_ms
-
-    def begin_write(
-        self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
-    ) -> "asyncio.Future[None]":
-        return self._router.begin_write(mutations, level, min(timeout_ms, self._write_ms))
-
-    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
-        return self._router.try_read(query, level)
-
-    def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> Coroutine[Any, Any, ReadPage]:
-        return self._router.read(query, level, min(timeout_ms, self._read_ms))
 
 
 class RouterService:
@@ -79,13 +57,16 @@ class RouterService:
                 datacenter=setup.datacenter,
                 clients=self._doors,
                 clock=environment.clock,
-                limits=setup.limits,
+                limits=replace(
+                    setup.limits,
+                    write_timeout_ms_max=setup.write_timeout_ms,
+                    read_timeout_ms_max=setup.read_timeout_ms,
+                ),
                 metrics=context.metrics,
                 tasks=context.tasks,
             )
         )
-        routing = TimeoutCappedRouter(self.router, setup)
-        self._rows = RowsFront(routing, environment.clock, setup.limits, self._require_serving)
+        self._rows = RowsFront(self.router, environment.clock, setup.limits, self._require_serving)
 
     def attach(self, server: Server) -> None:
         self._rows.serve(server)

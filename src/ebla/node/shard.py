@@ -123,7 +123,7 @@ def _router_setup(options: NodeOptions) -> RouterConfig:
         shards_from=options.ports.shards_from,
         socket_of=partial(_socket_of, DataFolder(options.folder)),
         write_timeout_ms=options.limits.write_timeout_ms,
-        read_timeout_ms=options.limits.read_timeout_ms,
+        read_timeout_ms=max(options.limits.read_timeout_ms, options.limits.scan_timeout_ms),
         limits=RouterLimits(write_bytes_in_flight_max=options.limits.shard_requests_bytes_max),
     )
 

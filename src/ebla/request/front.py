@@ -1,8 +1,8 @@
 """Rows for clients that speak the wire: `route_write` and `route_read`, served by any shard for any table."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
@@ -20,15 +20,11 @@ _KEY_BYTES_MIN = TOKEN_BYTES + 2
 class Routing(Protocol):
     """What a front asks of a router."""
 
-    def begin_write(
+    def write(
         self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
     ) -> "asyncio.Future[None]": ...
 
-    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
-        """At once and without a task; None where that cannot be, and `read` has to be asked."""
-        ...
-
-    async def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage: ...
+    def read(self, query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> Coroutine[Any, Any, ReadPage]: ...
 
 
 class RowsFront:
@@ -48,7 +44,7 @@ class RowsFront:
     def _write(self, request: RouteWriteRequest, call: IncomingCall) -> "asyncio.Future[None]":
         self._require_serving()
         mutations = [mutation_of(write) for write in request.writes]
-        return self._router.begin_write(mutations, request.level, self._timeout_ms(call))
+        return self._router.write(mutations, request.level, self._timeout_ms(call))
 
     async def _read(self, request: RouteReadRequest, call: IncomingCall) -> RouteReadAnswer:
         self._require_serving()

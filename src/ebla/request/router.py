@@ -1,13 +1,8 @@
 """The router of a shard: it carries out the requests of clients on the replicas that the topology names."""
 
-import asyncio
-from collections.abc import Sequence
-
-from ebla.aio.eager import Suspended, run_eagerly
-from ebla.model.consistency import ConsistencyLevel
 from ebla.ports.clock import Clock
 from ebla.request.read_router import ReadRouter
-from ebla.request.router_types import Mutation, ReadPage, ReadQuery, RouterDeps
+from ebla.request.router_types import RouterDeps
 from ebla.request.write_router import WriteRouter
 
 
@@ -35,15 +30,3 @@ class Router:
         self.reads = ReadRouter(deps)
         self.write = self.writes.write
         self.read = self.reads.read
-
-    def begin_write(
-        self, mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int
-    ) -> "asyncio.Future[None]":
-        return self.write(mutations, level, timeout_ms)
-
-    def try_read(self, query: ReadQuery, level: ConsistencyLevel) -> ReadPage | None:
-        page = run_eagerly(self.read(query, level, 60_000))
-        if isinstance(page, Suspended):
-            page.close()
-            return None
-        return page

@@ -169,12 +169,12 @@ def test_requests_that_begin_at_once_answer_the_same(cql: Cql) -> None:
     ):
         assert finished(cql.executor.begin_query(cql.session, text, QueryParameters())).result == cql.run(text), text
 
-    async def write() -> CqlResponse:
-        return finished(cql.executor.begin_query(cql.session, "DELETE FROM t WHERE k = 1 AND c = 1", QueryParameters()))
+    async def write(text: str) -> CqlResponse:
+        return finished(cql.executor.begin_query(cql.session, text, QueryParameters()))
 
-    assert asyncio.run(write()).result == Void()
+    assert asyncio.run(write("DELETE FROM t WHERE k = 1 AND c = 1")).result == Void()
     assert cql.rows("SELECT c FROM t") == [(0,), (2,)]
-    finished(cql.executor.begin_query(cql.session, "UPDATE t SET l[0] = 9 WHERE k = 1 AND c = 0", QueryParameters()))
+    asyncio.run(write("UPDATE t SET l[0] = 9 WHERE k = 1 AND c = 0"))
     assert cql.rows("SELECT l FROM t WHERE k = 1 AND c = 0") == [([9],)]
 
 

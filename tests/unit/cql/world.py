@@ -66,7 +66,7 @@ class DictRows:
         self.queries: list[ReadQuery] = []
         self.rows_per_page = 10_000
 
-    def begin_write(
+    def write(
         self, mutations: Sequence[Mutation], _level: ConsistencyLevel, _timeout_ms: int
     ) -> "asyncio.Future[None]":
         for mutation in mutations:
@@ -78,9 +78,6 @@ class DictRows:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
-
-    def try_read(self, _query: ReadQuery, _level: ConsistencyLevel) -> None:
-        """Everything is read the long way here."""
 
     async def read(self, query: ReadQuery, _level: ConsistencyLevel, _timeout_ms: int) -> ReadPage:
         check_query(query)

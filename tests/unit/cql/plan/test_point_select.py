@@ -1,8 +1,6 @@
 """A row by its whole key, the short way: what it shows is what the plan itself would show."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 from tests.unit.cql.world import Cql, python_rows
@@ -25,25 +23,19 @@ PRIMARY KEY ((p1, p2), c1, c2)) WITH CLUSTERING ORDER BY (c1 DESC, c2 ASC)"""
 KEY = "p1 = 1 AND p2 = 'a' AND c1 = 2 AND c2 = 'b'"
 
 
-def stepped(work: Coroutine[Any, Any, ReadPage]) -> ReadPage:
-    """Of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        page: ReadPage = end.value
-        return page
-    raise AssertionError("it waited")
+def let_reads_wait(cql: Cql, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = cql.rows_store.read
+
+    async def waiting(query: ReadQuery, level: ConsistencyLevel, timeout_ms: int) -> ReadPage:
+        await asyncio.sleep(0)
+        return await read(query, level, timeout_ms)
+
+    monkeypatch.setattr(cql.rows_store, "read", waiting)
 
 
 @pytest.fixture
-def cql(monkeypatch: pytest.MonkeyPatch) -> Cql:
+def cql() -> Cql:
     made = Cql()
-    store = made.rows_store
-
-    def try_read(query: ReadQuery, level: ConsistencyLevel) -> ReadPage:
-        return stepped(store.read(query, level, 1_000))
-
-    monkeypatch.setattr(store, "try_read", try_read)
     made.run(TABLE)
     return made
 
@@ -135,7 +127,7 @@ def test_keys_that_are_bound(cql: Cql) -> None:
 
 def test_what_cannot_be_read_at_once_goes_on_as_a_task(cql: Cql, monkeypatch: pytest.MonkeyPatch) -> None:
     cql.run("INSERT INTO t (p1, p2, c1, c2, v) VALUES (1, 'a', 2, 'b', 7)")
-    monkeypatch.setattr(cql.rows_store, "try_read", lambda _query, _level: None)
+    let_reads_wait(cql, monkeypatch)
     for text in (f"SELECT v FROM ks.t WHERE {KEY}", "SELECT v FROM ks.t WHERE p1 = 1 AND p2 = 'a'"):
 
         async def begun(text: str = text) -> CqlResponse:
@@ -151,7 +143,7 @@ def test_what_cannot_be_read_at_once_goes_on_as_a_task(cql: Cql, monkeypatch: py
 def test_a_request_given_up_before_its_task_began_leaves_nothing_behind(
     cql: Cql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cql.rows_store, "try_read", lambda _query, _level: None)
+    let_reads_wait(cql, monkeypatch)
     started = cql.executor.begin_query(cql.session, f"SELECT v FROM ks.t WHERE {KEY}", QueryParameters())
     assert not isinstance(started, CqlResponse | PendingResponse)
     started.close()
