@@ -1,10 +1,9 @@
-"""Found by Spark by its name: `spark.read.format("ebla")` needs no registration.
+"""Spark finds this package by its name: `spark.read.format("ebla")` needs no registration.
 
-Spark imports every module of such a name whenever it looks for data sources, so this one imports nothing of ours until
-somebody uses it.
+Spark imports every package of such a name whenever it looks for data sources, so this one imports nothing of Ebla until
+a table is used.
 """
 
-import importlib
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
@@ -12,7 +11,7 @@ from pyspark.sql.types import StructType
 
 
 class DefaultSource(DataSource):
-    """Tables of Ebla. What it does stands in `ebla.source.data_source`."""
+    """Tables of Ebla. The work is done in `ebla.source.data_source`, imported on first use."""
 
     _is_planned = False
 
@@ -21,27 +20,29 @@ class DefaultSource(DataSource):
         return "ebla"
 
     def schema(self) -> StructType:
-        found: StructType = _source().table_schema(self.options)
-        return found
+        from ebla.source import data_source  # on first use, see above
+
+        return data_source.table_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        # What is pickled from here on goes to executors, where nobody needs a password.
+        from ebla.source import data_source  # on first use, see above
+
+        # What is pickled from here on goes to executors, which do not need the password.
         self._is_planned = True
-        found: DataSourceReader = _source().make_reader(self.options, schema)
-        return found
+        return data_source.make_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        found: DataSourceWriter = _source().make_writer(self.options, schema, overwrite)
-        return found
+        from ebla.source import data_source  # on first use, see above
+
+        return data_source.make_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  # Spark's name
-        found: DataSourceStreamWriter = _source().make_stream_writer(self.options, schema, overwrite)
-        return found
+        from ebla.source import data_source  # on first use, see above
+
+        return data_source.make_stream_writer(self.options, schema, overwrite)
 
     def __reduce__(self) -> Any:
+        from ebla.source.code_shipping import ship  # on first use, see above
+
         options = {} if self._is_planned else dict(self.options)
-        return importlib.import_module("ebla.source.code_shipping").ship(__name__, type(self).__name__, options)
-
-
-def _source() -> Any:
-    return importlib.import_module("ebla.source.data_source")
+        return ship(__name__, type(self).__name__, options)

@@ -301,6 +301,6 @@ def test_a_node_that_is_down_is_left_out_where_the_level_allows_it(spark: SparkS
 def _source_of(tables: Tables, share: bytes) -> int:
     """Which node the first piece of a share is read from first."""
     found = decode_split(share)
-    host = found.sources[found.pieces[0].sources[0]].host
+    host = found.sources[found.ranges[0].sources[0]].host
     identities = [node.folder.read_identity() for node in tables.nodes.local.nodes]
     return next(number for number, one in enumerate(identities) if one is not None and one.host == host)

@@ -1,6 +1,6 @@
-"""Columns as storage has them to columns as Spark has them and back, whole columns at once, nested ones too.
+"""Converts Arrow columns between storage's types and Spark's, whole columns at once, nested ones too.
 
-Nothing is rounded or cut on either way: what does not fit is an `InvalidRequest` that names the column.
+Nothing is rounded or cut: a value that does not fit raises an `InvalidRequest` that names the column.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ _TIMESTAMP = arrow_type(ScalarType(Scalar.TIMESTAMP))
 @dataclass(frozen=True, slots=True)
 class ConversionRules:
     cuts_timestamps: bool = False
-    """Microseconds of a timestamp are dropped; else one that has any is an error."""
+    """Microseconds of a timestamp are dropped; else they are an error."""
 
 
 def columns_to_spark(kinds: Sequence[CqlType | None], batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """`kinds` of the batch's columns, None for one that is no value of the table (a token, a write time); `wanted` as
-    Spark gives it, in the same order."""
+    """`kinds`: the CQL types of the batch's columns, None for a column that is not a value of the table (a token, a
+    write time). `wanted`: the schema Spark expects, in the same order."""
     arrays = []
     for kind, column, field in zip(kinds, batch.columns, wanted, strict=True):
         try:
@@ -65,11 +65,11 @@ def to_spark(kind: CqlType, column: pa.Array, wanted: pa.DataType) -> pa.Array:
         case ScalarType(scalar=scalar):
             return _scalar_to_spark(scalar, column, wanted)
         case ListType(element=element) | SetType(element=element):
-            offsets, values = _unfolded(column, column.values)
+            offsets, values = _offsets_and_child(column, column.values)
             return _listed(wanted, column, offsets, to_spark(element, values, wanted.value_type))
         case MapType(key=key, value=value):
-            offsets, keys = _unfolded(column, column.keys)
-            _, items = _unfolded(column, column.items)
+            offsets, keys = _offsets_and_child(column, column.keys)
+            _, items = _offsets_and_child(column, column.items)
             keys, items = to_spark(key, keys, wanted.key_type), to_spark(value, items, wanted.item_type)
             return _mapped(wanted, column, offsets, keys, items)
         case TupleType(elements=elements):
@@ -113,12 +113,12 @@ def to_stored(kind: CqlType, column: pa.Array, rules: ConversionRules) -> pa.Arr
         case ScalarType(scalar=scalar):
             return _scalar_to_stored(scalar, column, rules)
         case ListType(element=element) | SetType(element=element):
-            offsets, values = _unfolded(column, column.values)
+            offsets, values = _offsets_and_child(column, column.values)
             _refuse_nulls(values, column, offsets, kind)
             return _listed(wanted, column, offsets, to_stored(element, values, rules))
         case MapType(key=key, value=value):
-            offsets, keys = _unfolded(column, column.keys)
-            _, items = _unfolded(column, column.items)
+            offsets, keys = _offsets_and_child(column, column.keys)
+            _, items = _offsets_and_child(column, column.items)
             _refuse_nulls(items, column, offsets, kind)
             return _mapped(wanted, column, offsets, to_stored(key, keys, rules), to_stored(value, items, rules))
         case TupleType(elements=elements):
@@ -152,14 +152,14 @@ def _duration_to_stored(column: pa.Array) -> pa.Array:
     for place, (name, plain) in enumerate(zip(_DURATION_FIELDS, _DURATION_TYPES, strict=True)):
         part = column.field(place).cast(plain)
         if (part.is_null() if valid is None else pc.and_(part.is_null(), pa.array(valid))).true_count:
-            raise InvalidRequest(f"a duration has no {name}", advice="all three parts are wanted; 0 is one of them")
+            raise InvalidRequest(f"a duration has no {name}", advice="all three parts are needed; 0 is allowed")
         raw[name] = part.fill_null(0).to_numpy(zero_copy_only=False)
     bitmap = None if valid is None else pa.array(valid).buffers()[1]
     return pa.Array.from_buffers(pa.month_day_nano_interval(), len(column), [bitmap, pa.py_buffer(raw)])
 
 
 def _refuse_nulls(values: pa.Array, column: pa.Array, offsets: npt.NDArray[np.int32], kind: CqlType) -> None:
-    """Elements of a list that is null itself may be anything."""
+    """Elements of a list that is null itself do not matter."""
     if not values.null_count:
         return
     valid = valid_of(column)
@@ -169,11 +169,12 @@ def _refuse_nulls(values: pa.Array, column: pa.Array, offsets: npt.NDArray[np.in
         raise InvalidRequest(f"a {kind} holds no nulls", advice="leave them out, as by filter(c, x -> x is not null)")
 
 
-# ---- nested arrays, put together anew around their parts
+# ---- nested arrays, rebuilt around their converted parts
 
 
-def _unfolded(column: pa.Array, child: pa.Array) -> tuple[npt.NDArray[np.int32], pa.Array]:
-    """Offsets from 0, and the part of the child that they are of. A slice has the whole child, from anywhere on."""
+def _offsets_and_child(column: pa.Array, child: pa.Array) -> tuple[npt.NDArray[np.int32], pa.Array]:
+    """Offsets starting at 0, and the part of the child they refer to. A slice has the whole child, and offsets into its
+    middle."""
     offsets = column.offsets.to_numpy(zero_copy_only=False)
     first, last = int(offsets[0]), int(offsets[-1])
     return (offsets - first).astype(np.int32), child.slice(first, last - first)

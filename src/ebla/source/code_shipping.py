@@ -1,8 +1,8 @@
-"""Our code on executors that do not have it: it travels inside whatever Spark pickles.
+"""Ships our code to executors that do not have it, inside the objects that Spark pickles.
 
-An object that goes to executors is pickled as a function, which travels by value, with a zip of the pure Python that
-tasks need. Where the same release is installed that is used; elsewhere the zip is unpacked once on each machine, into a
-folder named for its content. What is compiled (msgspec, numpy, pyarrow) must be there.
+An object for executors is pickled as a function, which travels by value, together with a zip of the pure Python that
+tasks need. Where the same release is installed, that one is used. Elsewhere the zip is unpacked once per machine, into
+a folder named by its content. Compiled packages (msgspec, numpy, pyarrow) must be installed.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from typing import Any
 import ebla
 
 REQUIRED_PACKAGES = ("numpy", "pyarrow", "msgspec")
-PACKAGES = ("model", "ports", "journal", "observe", "storage", "wire", "cql", "pipeline", "source")
-"""What tasks import, with all that it imports."""
+PACKAGES = ("aio", "model", "ports", "journal", "observe", "storage", "transfers", "wire", "cql", "source")
+"""What tasks import, with everything that it imports."""
 FRONT_PACKAGE = "pyspark_ebla"
 COMPRESSION_LEVEL = 6
 
@@ -31,19 +31,19 @@ ReduceValue = tuple[Callable[..., object], tuple[object, ...]]
 
 
 def ship(module: str, name: str, *arguments: object) -> ReduceValue:
-    """What `__reduce__` returns, for an object that is made anew as `module.name(*arguments)` wherever it arrives."""
+    """The value of `__reduce__` for an object that is unpickled as `module.name(*arguments)`."""
     return _carrier(), (_code(), module, name, arguments)
 
 
 @cache
 def _code() -> tuple[str, str, bytes]:
-    """One object for all that is pickled together, so that it goes along once."""
+    """One object for everything that is pickled together, so that it is sent once."""
     return importlib.metadata.version("ebla"), _content_hash(), _archive()
 
 
 def _carrier() -> Callable[..., object]:
-    """A function within a function is pickled whole, for there is no name by which another Python could import it.
-    It must use nothing of this package."""
+    """A nested function is pickled by value, because no other Python could import it by name. It must not use anything
+    of this package."""
     needed, folder_of = REQUIRED_PACKAGES, _unpacker()
 
     def unpack_and_make(code: tuple[str, str, bytes], module: str, name: str, arguments: tuple[Any, ...]) -> object:
@@ -67,7 +67,7 @@ def _carrier() -> Callable[..., object]:
 
 def _unpacker() -> Callable[[str, str, bytes], str | None]:
     def unpacked(release: str, content: str, archive: bytes) -> str | None:
-        """Where it is unpacked; None where the same release is installed."""
+        """The folder it is unpacked in; None where the same release is installed."""
         user = os.getuid()
         root = os.path.join(tempfile.gettempdir(), f"ebla-shipped-{user}")
         folder = os.path.join(root, content)
@@ -77,10 +77,10 @@ def _unpacker() -> Callable[[str, str, bytes], str | None]:
             if importlib.metadata.version("ebla") == release:
                 return None
         except importlib.metadata.PackageNotFoundError:
-            pass  # the usual case on an executor that is not ours
+            pass  # the usual case on other people's executors
         os.makedirs(root, mode=0o700, exist_ok=True)
         if os.stat(root).st_uid != user:
-            # Somebody else waits for us to run what they put there.
+            # Another user made it, and could make us run what they put there.
             root = tempfile.mkdtemp(prefix="ebla-shipped-")
             folder = os.path.join(root, content)
         if not os.path.isdir(folder):
@@ -93,7 +93,7 @@ def _unpacker() -> Callable[[str, str, bytes], str | None]:
             try:
                 os.rename(os.path.join(fresh, "code"), folder)
             except OSError:
-                if not os.path.isdir(folder):  # else another worker was quicker, with the same
+                if not os.path.isdir(folder):  # else another worker has unpacked the same
                     raise
             shutil.rmtree(fresh, ignore_errors=True)
         return folder
@@ -106,8 +106,8 @@ def _unpacker() -> Callable[[str, str, bytes], str | None]:
 
 @cache
 def _content_hash() -> str:
-    """Changes with any file. By their sizes and times: to read them all for each query would take longer than many
-    queries."""
+    """Changes with any file. Computed from sizes and times: reading all files for each query would take longer than
+    many queries."""
     found = hashlib.sha256()
     for name, path in _files():
         known = path.stat()
@@ -117,7 +117,7 @@ def _content_hash() -> str:
 
 @cache
 def _archive() -> bytes:
-    """Kept on disk: Spark plans each query in a fresh process."""
+    """Cached on disk: Spark plans each query in a new process."""
     root = Path(tempfile.gettempdir(), f"ebla-shipped-{os.getuid()}")
     root.mkdir(mode=0o700, exist_ok=True)
     kept = root / f"{_content_hash()}.zip"
@@ -140,7 +140,7 @@ def _pack(made: Path) -> None:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION_LEVEL) as archive:
         for name, path in _files():
             archive.writestr(name, path.read_bytes())
-        # So that what asks for the version of this code is told it there too.
+        # So that the shipped code can look up its own version.
         about = f"Metadata-Version: 2.1\nName: ebla\nVersion: {release}\n"
         archive.writestr(f"ebla-{release}.dist-info/METADATA", about)
 

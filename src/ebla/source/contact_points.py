@@ -1,7 +1,7 @@
-"""The nodes that a job may ask, tried in turn until one of them answers.
+"""A CQL client with failover: it tries the contact points in turn until one of them answers.
 
-Every call of `wire/table_calls.py` may be made again at another node, whatever became of it at the one before. A
-statement may only where who asks says so, or where the error says that nothing happened.
+Every call of `wire/table_calls.py` is idempotent and may be sent to another node, whatever its outcome was. A statement
+may only where the caller says that it is idempotent, or where the error says that nothing happened.
 """
 
 import time
@@ -15,16 +15,13 @@ import msgspec
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import (
     BadSyntax,
-    ConnectionLost,
     DeadlineExceeded,
     EblaError,
     InternalError,
     InvalidRequest,
     Outcome,
-    Overloaded,
     Refused,
     Stale,
-    Unavailable,
     Unreachable,
 )
 from ebla.model.identity import Address
@@ -39,18 +36,16 @@ T = TypeVar("T")
 
 CQL_PORT = 9042
 ROUNDS_MAX = 3
-"""How often each contact is tried."""
+"""How often each contact point is tried."""
 PAUSE_S = 0.5
 """Before the second round, and twice as long before the third."""
-
-_ANOTHER_MAY_ANSWER = (Unreachable, ConnectionLost, DeadlineExceeded, Stale, Overloaded, Unavailable)
 
 _answers = msgspec.msgpack.Decoder(CallAnswer)
 
 
 @dataclass(frozen=True, slots=True)
 class ContactPoints:
-    """Plain data, so that it travels to wherever Spark runs what needs it."""
+    """Plain data: Spark sends it to other processes."""
 
     addresses: tuple[Address, ...]
     security: CqlSecurity = field(default_factory=CqlSecurity)
@@ -84,7 +79,7 @@ def _parse_contact(text: str) -> Address:
 
 
 class CqlClient:
-    """Connects when first asked, and stays with the node that answered last. Not for several threads."""
+    """Connects on first use, and stays with the node that answered last. For one thread."""
 
     def __init__(self, settings: ContactPoints) -> None:
         self._settings = settings
@@ -98,17 +93,17 @@ class CqlClient:
         self.close()
 
     def close(self) -> None:
-        """Twice is no error; asked again, it connects anew."""
+        """Twice is no error; the next call connects again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def call(self, call: TableCall[Q, A], request: Q, timeout_s: float) -> A:
-        """Raises what the node that was asked raised. Time is for all nodes together."""
+        """Raises what the node raised. The timeout is for all nodes together."""
         body = encode(request)
 
         def ask(connection: CqlConnection, left_s: float) -> A:
-            # The node ends a little earlier than who waits for it, so that its own words arrive.
+            # The node's deadline is a little earlier than ours, so that its own error arrives.
             whole = encode(CallRequest(max(1, int(left_s * 900)), body))
             statement = BoundStatement(f"CALL ebla.{call.name}(?)", (whole,))
             try:
@@ -119,7 +114,7 @@ class CqlClient:
                 ) from None
             return _decode(call, found)
 
-        return self._somewhere(ask, timeout_s, is_idempotent=True)
+        return self._with_failover(ask, timeout_s, is_idempotent=True)
 
     def query(
         self,
@@ -130,8 +125,8 @@ class CqlClient:
         is_idempotent: bool,
         paging: tuple[int, bytes | None] | None = None,
     ) -> CqlRows:
-        """`is_idempotent`: may be sent again though it may have happened."""
-        return self._somewhere(
+        """`is_idempotent`: it may be sent again although it may have been applied."""
+        return self._with_failover(
             lambda connection, left_s: connection.query(statement, level, left_s, paging),
             timeout_s,
             is_idempotent=is_idempotent,
@@ -140,16 +135,16 @@ class CqlClient:
     def batch(
         self, statements: Sequence[BoundStatement], level: ConsistencyLevel, timeout_s: float, timestamp_us: int
     ) -> None:
-        """With a timestamp of its own the same batch twice is the same as once."""
-        self._somewhere(
+        """Idempotent: it has a timestamp of its own."""
+        self._with_failover(
             lambda connection, left_s: connection.batch(statements, level, left_s, timestamp_us),
             timeout_s,
             is_idempotent=True,
         )
 
-    # ---- one node after another
+    # ---- failover
 
-    def _somewhere(self, ask: Callable[[CqlConnection, float], T], timeout_s: float, *, is_idempotent: bool) -> T:
+    def _with_failover(self, ask: Callable[[CqlConnection, float], T], timeout_s: float, *, is_idempotent: bool) -> T:
         deadline = time.monotonic() + timeout_s
         count = len(self._settings.addresses)
         failures: dict[Address, EblaError] = {}
@@ -164,7 +159,9 @@ class CqlClient:
             share_s = left_s if turn == ROUNDS_MAX * count - 1 else left_s / 2
             try:
                 return ask(self._connected(address, left_s), share_s)
-            except _ANOTHER_MAY_ANSWER as error:
+            except EblaError as error:
+                if not error.is_transient and not isinstance(error, Stale):
+                    raise
                 failures[address] = error
                 if error.outcome is Outcome.UNKNOWN and not is_idempotent:
                     raise
@@ -179,28 +176,28 @@ class CqlClient:
 
 
 def all_nodes_failed(failures: dict[Address, EblaError], timeout_s: float) -> EblaError:
-    """All that were asked failed: in one error, with each of them by its address."""
+    """One error for all nodes that were tried, each with its address."""
     if not failures:
-        return DeadlineExceeded(f"no node was asked: {timeout_s:g} s were over before")
-    told = "; ".join(
+        return DeadlineExceeded(f"no node was tried: {timeout_s:g} s were over before")
+    causes = "; ".join(
         error.message if str(address) in error.message else f"{address}: {error.message}"
         for address, error in failures.items()
     )
     if all(isinstance(error, Unreachable) for error in failures.values()):
         return Unreachable(
-            f"no node answers ({told})",
-            advice="see that the cluster is up (`ebla status`), that `contact` names CQL addresses of its nodes, and "
+            f"no node answers ({causes})",
+            advice="check that the cluster is up (`ebla status`), that `contact` names CQL addresses of its nodes, and "
             "that this machine may connect to them",
         )
     last = next(error for error in reversed(failures.values()) if not isinstance(error, Unreachable))
     if len(failures) == 1:
         return last
-    return type(last)(f"no node could answer ({told})", advice=last.advice)
+    return type(last)(f"no node could answer ({causes})", advice=last.advice)
 
 
 def _decode(call: TableCall[Q, A], found: CqlRows) -> A:
     if len(found.rows) != 1 or len(found.rows[0]) != 1:
-        raise InternalError(f"ebla.{call.name} answered {len(found.rows)} rows in place of one value")
+        raise InternalError(f"ebla.{call.name} answered {len(found.rows)} rows instead of one value")
     try:
         answer = _answers.decode(found.rows[0][0] or b"")
         if answer.failure is not None:
@@ -208,6 +205,6 @@ def _decode(call: TableCall[Q, A], found: CqlRows) -> A:
         return msgspec.msgpack.decode(answer.answer, type=call.answer)
     except msgspec.MsgspecError as error:
         raise InternalError(
-            f"ebla.{call.name} answered what this release does not understand: {error}",
+            f"ebla.{call.name} sent an answer that this release does not understand: {error}",
             advice="the job and the nodes should run the same release",
         ) from None

@@ -1,7 +1,7 @@
-"""A small client of CQL, version 4: one connection, one request at a time, and each wait has an end.
+"""A small client of CQL, version 4: one connection, one request at a time, and every wait has a timeout.
 
-A Spark driver asks a handful of questions; what a full driver does beside that (pools, topology, events in threads of
-its own) would only be in the way of it.
+A Spark driver sends a handful of requests. What a full driver adds (pools, topology, events in threads of its own)
+would only slow its start.
 """
 
 import socket
@@ -69,14 +69,14 @@ ERROR_CLASSES: Mapping[int, type[EblaError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CqlSecurity:
-    """How to connect. Certificates of nodes name them by their ids and not by addresses, so it is the authority alone
-    that is checked: it signs nothing but nodes of its cluster."""
+    """How to connect. Certificates name nodes by their ids and not by addresses, so only the authority is checked: it
+    signs nothing but nodes of its cluster."""
 
     username: str = ""
     password: str = field(default="", repr=False)
     is_tls: bool = False
     authority_pem: str = ""
-    """Empty: the authorities that this machine trusts."""
+    """Empty: the authorities this machine trusts."""
     verifies: bool = True
 
     def context(self) -> ssl.SSLContext | None:
@@ -96,7 +96,7 @@ class CqlSecurity:
 
 @dataclass(frozen=True, slots=True)
 class CqlRows:
-    """What a statement answers; one that answers no rows has no columns."""
+    """The answer to a statement; one without rows has no columns."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[bytes | None, ...], ...] = ()
@@ -105,15 +105,15 @@ class CqlRows:
 
 @dataclass(frozen=True, slots=True)
 class BoundStatement:
-    """Values are in wire form; `UNSET` leaves a column as it is."""
+    """Values are in wire format; `UNSET` leaves a column as it is."""
 
     text: str
     values: Sequence[BoundValue] = ()
 
 
 class CqlConnection:
-    """Not for several threads. After `Unreachable`, `ConnectionLost` or `DeadlineExceeded` of the connection itself it
-    is closed, since an answer may still be under way."""
+    """For one thread. After `Unreachable`, `ConnectionLost` or `DeadlineExceeded` of the connection itself it is
+    closed, since an answer may still be in flight."""
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         self._socket = connected
@@ -132,19 +132,17 @@ class CqlConnection:
         self._socket.close()
 
     def handshake(self, security: CqlSecurity, deadline: float) -> None:
-        """STARTUP, and the proof of who we are where it is asked for."""
+        """STARTUP, and authentication where the node requires it."""
         options = {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "ebla-spark"}
         body = notation.short(len(options)) + b"".join(map(_pair, options, options.values()))
         opcode, _ = self._exchange(Opcode.STARTUP, body, deadline)
         if opcode == Opcode.AUTHENTICATE:
             if not security.username:
-                raise BadCredentials(
-                    f"{self._peer} wants to know who connects", advice="give the options username and password"
-                )
+                raise BadCredentials(f"{self._peer} requires a login", advice="give the options username and password")
             token = b"\0".join((b"", security.username.encode(), security.password.encode()))
             opcode, _ = self._exchange(Opcode.AUTH_RESPONSE, notation.value(token), deadline)
         if opcode not in (Opcode.READY, Opcode.AUTH_SUCCESS):
-            raise BadProtocol(f"{self._peer} answered a greeting by opcode {opcode}")
+            raise BadProtocol(f"{self._peer} answered STARTUP with opcode {opcode}")
 
     def query(
         self,
@@ -153,7 +151,7 @@ class CqlConnection:
         timeout_s: float,
         paging: tuple[int, bytes | None] | None,
     ) -> CqlRows:
-        """`paging`: rows at most, and where to go on."""
+        """`paging`: rows at most, and the paging state to continue from."""
         flags, extra = _paging(paging)
         values = b""
         if statement.values:
@@ -182,7 +180,7 @@ class CqlConnection:
     # ---- frames
 
     def _exchange(self, opcode: Opcode, body: bytes, deadline: float) -> tuple[int, BodyReader]:
-        """Raises what the peer says is wrong."""
+        """Raises the error that the peer sent."""
         if not self.is_open:
             raise Unreachable(f"the connection to {self._peer} was closed")
         self._stream = (self._stream + 1) % (1 << 15)
@@ -190,7 +188,7 @@ class CqlConnection:
             self._send(HEADER.pack(VERSION, 0, self._stream, opcode, len(body)) + body, deadline)
             found, flags, answer = self._receive(deadline)
         except BaseException:
-            # Half an exchange has gone by: what comes next would be taken for the answer to something else.
+            # The exchange is incomplete: the next frame would be taken for the answer to another request.
             self.close()
             raise
         reader = BodyReader(answer)
@@ -204,7 +202,7 @@ class CqlConnection:
             self._socket.settimeout(_left(deadline, self._peer))
             self._socket.sendall(data)
         except TimeoutError:
-            raise DeadlineExceeded(f"{self._peer} took no request in time") from None
+            raise DeadlineExceeded(f"{self._peer} accepted no request in time") from None
         except OSError as error:
             raise ConnectionLost(f"the connection to {self._peer} broke: {error}") from None
 
@@ -213,9 +211,9 @@ class CqlConnection:
             version, flags, stream, opcode, size = HEADER.unpack(self._read(HEADER_BYTES, deadline))
             if version != RESPONSE | VERSION or not 0 <= size <= ANSWER_BYTES_MAX:
                 raise BadProtocol(
-                    f"{self._peer} answers something else than CQL, version 4",
+                    f"{self._peer} does not answer in CQL, version 4",
                     advice="`contact` is the CQL port of a node (9042 unless its options say otherwise), and `ssl` "
-                    "must be true exactly where that port wants TLS",
+                    "must be true exactly where that port uses TLS",
                 )
             body = self._read(size, deadline)
             if stream == self._stream:
@@ -239,7 +237,7 @@ class CqlConnection:
 
     def _rows(self, opcode: int, reader: BodyReader) -> CqlRows:
         if opcode != Opcode.RESULT:
-            raise BadProtocol(f"{self._peer} answered a statement by opcode {opcode}")
+            raise BadProtocol(f"{self._peer} answered a statement with opcode {opcode}")
         if reader.integer() != _ROWS_KIND:
             return CqlRows()
         columns, paging_state = _metadata(reader)
@@ -248,7 +246,7 @@ class CqlConnection:
 
 
 def connect(address: Address, security: CqlSecurity, timeout_s: float) -> CqlConnection:
-    """Raises `Unreachable` for whatever comes before the greeting."""
+    """Raises `Unreachable` for any failure before the handshake ended."""
     peer, deadline = str(address), time.monotonic() + timeout_s
     try:
         plain = socket.create_connection((address.host, address.port), timeout_s)
@@ -267,9 +265,9 @@ def connect(address: Address, security: CqlSecurity, timeout_s: float) -> CqlCon
             advice="`ssl.ca` names the certificate of the cluster's authority (tls/authority.pem in a node's folder)",
         ) from None
     except (OSError, ConnectionLost, DeadlineExceeded) as error:
-        # Nothing was asked yet, so that there is no outcome that could be unknown.
+        # No request was sent yet, so no outcome can be unknown.
         plain.close()
-        raise Unreachable(f"{peer} does not answer a greeting: {error}") from None
+        raise Unreachable(f"{peer} does not complete the handshake: {error}") from None
     except BaseException:
         plain.close()
         raise
@@ -346,7 +344,7 @@ _CUSTOM, _LIST, _MAP, _SET, _TUPLE = 0x00, 0x20, 0x21, 0x22, 0x31
 
 
 def _skip_type(reader: BodyReader) -> None:
-    """Who asks knows what it asked for."""
+    """The caller knows the types of what it reads."""
     kind = reader.short()
     if kind == _CUSTOM:
         reader.string()

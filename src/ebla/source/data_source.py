@@ -1,10 +1,9 @@
-"""What `format("ebla")` does, by the names that Spark's data source calls.
+"""The entry points of `format("ebla")`: what Spark's data source calls.
 
-Spark asks in processes of its own, each for one of these, and most of them start for nothing else: only what the one
-that is asked for needs is loaded.
+Spark calls each of them in a process of its own, and most of these processes start for nothing else. So each imports
+only what it needs.
 """
 
-import importlib
 import sys
 from collections.abc import Mapping
 
@@ -17,35 +16,33 @@ FILTERS_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def table_schema(options: Mapping[str, str]) -> StructType:
-    asked = parse_read_options(options)
-    found: StructType = importlib.import_module("ebla.source.read.reader").infer_schema(asked)
-    return found
+    from ebla.source.read.reader import infer_schema  # start-up time, see above
+
+    return infer_schema(parse_read_options(options))
 
 
 def make_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
-    asked = parse_read_options(options)
-    reader = importlib.import_module("ebla.source.read.reader")
-    is_pushing = asked.takes_filters and _is_asked_for_filters()
-    found: DataSourceReader = (reader.PushdownReader if is_pushing else reader.TableReader)(asked, schema)
-    return found
+    from ebla.source.read.reader import PushdownReader, TableReader  # start-up time, see above
+
+    parsed = parse_read_options(options)
+    return (PushdownReader if parsed.takes_filters and _is_filters_worker() else TableReader)(parsed, schema)
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    found: DataSourceWriter = importlib.import_module("ebla.source.write.writer").make_writer(
-        options, schema, overwrite
-    )
-    return found
+    from ebla.source.write import writer  # start-up time, see above
+
+    return writer.make_writer(options, schema, overwrite)
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    streams = importlib.import_module("ebla.source.write.stream_writer")
-    found: DataSourceStreamWriter = streams.make_stream_writer(options, schema, overwrite)
-    return found
+    from ebla.source.write import stream_writer  # start-up time, see above
+
+    return stream_writer.make_stream_writer(options, schema, overwrite)
 
 
-def _is_asked_for_filters() -> bool:
+def _is_filters_worker() -> bool:
     """With `spark.sql.python.filterPushdown.enabled` Spark plans a query that has filters in a Python process of
-    another kind, and only there it asks a reader for them. Elsewhere a reader that takes filters is an error while the
-    setting is off, and of no use while it is on."""
+    another kind, and calls `pushFilters` only there. In other processes a reader with that method is an error while the
+    setting is off, and useless while it is on."""
     started_as = getattr(sys.modules["__main__"], "__spec__", None)
     return FILTERS_WORKER in sys.modules or (started_as is not None and started_as.name == FILTERS_WORKER)

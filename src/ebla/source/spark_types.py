@@ -1,8 +1,8 @@
-"""CQL types as Spark types, and which others a job may ask for or bring.
+"""Maps CQL types to Spark types, and lists the other types a job may read as or write from.
 
-What a type maps to by default loses nothing and needs no setting of Spark's: `varint` and `decimal` have no bound, so
-they are text unless a schema asks for `decimal(p,s)`; `time` has nanoseconds, and Spark's own TIME is switched off
-unless asked for, so it is a number of them.
+The default type loses nothing and needs no Spark setting: `varint` and `decimal` have no bound, so they are text unless
+a schema says `decimal(p,s)`. `time` has nanoseconds, and Spark's TIME type is off by default, so it is a number of
+nanoseconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ ALSO_READ_AS: Mapping[Scalar, _Kinds] = {
     Scalar.UUID: (BinaryType,),
     Scalar.VARINT: (DecimalType, LongType),
 }
-"""By a schema of the user's. A value that does not fit is an error."""
+"""With a schema from the user. A value that does not fit is an error."""
 
 ALSO_WRITTEN_FROM: Mapping[Scalar, _Kinds] = {
     Scalar.BIGINT: _INTEGERS,
@@ -92,7 +92,7 @@ ALSO_WRITTEN_FROM: Mapping[Scalar, _Kinds] = {
     Scalar.UUID: (BinaryType,),
     Scalar.VARINT: (DecimalType, *_INTEGERS),
 }
-"""Each value is looked at: one that does not fit is an error, and none is rounded."""
+"""Each value is checked: one that does not fit is an error, and none is rounded."""
 
 METADATA_TYPES: Mapping[SelectorKind, DataType] = {
     SelectorKind.WRITETIME: LongType(),
@@ -116,7 +116,7 @@ def spark_type(kind: CqlType) -> DataType:
 
 
 def spark_schema(schema: TableSchema, asked: Sequence[ColumnSelector]) -> StructType:
-    """Of what a job asks for. Everything may be null: a partition that has static columns alone has a row without
+    """Of the columns a job reads. Everything may be null: a partition with only static columns has a row without
     clustering columns."""
     return StructType([StructField(one.label, column_type(schema, one)) for one in asked])
 
@@ -128,17 +128,17 @@ def column_type(schema: TableSchema, asked: ColumnSelector) -> DataType:
 
 
 def read_mismatch(kind: CqlType, asked: DataType) -> str | None:
-    """Why a column cannot be read as this, in words; None where it can."""
+    """Why a column cannot be read as this type; None where it can."""
     return _refuse(kind, asked, ALSO_READ_AS, "read as")
 
 
 def write_mismatch(kind: CqlType, given: DataType) -> str | None:
-    """Why a column of Spark's cannot be written to one of this type, in words; None where it can, value by value."""
+    """Why a Spark column cannot be written to a column of this type; None where it can, value by value."""
     return _refuse(kind, given, ALSO_WRITTEN_FROM, "written from")
 
 
 def choices(kind: CqlType, others: Mapping[Scalar, _Kinds]) -> str:
-    """The Spark types that fit, the usual one first."""
+    """The Spark types that fit, the default first."""
     names = [spark_type(kind).simpleString()]
     if isinstance(kind, cql.ScalarType):
         shown = {DecimalType: "decimal(p,s)", TimeType: "time(6)"}

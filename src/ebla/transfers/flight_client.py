@@ -73,8 +73,9 @@ class CheckpointFileRef:
 class FlightClient:
     """Connections to the nodes of one cluster. For one thread."""
 
-    def __init__(self, authority_pem: bytes, limits: FlightClientLimits | None = None) -> None:
+    def __init__(self, authority_pem: bytes, limits: FlightClientLimits | None = None, run: str = "") -> None:
         keep_freed_buffers()
+        self._run = run
         self._authority_pem = authority_pem
         self._limits = limits or FlightClientLimits()
         self._connections: dict[tuple[HostId, Address], flight.FlightClient] = {}
@@ -126,13 +127,10 @@ class FlightClient:
             reader.cancel()
 
     def _ask(self, source: TransferSource, query: FlightQuery, timeout_s: float) -> Any:
-        ticket = flight.Ticket(encode(self._told(source, query)))
+        ticket = flight.Ticket(encode(FlightGet(source.ticket, query, self._run)))
         with translating_errors(str(source.flight)):
             connection = self._connection(source.host, source.flight)
             return connection.do_get(ticket, flight.FlightCallOptions(timeout=timeout_s))
-
-    def _told(self, source: TransferSource, query: FlightQuery) -> FlightGet:
-        return FlightGet(source.ticket, query)
 
     # -- into staging ------------------------------------------------------------------------------------------------
 

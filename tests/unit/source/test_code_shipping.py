@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from tests.pipeline.standalone import bare_python
 
 from ebla.source import code_shipping
-from ebla.source.read.split_reader import ShareReader
+from ebla.source.read.split_reader import SplitReader
 from pyspark_ebla import DefaultSource
 
 SHOWN = '{"type":"struct","fields":[{"name":"k","type":"integer","nullable":true,"metadata":{}}]}'
@@ -56,7 +56,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_reader_is_made_anew_by_code_that_came_along(stranger: Path, tmp_path: Path) -> None:
-    data = pickled((ShareReader(SHOWN), DefaultSource({"table": "ks.t", "password": "secret"})))
+    data = pickled((SplitReader(SHOWN), DefaultSource({"table": "ks.t", "password": "secret"})))
     code = """
 import ebla, importlib.metadata
 from pyspark.sql.datasource import DataSource, InputPartition
@@ -81,7 +81,7 @@ import ebla.source.write.driver_rows, ebla.source.data_source, ebla.source.read.
 
 def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
     poor = bare_python(tmp_path / "poor", ("ebla", "__editable__", "msgspec"))
-    ended = run(poor, "", pickled(ShareReader(SHOWN)), tmp_path)
+    ended = run(poor, "", pickled(SplitReader(SHOWN)), tmp_path)
     assert ended.returncode != 0
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: the Python of this Spark executor, {last.split(', ')[1]}, lacks msgspec")
@@ -90,8 +90,8 @@ def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path: Path) -> N
 
 
 def test_where_it_is_installed_that_is_used() -> None:
-    reader = cloudpickle.loads(pickled(ShareReader(SHOWN)))
-    assert type(reader) is ShareReader
+    reader = cloudpickle.loads(pickled(SplitReader(SHOWN)))
+    assert type(reader) is SplitReader
     assert list(reader.read(InputPartition(None))) == []
 
 
@@ -104,7 +104,7 @@ def test_no_password_goes_to_executors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_code_goes_along_once_however_many_are_pickled() -> None:
-    one, both = ShareReader(SHOWN), [ShareReader(SHOWN), DefaultSource({"table": "ks.t"})]
+    one, both = SplitReader(SHOWN), [SplitReader(SHOWN), DefaultSource({"table": "ks.t"})]
     assert len(pickled(both)) < len(pickled(one)) + 10_000
 
 

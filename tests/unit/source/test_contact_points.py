@@ -269,6 +269,6 @@ def test_something_else_than_cql_listens_there() -> None:
         thread = threading.Thread(target=speak)
         thread.start()
         host, port = listener.getsockname()
-        with pytest.raises(BadProtocol, match="something else than CQL"):
+        with pytest.raises(BadProtocol, match="does not answer in CQL"):
             connect(Address(host, port), CqlSecurity(), 5.0)
         thread.join(10)

@@ -15,7 +15,7 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("module", ["data_source", "writer", "stream_writer"])
+@pytest.mark.parametrize("module", ["data_source", "write.writer", "write.stream_writer"])
 def test_a_plan_loads_nothing_that_rows_are_made_with(module: str) -> None:
     code = f"import sys, ebla.source.{module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -1,5 +1,5 @@
-"""The short cut of a reading task: on the node's own machine it opens the checkpoint's layers and reads them itself,
-without a second process, a socket or TLS in between."""
+"""Local reads: on the node's own machine a task opens the checkpoint's layers itself, without a second process, a
+socket or TLS in between."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,18 +18,18 @@ from ebla.wire.table_calls import CheckpointFiles
 from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery
 
 CACHE_BYTES = 8 << 20
-"""Every block is read once, so little is kept."""
+"""Every block is read once, so a small cache is enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalScan:
-    """Answers as the node's own workers do."""
+    """Answers like the node's own scan workers."""
 
     scan: CheckpointScan
 
     def ask(self, query: StoredRowsQuery | TypedRowsQuery) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Batches in key order. Raises `InvalidRequest` at once where the question makes no sense; while it is read
-        `LayerDamaged`, or `Stale` where rows are of a newer schema than the one that came with the place."""
+        """Batches in key order. Raises `InvalidRequest` at once for an invalid query; while reading `LayerDamaged`, or
+        `Stale` where rows have a newer schema than the one that came with the location."""
         match query:
             case StoredRowsQuery(range=token_range, conditions=conditions, partitions=partitions):
                 if query.by_column and self.scan.has_columns():
@@ -49,8 +49,8 @@ class LocalScan:
 
 @contextmanager
 def open_located(located: CheckpointFiles) -> Iterator[LocalScan]:
-    """Opens what was told by a node. Raises `LayerDamaged` or `OSError` where it is not there (any more) or not to be
-    opened: the same rows are then to be had over Flight. No event loop may run in the calling thread."""
+    """Opens the files a node has located. Raises `LayerDamaged` or `OSError` where they are gone or cannot be opened:
+    the same rows can then be read over Flight. No event loop may run in the calling thread."""
     disk = ReadOnlyDisk()
     engine = RocksEngine(disk, RocksLimits(cache_bytes=CACHE_BYTES))
     with asyncio.Runner() as runner:

@@ -1,4 +1,4 @@
-"""What each task of a read does: pieces of the plan, large ones split by token, small ones joined. Pure."""
+"""Plans the input splits of a read: large ranges of the plan are cut by token, small ones are joined. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -13,15 +13,15 @@ from ebla.storage.codec.key_codec import decode_token
 from ebla.wire.table_calls import ReadRange, ReadSource, TableReadPlan
 
 SPLIT_TOLERANCE = 1.5
-"""A piece that is larger by less than this is left whole."""
+"""A range that is larger by less than this factor is not cut."""
 CUTS_PER_RANGE_MAX = 10_000
-"""Of one piece."""
+"""Of one range of the plan."""
 RANGES_PER_SPLIT_MAX = 2_048
-"""Pieces of one task: each is a question of its own."""
+"""Each is a query of its own."""
 
 
 class SplitRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A range that does not go over the top of the ring, and where to read it; see `ReadRange`."""
+    """A range that does not wrap around the ring, and where to read it; see `ReadRange`."""
 
     range: TokenRange
     sources: tuple[int, ...]
@@ -30,30 +30,30 @@ class SplitRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class InputSplit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """All that a task needs to know; nothing else goes to where it runs."""
+    """Everything a task needs; nothing else is sent to it."""
 
     schema: TableSchema
     columns: tuple[ColumnSelector, ...]
     now_s: int
     authority: bytes
     sources: tuple[ReadSource, ...]
-    pieces: tuple[SplitRange, ...]
+    ranges: tuple[SplitRange, ...]
     conditions: tuple[KeyCondition, ...] = ()
     partitions: tuple[bytes, ...] = ()
-    """Only these; none: all."""
+    """Empty: all."""
     uses_local_files: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """What the job asks for."""
+    """What the job reads."""
 
     columns: tuple[ColumnSelector, ...]
     conditions: tuple[KeyCondition, ...] = ()
     ranges: tuple[TokenRange, ...] | None = None
-    """None: the whole ring; empty: nothing can be found."""
+    """None: the whole ring; empty: no row can match."""
     partitions: tuple[bytes, ...] | None = None
-    """None: all; empty: nothing can be found."""
+    """None: all; empty: no row can match."""
     split_bytes: int = 128 << 20
     uses_local_files: bool = True
 
@@ -66,20 +66,20 @@ class ReadSpec:
 class _Part:
     range: TokenRange
     size_bytes: float
-    piece: ReadRange
+    planned: ReadRange
 
 
-def plan_splits(plan: TableReadPlan, wanted: ReadSpec) -> list[InputSplit]:
-    """In the order of tokens, as far as joining allows. Together they have every row of the plan once."""
-    if wanted.is_empty:
+def plan_splits(plan: TableReadPlan, spec: ReadSpec) -> list[InputSplit]:
+    """In token order, as far as joining allows. Together they contain every row of the plan once."""
+    if spec.is_empty:
         return []
-    chosen = _Chosen.of(wanted)
-    parts = [part for piece in plan.pieces for part in _parts(piece, chosen, wanted.split_bytes)]
-    return [_share(plan, wanted, chosen, joined) for joined in _joined(parts, wanted.split_bytes)]
+    selection = _Selection.of(spec)
+    parts = [part for planned in plan.pieces for part in _parts(planned, selection, spec.split_bytes)]
+    return [_input_split(plan, spec, selection, joined) for joined in _joined(parts, spec.split_bytes)]
 
 
 def clip_range(one: TokenRange, within: Iterable[TokenRange]) -> list[TokenRange]:
-    """What of the range lies in any of the others, which do not overlap; none of it goes over the top."""
+    """The parts of the range inside any of the others, which do not overlap. No part wraps around the ring."""
     return _clipped(one, _ascending(within))
 
 
@@ -88,15 +88,15 @@ def _ascending(ranges: Iterable[TokenRange]) -> list[TokenRange]:
 
 
 def _clipped(one: TokenRange, others: Sequence[TokenRange]) -> list[TokenRange]:
-    """`others` ascending, without overlap, none over the top. By search: there may be thousands of them."""
-    found = []
+    """`others` are ascending, without overlap, and none wraps. By binary search: there may be thousands."""
+    clipped = []
     for mine in one.unwrapped():
         for place in range(bisect_right(others, mine.start, key=_end_of), len(others)):
             other = others[place]
             if other.start >= mine.end:
                 break
-            found.append(TokenRange(max(mine.start, other.start), min(mine.end, other.end)))
-    return found
+            clipped.append(TokenRange(max(mine.start, other.start), min(mine.end, other.end)))
+    return clipped
 
 
 def _end_of(one: TokenRange) -> Token:
@@ -104,83 +104,83 @@ def _end_of(one: TokenRange) -> Token:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What of the ring can have rows that are asked for."""
+class _Selection:
+    """The part of the ring that can have matching rows."""
 
     ranges: Sequence[TokenRange]
-    """Ascending, without overlap, none over the top."""
+    """Ascending, without overlap; none wraps."""
     tokens: Sequence[int] | None
     """Of the partitions, ascending; None: all."""
     prefixes: Sequence[bytes]
     """In the order of their tokens."""
 
     @classmethod
-    def of(cls, wanted: ReadSpec) -> "_Chosen":
-        ranges = _ascending((WHOLE_RING,) if wanted.ranges is None else wanted.ranges)
-        if wanted.partitions is None:
+    def of(cls, spec: ReadSpec) -> "_Selection":
+        ranges = _ascending((WHOLE_RING,) if spec.ranges is None else spec.ranges)
+        if spec.partitions is None:
             return cls(ranges, None, ())
-        named = sorted((decode_token(prefix), prefix) for prefix in wanted.partitions)
+        named = sorted((decode_token(prefix), prefix) for prefix in spec.partitions)
         return cls(ranges, [token for token, _ in named], [prefix for _, prefix in named])
 
     def within(self, part: TokenRange) -> Sequence[bytes]:
-        """Partitions of a range that does not go over the top."""
+        """The partitions of a range that does not wrap around the ring."""
         tokens = self.tokens or ()
         return self.prefixes[bisect_right(tokens, part.start) : bisect_right(tokens, part.end)]
 
 
-def _parts(piece: ReadRange, chosen: _Chosen, split_bytes: int) -> Iterable[_Part]:
-    for within in _clipped(piece.range, chosen.ranges):
-        size = piece.size_bytes * (within.width / piece.range.width)
-        for part in _split(within, size, split_bytes):
-            if chosen.tokens is None or chosen.within(part):
-                yield _Part(part, size * (part.width / within.width), piece)
+def _parts(planned: ReadRange, selection: _Selection, split_bytes: int) -> Iterable[_Part]:
+    for within in _clipped(planned.range, selection.ranges):
+        size = planned.size_bytes * (within.width / planned.range.width)
+        for part in _cut(within, size, split_bytes):
+            if selection.tokens is None or selection.within(part):
+                yield _Part(part, size * (part.width / within.width), planned)
 
 
-def _split(within: TokenRange, size_bytes: float, split_bytes: int) -> Sequence[TokenRange]:
+def _cut(within: TokenRange, size_bytes: float, split_bytes: int) -> Sequence[TokenRange]:
     if size_bytes <= split_bytes * SPLIT_TOLERANCE:
         return (within,)
     return within.split(min(round(size_bytes / split_bytes), CUTS_PER_RANGE_MAX, within.width))
 
 
 def _joined(parts: Sequence[_Part], split_bytes: int) -> list[list[_Part]]:
-    """Neighbours, or others that have the same sources: a task that reads from few nodes depends on few."""
+    """Joins neighbours, or ranges with the same sources: a task that reads from few nodes depends on few."""
     open_groups: dict[tuple[object, ...], list[_Part]] = {}
     sizes: dict[tuple[object, ...], float] = {}
-    found: list[list[_Part]] = []
+    groups: list[list[_Part]] = []
     for part in sorted(parts, key=lambda one: one.range):
-        key = (tuple(sorted(part.piece.sources)), part.piece.needed, part.piece.groups)
+        key = (tuple(sorted(part.planned.sources)), part.planned.needed, part.planned.groups)
         group = open_groups.get(key)
         if group is None or sizes[key] + part.size_bytes > split_bytes or len(group) >= RANGES_PER_SPLIT_MAX:
             group = open_groups[key] = []
             sizes[key] = 0.0
-            found.append(group)
+            groups.append(group)
         group.append(part)
         sizes[key] += part.size_bytes
-    return found
+    return groups
 
 
-def _share(plan: TableReadPlan, wanted: ReadSpec, chosen: _Chosen, parts: Sequence[_Part]) -> InputSplit:
-    used = sorted({source for part in parts for source in part.piece.sources})
+def _input_split(plan: TableReadPlan, spec: ReadSpec, selection: _Selection, parts: Sequence[_Part]) -> InputSplit:
+    used = sorted({source for part in parts for source in part.planned.sources})
     place = {source: number for number, source in enumerate(used)}
-    pieces = tuple(
+    ranges = tuple(
         SplitRange(
             range=part.range,
-            sources=tuple(place[source] for source in part.piece.sources),
-            needed=part.piece.needed,
-            groups=tuple((tuple(place[source] for source in group), count) for group, count in part.piece.groups),
+            sources=tuple(place[source] for source in part.planned.sources),
+            needed=part.planned.needed,
+            groups=tuple((tuple(place[source] for source in group), count) for group, count in part.planned.groups),
         )
         for part in parts
     )
     return InputSplit(
         schema=plan.schema,
-        columns=wanted.columns,
+        columns=spec.columns,
         now_s=plan.now_s,
         authority=plan.authority,
         sources=tuple(plan.sources[source] for source in used),
-        pieces=pieces,
-        conditions=wanted.conditions,
-        partitions=tuple(sorted(prefix for one in pieces for prefix in chosen.within(one.range))),
-        uses_local_files=wanted.uses_local_files,
+        ranges=ranges,
+        conditions=spec.conditions,
+        partitions=tuple(sorted(prefix for one in ranges for prefix in selection.within(one.range))),
+        uses_local_files=spec.uses_local_files,
     )
 
 
@@ -188,8 +188,8 @@ _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _decoder = msgspec.msgpack.Decoder(InputSplit)
 
 
-def encode_split(share: InputSplit) -> bytes:
-    return _encoder.encode(share)
+def encode_split(split: InputSplit) -> bytes:
+    return _encoder.encode(split)
 
 
 def decode_split(data: bytes) -> InputSplit:

@@ -1,8 +1,8 @@
-"""Conditions of a query that nodes apply by keys: which of Spark's filters they are, exactly. Pure.
+"""Filter pushdown: which of Spark's filters nodes can apply exactly, by keys. Pure.
 
-A filter that is kept here is trusted by Spark and not looked at again, so one is kept only where CQL's order and
-equality are those of the column as Spark sees it. Texts compare by their bytes on both sides; numbers of a floating
-point do not compare alike, nor does what is only shown as text (uuids but for equality, varints, decimals, addresses).
+Spark does not apply a pushed filter again, so a filter is pushed only where CQL's order and equality are the same as
+Spark's for the column. Texts compare by bytes on both sides. Floating-point numbers do not compare alike, nor do types
+that Spark sees as text (uuids except for equality, varints, decimals, addresses).
 """
 
 import datetime
@@ -35,7 +35,7 @@ from ebla.source.read.planner import clip_range
 from ebla.storage.codec.key_codec import partition_prefix
 
 PARTITIONS_MAX = 4_096
-"""Read one by one; with more of them a scan that leaves rows out is better."""
+"""Read one by one; for more of them a scan that skips rows is better."""
 
 _OPERATORS: Mapping[type[Filter], KeyOperator] = {
     EqualTo: KeyOperator.EQUAL,
@@ -53,7 +53,7 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class BaseConditions:
-    """What holds before any filter does."""
+    """Conditions of the option `where`: they hold before any filter."""
 
     conditions: tuple[KeyCondition, ...] = ()
     ranges: tuple[TokenRange, ...] | None = None
@@ -64,18 +64,18 @@ class BaseConditions:
 class PushedFilters:
     conditions: tuple[KeyCondition, ...] = ()
     ranges: tuple[TokenRange, ...] | None = None
-    """None: the whole ring; empty: nothing can be found."""
+    """None: the whole ring; empty: no row can match."""
     partitions: tuple[bytes, ...] | None = None
     left: tuple[Filter, ...] = ()
     """For Spark to apply."""
 
 
 @dataclass(slots=True)
-class _Sorting:
+class _PushState:
     conditions: dict[int, KeyCondition] = field(default_factory=dict)
     ranges: list[TokenRange] | None = None
     kept: set[int] = field(default_factory=set)
-    """Places of filters that are applied wholly."""
+    """Positions of filters that nodes apply completely."""
 
 
 def push_filters(
@@ -83,27 +83,29 @@ def push_filters(
 ) -> PushedFilters:
     shown = {one.label: one for one in asked}
     base = start or BaseConditions()
-    sorting = _Sorting(ranges=None if base.ranges is None else list(base.ranges))
+    state = _PushState(ranges=None if base.ranges is None else list(base.ranges))
     for place, one in enumerate(filters):
-        _sort(schema, shown, place, one, sorting)
-    conditions = [*base.conditions, *sorting.conditions.values()]
-    _keep_not_null(schema, shown, filters, conditions, sorting)
+        _push_one(schema, shown, place, one, state)
+    conditions = [*base.conditions, *state.conditions.values()]
+    _keep_not_null(schema, shown, filters, conditions, state)
     partitions = _partitions(schema, conditions)
     if partitions is not None:
         keys = {column.name for column in schema.partition_key}
         conditions = [
             one for one in conditions if one.column not in keys or one.operator not in _EQUALITY
-        ]  # those that are not equalities still hold
-        ranges = sorting.ranges if sorting.ranges is not None else [WHOLE_RING]
+        ]  # conditions other than equality still apply
+        ranges = state.ranges if state.ranges is not None else [WHOLE_RING]
         tokens = sorted({token for token, _ in partitions})
-        sorting.ranges = [found for token in tokens for found in clip_range(_just(token), ranges)]
-    left = tuple(one for place, one in enumerate(filters) if place not in sorting.kept)
-    ranges_found = None if sorting.ranges is None else tuple(sorting.ranges)
+        state.ranges = [found for token in tokens for found in clip_range(_just(token), ranges)]
+    left = tuple(one for place, one in enumerate(filters) if place not in state.kept)
+    ranges_found = None if state.ranges is None else tuple(state.ranges)
     prefixes = None if partitions is None else tuple(sorted(partition_prefix(*one) for one in partitions))
     return PushedFilters(conditions=tuple(conditions), ranges=ranges_found, partitions=prefixes, left=left)
 
 
-def _sort(schema: TableSchema, shown: Mapping[str, ColumnSelector], place: int, one: Filter, sorting: _Sorting) -> None:
+def _push_one(
+    schema: TableSchema, shown: Mapping[str, ColumnSelector], place: int, one: Filter, state: _PushState
+) -> None:
     operator = _OPERATORS.get(type(one))
     asked = _asked_of(shown, one)
     if operator is None or asked is None:
@@ -115,15 +117,15 @@ def _sort(schema: TableSchema, shown: Mapping[str, ColumnSelector], place: int, 
     if asked.kind is SelectorKind.TOKEN:
         found = token_ranges(operator, values)
         if found is not None:
-            known = sorting.ranges if sorting.ranges is not None else [WHOLE_RING]
-            sorting.ranges = [part for other in found for part in clip_range(other, known)]
-            sorting.kept.add(place)
+            known = state.ranges if state.ranges is not None else [WHOLE_RING]
+            state.ranges = [part for other in found for part in clip_range(other, known)]
+            state.kept.add(place)
         return
     column = schema.by_name.get(asked.name)
     condition = None if column is None else _condition(column, operator, values)
     if condition is not None:
-        sorting.conditions[place] = condition
-        sorting.kept.add(place)
+        state.conditions[place] = condition
+        state.kept.add(place)
 
 
 def _asked_of(shown: Mapping[str, ColumnSelector], one: Filter) -> ColumnSelector | None:
@@ -136,23 +138,23 @@ def _keep_not_null(
     shown: Mapping[str, ColumnSelector],
     filters: Sequence[Filter],
     conditions: Sequence[KeyCondition],
-    sorting: _Sorting,
+    state: _PushState,
 ) -> None:
-    """A partition key is never null, nor a token; a clustering column that meets a condition is not."""
+    """A partition key and a token are never null, nor is a clustering column that meets a condition."""
     met = {condition.column for condition in conditions} | {column.name for column in schema.partition_key}
     for place, one in enumerate(filters):
         asked = _asked_of(shown, one) if isinstance(one, IsNotNull) else None
         if asked is None:
             continue
         if asked.kind is SelectorKind.TOKEN or (asked.kind is SelectorKind.VALUE and asked.name in met):
-            sorting.kept.add(place)
+            state.kept.add(place)
 
 
 # ---- values
 
 
 def _condition(column: Column, operator: KeyOperator, values: Sequence[Any]) -> KeyCondition | None:
-    """None where it would not say exactly the same."""
+    """None where it would not mean exactly the same."""
     if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING) or not isinstance(column.type, ScalarType):
         return None
     rule = _RULES.get(column.type.scalar)
@@ -187,7 +189,7 @@ def _blob(value: Any) -> bytes | None:
 
 
 def _uuid(value: Any) -> uuid.UUID | None:
-    """Only in the form in which it is shown: another is equal to none of the texts."""
+    """Only in the canonical form: another spelling equals none of the texts Spark sees."""
     try:
         found = uuid.UUID(value) if isinstance(value, str) else None
     except ValueError:
@@ -202,7 +204,7 @@ def _days(value: Any) -> int | None:
 
 
 def _milliseconds(value: Any) -> int | None:
-    """A number is one already, of a column that is read as such."""
+    """A number is in milliseconds already: the column is read as a number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if not isinstance(value, datetime.datetime) or value.tzinfo is None:
@@ -238,7 +240,7 @@ _RULES: Mapping[Scalar, _Rule] = {
 
 
 def token_ranges(operator: KeyOperator, values: Sequence[Any]) -> list[TokenRange] | None:
-    """None where the values are no tokens."""
+    """None where the values are not tokens."""
     numbers = [_integer(value) for value in values]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
@@ -268,7 +270,8 @@ def _just(token: Token) -> TokenRange:
 
 
 def _partitions(schema: TableSchema, conditions: Iterable[KeyCondition]) -> list[tuple[Token, bytes]] | None:
-    """Token and key of each partition there can be; None where they are not all named, or too many."""
+    """Token and key of each partition that can match; None where the key is not fully restricted, or they are too
+    many."""
     allowed: dict[str, list[bytes]] = {}
     for condition in conditions:
         if condition.operator in _EQUALITY:

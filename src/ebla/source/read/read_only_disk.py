@@ -1,7 +1,7 @@
-"""The disk port for a task that reads another process's files: nothing is ever written.
+"""The disk port for a task that reads another process's files. It never writes.
 
-It may be another user's process, so files are opened for reading alone. A task has nothing else to do meanwhile, so
-work that blocks is done where it is asked for.
+The files may belong to another user, so they are opened read-only. A task has nothing else to do meanwhile, so blocking
+work runs in the calling thread.
 """
 
 import os

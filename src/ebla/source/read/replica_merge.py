@@ -1,7 +1,7 @@
-"""Rows of several replicas made one in a task, and shown as a user sees them: what a consistency level above one needs.
+"""Merges the rows of several replicas in a task, for consistency levels above ONE.
 
-Each replica sends what it has stored, deletions and write times included; who wins is decided here, by the rule by
-which layers of one node are merged. Pure over the streams.
+Each replica sends its stored rows with deletions and write times. Conflicts are resolved here by the rule that merges
+the layers of one node. Pure over the streams.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ from ebla.storage.columns.key_columns import partition_prefixes
 from ebla.storage.scan.stack_scan import CHUNK_BYTES, CHUNK_ROWS, ScanQuery, output_schema, show_rows
 
 StoredBatches = Iterable[pa.RecordBatch]
-"""The answer to a `StoredRowsQuestion`, by column or not: in key order, every key once."""
+"""The answer to a `StoredRowsQuery`, by column or not: in key order, every key once."""
 
 
 def merge_replicas(question: ScanQuery, replicas: Sequence[StoredBatches]) -> Iterator[pa.RecordBatch]:
-    """What all of them together show of the question, in key order. The streams must be of its spans, or of a part of
-    them; rows beyond its conditions and partitions may be among them. What a stream raises ends the answer; a question
-    without sense is `InvalidRequest` before any is read."""
+    """The merged rows that match the query, in key order. The streams must cover its spans, or a part of them; they may
+    contain rows that do not match its conditions and partitions. An error of a stream ends the answer. An invalid query
+    raises `InvalidRequest` before any stream is read."""
     output_schema(question)
     streams = [_nonempty(replica) for replica in replicas]
     firsts = [next(stream, None) for stream in streams]
@@ -43,7 +43,8 @@ def _is_by_column(batch: pa.RecordBatch) -> bool:
 
 
 def _chunks(question: ScanQuery, shape: ChunkShape, replica: StoredBatches) -> Iterator[pa.RecordBatch]:
-    """Batches come as large as the network wants them; many small ones cost more to merge than few large ones."""
+    """Batches have the size of the network's messages; merging many small ones costs more than merging few large
+    ones."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in replica:
@@ -67,7 +68,7 @@ def _chunk(shape: ChunkShape, batches: Sequence[pa.RecordBatch]) -> pa.RecordBat
     wanted = shape.arrow_schema
     if joined.schema.equals(wanted):
         return joined
-    # The node has seen columns come or go that this task has not, or the other way round.
+    # The node and this task know different versions of the schema: columns were added or dropped.
     names = joined.schema.names
     columns = [joined.column(one.name) if one.name in names else pa.nulls(len(joined), one.type) for one in wanted]
     return with_completeness(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))

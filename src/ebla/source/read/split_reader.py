@@ -1,4 +1,4 @@
-"""Reading a table in tasks: each reads the share that the plan gave it."""
+"""Reading a table, in a task: its split of the plan."""
 
 import json
 import threading
@@ -21,40 +21,40 @@ from ebla.source.read.split_rows import SplitRows
 from ebla.transfers.spark_worker import prepare_worker
 
 
-class ShareReader:
+class SplitReader:
     def __init__(self, shown_json: str) -> None:
         self._shown_json = shown_json
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:
-            return  # Spark makes one where there are none
+            return  # Spark makes an empty partition where the plan has none
         prepare_worker()
-        wanted = to_arrow_schema(StructType.fromJson(json.loads(self._shown_json)), timezone="UTC")
-        share = at_current_time(decode_split(partition.value), time.time())
+        spark_schema = to_arrow_schema(StructType.fromJson(json.loads(self._shown_json)), timezone="UTC")
+        split = at_current_time(decode_split(partition.value), time.time())
         kinds = [
-            share.schema.column(one.name).type if one.kind is SelectorKind.VALUE else None for one in share.columns
+            split.schema.column(one.name).type if one.kind is SelectorKind.VALUE else None for one in split.columns
         ]
-        names = tuple(f"node {source.host} at {source.flight}" for source in share.sources)
+        names = tuple(f"node {source.host} at {source.flight}" for source in split.sources)
         pause = threading.Event()
-        with SplitRows(share, _run()) as rows:
-            for piece in share.pieces:
-                for batch in read_with_failover(piece, rows.of, names, pause.wait):
+        with SplitRows(split, _run()) as rows:
+            for split_range in split.ranges:
+                for batch in read_with_failover(split_range, rows.open_rows, names, pause.wait):
                     shown = pa.RecordBatch.from_arrays(batch.columns[:-1], batch.schema.names[:-1])
-                    yield columns_to_spark(kinds, shown, wanted)
+                    yield columns_to_spark(kinds, shown, spark_schema)
 
     def __reduce__(self) -> ReduceValue:
         return ship(__name__, type(self).__name__, self._shown_json)
 
 
-def at_current_time(share: InputSplit, wall_s: float) -> InputSplit:
-    """A frame that is used again reads the table as it is then: what has expired since it was planned is gone, though
-    nodes may still have it on disk."""
-    return msgspec.structs.replace(share, now_s=max(share.now_s, int(wall_s)))
+def at_current_time(split: InputSplit, wall_s: float) -> InputSplit:
+    """A DataFrame that is used again reads the table as it is then: rows that expired since the plan are gone, even
+    where nodes still have them on disk."""
+    return msgspec.structs.replace(split, now_s=max(split.now_s, int(wall_s)))
 
 
 def _run() -> str:
-    """Of the query that this task is of. Spark plans a frame once and runs it as often as it is used; each run reads
-    the table as it is then, in all its tasks as of one point on each node."""
+    """Identifies the query of this task. Spark plans a DataFrame once and runs it as often as it is used. Each run
+    reads the table as it is then; all its tasks read the same snapshot on each node."""
     context = TaskContext.get()
     if context is None:
         return ""

@@ -1,7 +1,7 @@
 """The option `where`: conditions in CQL on key columns and tokens, applied by nodes. Pure.
 
-It is a part of a `load()` and holds for whatever is made of it. Spark's own pushing of filters is not to be relied on,
-see `reader.PushingReader`.
+It belongs to a `load()` and holds for every use of it. Spark's own filter pushdown is not reliable, see
+`reader.PushdownReader`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,12 +45,12 @@ _NOTHING_ELSE = parse("SELECT * FROM t ALLOW FILTERING").statement
 
 
 def parse_where(schema: TableSchema, text: str) -> BaseConditions:
-    """Raises `InvalidRequest` for what is no condition on keys."""
+    """Raises `InvalidRequest` for anything but conditions on keys."""
     if not text:
         return BaseConditions()
     statement = parse(f"SELECT * FROM t WHERE {text} ALLOW FILTERING").statement  # noqa: S608  # it is never sent
     if not isinstance(statement, SelectStatement) or msgspec.structs.replace(statement, where=()) != _NOTHING_ELSE:
-        raise _refused("conditions stand there, with AND between, and nothing else")
+        raise _refused("only conditions joined by AND are allowed")
     conditions: list[KeyCondition] = []
     ranges: list[TokenRange] | None = None
     for relation in statement.where:
@@ -64,12 +64,12 @@ def parse_where(schema: TableSchema, text: str) -> BaseConditions:
 
 def _condition(schema: TableSchema, relation: Relation) -> KeyCondition:
     if not isinstance(relation, ColumnRelation) or relation.operator not in _OPERATORS:
-        raise _refused("only =, <, <=, >, >= and IN of single columns are")
+        raise _refused("only =, <, <=, >, >= and IN of single columns are allowed")
     column = schema.by_name.get(relation.column)
     if column is None:
         raise missing_column(schema.full_name, relation.column, schema.by_name)
     if column.kind not in _KEYS:
-        raise _refused(f"{column.name} is no key column: filter by Spark for it")
+        raise _refused(f"{column.name} is not a key column; filter it in Spark")
     assert not is_multi_cell(column.type)
     given = relation.values if relation.value is None else (relation.value,)
     return KeyCondition(column.name, _OPERATORS[relation.operator], _values(column.type, given or (), column.name))
@@ -79,23 +79,23 @@ def _values(kind: CqlType, given: Sequence[Term], name: str) -> tuple[bytes, ...
     found = []
     for term in given:
         if not isinstance(term, _LITERALS):
-            raise _refused("values are plain literals, and at least one")
+            raise _refused("at least one value is needed, and values are plain literals")
         found.append(literal_value(kind, term, name))
     if not found:
-        raise _refused("values are plain literals, and at least one")
+        raise _refused("at least one value is needed, and values are plain literals")
     return tuple(dict.fromkeys(found))
 
 
 def _tokens(schema: TableSchema, relation: TokenRelation) -> Sequence[TokenRange]:
     if relation.columns != tuple(column.name for column in schema.partition_key):
-        raise _refused(f"token() is of {', '.join(column.name for column in schema.partition_key)}")
+        raise _refused(f"token() takes {', '.join(column.name for column in schema.partition_key)}")
     (value,) = _values(_BIGINT, (relation.value,), "token")
     operator = _OPERATORS.get(relation.operator)
     found = None if operator is None else token_ranges(operator, [decode(_BIGINT, value)])
     if found is None:
-        raise _refused("tokens compare by =, <, <=, > and >=")
+        raise _refused("tokens are compared with =, <, <=, > and >=")
     return found
 
 
 def _refused(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"the option where is not understood: {reason}", advice="such as: k = 1 AND c >= 'a'")
+    return InvalidRequest(f"the option where is invalid: {reason}", advice="such as: k = 1 AND c >= 'a'")

@@ -1,67 +1,64 @@
-"""The end of a write, in Spark's driver: what all tasks have brought becomes part of the table.
+"""The commit of a write, in Spark's driver: the rows of all tasks become part of the table.
 
-The runs that count are those of the messages Spark hands over, one of each task, whatever other attempts have staged.
-`commit_write` is asked until it has come to its end, and each time goes on where it was interrupted. A replica that
-came meanwhile, or that some task could not reach, is brought the rows that another one has.
+The runs that count are those in the messages Spark hands over, one for each task, whatever other attempts have staged.
+`commit_write` is called until it has ended; each call continues where the one before was interrupted. A replica that
+appeared meanwhile, or that some task could not reach, gets the rows copied from another replica.
 """
 
-import importlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ebla.aio.retry import Backoff, retry_blocking
 from ebla.model.errors import EblaError, Unavailable
-from ebla.source.write.commit_deps import PAUSE_MOST_S, PAUSE_S, WORTH_ANOTHER_TRY, CommitDeps, WriteJob
-from ebla.source.write.staged_replicas import StagedByTask, StagedReplicas, check_every_range_staged, late_targets
-from ebla.source.write.task_messages import WriteTaskResult
+from ebla.source.write.staged_replicas import StagedReplicas, check_every_range_staged, late_targets
+from ebla.source.write.write_job import CommitDeps, WriteJob, WriteTaskResult
 from ebla.wire.table_calls import COMMIT_WRITE, CommitWriteAnswer, CommitWriteRequest, StagingPlan
 
 if TYPE_CHECKING:
-    from ebla.source.write.driver_rows import SmallRows
     from ebla.source.write.encode_rows import RowEncoding
 
 COMMIT_S = 3600.0
 """For a commit whose plan has no deadline."""
 RETRY_S_MAX = 120.0
-"""How long nodes that do not answer, or are too few, are asked again without any that answers."""
+"""How long a commit is retried while no node answers, or too few do."""
+RETRY_BACKOFF = Backoff(first_s=1.0, max_s=8.0)
 LATE_ROUNDS_MAX = 32
 
 
 def commit_rows(
-    ways: CommitDeps,
+    deps: CommitDeps,
     job: WriteJob,
     plan: StagingPlan,
-    form: Callable[[], "RowEncoding"],
+    load_encoding: Callable[[], "RowEncoding"],
     tasks: Sequence[WriteTaskResult],
 ) -> CommitWriteAnswer:
-    """Raises what could not be mended; then the job may be partly visible, and its name makes it safe to run again.
-    The form of rows is asked for where some are at hand here."""
-    brought = StagedReplicas.from_plan(plan)
+    """Raises what could not be repaired; then the job may be partly visible, and its name makes it safe to run again.
+    The row encoding is loaded only where tasks left rows to the commit."""
+    staged = StagedReplicas.from_plan(plan)
     for task in tasks:
-        brought.add(StagedByTask(task.runs, task.lost))
-    check_every_range_staged(plan, brought.targets)
+        staged.add(task.runs, task.lost)
+    check_every_range_staged(plan, staged.targets)
     if any(task.small for task in tasks):
-        few: SmallRows = _driver_rows().SmallRows(form(), [task.small for task in tasks])
-        if few.can_write_by_cql:
-            announced = _asked(ways, _request(job, announces_rows=True), plan.deadline_ms)
+        # Most commits have no rows themselves, and importing this takes longer than they do.
+        from ebla.source.write.driver_rows import SmallRows
+
+        small = SmallRows(load_encoding(), [task.small for task in tasks])
+        if small.can_write_by_cql:
+            announced = _commit_once(deps, _request(job, announces_rows=True), plan.deadline_ms)
             if announced.is_done:
                 return announced
-            few.write_by_cql(ways, job.level)
-        elif few:
-            brought.add(few.staged(ways, plan))
-            check_every_range_staged(plan, brought.targets)
-    return _commit(ways, job, plan, brought)
-
-
-def _driver_rows() -> Any:
-    """All that rows are made and sent with takes longer to load than most commits take, and few of them need it."""
-    return importlib.import_module("ebla.source.write.driver_rows")
+            small.write_by_cql(deps, job.level)
+        elif small:
+            small.stage(deps, plan, staged)
+            check_every_range_staged(plan, staged.targets)
+    return _commit(deps, job, plan, staged)
 
 
 def _request(
-    job: WriteJob, brought: StagedReplicas | None = None, *, announces_rows: bool = False
+    job: WriteJob, staged: StagedReplicas | None = None, *, announces_rows: bool = False
 ) -> CommitWriteRequest:
-    named = brought or StagedReplicas({}, {})
+    named = staged or StagedReplicas({}, {})
     return CommitWriteRequest(
         session=job.session,
         table=job.table,
@@ -75,38 +72,36 @@ def _request(
     )
 
 
-def _commit(ways: CommitDeps, job: WriteJob, plan: StagingPlan, brought: StagedReplicas) -> CommitWriteAnswer:
+def _commit(deps: CommitDeps, job: WriteJob, plan: StagingPlan, staged: StagedReplicas) -> CommitWriteAnswer:
     for _ in range(LATE_ROUNDS_MAX):
-        answer = _asked(ways, _request(job, brought), plan.deadline_ms)
+        answer = _commit_once(deps, _request(job, staged), plan.deadline_ms)
         if not answer.lacking:
             return answer
+        # Rarely needed, and importing this takes longer than most commits do.
+        from ebla.source.write.driver_rows import copy_to_late_target
+
         for late in late_targets(answer.lacking):
-            _driver_rows().copy_to_late_target(ways, plan, brought, late)
+            copy_to_late_target(deps, plan, staged, late)
     raise Unavailable(
-        f"replicas of the table changed {LATE_ROUNDS_MAX} times while the job was committed",
+        f"replicas of the table changed {LATE_ROUNDS_MAX} times during the commit",
         advice="run the job again, with the same name, when nodes are not added or removed",
     )
 
 
-def _asked(ways: CommitDeps, request: CommitWriteRequest, deadline_ms: int) -> CommitWriteAnswer:
-    """Every error but those that nobody can mend is followed by another try, within bounds: asked again, a commit goes
-    on where it was."""
-    began, pause_s = ways.clock(), PAUSE_S
-    while True:
-        left_s = max(ways.timeout_s, deadline_ms / 1000 - time.time()) if deadline_ms else COMMIT_S
-        try:
-            return ways.contact.call(COMMIT_WRITE, request, left_s)
-        except WORTH_ANOTHER_TRY:
-            if ways.clock() - began + pause_s > RETRY_S_MAX:
-                raise
-        ways.pause(pause_s)
-        pause_s = min(PAUSE_MOST_S, pause_s * 2)
+def _commit_once(deps: CommitDeps, request: CommitWriteRequest, deadline_ms: int) -> CommitWriteAnswer:
+    """Retries transient errors: a commit that is called again continues where it was."""
+
+    def call() -> CommitWriteAnswer:
+        left_s = max(deps.timeout_s, deadline_ms / 1000 - time.time()) if deadline_ms else COMMIT_S
+        return deps.client.call(COMMIT_WRITE, request, left_s)
+
+    return retry_blocking(call, RETRY_BACKOFF, timeout_s=RETRY_S_MAX, clock=deps.clock, sleep=deps.sleep)
 
 
 def with_rerun_advice(error: EblaError, job: str) -> EblaError:
-    """The error of a commit, with what it means for whoever runs the job."""
+    """The error of a commit, with what it means for the user of the job."""
     again = f"run it again with the option job={job!r}" if job else "run it again with a name (option `job`)"
     return type(error)(
-        f"the write did not come to its end, and some of it may be visible: {error.message}",
+        f"the write did not end, and some of it may be visible: {error.message}",
         advice=f"{again}, which is safe; {error.advice}" if error.advice else f"{again}, which is safe",
     )

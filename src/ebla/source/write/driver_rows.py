@@ -1,30 +1,31 @@
-"""Rows that a commit has in its own hands: those of tasks that had few, and those that a replica lacks."""
+"""Rows that the commit handles itself: those of tasks that had few, and copies for replicas that lack some."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
-from ebla.model.token import TokenRange
 from ebla.model.transfers import TransferTarget
-from ebla.source.write.commit_deps import PAUSE_S, WORTH_ANOTHER_TRY, CommitDeps, StagedRowStream, StagingClient
+from ebla.source.write.commit import RETRY_BACKOFF
 from ebla.source.write.encode_rows import RowEncoding, encode_rows
-from ebla.source.write.run_staging import RECORD_BYTES, Stager, new_attempt
+from ebla.source.write.run_staging import RECORD_BYTES, Stager
 from ebla.source.write.small_writes import can_write_by_cql, unpack_batches, write_by_cql
 from ebla.source.write.sorted_runs import rows_within, sort_and_route
-from ebla.source.write.staged_replicas import LateTarget, StagedByTask, StagedReplicas, choose_copy_sources
-from ebla.source.write.task_messages import RUN_BYTES
+from ebla.source.write.staged_replicas import LateTarget, StagedReplicas, choose_copy_sources
+from ebla.source.write.write_job import RUN_BYTES, CommitDeps, StagedRowStream, StagingClient
 from ebla.storage.codec.row_file import records_of
+from ebla.transfers.spark_worker import new_attempt_id
 from ebla.wire.table_calls import StagedRun, StagingPlan
 
 
 class SmallRows:
-    """Of all tasks that had few, as their messages brought them."""
+    """The rows of all tasks that had few, as their messages carried them."""
 
-    def __init__(self, form: RowEncoding, packed: Sequence[bytes]) -> None:
-        self._form = form
+    def __init__(self, encoding: RowEncoding, packed: Sequence[bytes]) -> None:
+        self._encoding = encoding
         self._batches = [batch for one in packed for batch in unpack_batches(one)]
 
     def __bool__(self) -> bool:
@@ -32,30 +33,30 @@ class SmallRows:
 
     @property
     def can_write_by_cql(self) -> bool:
-        return bool(self) and can_write_by_cql(self._form.schema, self._batches)
+        return bool(self) and can_write_by_cql(self._encoding.schema, self._batches)
 
-    def write_by_cql(self, ways: CommitDeps, level: ConsistencyLevel) -> None:
-        write_by_cql(ways.contact, self._form, self._batches, level, ways.timeout_s)
+    def write_by_cql(self, deps: CommitDeps, level: ConsistencyLevel) -> None:
+        write_by_cql(deps.client, self._encoding, self._batches, level, deps.timeout_s)
 
-    def staged(self, ways: CommitDeps, plan: StagingPlan) -> StagedByTask:
-        """As one more run, where they are not few together."""
-        stager = Stager(plan.targets, ways.connect, short_cut=ways.uses_local_files)
+    def stage(self, deps: CommitDeps, plan: StagingPlan, staged: StagedReplicas) -> None:
+        """As one more run, where they are too many together for CQL."""
+        stager = Stager(plan.targets, deps.connect, uses_local_files=deps.uses_local_files)
         try:
-            encoded = [encode_rows(self._form, batch) for batch in self._batches]
-            stager.stage(sort_and_route(self._form.schema, plan.routes, encoded))
+            encoded = [encode_rows(self._encoding, batch) for batch in self._batches]
+            stager.stage(sort_and_route(self._encoding.schema, plan.routes, encoded))
         finally:
             stager.close()
-        return stager.staged()
+        staged.add(stager.runs, stager.lost)
 
 
 # ---- replicas that lack rows
 
 
-def copy_to_late_target(ways: CommitDeps, plan: StagingPlan, brought: StagedReplicas, late: LateTarget) -> None:
-    """All rows of the ranges to the place that was opened for them. A node that cannot be reached is done without, as
-    long as another has the same."""
-    present = dict(brought.targets)
-    carrier = ways.connect()
+def copy_to_late_target(deps: CommitDeps, plan: StagingPlan, staged: StagedReplicas, late: LateTarget) -> None:
+    """Copies all rows of the ranges to the target that was opened for them. A source that cannot be reached is left
+    out, as long as another has the same rows."""
+    present = dict(staged.targets)
+    client = deps.connect()
     try:
         while True:
             chosen = choose_copy_sources(plan, present, late)
@@ -63,85 +64,91 @@ def copy_to_late_target(ways: CommitDeps, plan: StagingPlan, brought: StagedRepl
                 runs = [
                     run
                     for transfer, routes in chosen.items()
-                    for run in _copied(carrier, plan, (brought, routes), present[transfer], late)
+                    for run in _copy_from(client, present[transfer], staged, late, _rows_of(plan, routes, late))
                 ]
-            except _SourceGone as gone:
-                present = {one: target for one, target in present.items() if target.host != gone.host}
+            except _SourceLost as lost:
+                present = {one: target for one, target in present.items() if target.host != lost.host}
                 continue
             break
-    except WORTH_ANOTHER_TRY:
-        # The place itself: whether it is done without is for the nodes to say, by the level.
-        ways.pause(PAUSE_S)
+    except EblaError as error:
+        if not error.is_transient:
+            raise
+        # The target itself cannot be reached. The nodes decide by the consistency level whether to go on without it.
+        deps.sleep(RETRY_BACKOFF.first_s)
         return
     finally:
-        carrier.close()
-    brought.targets[late.target.transfer] = late.target
-    brought.ranges[late.target.transfer] = late.ranges
-    brought.runs = [run for run in brought.runs if run.transfer != late.target.transfer] + runs
+        client.close()
+    staged.targets[late.target.transfer] = late.target
+    staged.ranges[late.target.transfer] = late.ranges
+    staged.runs = [run for run in staged.runs if run.transfer != late.target.transfer] + runs
 
 
-class _SourceGone(Exception):
-    def __init__(self, host: HostId) -> None:
-        super().__init__(str(host))
-        self.host = host
+_RowFilter = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
-def _copied(
-    carrier: StagingClient,
-    plan: StagingPlan,
-    what: tuple[StagedReplicas, list[int]],
-    source: TransferTarget,
-    late: LateTarget,
-) -> Iterator[StagedRun]:
-    brought, routes = what
+def _rows_of(plan: StagingPlan, routes: Sequence[int], late: LateTarget) -> _RowFilter:
+    """Rows that the target lacks and that are in one of the routes."""
     ranges = [plan.routes[place].range for place in routes]
-    for run in [run for run in brought.counted if run.transfer == source.transfer]:
-        with _as_source(source):
-            found = carrier.get_staged(source, run.attempt, run.file)
+    return lambda batch: rows_within(rows_within(batch, late.ranges), ranges)
+
+
+def _copy_from(
+    client: StagingClient, source: TransferTarget, staged: StagedReplicas, late: LateTarget, row_filter: _RowFilter
+) -> Iterator[StagedRun]:
+    for run in [run for run in staged.counted if run.transfer == source.transfer]:
+        with _source_errors(source):
+            rows = client.get_staged(source, run.attempt, run.file)
         try:
-            for part in _parts(source, found, (late.ranges, ranges)):
-                attempt = new_attempt()
-                file = carrier.put_records(late.target, attempt, list(records_of(part, RECORD_BYTES)))
+            for batches in _runs_in_memory(source, rows, row_filter):
+                attempt = new_attempt_id()
+                file = client.put_records(late.target, attempt, list(records_of(batches, RECORD_BYTES)))
                 yield StagedRun(
                     host=late.target.host,
                     transfer=late.target.transfer,
                     attempt=attempt,
                     file=file,
-                    rows=sum(map(len, part)),
+                    rows=sum(map(len, batches)),
                 )
         finally:
-            found.cancel()
-        if found.is_merged:
+            rows.cancel()
+        if rows.is_merged:
             return
 
 
-def _parts(
-    source: TransferTarget, found: StagedRowStream, within: tuple[Sequence[TokenRange], Sequence[TokenRange]]
+def _runs_in_memory(
+    source: TransferTarget, rows: StagedRowStream, row_filter: _RowFilter
 ) -> Iterator[list[pa.RecordBatch]]:
-    """What is in one of the ranges and in one of the routes, in runs that fit in memory."""
-    lacking, routes = within
-    part: list[pa.RecordBatch] = []
+    collected: list[pa.RecordBatch] = []
     size_bytes = 0
-    batches = iter(found)
+    batches = iter(rows)
     while True:
-        with _as_source(source):
+        with _source_errors(source):
             batch = next(batches, None)
         if batch is None:
             break
-        kept = rows_within(rows_within(batch, lacking), routes)
+        kept = row_filter(batch)
         if len(kept):
-            part.append(kept)
+            collected.append(kept)
             size_bytes += kept.nbytes
         if size_bytes >= RUN_BYTES:
-            yield part
-            part, size_bytes = [], 0
-    if part:
-        yield part
+            yield collected
+            collected, size_bytes = [], 0
+    if collected:
+        yield collected
+
+
+class _SourceLost(Exception):
+    def __init__(self, host: HostId) -> None:
+        super().__init__(str(host))
+        self.host = host
 
 
 @contextmanager
-def _as_source(source: TransferTarget) -> Iterator[None]:
+def _source_errors(source: TransferTarget) -> Iterator[None]:
+    """A transient error of the source is told apart from one of the target."""
     try:
         yield
-    except WORTH_ANOTHER_TRY as error:
-        raise _SourceGone(source.host) from error
+    except EblaError as error:
+        if error.is_transient:
+            raise _SourceLost(source.host) from error
+        raise

@@ -1,8 +1,8 @@
-"""Batches of Spark's as stored rows: types as storage has them, the job's time and TTL, and what is to become of each.
+"""Encodes Spark's batches as stored rows: storage's types, the job's timestamp and TTL, and the operation of each row.
 
-With an operation column each row says what it is for: `upsert` writes its columns, `delete` deletes the row of its key
-whatever the other columns hold, `delete_partition` deletes the partition and looks at the partition key alone. All of a
-job has one timestamp, so a deletion also covers what the same job writes to that row or partition.
+With an operation column each row says what to do: `upsert` writes its columns, `delete` deletes the row of its key
+whatever the other columns hold, `delete_partition` deletes the partition and uses the partition key alone. A job has
+one timestamp, so a deletion also covers what the same job writes to that row or partition.
 """
 
 import enum
@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, TableSchema
 from ebla.source.arrow_conversion import ConversionRules, column_to_stored
-from ebla.source.column_names import find_column
+from ebla.source.suggestions import find_column
+from ebla.source.write.write_options import NullHandling, TimestampPrecision, WriteOptions
 from ebla.storage.columns.binary_columns import Mask, concat_columns
 from ebla.storage.columns.cell_columns import Seconds
 from ebla.storage.columns.load_encoding import (
@@ -29,6 +30,7 @@ from ebla.storage.columns.load_encoding import (
     encode_upserts,
 )
 from ebla.storage.columns.wire_columns import valid_of
+from ebla.wire.table_calls import StagingPlan
 
 SHOWN_CHARACTERS = 80
 
@@ -42,53 +44,75 @@ class RowOperation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEncoding:
-    """How rows of Spark's become rows of the table."""
+    """How Spark's rows become rows of the table."""
 
     schema: TableSchema
     stamp: WriteStamp
     ttl_column: str = ""
-    """Seconds for each row; where it is null, the stamp's. Empty: no such column."""
+    """Holds the TTL of each row in seconds; where it is null, the stamp's TTL applies. Empty: no such column."""
     op_column: str = ""
     rules: ConversionRules = field(default_factory=ConversionRules)
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Those that are no columns of the table."""
+        """Columns of the DataFrame that are not columns of the table."""
         return tuple(name for name in (self.ttl_column, self.op_column) if name)
 
 
-def encode_rows(form: RowEncoding, batch: pa.RecordBatch) -> EncodedRows:
-    """In no order; a key may be there several times. `InvalidRequest` names the column, and the row by its key."""
-    typed, ttls_s = stored_columns(form, batch)
+def row_encoding(options: WriteOptions, plan: StagingPlan) -> RowEncoding:
+    """All times follow from the job's timestamp, so a job that runs again writes exactly the same."""
+    schema = plan.schema
+    stamp = WriteStamp(
+        timestamp_us=plan.timestamp_us,
+        at_s=plan.timestamp_us // 1_000_000,
+        nulls_delete=options.nulls is NullHandling.DELETE,
+        ttl_s=schema.options.default_ttl_s if options.ttl_s is None else options.ttl_s,
+    )
+    return RowEncoding(
+        schema=schema,
+        stamp=stamp,
+        ttl_column=options.ttl_column,
+        op_column=options.op_column,
+        rules=ConversionRules(options.timestamps is TimestampPrecision.CUT),
+    )
+
+
+def encode_rows(encoding: RowEncoding, batch: pa.RecordBatch) -> EncodedRows:
+    """In no order; a key may occur several times. `InvalidRequest` names the column, and the row by its key."""
+    typed, ttls_s = stored_columns(encoding, batch)
     parts = [
-        _encoded(form, operation, *_chosen(typed, ttls_s, members))
-        for operation, members in rows_by_operation(form, batch).items()
+        _encoded(encoding, operation, *_chosen(typed, ttls_s, members))
+        for operation, members in rows_by_operation(encoding, batch).items()
     ]
     return concat_columns([keys for keys, _ in parts]), concat_columns([values for _, values in parts])
 
 
-def stored_columns(form: RowEncoding, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Seconds | None]:
-    """The table's columns in storage's types, and each row's TTL where rows have their own."""
-    given = {name: find_column(form.schema, name) for name in batch.schema.names if name not in form.own_columns}
-    arrays = [column_to_stored(column.type, batch.column(name), name, form.rules) for name, column in given.items()]
-    ttls_s = _ttls(form, batch.column(form.ttl_column)) if form.ttl_column else None
-    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in given.values()]), ttls_s
+def stored_columns(encoding: RowEncoding, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Seconds | None]:
+    """The table's columns in storage's types, and the TTL of each row where rows have their own."""
+    columns = {
+        name: find_column(encoding.schema, name) for name in batch.schema.names if name not in encoding.own_columns
+    }
+    arrays = [
+        column_to_stored(column.type, batch.column(name), name, encoding.rules) for name, column in columns.items()
+    ]
+    ttls_s = _ttls(encoding, batch.column(encoding.ttl_column)) if encoding.ttl_column else None
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns.values()]), ttls_s
 
 
-def rows_by_operation(form: RowEncoding, batch: pa.RecordBatch) -> dict[RowOperation, Mask | None]:
-    """Which rows each is for; None: all."""
-    if not form.op_column:
+def rows_by_operation(encoding: RowEncoding, batch: pa.RecordBatch) -> dict[RowOperation, Mask | None]:
+    """The rows of each operation; None: all of them."""
+    if not encoding.op_column:
         return {RowOperation.UPSERT: None}
-    asked = pc.utf8_lower(batch.column(form.op_column).cast(pa.string())).fill_null(RowOperation.UPSERT.value)
-    wanted: dict[RowOperation, Mask | None] = {}
-    for word in pc.unique(asked).to_pylist():
+    words = pc.utf8_lower(batch.column(encoding.op_column).cast(pa.string())).fill_null(RowOperation.UPSERT.value)
+    by_operation: dict[RowOperation, Mask | None] = {}
+    for word in pc.unique(words).to_pylist():
         if word not in list(RowOperation):
             raise InvalidRequest(
-                f"column {form.op_column!r} asks for {word[:SHOWN_CHARACTERS]!r}",
-                advice=f"it may say {', '.join(RowOperation)}; null is upsert",
+                f"column {encoding.op_column!r} holds {word[:SHOWN_CHARACTERS]!r}",
+                advice=f"it may hold {', '.join(RowOperation)}; null is upsert",
             )
-        wanted[RowOperation(word)] = np.asarray(pc.equal(asked, word).to_numpy(zero_copy_only=False))
-    return wanted if len(wanted) > 1 else dict.fromkeys(wanted)
+        by_operation[RowOperation(word)] = np.asarray(pc.equal(words, word).to_numpy(zero_copy_only=False))
+    return by_operation if len(by_operation) > 1 else dict.fromkeys(by_operation)
 
 
 _ENCODERS: Mapping[RowOperation, Callable[[TableSchema, pa.RecordBatch, WriteStamp], EncodedRows]] = {
@@ -97,11 +121,13 @@ _ENCODERS: Mapping[RowOperation, Callable[[TableSchema, pa.RecordBatch, WriteSta
 }
 
 
-def _encoded(form: RowEncoding, operation: RowOperation, typed: pa.RecordBatch, ttls_s: Seconds | None) -> EncodedRows:
-    check_keys_not_null(form.schema, operation, typed)
+def _encoded(
+    encoding: RowEncoding, operation: RowOperation, typed: pa.RecordBatch, ttls_s: Seconds | None
+) -> EncodedRows:
+    check_keys_not_null(encoding.schema, operation, typed)
     if operation is RowOperation.UPSERT:
-        return encode_upserts(form.schema, typed, form.stamp, ttls_s)
-    return _ENCODERS[operation](form.schema, typed, form.stamp)
+        return encode_upserts(encoding.schema, typed, encoding.stamp, ttls_s)
+    return _ENCODERS[operation](encoding.schema, typed, encoding.stamp)
 
 
 def _chosen(
@@ -112,18 +138,20 @@ def _chosen(
     return typed.filter(pa.array(members)), None if ttls_s is None else ttls_s[members]
 
 
-def _ttls(form: RowEncoding, column: pa.Array) -> Seconds:
+def _ttls(encoding: RowEncoding, column: pa.Array) -> Seconds:
     if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
-        raise InvalidRequest(f"the TTL column {form.ttl_column!r} is of type {column.type}, it must be whole seconds")
-    filled = column.cast(pa.int64()).fill_null(form.stamp.ttl_s)
+        raise InvalidRequest(
+            f"the TTL column {encoding.ttl_column!r} has type {column.type}; it must hold whole seconds"
+        )
+    filled = column.cast(pa.int64()).fill_null(encoding.stamp.ttl_s)
     return np.asarray(filled.to_numpy(zero_copy_only=False))
 
 
-# ---- keys that are not there
+# ---- null keys
 
 
 def check_keys_not_null(schema: TableSchema, operation: RowOperation, typed: pa.RecordBatch) -> None:
-    """Raises `InvalidRequest` by the first such row."""
+    """Raises `InvalidRequest` with the first row that has a null key."""
     columns = schema.partition_key
     if operation is not RowOperation.DELETE_PARTITION:
         columns += schema.clustering
@@ -149,7 +177,7 @@ def check_keys_not_null(schema: TableSchema, operation: RowOperation, typed: pa.
 
 
 def _may_lack(schema: TableSchema, operation: RowOperation, names: Sequence[str], column: Column) -> bool:
-    """Static columns are written without any clustering column, too."""
+    """Static columns can be written without any clustering column."""
     if operation is not RowOperation.UPSERT or column in schema.partition_key:
         return False
     return _has_static(schema, names) and not any(one.name in names for one in schema.clustering)

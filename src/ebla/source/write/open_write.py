@@ -1,29 +1,25 @@
-"""The begin of a write, in Spark's driver: the table is looked at, the DataFrame is compared with it, and the nodes are
-asked for a place for its rows."""
+"""Opens a write, in Spark's driver: compares the DataFrame with the table, and has the nodes open staging targets."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, NullType, ShortType, StringType, StructType
 
-from ebla.model.errors import InvalidRequest, NotFound, Refused
+from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.identity import SessionId
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
-from ebla.source.column_names import find_column
 from ebla.source.contact_points import CqlClient
 from ebla.source.cql_client import BoundStatement
 from ebla.source.options import suggest_name
 from ebla.source.spark_types import write_mismatch
-from ebla.source.suggestions import missing_table
-from ebla.source.write.task_messages import new_session_id
+from ebla.source.suggestions import describe_table, find_column
+from ebla.source.write.write_job import new_session_id
 from ebla.source.write.write_options import WriteOptions
 from ebla.wire.table_calls import (
     ABORT_WRITE,
-    DESCRIBE_TABLE,
     OPEN_WRITE,
     AbortWriteRequest,
-    DescribeTableRequest,
     OpenWriteRequest,
     StagingPlan,
 )
@@ -39,57 +35,54 @@ class OpenedWrite:
     job: str
 
 
-def describe(contact: CqlClient, options: WriteOptions) -> TableSchema:
-    """Raises `Refused` where layers are not taken."""
+def describe(client: CqlClient, options: WriteOptions) -> TableSchema:
+    """Raises `Refused` for a table with CDC: staged layers would bypass it."""
     access = options.access
-    try:
-        answer = contact.call(DESCRIBE_TABLE, DescribeTableRequest(access.keyspace, access.table), access.timeout_s)
-    except NotFound as error:
-        raise missing_table(contact, access, error) from None
+    answer = describe_table(client, access)
     if answer.is_cdc_enabled:
         raise Refused(
-            f"changes of {access.full_name} are captured (CDC), and rows that Spark brings would not be among them",
+            f"changes of {access.full_name} are captured (CDC), and rows written by Spark would not be captured",
             advice="write to it over CQL, or turn capturing off for the table",
         )
     return answer.schema
 
 
-def open_write(contact: CqlClient, options: WriteOptions, given: StructType, *, overwrite: bool) -> OpenedWrite:
-    """With `overwrite` the table is emptied, unless the job has ended well before."""
-    schema = describe(contact, options)
+def open_write(client: CqlClient, options: WriteOptions, given: StructType, *, overwrite: bool) -> OpenedWrite:
+    """With `overwrite` the table is truncated first, unless the job was committed before."""
+    schema = describe(client, options)
     check_columns(schema, given, options)
     if not overwrite:
-        return _opened(contact, options, schema)
+        return _opened(client, options, schema)
     if not options.may_truncate:
         raise InvalidRequest(
             f"mode overwrite deletes all rows of {schema.full_name} first, in all its replicas",
-            advice="say so by the option confirm.truncate=true, or use mode append, which replaces rows by their keys",
+            advice="confirm it with confirm.truncate=true, or use mode append, which replaces rows by their keys",
         )
     if options.job:
-        found = _opened(contact, options, schema)
-        if found.plan.state is WriteJobState.DONE:
-            return found
-        # An emptied table goes on under another id, and this place is in the one from before.
-        contact.call(ABORT_WRITE, AbortWriteRequest(found.session, schema.id, found.job), options.access.timeout_s)
+        opened = _opened(client, options, schema)
+        if opened.plan.state is WriteJobState.DONE:
+            return opened
+        # A truncated table gets a new id, and these targets belong to the old one.
+        client.call(ABORT_WRITE, AbortWriteRequest(opened.session, schema.id, opened.job), options.access.timeout_s)
     names = ".".join('"' + name.replace('"', '""') + '"' for name in (schema.keyspace, schema.name))
-    contact.query(BoundStatement(f"TRUNCATE {names}"), options.access.timeout_s, is_idempotent=True)
-    return _opened(contact, options, describe(contact, options))
+    client.query(BoundStatement(f"TRUNCATE {names}"), options.access.timeout_s, is_idempotent=True)
+    return _opened(client, options, describe(client, options))
 
 
-def _opened(contact: CqlClient, options: WriteOptions, schema: TableSchema) -> OpenedWrite:
+def _opened(client: CqlClient, options: WriteOptions, schema: TableSchema) -> OpenedWrite:
     session = new_session_id()
     job = options.job or str(session)
     request = OpenWriteRequest(
         session=session, table=schema.id, level=options.access.level, job=job, life_ms=options.life_ms
     )
-    return OpenedWrite(contact.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
+    return OpenedWrite(client.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
 
 
 # ---- the DataFrame and the table
 
 
 def check_columns(schema: TableSchema, given: StructType, options: WriteOptions) -> None:
-    """Raises `InvalidRequest` for what no row could mend."""
+    """Raises `InvalidRequest` for what is wrong whatever the rows hold."""
     for name, count in Counter(given.names).items():
         if count > 1:
             raise InvalidRequest(f"the DataFrame has {count} columns named {name!r}")

@@ -1,56 +1,50 @@
-"""Runs of rows into the staging of every replica that they are for.
+"""Stages runs of rows on every replica they belong to.
 
-On the machine of the node a run is a file that the task writes itself, once, and that the other nodes of that machine
-get by a link. What a task does there is not trusted: the seal looks at every file before it counts. Elsewhere it goes
-over Flight, to each node in a thread of its own.
+On the machine of the node a task writes the run to a file itself, once; the other nodes of that machine get it by a
+hard link. Nothing a task writes there is trusted: the seal checks every file before it counts. To other machines a run
+goes over Flight, with one thread for each node.
 
-A replica that cannot be reached is given up for the rest of the task, as long as another gets the rows: the commit is
-told, and either copies them there or leaves that replica to repair.
+A replica that cannot be reached is given up for the rest of the task, as long as another one gets the rows. The commit
+learns of it, and either copies the rows there or leaves that replica to repair.
 """
 
 import errno
 import os
 import shutil
-import uuid
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ebla.model.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    DiskFull,
-    EblaError,
-    Overloaded,
-    Unavailable,
-    Unreachable,
-)
+from ebla.aio.retry import Backoff, retry_blocking
+from ebla.model.errors import DiskFull, EblaError, Overloaded, Unavailable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
-from ebla.source.write.commit_deps import RecordSink
 from ebla.source.write.sorted_runs import RoutedRows
-from ebla.source.write.staged_replicas import StagedByTask
+from ebla.source.write.write_job import RecordSink
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import Record, record_parts_of, records_of
+from ebla.transfers.flight_calls import FlightClientLimits, StagedRecordStream
+from ebla.transfers.flight_client import FlightClient
+from ebla.transfers.flight_puts import RowUpload
 from ebla.transfers.link_path import is_reachable_folder
+from ebla.transfers.spark_worker import new_attempt_id
 from ebla.wire.table_calls import StagedRun
 
 RECORD_BYTES = 2 << 20
 THREADS_MAX = 8
 
-_GONE = (Unreachable, ConnectionLost, DeadlineExceeded, Unavailable, Overloaded)
-"""What becomes of a node that is down, or so busy that it turned the task away for as long as it asked."""
 _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """Rows for targets that all get the same."""
+    """Rows that go to several targets, all of them to each."""
 
     rows: RoutedRows
     targets: list[TransferTarget]
-    """That are still to be reached."""
+    """That do not have the rows yet."""
     staged: list[StagedRun] = field(default_factory=list)
     errors: list[EblaError] = field(default_factory=list)
     _records: list[bytes] = field(default_factory=list)
@@ -71,27 +65,37 @@ class _Run:
 
 
 class Stager:
-    """For one task, or for a commit. `connect` gives a way to nodes; each node has one of its own."""
+    """For one task, or for a commit. `connect` makes a sink; each node has its own."""
 
     def __init__(
-        self, targets: Sequence[TransferTarget], connect: Callable[[], RecordSink], *, short_cut: bool = True
+        self, targets: Sequence[TransferTarget], connect: Callable[[], RecordSink], *, uses_local_files: bool = True
     ) -> None:
         self._targets = tuple(targets)
         self._connect = connect
-        self._short_cut = short_cut
+        self._uses_local_files = uses_local_files
         self._sinks: dict[HostId, RecordSink] = {}
-        self._local: dict[TransferId, bool] = {}
+        self._is_local: dict[TransferId, bool] = {}
         self._runs: list[StagedRun] = []
         self._lost: dict[TransferId, EblaError] = {}
 
+    @property
+    def runs(self) -> tuple[StagedRun, ...]:
+        """Of transfers that have all rows so far."""
+        return tuple(run for run in self._runs if run.transfer not in self._lost)
+
+    @property
+    def lost(self) -> tuple[TransferId, ...]:
+        """Transfers that lack rows, because their node could not be reached."""
+        return tuple(self._lost)
+
     def stage(self, parts: Iterable[RoutedRows]) -> None:
-        """Returns when all of it is where it belongs. Raises what no other replica makes up for. What is written here
-        is not held any longer; the rest goes to all nodes at once."""
+        """Returns when all rows are staged. Raises where a part has reached no replica. What is written on this machine
+        is not kept in memory; the rest goes to all nodes at the same time."""
         runs = []
         for part in parts:
             targets = [self._targets[place] for place in part.targets]
             run = _Run(rows=part, targets=[target for target in targets if target.transfer not in self._lost])
-            self._write_here(run)
+            self._write_locally(run)
             if run.staged and not run.targets:
                 self._runs += run.staged
             else:
@@ -102,10 +106,6 @@ class Stager:
                 raise _no_replica(run, self._lost)
             self._runs += run.staged
 
-    def staged(self) -> StagedByTask:
-        kept = tuple(run for run in self._runs if run.transfer not in self._lost)
-        return StagedByTask(kept, tuple(self._lost))
-
     def close(self) -> None:
         for sink in self._sinks.values():
             sink.close()
@@ -113,41 +113,38 @@ class Stager:
 
     # ---- on this machine
 
-    def _write_here(self, run: _Run) -> None:
-        local = [target for target in run.targets if self._is_here(target)]
-        if not local:
-            return
-        origin: str | None = None
+    def _write_locally(self, run: _Run) -> None:
+        local = [target for target in run.targets if self._is_on_this_machine(target)]
+        first: str | None = None
         file = StagedFile(ROWS_NAME, 0)
         for target in local:
-            attempt = new_attempt()
+            attempt = new_attempt_id()
             try:
-                if origin is None:
-                    file, origin = _written(target, attempt, run.record_parts())
+                if first is None:
+                    file, first = _write_file(target, attempt, run.record_parts())
                 else:
-                    _linked(origin, target, attempt)
+                    _link_file(first, target, attempt)
             except OSError as error:
                 if error.errno in _NO_SPACE:
                     raise DiskFull(
                         f"the disk of node {target.host} has no room for {run.rows.size_bytes} bytes of rows",
                         advice="make room there, and run the job again",
                     ) from error
-                # Over Flight the node itself says what is wrong.
-                self._local[target.transfer] = False
+                # Over Flight the node itself reports what is wrong.
+                self._is_local[target.transfer] = False
             else:
                 run.note(target, attempt, file)
                 run.targets.remove(target)
 
-    def _is_here(self, target: TransferTarget) -> bool:
-        found = self._local.get(target.transfer)
-        if found is None:
-            found = (
-                self._short_cut
+    def _is_on_this_machine(self, target: TransferTarget) -> bool:
+        known = self._is_local.get(target.transfer)
+        if known is None:
+            known = self._is_local[target.transfer] = (
+                self._uses_local_files
                 and is_reachable_folder(target.machine, target.folder)
                 and os.access(target.folder, os.W_OK)
             )
-            self._local[target.transfer] = found
-        return found
+        return known
 
     # ---- over Flight
 
@@ -164,34 +161,66 @@ class Stager:
             if host not in self._sinks:
                 self._sinks[host] = self._connect()
         with ThreadPoolExecutor(min(THREADS_MAX, len(by_host)), "rows") as pool:
-            sent = [pool.submit(self._send_to_host, host, orders) for host, orders in by_host.items()]
+            sent = [pool.submit(self._send_to_host, host, puts) for host, puts in by_host.items()]
             for one in sent:
                 self._lost.update(one.result())
 
-    def _send_to_host(self, host: HostId, orders: Sequence[tuple[_Run, TransferTarget]]) -> dict[TransferId, EblaError]:
-        """One after another; a node that is gone is not asked again."""
-        gone: EblaError | None = None
+    def _send_to_host(self, host: HostId, puts: Sequence[tuple[_Run, TransferTarget]]) -> dict[TransferId, EblaError]:
+        """One after another. After a transient error the node is not tried again: it is down, or was too busy for as
+        long as the sink retried."""
+        failure: EblaError | None = None
         lost = {}
-        for run, target in orders:
-            attempt = new_attempt()
+        for run, target in puts:
+            attempt = new_attempt_id()
             try:
-                if gone is None:
+                if failure is None:
                     run.note(target, attempt, self._sinks[host].put_records(target, attempt, run.kept_records()))
-            except _GONE as error:
-                gone = error
-            if gone is not None:
-                lost[target.transfer] = gone
-                run.errors.append(gone)
+            except EblaError as error:
+                if not error.is_transient:
+                    raise
+                failure = error
+            if failure is not None:
+                lost[target.transfer] = failure
+                run.errors.append(failure)
         return lost
 
 
-def new_attempt() -> AttemptId:
-    """A worker forks from a parent that has state of its own; this comes from the kernel."""
-    return AttemptId(uuid.uuid4())
+class FlightSink:
+    """Stages rows on nodes over Flight. For one thread at a time."""
+
+    def __init__(self, authority: bytes, limits: FlightClientLimits | None = None) -> None:
+        self._limits = limits or FlightClientLimits()
+        self._client = FlightClient(authority, self._limits)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
+        """`records` can be iterated again. A node that has no room for another stream is retried for `room_s`: the task
+        holds nothing meanwhile that others might wait for."""
+
+        def put_once() -> StagedFile:
+            with RowUpload(self._client, target, attempt, self._limits) as put:
+                for record in records:
+                    put.send(record)
+                return put.finish()
+
+        return retry_blocking(
+            put_once,
+            Backoff(first_s=self._limits.room_pause_s, max_s=self._limits.room_pause_s),
+            timeout_s=self._limits.room_s,
+            clock=time.monotonic,
+            sleep=time.sleep,
+            is_retryable=lambda error: isinstance(error, Overloaded),
+        )
+
+    def get_staged(self, target: TransferTarget, attempt: AttemptId, expected: StagedFile) -> StagedRecordStream:
+        """The rows an attempt has staged there, in key order; after the seal, those of all attempts that count."""
+        return self._client.get_staged_rows(target, attempt, expected)
 
 
-def _written(target: TransferTarget, attempt: AttemptId, records: Iterable[Record]) -> tuple[StagedFile, str]:
-    path = _made_folder(target, attempt)
+def _write_file(target: TransferTarget, attempt: AttemptId, records: Iterable[Record]) -> tuple[StagedFile, str]:
+    path = _make_attempt_folder(target, attempt)
     size_bytes = checksum = 0
     with open(path, "xb", buffering=0) as file:
         for record in records:
@@ -208,19 +237,19 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _linked(origin: str, target: TransferTarget, attempt: AttemptId) -> None:
-    path = _made_folder(target, attempt)
+def _link_file(first: str, target: TransferTarget, attempt: AttemptId) -> None:
+    path = _make_attempt_folder(target, attempt)
     try:
-        os.link(origin, path)
+        os.link(first, path)
     except OSError as error:
         if error.errno not in _NOT_LINKABLE:
             raise
-        shutil.copyfile(origin, path)
+        shutil.copyfile(first, path)
 
 
-def _made_folder(target: TransferTarget, attempt: AttemptId) -> str:
-    """Where the rows of an attempt go, in a folder of its own. Not its parents: those of a session that was closed are
-    gone, and stay so."""
+def _make_attempt_folder(target: TransferTarget, attempt: AttemptId) -> str:
+    """Returns the path for the rows. Does not make the folder's parents: those of a closed session are gone, and must
+    stay so."""
     folder = f"{target.folder}/{attempt}"
     os.mkdir(folder, mode=0o700)
     return f"{folder}/{ROWS_NAME}"
@@ -230,7 +259,7 @@ def _no_replica(run: _Run, lost: dict[TransferId, EblaError]) -> EblaError:
     errors = run.errors or list(lost.values())
     if not errors:
         return Unavailable("a range of the table has no replica that could be written to")
-    told = "; ".join(dict.fromkeys(error.message for error in errors))
+    causes = "; ".join(dict.fromkeys(error.message for error in errors))
     return type(errors[0])(
-        f"no replica of a range could be reached ({told})", advice="see `ebla status`, and run the job again"
+        f"no replica of a range could be reached ({causes})", advice="see `ebla status`, and run the job again"
     )

@@ -1,8 +1,8 @@
-"""Few rows: as bytes in the message of a task, and as CQL statements that the commit sends in batches.
+"""Small writes: rows travel in the message of a task, and the commit sends them as CQL statements in batches.
 
-Each statement means the same as what is staged of its row: the job's timestamp, its TTL, its rule for nulls. Only
-elements of lists would get other names than in a run, and a job that is run again may go the other way: rows of tables
-with such columns are always staged.
+A statement means the same as the staged form of its row: the job's timestamp, its TTL, its rule for nulls. Only list
+elements would get other names than in a run, and a job that runs again may take the other path: rows of tables with
+such columns are always staged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,6 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import ListType, is_multi_cell
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.source.cql_client import BoundStatement
-from ebla.source.write.commit_deps import BatchClient
 from ebla.source.write.encode_rows import (
     RowEncoding,
     RowOperation,
@@ -22,21 +21,22 @@ from ebla.source.write.encode_rows import (
     rows_by_operation,
     stored_columns,
 )
+from ebla.source.write.write_job import BatchClient
 from ebla.storage.columns.key_columns import encode_head_keys, token_words
 from ebla.storage.columns.wire_columns import to_wire
 from ebla.wire.cql.messages import UNSET, BoundValue
 
 SMALL_BYTES_MAX = 256 << 10
-"""Of the rows of one task: messages are kept in the memory of Spark's driver."""
+"""Of the rows of one task: Spark's driver keeps the messages in memory."""
 BY_CQL_ROWS_MAX = 5_000
 BY_CQL_BYTES_MAX = 4 << 20
-"""Of all tasks together. More is staged: a run costs less for each row."""
+"""Of all tasks together. More rows are staged: a run costs less per row."""
 BATCH_STATEMENTS = 100
 BATCH_BYTES = 128 << 10
 
 
 _OF_PARTITION = (ColumnKind.PARTITION_KEY, ColumnKind.STATIC)
-"""What a row without a clustering key writes."""
+"""The columns that a row without a clustering key writes."""
 
 
 def pack_batches(batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -69,48 +69,50 @@ def can_write_by_cql(schema: TableSchema, batches: Sequence[pa.RecordBatch]) -> 
 
 
 def write_by_cql(
-    contact: BatchClient,
-    form: RowEncoding,
+    client: BatchClient,
+    encoding: RowEncoding,
     batches: Sequence[pa.RecordBatch],
     level: ConsistencyLevel,
     timeout_s: float,
 ) -> int:
-    """The statements. Rows of one partition stand in one batch, or in neighbouring ones. The same again changes
-    nothing: everything has the job's timestamp."""
-    found = [one for batch in batches for one in to_statements(form, batch)]
-    found.sort(key=lambda one: one[0])
-    for part in _cut([statement for _, statement in found]):
-        contact.batch(part, level, timeout_s, form.stamp.timestamp_us)
-    return len(found)
+    """Returns the number of statements. Rows of one partition are in one batch, or in neighbouring ones. Sending the
+    same again changes nothing: everything has the job's timestamp."""
+    statements = [one for batch in batches for one in to_statements(encoding, batch)]
+    statements.sort(key=lambda one: one[0])
+    for part in _cut([statement for _, statement in statements]):
+        client.batch(part, level, timeout_s, encoding.stamp.timestamp_us)
+    return len(statements)
 
 
-def to_statements(form: RowEncoding, batch: pa.RecordBatch) -> Iterator[tuple[int, BoundStatement]]:
-    """One for each row, with a number by which rows of one partition stand together."""
-    typed, ttls_s = stored_columns(form, batch)
-    for operation, members in rows_by_operation(form, batch).items():
+def to_statements(encoding: RowEncoding, batch: pa.RecordBatch) -> Iterator[tuple[int, BoundStatement]]:
+    """One for each row, with a number that sorts rows of one partition together."""
+    typed, ttls_s = stored_columns(encoding, batch)
+    for operation, members in rows_by_operation(encoding, batch).items():
         chosen = typed if members is None else typed.filter(pa.array(members))
-        check_keys_not_null(form.schema, operation, chosen)
+        check_keys_not_null(encoding.schema, operation, chosen)
         if operation is not RowOperation.UPSERT:
-            yield from _deletions(form.schema, operation, chosen)
+            yield from _deletions(encoding.schema, operation, chosen)
             continue
-        ttls = np.full(len(chosen), form.stamp.ttl_s) if ttls_s is None else ttls_s
+        ttls = np.full(len(chosen), encoding.stamp.ttl_s) if ttls_s is None else ttls_s
         if ttls_s is not None and members is not None:
             ttls = ttls_s[members]
-        yield from _inserts(form, chosen, ttls.tolist())
+        yield from _inserts(encoding, chosen, ttls.tolist())
 
 
-def _inserts(form: RowEncoding, typed: pa.RecordBatch, ttls_s: Sequence[int]) -> Iterator[tuple[int, BoundStatement]]:
-    schema, names = form.schema, typed.schema.names
+def _inserts(
+    encoding: RowEncoding, typed: pa.RecordBatch, ttls_s: Sequence[int]
+) -> Iterator[tuple[int, BoundStatement]]:
+    schema, names = encoding.schema, typed.schema.names
     clustering = [name for name in names if schema.column(name).kind is ColumnKind.CLUSTERING]
     of_partition = [name for name in names if schema.column(name).kind in _OF_PARTITION]
-    absent = None if form.stamp.nulls_delete else UNSET
+    absent = None if encoding.stamp.nulls_delete else UNSET
     into = f"INSERT INTO {_table(schema)} "
     for token, ttl_s, values in zip(_tokens(schema, typed), ttls_s, zip(*_wire_columns(schema, typed, names))):
         row = dict(zip(names, values))
         is_row = not schema.clustering or any(row[name] is not None for name in clustering)
-        given = names if is_row else of_partition
-        columns, places = ", ".join(map(_quoted, given)), ", ".join("?" * len(given))
-        bound: list[BoundValue] = [absent if row[name] is None else row[name] for name in given]
+        written = names if is_row else of_partition
+        columns, places = ", ".join(map(_quoted, written)), ", ".join("?" * len(written))
+        bound: list[BoundValue] = [absent if row[name] is None else row[name] for name in written]
         yield token, BoundStatement(f"{into}({columns}) VALUES ({places}) USING TTL {ttl_s}", bound)
 
 
@@ -133,8 +135,8 @@ def _wire_columns(schema: TableSchema, typed: pa.RecordBatch, names: Sequence[st
 
 def _tokens(schema: TableSchema, typed: pa.RecordBatch) -> list[int]:
     columns = {column.name: typed.column(column.name) for column in schema.partition_key}
-    found: list[int] = token_words(encode_head_keys(schema, columns, len(typed))).tolist()
-    return found
+    tokens: list[int] = token_words(encode_head_keys(schema, columns, len(typed))).tolist()
+    return tokens
 
 
 def _cut(statements: Sequence[BoundStatement]) -> Iterator[list[BoundStatement]]:

@@ -1,7 +1,7 @@
-"""Rows of a task, in key order, and cut by where they go.
+"""Sorts the rows of a task by key, and cuts them by route.
 
-Keys begin with their token, so that in key order the rows of a route stand side by side, and cutting is a search for
-the routes' ends. A route over the top of the ring has two such places.
+A key begins with its token, so in key order the rows of a route are adjacent, and cutting is a search for the ends of
+the routes. A route that wraps around the ring has two such spans.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,17 +22,17 @@ from ebla.storage.merge.chunk_merge import key_order, sort_rows
 from ebla.wire.table_calls import StagingRoute
 
 TokenWords = npt.NDArray[np.uint64]
-"""Tokens as numbers of the order of keys."""
+"""Tokens as unsigned numbers, in key order."""
 RowSpan = tuple[int, int]
-"""From the place of a row up to and without that of another."""
+"""Positions of rows: start included, end excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
-    """Rows in key order that go to these targets, all of them to each."""
+    """Rows in key order, and the targets that get all of them."""
 
     targets: tuple[int, ...]
-    """Places in the plan."""
+    """Positions in the plan."""
     batches: tuple[pa.RecordBatch, ...]
 
     @property
@@ -47,8 +47,7 @@ class RoutedRows:
 def sort_and_route(
     schema: TableSchema, routes: Sequence[StagingRoute], parts: Sequence[EncodedRows]
 ) -> Iterator[RoutedRows]:
-    """Rows in any order as one run for each target that any is for. Each is made when it is asked for, so that there is
-    no copy of all of them together."""
+    """Rows in any order become one run for each set of targets. Lazy, so that there is never a copy of all rows."""
     keys = concat_columns([keys for keys, _ in parts])
     values = concat_columns([values for _, values in parts])
     words = token_words(keys)
@@ -63,7 +62,7 @@ def sort_and_route(
 
 
 def route_rows(rows: pa.RecordBatch, routes: Sequence[StagingRoute]) -> tuple[RoutedRows, ...]:
-    """Rows in key order, by where they go. Targets that get the very same rows stand together."""
+    """Splits rows in key order by target. Targets that get exactly the same rows share one entry."""
     return tuple(
         RoutedRows(targets, tuple(rows.slice(start, end - start) for start, end in pieces))
         for pieces, targets in _alike(token_words(rows.column(0)), routes).items()
@@ -71,7 +70,7 @@ def route_rows(rows: pa.RecordBatch, routes: Sequence[StagingRoute]) -> tuple[Ro
 
 
 def rows_within(rows: pa.RecordBatch, ranges: Sequence[TokenRange]) -> pa.RecordBatch:
-    """What of rows in key order is in any of the ranges, still in key order."""
+    """The subset of rows inside any of the ranges, in key order."""
     chosen = np.zeros(len(rows), np.bool_)
     words = token_words(rows.column(0))
     for start, end in _cuts(words, [part for one in ranges for part in one.unwrapped()]):
@@ -80,7 +79,7 @@ def rows_within(rows: pa.RecordBatch, ranges: Sequence[TokenRange]) -> pa.Record
 
 
 def _alike(words: TokenWords, routes: Sequence[StagingRoute]) -> dict[tuple[RowSpan, ...], tuple[int, ...]]:
-    """Targets by what they get of rows with these tokens in order."""
+    """Targets grouped by the spans of rows they get."""
     alike: dict[tuple[RowSpan, ...], list[int]] = {}
     for target, found in sorted(_pieces_of_targets(words, routes).items()):
         alike.setdefault(_joined(found), []).append(target)
@@ -92,7 +91,7 @@ def _pieces_of_targets(words: TokenWords, routes: Sequence[StagingRoute]) -> dic
     cuts = _cuts(words, [part for part, _ in ranges])
     found = sum(end - start for start, end in cuts)
     if found != len(words):
-        raise InternalError(f"the plan of a write has {found} places for {len(words)} rows")
+        raise InternalError(f"the plan of a write routes {found} of {len(words)} rows")
     pieces: dict[int, list[RowSpan]] = {}
     for cut, (_, targets) in zip(cuts, ranges):
         if cut[1] > cut[0]:
@@ -102,7 +101,7 @@ def _pieces_of_targets(words: TokenWords, routes: Sequence[StagingRoute]) -> dic
 
 
 def _cuts(words: TokenWords, ranges: Sequence[TokenRange]) -> list[RowSpan]:
-    """Where the rows of each range stand; none of them goes over the top of the ring."""
+    """The span of rows of each range. No range wraps around the ring."""
     starts = np.searchsorted(words, _words([one.start for one in ranges]), side="right")
     ends = np.searchsorted(words, _words([one.end for one in ranges]), side="right")
     return list(zip(starts.tolist(), ends.tolist()))
@@ -113,7 +112,7 @@ def _words(tokens: Sequence[int]) -> TokenWords:
 
 
 def _joined(pieces: list[RowSpan]) -> tuple[RowSpan, ...]:
-    """In order, neighbours as one."""
+    """Sorted, with adjacent spans merged."""
     joined: list[RowSpan] = []
     for start, end in sorted(pieces):
         if joined and joined[-1][1] == start:

@@ -1,8 +1,8 @@
-"""`writeStream.format("ebla")`: each batch of a stream is a job of its own, known by the stream's id and its number.
+"""`writeStream.format("ebla")`: each batch of a stream is a job of its own, named by the stream's id and its number.
 
-Which batch it is only tasks and the commit are told, so it is the tasks that open the write: with a session id that all
-tasks of a batch derive alike, they open one and the same. A batch that Spark runs again, after a restart from its
-checkpoint, has another session, the same timestamp, and nothing to do if it had ended well before.
+Only the tasks and the commit know the number of the batch, so the tasks open the write. All tasks of a batch derive the
+same session id, so they open the same write. A batch that Spark runs again, after a restart from its checkpoint, has
+another session, the same timestamp, and nothing to do if it was committed before.
 """
 
 import uuid
@@ -21,9 +21,8 @@ from ebla.model.records.write_jobs import WriteJobState
 from ebla.source.code_shipping import ReduceValue, ship
 from ebla.source.contact_points import CqlClient
 from ebla.source.write.commit import commit_rows, with_rerun_advice
-from ebla.source.write.commit_deps import WriteJob
 from ebla.source.write.open_write import check_columns, describe
-from ebla.source.write.task_messages import WriteTaskResult
+from ebla.source.write.write_job import WriteJob, WriteTaskResult
 from ebla.source.write.write_options import WriteOptions, parse_write_options
 from ebla.source.write.writer import (
     TaskCommitMessage,
@@ -52,7 +51,7 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """One batch of one stream, as one run of it sees it."""
+    """One batch of one stream, in one run of the stream."""
 
     session: SessionId
     job: str
@@ -60,14 +59,14 @@ class StreamBatch:
 
 
 def stream_batch(run: uuid.UUID, job: str, query: str | None, number: str | None) -> StreamBatch:
-    """`run` is drawn whenever Spark plans the stream anew: sessions of an earlier run stay closed."""
+    """`run` is new whenever Spark plans the stream: sessions of an earlier run stay closed."""
     if query is None or number is None:
-        raise InternalError("Spark does not say which batch of which stream a task is for")
+        raise InternalError("Spark does not say which batch of which stream a task belongs to")
     return StreamBatch(SessionId(uuid.uuid5(run, f"{query} {number}")), job or f"stream-{query}", int(number))
 
 
 class StreamWriterState(msgspec.Struct, frozen=True):
-    """All that a copy of a writer is made of."""
+    """What a copy of a writer is restored from."""
 
     options: WriteOptions
     table: TableId
@@ -86,22 +85,22 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
         batch = stream_batch(
             self._run, self._options.job, context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         )
-        with CqlClient(self._options.access.contact) as contact:
-            plan = self._open(contact, batch)
+        with CqlClient(self._options.access.contact) as client:
+            plan = self._open(client, batch)
         if plan.state is WriteJobState.DONE:
-            rows = WriteTaskResult(session=batch.session, rows=sum(map(len, iterator)))
+            result = WriteTaskResult(session=batch.session, rows=sum(map(len, iterator)))
         else:
-            rows = write_task(self._options, task_spec_of(self._options, plan, batch.session), iterator)
-        return to_commit_message(rows.of_stream(batch.job, batch.number))
+            result = write_task(self._options, task_spec_of(self._options, plan, batch.session), iterator)
+        return to_commit_message(result.of_stream(batch.job, batch.number))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
         tasks = task_results(messages)
         if not tasks:
             return
-        batch = _told_batch(tasks[0], batchId)
-        with CqlClient(self._options.access.contact) as contact:
+        batch = _batch_of(tasks[0], batchId)
+        with CqlClient(self._options.access.contact) as client:
             try:
-                plan = self._open(contact, batch)
+                plan = self._open(client, batch)
                 if plan.state is WriteJobState.DONE:
                     return
                 job = WriteJob(
@@ -111,22 +110,22 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
                     level=self._options.access.level,
                     batch=batch.number,
                 )
-                ways = commit_deps_of(self._options, contact, plan.authority)
-                answer = commit_rows(ways, job, plan, lambda: row_encoding_of(self._options, plan), tasks)
+                deps = commit_deps_of(self._options, client, plan.authority)
+                answer = commit_rows(deps, job, plan, lambda: row_encoding_of(self._options, plan), tasks)
             except EblaError as error:
                 raise with_rerun_advice(error, batch.job) from error
         warn_left_to_repair(answer)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
-        """Where no task came to its end nobody knows the session here, and it ends by its deadline."""
+        """Where no task ended, the driver does not know the session; it ends by its deadline."""
         tasks = task_results(messages)
         if tasks:
-            batch = _told_batch(tasks[0], batchId)
-            with CqlClient(self._options.access.contact) as contact:
+            batch = _batch_of(tasks[0], batchId)
+            with CqlClient(self._options.access.contact) as client:
                 request = AbortWriteRequest(batch.session, self._table, batch.job)
-                contact.call(ABORT_WRITE, request, self._options.access.timeout_s)
+                client.call(ABORT_WRITE, request, self._options.access.timeout_s)
 
-    def _open(self, contact: CqlClient, batch: StreamBatch) -> StagingPlan:
+    def _open(self, client: CqlClient, batch: StreamBatch) -> StagingPlan:
         access = self._options.access
         request = OpenWriteRequest(
             session=batch.session,
@@ -136,13 +135,13 @@ class EblaStreamWriter(DataSourceStreamArrowWriter):
             batch=batch.number,
             life_ms=self._options.life_ms,
         )
-        return contact.call(OPEN_WRITE, request, access.timeout_s)
+        return client.call(OPEN_WRITE, request, access.timeout_s)
 
     def __reduce__(self) -> ReduceValue:
         return ship(__name__, restore_stream_writer.__name__, msgspec.msgpack.encode(self._state))
 
 
-def _told_batch(task: WriteTaskResult, number: int) -> StreamBatch:
+def _batch_of(task: WriteTaskResult, number: int) -> StreamBatch:
     assert task.batch == number
     return StreamBatch(task.session, task.job, number)
 
@@ -154,11 +153,11 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
             "a stream in output mode complete would replace the whole table with each batch",
             advice="use output mode append or update: rows are replaced by their keys",
         )
-    given = parse_write_options(options)
-    with CqlClient(given.access.contact) as contact:
-        described = describe(contact, given)
-    check_columns(described, schema, given)
-    return EblaStreamWriter(StreamWriterState(given, described.id, uuid.uuid4()))
+    parsed = parse_write_options(options)
+    with CqlClient(parsed.access.contact) as client:
+        table = describe(client, parsed)
+    check_columns(table, schema, parsed)
+    return EblaStreamWriter(StreamWriterState(parsed, table.id, uuid.uuid4()))
 
 
 def restore_stream_writer(state: bytes) -> EblaStreamWriter:

@@ -1,55 +1,51 @@
-"""What a task of a write does with its rows: few of them go along with its message, the others are staged as runs."""
+"""A write task: a few rows go along with its message, more are staged as runs."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from ebla.source.write.commit_deps import RecordSink
-from ebla.source.write.encode_rows import RowEncoding, encode_rows
-from ebla.source.write.flight_sink import FlightSink
-from ebla.source.write.row_encoding import row_encoding
-from ebla.source.write.run_staging import Stager
+from ebla.source.write.encode_rows import RowEncoding, encode_rows, row_encoding
+from ebla.source.write.run_staging import FlightSink, Stager
 from ebla.source.write.small_writes import SMALL_BYTES_MAX, pack_batches
 from ebla.source.write.sorted_runs import sort_and_route
-from ebla.source.write.task_messages import WriteTaskResult, WriteTaskSpec
+from ebla.source.write.write_job import RecordSink, WriteTaskResult, WriteTaskSpec
 from ebla.source.write.write_options import WriteOptions
 from ebla.storage.layers.malloc import use_malloc_for_arrow
 
 RUN_BYTES_MAX = 400 << 20
-"""Whatever is asked for: twice that, and what encoding adds, must fit into columns that count bytes in 31 bits."""
+"""Whatever the option says: twice that, and what the encoding adds, must fit into columns with 31-bit offsets."""
 COALESCED_ROWS_MAX = 1_000_000
-"""Of one run. Spark's batches are of 10,000 rows; what is done once for each costs less in larger ones."""
+"""Of one run. Spark's batches have 10,000 rows; the cost per batch matters less in larger ones."""
 
 
-def write_task(options: WriteOptions, order: WriteTaskSpec, batches: Iterable[pa.RecordBatch]) -> WriteTaskResult:
-    """All that a task does, by the nodes of the order's plan."""
-    return write_rows(order, row_encoding(options, order.plan), batches, lambda: FlightSink(order.plan.authority))
+def write_task(options: WriteOptions, spec: WriteTaskSpec, batches: Iterable[pa.RecordBatch]) -> WriteTaskResult:
+    """The whole task, with Flight connections to the nodes of the plan."""
+    return write_rows(spec, row_encoding(options, spec.plan), batches, lambda: FlightSink(spec.plan.authority))
 
 
 def write_rows(
-    order: WriteTaskSpec, form: RowEncoding, batches: Iterable[pa.RecordBatch], connect: Callable[[], RecordSink]
+    spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], connect: Callable[[], RecordSink]
 ) -> WriteTaskResult:
     use_malloc_for_arrow()
-    pieces = coalesce_batches(batches, min(order.run_bytes, RUN_BYTES_MAX))
-    few, rest = _first_few(pieces, order.small_rows)
+    pieces = coalesce_batches(batches, min(spec.run_bytes, RUN_BYTES_MAX))
+    few, rest = _first_few(pieces, spec.small_rows)
     if rest is None:
         for batch in few:
-            encode_rows(form, batch)  # what is wrong with a row is told by the task that has it
+            encode_rows(encoding, batch)  # so that an invalid row fails in the task that has it
         rows = sum(len(batch) for batch in few)
-        return WriteTaskResult(session=order.session, rows=rows, small=pack_batches(few))
-    stager = Stager(order.plan.targets, connect, short_cut=order.uses_local_files)
+        return WriteTaskResult(session=spec.session, rows=rows, small=pack_batches(few))
+    stager = Stager(spec.plan.targets, connect, uses_local_files=spec.uses_local_files)
     try:
-        rows = _stage(order, form, _chained(few, rest, pieces), stager)
+        rows = _stage(spec, encoding, _chained(few, rest, pieces), stager)
     finally:
         stager.close()
-    staged = stager.staged()
-    return WriteTaskResult(session=order.session, rows=rows, runs=staged.runs, lost=staged.lost)
+    return WriteTaskResult(session=spec.session, rows=rows, runs=stager.runs, lost=stager.lost)
 
 
-def _stage(order: WriteTaskSpec, form: RowEncoding, batches: Iterable[pa.RecordBatch], stager: Stager) -> int:
+def _stage(spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], stager: Stager) -> int:
     rows = 0
     for batch in batches:
-        stager.stage(sort_and_route(form.schema, order.plan.routes, [encode_rows(form, batch)]))
+        stager.stage(sort_and_route(encoding.schema, spec.plan.routes, [encode_rows(encoding, batch)]))
         rows += len(batch)
     return rows
 
@@ -57,7 +53,7 @@ def _stage(order: WriteTaskSpec, form: RowEncoding, batches: Iterable[pa.RecordB
 def _first_few(
     batches: Iterator[pa.RecordBatch], small_rows: int
 ) -> tuple[list[pa.RecordBatch], pa.RecordBatch | None]:
-    """Those that are few together, and the one with which they are not any more; None: there is none."""
+    """The batches that fit the small-write limit, and the first one that does not (or None)."""
     few: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -78,7 +74,7 @@ def _chained(
 
 
 def coalesce_batches(batches: Iterable[pa.RecordBatch], run_bytes: int) -> Iterator[pa.RecordBatch]:
-    """As large as a run is to be, and at most twice that; without empty ones."""
+    """Batches of about the size of a run, at most twice that; empty ones are dropped."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -94,7 +90,7 @@ def coalesce_batches(batches: Iterable[pa.RecordBatch], run_bytes: int) -> Itera
 
 
 def _pieces(batch: pa.RecordBatch, run_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """With about what each holds: asking Arrow is no small matter, once for each of Spark's batches will do."""
+    """Slices with their approximate size: asking Arrow is expensive, so it is asked once per batch of Spark's."""
     if not len(batch):
         return
     size_bytes = batch.nbytes

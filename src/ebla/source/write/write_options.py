@@ -1,4 +1,4 @@
-"""What a user gave for a write."""
+"""Options of a write."""
 
 import enum
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ class TimestampPrecision(enum.StrEnum):
 class WriteOptions:
     access: TableAccess
     job: str
-    """Empty: this write has no name, and each run of it is another job."""
+    """Empty: the write has no name, and each run of it is a new job."""
     nulls: NullHandling
     ttl_s: int | None
-    """None: the table's own."""
+    """None: the table's default."""
     ttl_column: str
     op_column: str
     timestamps: TimestampPrecision
@@ -37,7 +37,7 @@ class WriteOptions:
     small_rows: int
     run_bytes: int
     life_ms: int
-    """0: what the nodes' options say."""
+    """0: the limit in the nodes' options."""
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -75,7 +75,7 @@ def _count(given: OptionValues, name: str, most: int) -> int:
 
 
 def _ttl_s(given: OptionValues) -> int | None:
-    """Seconds where it is a plain number."""
+    """A plain number is in seconds."""
     if not given.has("ttl"):
         return None
     text = given.text("ttl").strip()

@@ -48,7 +48,7 @@ def tablets(count: int, size_bytes: int, sources: tuple[int, ...] = (0, 1, 2)) -
 def covered(shares: list[InputSplit]) -> list[TokenRange]:
     """Neighbours joined."""
     found: list[TokenRange] = []
-    for part in sorted(piece.range for share in shares for piece in share.pieces):
+    for part in sorted(piece.range for share in shares for piece in share.ranges):
         if found and found[-1].end == part.start:
             found[-1] = TokenRange(found[-1].start, part.end)
         else:
@@ -59,7 +59,7 @@ def covered(shares: list[InputSplit]) -> list[TokenRange]:
 
 def test_small_pieces_of_the_same_sources_are_joined() -> None:
     shares = plan_splits(plan_of(*tablets(64, MB)), ReadSpec(columns=COLUMNS, split_bytes=16 * MB))
-    assert [len(share.pieces) for share in shares] == [16, 16, 16, 16]
+    assert [len(share.ranges) for share in shares] == [16, 16, 16, 16]
     assert covered(shares) == [WHOLE_RING]
 
 
@@ -71,7 +71,7 @@ def test_pieces_of_other_sources_stay_apart() -> None:
     shares = plan_splits(plan_of(*pieces), ReadSpec(columns=COLUMNS))
     assert [len(share.sources) for share in shares] == [1, 1, 1]
     assert {share.sources[0].ticket for share in shares} == {b"ticket0", b"ticket1", b"ticket2"}
-    assert all(piece.sources == (0,) for share in shares for piece in share.pieces), "numbered anew in each share"
+    assert all(piece.sources == (0,) for share in shares for piece in share.ranges), "numbered anew in each share"
     assert covered(shares) == [WHOLE_RING]
 
 
@@ -85,7 +85,7 @@ def test_the_order_of_preference_of_each_piece_stays_though_they_are_joined() ->
         ReadSpec(columns=COLUMNS),
     )
     assert len(shares) == 1
-    assert [piece.sources for piece in shares[0].pieces] == [(1, 0), (0, 1)]
+    assert [piece.sources for piece in shares[0].ranges] == [(1, 0), (0, 1)]
     assert [one.ticket for one in shares[0].sources] == [b"ticket0", b"ticket2"]
 
 
@@ -97,7 +97,7 @@ def test_large_pieces_are_split_by_token() -> None:
 
 def test_one_that_is_a_little_too_large_is_left_whole() -> None:
     shares = plan_splits(plan_of(*tablets(1, 149 * MB)), ReadSpec(columns=COLUMNS, split_bytes=100 * MB))
-    assert [len(share.pieces) for share in shares] == [1]
+    assert [len(share.ranges) for share in shares] == [1]
 
 
 def test_groups_are_numbered_anew_with_the_sources() -> None:
@@ -105,8 +105,8 @@ def test_groups_are_numbered_anew_with_the_sources() -> None:
         range=WHOLE_RING, sources=(4, 2, 3), needed=2, size_bytes=1, rows=1, groups=(((4, 2), 1), ((3,), 1))
     )
     (share,) = plan_splits(plan_of(piece, sources=5), ReadSpec(columns=COLUMNS))
-    assert share.pieces[0].sources == (2, 0, 1)
-    assert share.pieces[0].groups == (((2, 0), 1), ((1,), 1))
+    assert share.ranges[0].sources == (2, 0, 1)
+    assert share.ranges[0].groups == (((2, 0), 1), ((1,), 1))
 
 
 def test_only_what_is_asked_for() -> None:
@@ -123,7 +123,7 @@ def test_partitions_go_to_the_shares_that_have_them() -> None:
     ]
     shares = plan_splits(plan_of(*pieces), ReadSpec(columns=COLUMNS, partitions=prefixes, split_bytes=10 * MB))
     assert sorted(prefix for share in shares for prefix in share.partitions) == list(prefixes)
-    assert sum(len(share.pieces) for share in shares) == 3
+    assert sum(len(share.ranges) for share in shares) == 3
     assert all(share.partitions for share in shares)
 
 
@@ -136,10 +136,10 @@ def test_thousands_of_partitions_are_each_read_once() -> None:
     ranges = tuple(TokenRange(Token(one - 1), one) for one in reversed(tokens))
     shares = plan_splits(plan_of(*tablets(64, MB)), ReadSpec(columns=COLUMNS, ranges=ranges, partitions=prefixes))
     assert sorted(prefix for share in shares for prefix in share.partitions) == sorted(prefixes)
-    read = [(piece.range.end, piece.range.width) for share in shares for piece in share.pieces]
+    read = [(piece.range.end, piece.range.width) for share in shares for piece in share.ranges]
     assert sorted(read) == [(token, 1) for token in tokens]
     for share in shares:
-        assert {decode_token(prefix) for prefix in share.partitions} == {piece.range.end for piece in share.pieces}
+        assert {decode_token(prefix) for prefix in share.partitions} == {piece.range.end for piece in share.ranges}
 
 
 @pytest.mark.parametrize("wanted", [ReadSpec(columns=COLUMNS, ranges=()), ReadSpec(columns=COLUMNS, partitions=())])
@@ -180,4 +180,4 @@ def test_any_plan_is_covered_once(seed: int) -> None:
     shares = plan_splits(plan_of(*pieces, sources=5), ReadSpec(columns=COLUMNS, split_bytes=64 * MB))
     assert covered(shares) == [WHOLE_RING]
     for share in shares:
-        assert len({tuple(sorted(piece.sources)) for piece in share.pieces}) == 1
+        assert len({tuple(sorted(piece.sources)) for piece in share.ranges}) == 1

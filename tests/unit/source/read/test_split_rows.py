@@ -17,8 +17,7 @@ from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import ScanStack
 from ebla.source.read import local_scan, split_rows
 from ebla.source.read.planner import InputSplit, SplitRange
-from ebla.source.read.split_rows import SCANS_OPEN_MAX, SplitRows
-from ebla.source.read.table_flight_client import TableFlightClient
+from ebla.source.read.split_rows import SCANS_OPEN_MAX, SplitRows, TableFlightClient
 from ebla.storage.codec.key_codec import partition_prefix
 from ebla.wire.table_calls import CheckpointFiles, ReadSource
 from ebla.wire.transfer_messages import TypedRowsQuery
@@ -34,7 +33,7 @@ SHARE = InputSplit(
     now_s=1_000,
     authority=b"",
     sources=(SOURCE,),
-    pieces=tuple(SplitRange(range=one, sources=(0,), needed=1) for one in TABLETS),
+    ranges=tuple(SplitRange(range=one, sources=(0,), needed=1) for one in TABLETS),
 )
 
 
@@ -80,8 +79,8 @@ def files(monkeypatch: pytest.MonkeyPatch) -> Files:
 
 def test_a_share_of_many_tablets_has_the_files_of_few_open_at_once(files: Files) -> None:
     with SplitRows(SHARE) as rows:
-        for piece in SHARE.pieces:
-            assert list(rows.of((0,), piece.range)) == []
+        for piece in SHARE.ranges:
+            assert list(rows.open_rows((0,), piece.range)) == []
     assert files.asked == list(TABLETS)
     assert files.most == SCANS_OPEN_MAX
     assert files.open == 0
@@ -90,7 +89,7 @@ def test_a_share_of_many_tablets_has_the_files_of_few_open_at_once(files: Files)
 def test_pieces_of_one_tablet_share_what_is_open(files: Files) -> None:
     with SplitRows(SHARE) as rows:
         for part in TABLETS[3].split(5):
-            assert list(rows.of((0,), part)) == []
+            assert list(rows.open_rows((0,), part)) == []
     assert files.times == 1
 
 
@@ -100,6 +99,6 @@ def test_each_question_names_the_partitions_of_its_range_alone(files: Files) -> 
     named = tuple(sorted(partition_prefix(token, b"key") for token in tokens))
     with SplitRows(msgspec.structs.replace(SHARE, partitions=named)) as rows:
         for tablet in TABLETS[2:6]:
-            assert list(rows.of((0,), tablet)) == []
+            assert list(rows.open_rows((0,), tablet)) == []
     assert files.asked == list(TABLETS[2:5])
     assert files.partitions == [named[:1], named[1:3], named[3:]]

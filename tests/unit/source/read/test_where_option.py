@@ -63,7 +63,7 @@ def test_partitions_that_are_named_are_read_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("v = 1", "v is no key column"),
+        ("v = 1", "v is not a key column"),
         ("kk = 1", "no column 'kk'; did you mean 'k'"),
         ("k = ?", "plain literals"),
         ("k IN ()", "at least one"),
@@ -71,10 +71,10 @@ def test_partitions_that_are_named_are_read_alone() -> None:
         ("k = 'x'", "k"),
         ("k = 1 OR k = 2", "AND"),
         ("(k, day) = (1, '1970-01-01')", "single columns"),
-        ("token(day) > 1", r"token\(\) is of k"),
-        ("token(k) != 1", "tokens compare"),
-        ("k = 1 LIMIT 5", "nothing else"),
-        ("k = 1 ORDER BY day DESC", "nothing else"),
+        ("token(day) > 1", r"token\(\) takes k"),
+        ("token(k) != 1", "tokens are compared"),
+        ("k = 1 LIMIT 5", "only conditions"),
+        ("k = 1 ORDER BY day DESC", "only conditions"),
         ("k =", "line 1"),
     ],
 )

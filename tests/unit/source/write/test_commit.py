@@ -24,11 +24,10 @@ from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.source.write import commit
 from ebla.source.write.commit import commit_rows, with_rerun_advice
-from ebla.source.write.commit_deps import CommitDeps, WriteJob
 from ebla.source.write.encode_rows import RowEncoding, encode_rows
 from ebla.source.write.staged_replicas import LateTarget, choose_copy_sources
-from ebla.source.write.task_messages import WriteTaskResult, WriteTaskSpec
 from ebla.source.write.task_writer import write_rows
+from ebla.source.write.write_job import CommitDeps, WriteJob, WriteTaskResult, WriteTaskSpec
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.columns.load_encoding import WriteStamp
 from ebla.wire.table_calls import (
@@ -74,15 +73,15 @@ class Rig:
         return self.tasks[-1]
 
     def commit(self) -> CommitWriteAnswer:
-        ways = CommitDeps(
-            contact=self.contact,
+        deps = CommitDeps(
+            client=self.contact,
             connect=self.nodes.connect,
             timeout_s=5.0,
             uses_local_files=True,
-            pause=self.pauses.append,
+            sleep=self.pauses.append,
             clock=lambda: sum(self.pauses),
         )
-        return commit_rows(ways, JOB, self.plan, lambda: FORM, self.tasks)
+        return commit_rows(deps, JOB, self.plan, lambda: FORM, self.tasks)
 
     @property
     def last(self) -> CommitWriteRequest:
@@ -221,8 +220,8 @@ def test_lists_are_always_staged() -> None:
     given = pa.record_batch({"p": pa.array([1], pa.int32()), "V": pa.array([[1, 2]])})
     task = write_rows(WriteTaskSpec(plan=plan, session=SESSION, small_rows=10), form, [given], rig.nodes.connect)
     assert task.small
-    ways = CommitDeps(contact=rig.contact, connect=rig.nodes.connect, timeout_s=5.0)
-    commit_rows(ways, JOB, plan, lambda: form, [task])
+    deps = CommitDeps(client=rig.contact, connect=rig.nodes.connect, timeout_s=5.0)
+    commit_rows(deps, JOB, plan, lambda: form, [task])
     assert rig.contact.batches == []
     assert [run.rows for run in rig.last.runs] == [1]
 

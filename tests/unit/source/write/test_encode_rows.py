@@ -190,11 +190,11 @@ def test_static_columns_alone_need_the_partition_key() -> None:
 
 def test_an_unknown_operation_is_named_with_those_there_are() -> None:
     batch = batch_of([{"p": "a", "op": "remove"}], ["p", "op"])
-    with pytest.raises(InvalidRequest, match="asks for 'remove'; it may say upsert, delete, delete_partition"):
+    with pytest.raises(InvalidRequest, match="holds 'remove'; it may hold upsert, delete, delete_partition"):
         encode_rows(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1), op_column="op"), batch)
 
 
 def test_a_ttl_must_be_seconds() -> None:
     batch = pa.record_batch({"p": ["a"], "c": pa.array([1], pa.int32()), "d": ["t"], "ttl": ["5s"]})
-    with pytest.raises(InvalidRequest, match="TTL column 'ttl' is of type string"):
+    with pytest.raises(InvalidRequest, match="TTL column 'ttl' has type string"):
         encode_rows(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1), ttl_column="ttl"), batch)

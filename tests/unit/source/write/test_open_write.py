@@ -12,9 +12,8 @@ from ebla.model.errors import InvalidRequest, NotFound, Refused
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableOptions, TableSchema
 from ebla.model.token import WHOLE_RING
-from ebla.source.write.encode_rows import RowEncoding
+from ebla.source.write.encode_rows import RowEncoding, row_encoding
 from ebla.source.write.open_write import check_columns, open_write
-from ebla.source.write.row_encoding import row_encoding
 from ebla.source.write.write_options import NullHandling, TimestampPrecision, parse_write_options
 from ebla.storage.columns.load_encoding import WriteStamp
 from ebla.wire.table_calls import CallDone, DescribeTableAnswer

@@ -73,7 +73,7 @@ def test_targets_with_the_same_rows_stand_together() -> None:
 
 def test_a_row_without_a_place_is_an_error_and_not_lost() -> None:
     routes = (StagingRoute(TokenRange(Token(TOKEN_MIN), Token(0)), (0,)),)
-    with pytest.raises(InternalError, match=r"places for 300 rows"):
+    with pytest.raises(InternalError, match=r"of 300 rows"):
         route_rows(sort_rows(NARROW, *some(Random(1), 300)), routes)
 
 

@@ -20,8 +20,8 @@ from ebla.source.write.encode_rows import RowEncoding, encode_rows
 from ebla.source.write.run_staging import Stager
 from ebla.source.write.small_writes import unpack_batches
 from ebla.source.write.sorted_runs import RoutedRows, route_rows
-from ebla.source.write.task_messages import WriteTaskResult, WriteTaskSpec
 from ebla.source.write.task_writer import coalesce_batches, write_rows
+from ebla.source.write.write_job import WriteTaskResult, WriteTaskSpec
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import decode_records
 from ebla.storage.columns.load_encoding import WriteStamp
@@ -195,11 +195,10 @@ def test_on_one_machine_a_run_is_written_once(tmp_path: Path) -> None:
     nodes = FakeNodes()
     stager = Stager(targets, nodes.connect)
     stager.stage(routed_to(3))
-    staged = stager.staged()
     assert nodes.puts == []
-    paths = [Path(one.folder, str(run.attempt), "rows") for one, run in zip(targets, staged.runs, strict=True)]
+    paths = [Path(one.folder, str(run.attempt), "rows") for one, run in zip(targets, stager.runs, strict=True)]
     assert len({os.stat(path).st_ino for path in paths}) == 1
-    for path, run in zip(paths, staged.runs, strict=True):
+    for path, run in zip(paths, stager.runs, strict=True):
         data = path.read_bytes()
         assert (len(data), crc32(data, 0)) == (run.file.size_bytes, run.file.checksum)
         assert sum(len(one) for one in decode_records(data)) == run.rows == 500
@@ -212,12 +211,12 @@ def test_elsewhere_it_goes_over_flight(tmp_path: Path, machine: str) -> None:
     stager = Stager(targets, nodes.connect)
     stager.stage(routed_to(2))
     assert nodes.puts == [HOSTS[1]]
-    assert [run.host for run in stager.staged().runs] == [HOSTS[0], HOSTS[1]]
+    assert [run.host for run in stager.runs] == [HOSTS[0], HOSTS[1]]
 
 
 def test_the_short_cut_may_be_left_out(tmp_path: Path) -> None:
     nodes = FakeNodes()
-    stager = Stager([local_target(tmp_path, 0, here())], nodes.connect, short_cut=False)
+    stager = Stager([local_target(tmp_path, 0, here())], nodes.connect, uses_local_files=False)
     stager.stage(routed_to(1))
     assert nodes.puts == [HOSTS[0]]
 
@@ -228,7 +227,7 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     nodes = FakeNodes(broken={HOSTS[0]: Stale("the session is closed")})
     stager = Stager([gone], nodes.connect)
     stager.stage(())
-    assert stager._is_here(gone)
+    assert stager._is_on_this_machine(gone)
     for path in Path(gone.folder).iterdir():
         path.unlink()
     Path(gone.folder).rmdir()
@@ -246,7 +245,7 @@ def test_where_links_are_not_possible_bytes_are_copied(tmp_path: Path, monkeypat
     stager = Stager(targets, FakeNodes().connect)
     stager.stage(routed_to(2))
     first, second = (Path(one.folder, str(run.attempt), "rows")
-                     for one, run in zip(targets, stager.staged().runs, strict=True))  # fmt: skip
+                     for one, run in zip(targets, stager.runs, strict=True))  # fmt: skip
     assert first.read_bytes() == second.read_bytes()
     assert os.stat(first).st_ino != os.stat(second).st_ino
 

@@ -19,7 +19,7 @@ from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING
 from ebla.source.write import stream_writer, task_writer, writer
 from ebla.source.write.stream_writer import EblaStreamWriter, make_stream_writer, stream_batch
-from ebla.source.write.task_messages import WriteTaskResult
+from ebla.source.write.write_job import WriteTaskResult
 from ebla.source.write.writer import make_writer, task_results, to_commit_message
 from ebla.wire.table_calls import CallDone, CommitWriteAnswer, DescribeTableAnswer, OpenWriteRequest
 
