@@ -17,7 +17,7 @@ from tests.cluster.conftest import LocalNodes, eventually, is_alive
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
-from ebla.cli.cluster.certificates import renew_certificates
+from ebla.cli.cluster.local_cluster import renew_certificates
 from ebla.cli.cluster.node_calls import admin_client
 from ebla.model.errors import Refused
 from ebla.model.identity import Address, AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId

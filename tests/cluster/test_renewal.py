@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cluster.conftest import LocalNodes, eventually
 
-from ebla.cli.cluster.certificates import RenewedCertificate, renew_certificates
+from ebla.cli.cluster.local_cluster import RenewedCertificate, renew_certificates
 from ebla.runtime.system_clock import SystemClock
 
 

@@ -117,7 +117,7 @@ def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
     with followed(terminal, 1) as following:
         following.send_signal(signal.SIGINT)
         rest, _ = following.communicate(timeout=20)
-    assert "all nodes are stopped; their data stay" in rest
+    assert "all nodes are stopped; their data is kept" in rest
 
 
 def test_ctrl_c_is_over_in_time_where_nodes_are_killed_and_one_hangs(terminal: Terminal) -> None:

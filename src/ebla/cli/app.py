@@ -1,4 +1,4 @@
-"""The `ebla` command. Each command reads its flags here and does its work in a file of its own."""
+"""The `ebla` command: the commands of a cluster on this machine are here, the others in modules of their own."""
 
 import asyncio
 import os
@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebla.cli.cluster import cqlsh, group0, local_cluster, metrics, ring, up
-from ebla.cli.cluster.certificates import renew_certificates
-from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes
+from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, renew_certificates
 from ebla.cli.cluster.node_calls import fetch_cluster_view, probe_contact
 from ebla.cli.cluster.status_table import as_lines, as_table
 from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
 from ebla.cli.jobs import compare, copy_tablet, pipeline
-from ebla.cli.spark_jobs import export, import_table, spark, spark_env
+from ebla.cli.spark_jobs import export_import, spark, spark_env
 from ebla.cli.tables import row, store, table
 from ebla.client.cluster_view import ClusterView, NodeStatus, build_cluster_view
 from ebla.cql.authentication import hash_password
@@ -41,8 +41,8 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla up --no-follow         the same in the background
   ebla status                 who is up, as the nodes see each other
   ebla status --json          the same for programs
-  ebla down                   stop the nodes; their data stay
-  ebla group0 members         who agrees on the cluster's state, who leads
+  ebla down                   stop the nodes; their data is kept
+  ebla group0 members         the members of the Raft group, and its leader
 
 [bold]Tables[/bold]
 
@@ -50,32 +50,32 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla table create a.b "k int PRIMARY KEY, v text"
   ebla row put a.b k=1 v=hello
   ebla row get a.b k=1
-  ebla ring; ebla tablets a.b   who holds what
-  ebla metrics                what the shards count, for Prometheus
+  ebla ring; ebla tablets a.b   which node holds which range
+  ebla metrics                metrics of the shards, for Prometheus
 
 [bold]Tables and Spark[/bold]
 
   ebla spark                  a PySpark shell: table("a.b") is a DataFrame
-  ebla export a.b DIR         as Parquet, or --format csv; interrupted, it goes on
-  ebla import DIR a.b         the way back
+  ebla export a.b DIR         as Parquet, or --format csv; resumes if interrupted
+  ebla import DIR a.b         from Parquet or CSV
 
 [bold]Data on the move[/bold]
 
   ebla pipeline status        Spark moves data between nodes; jobs, cancel
-  ebla compare a.b            do its replicas hold the same? --heal
+  ebla compare a.b            compare its replicas; --heal repairs them
   ebla copy-tablet a.b 0 --from 127.0.0.1 --to 127.0.0.2
 
 [bold]Where things are[/bold]
 
-  ./data                      all data; remove it to begin anew
-  ./data/node1/options.toml   a node's options, each explained; edit, restart
-  ./data/node1/run/node.log   what the node has to say
+  ./data                      all data; delete it to start over
+  ./data/node1/options.toml   a node's options, with comments; edit and restart
+  ./data/node1/run/node.log   the node's log
 
-[bold]See it survive[/bold]
+[bold]Fault tolerance[/bold]
 
-  ebla demo                   a simulated cluster under faults, line by line
+  ebla demo                   a simulated cluster under faults, step by step
 
-Every command explains itself: ebla COMMAND --help
+Help for a command: ebla COMMAND --help
 """
 
 app = typer.Typer(
@@ -93,19 +93,15 @@ app.add_typer(row.app)
 app.add_typer(pipeline.app)
 app.add_typer(copy_tablet.app)
 app.add_typer(compare.app)
-app.add_typer(export.app)
-app.add_typer(import_table.app)
+app.add_typer(export_import.app)
 app.add_typer(spark.app)
 app.add_typer(spark_env.app)
 app.command("ring")(ring.ring)
 app.command("tablets")(ring.tablets)
 app.command("metrics")(metrics.metrics)
 
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")]
-DATA_DEFAULT = Path("data")
 CQL_PORT = 9042
-"""Where drivers look."""
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+"""The default port of drivers."""
 
 
 @app.callback(invoke_without_command=True)
@@ -120,26 +116,29 @@ def _root(
 @app.command("up")
 def up_command(
     nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", help="How many nodes; 3 for a new cluster.")
+        int | None, typer.Option("--nodes", metavar="N", help="Number of nodes; by default 3 for a new cluster.")
     ] = None,
     shards: Annotated[
-        int, typer.Option("--shards", metavar="M", help="Data processes of each new node.")
+        int, typer.Option("--shards", metavar="M", help="Shard processes of each new node.")
     ] = local_cluster.SHARDS_DEFAULT,
     data: Data = DATA_DEFAULT,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Show the cluster until Ctrl-C.")] = True,
     base_address: Annotated[
-        str, typer.Option("--base-address", metavar="ADDRESS", help="Of the first node; the others follow on.")
+        str,
+        typer.Option(
+            "--base-address", metavar="ADDRESS", help="Address of the first node; the others get the next ones."
+        ),
     ] = "127.0.0.1",
     cluster_name: Annotated[str, typer.Option("--cluster-name", metavar="NAME")] = "ebla",
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of each new node, as in --set limits.stop_ms=3000."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set an option of each new node, as in limits.stop_ms=3000."),
     ] = None,
 ) -> None:
     """Start a cluster on this machine.
 
-    The first start makes the folder, an options file and an identity for each node, and the cluster's certificates.
-    Later starts keep all of them; flags that shape a new cluster are for the first start only.
+    The first start creates the folder, an options file and an identity for each node, and the cluster's certificates.
+    Later starts keep all of them. Flags that describe a new cluster are for the first start only.
     """
     console = Console()
     with reporting_errors():
@@ -151,7 +150,7 @@ def up_command(
             local_cluster.check_nodes(found)
             local_cluster.assign_identities(found)
             console.print(f"starting {len(found)} nodes in {escape(str(data))} …", highlight=False)
-            started = up.bring_up(found, _saying(console))
+            started = up.bring_up(found, _printer(console))
         _print_addresses(console, found, data)
         if follow:
             _follow_and_stop(started, console)
@@ -161,29 +160,29 @@ def _follow_and_stop(started: up.StartedCluster, console: Console) -> None:
     try:
         up.follow(started, console)
         console.print("stopping …")
-    finally:  # also where the terminal was closed, and saying anything fails
-        up.take_down(started, "ebla up was ended", _saying(console))
-    console.print("all nodes are stopped; their data stay")
+    finally:  # also if the terminal was closed, so that printing fails
+        up.take_down(started, "ebla up was stopped", _printer(console))
+    console.print("all nodes are stopped; their data is kept")
 
 
-def _saying(console: Console) -> up.PrintLine:
-    """The terminal may be gone, which must not keep a stop from its end."""
+def _printer(console: Console) -> up.PrintLine:
+    """Ignores a closed terminal, which must not interrupt a stop."""
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         try:
             console.print(text, soft_wrap=True, markup=False, highlight=False)
         except OSError:
             pass
 
-    return say
+    return print_line
 
 
 @app.command()
 def down(data: Data = DATA_DEFAULT) -> None:
-    """Stop the nodes of a folder. Their data stay."""
+    """Stop the nodes of a folder. Their data is kept."""
     console = Console()
     with reporting_errors():
-        ran = up.take_down(up.StartedCluster(_nodes_of(data)), "ebla down", _saying(console))
+        ran = up.take_down(up.StartedCluster(_nodes_of(data)), "ebla down", _printer(console))
         names = ", ".join(node.name for node in ran)
         console.print(f"stopped {names}" if ran else f"nothing runs in {escape(str(data))}", highlight=False)
 
@@ -197,17 +196,17 @@ def cqlsh_command(
         typer.Option("--environment", metavar="DIR", help="Where cqlsh is installed; by default in the user's cache."),
     ] = None,
 ) -> None:
-    """Start cqlsh against a node of this machine. It is installed when it is first wanted.
+    """Start cqlsh with a node of this machine. It is installed at the first use.
 
-    Whatever else is given goes to cqlsh: ebla cqlsh -e "SELECT * FROM system.local"
+    All other arguments are passed to cqlsh: ebla cqlsh -e "SELECT * FROM system.local"
     """
     with reporting_errors():
         nodes = _nodes_of(data)
         running = next((each for each in nodes if each.running_pid() is not None), None)
         if running is None:
             raise InvalidRequest(f"no node runs in {data}", advice="start them with `ebla up`")
-        say = Console(stderr=True, highlight=False, markup=False).print
-        python = cqlsh.ensure_installed(environment or cqlsh.default_environment(), cqlsh.run_step, say)
+        print_line = Console(stderr=True, highlight=False, markup=False).print
+        python = cqlsh.ensure_installed(environment or cqlsh.default_environment(), cqlsh.run_step, print_line)
         cqlsh.exec_cqlsh(python, running, context.args)
 
 
@@ -219,12 +218,12 @@ def status(
         typer.Option(
             "--contact",
             metavar="ADDRESS",
-            help="Ask this node alone (host, host:port or a socket's path) and show what it sees.",
+            help="Ask only this node (host, host:port or a socket path), and show its view.",
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the nodes: who is up, since when, how far away, with which processes.
+    """Show the nodes: which are up, since when, round trip times, processes.
 
     The exit status is 0 if every node is up, else 1.
     """
@@ -243,20 +242,22 @@ def status(
 def node(
     options: Annotated[Path, typer.Option("--options", metavar="FILE", help="The node's options file (TOML).")],
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option that wins over the file.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option that overrides the file.")
     ] = None,
     join: Annotated[
         str | None,
-        typer.Option("--join", metavar="TOKEN", help="At its first start: a token of the cluster (see `ebla token`)."),
+        typer.Option(
+            "--join", metavar="TOKEN", help="For the first start: a join token of the cluster (see `ebla token`)."
+        ),
     ] = None,
 ) -> None:
     """Run one node in the foreground, as a service would.
 
-    SIGTERM or Ctrl-C stops it; SIGHUP reads its certificates anew.
+    SIGTERM or Ctrl-C stops it; SIGHUP reloads its certificates.
     """
     flags = [flag for override in overrides or () for flag in ("--set", override)]
     flags += [] if join is None else ["--join", join]
-    # This process goes on as `python -m ebla.node`, so that whoever started it watches and signals the node itself.
+    # Becomes `python -m ebla.node`, so that a supervisor watches and signals the node itself.
     arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]
     os.execv(sys.executable, arguments)  # noqa: S606  # the arguments are our own
 
@@ -264,11 +265,13 @@ def node(
 @app.command()
 def token(
     data: Data = DATA_DEFAULT,
-    minutes: Annotated[int, typer.Option("--minutes", metavar="N", min=1, max=10_080, help="How long it counts.")] = 60,
+    minutes: Annotated[
+        int, typer.Option("--minutes", metavar="N", min=1, max=10_080, help="How long it is valid.")
+    ] = 60,
 ) -> None:
-    """Make a join token: with it, a node on another machine is handed the cluster's authority.
+    """Create a join token. With it, a node on another machine receives the cluster's certificate authority.
 
-    Whoever has it can become a node until it ends. On the new machine: ebla node --options FILE --join TOKEN
+    Anyone who has the token can join a node until it expires. On the new machine: ebla node --options FILE --join TOKEN
     """
     with reporting_errors():
         member = next((each for each in _nodes_of(data) if each.folder.read_identity() is not None), None)
@@ -281,11 +284,11 @@ def token(
 
 @app.command()
 def renew(data: Data = DATA_DEFAULT) -> None:
-    """Make new certificates for the nodes of this machine. Running nodes take them for new connections at once."""
+    """Renew the certificates of the nodes of this machine. Running nodes use them for new connections at once."""
     with reporting_errors():
         for each in renew_certificates(_nodes_of(data), SystemClock()):
-            taken = "not running" if each.signalled_pid is None else f"told process {each.signalled_pid}"
-            sys.stdout.write(f"{each.name}  renewed  {taken}\n")
+            state = "not running" if each.signalled_pid is None else f"signalled process {each.signalled_pid}"
+            sys.stdout.write(f"{each.name}  renewed  {state}\n")
 
 
 @app.command("hash-password")
@@ -300,9 +303,9 @@ def hash_password_command(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another seed is another run.")] = 7,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Each seed is a different run.")] = 7,
 ) -> None:
-    """Run a simulated cluster under faults and tell what happens. The same seed gives the same run."""
+    """Run a simulated cluster under faults and narrate it. The same seed gives the same run."""
     arguments = ["-m", "ebla.sim", "--scenario", "register", "--seed", str(seed), "--narrate"]
     raise typer.Exit(subprocess.run([sys.executable, *arguments], check=False).returncode)  # noqa: S603  # our own
 

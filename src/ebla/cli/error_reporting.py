@@ -1,4 +1,4 @@
-"""How a command tells what went wrong: one line per error, and the exit status 1."""
+"""How a command reports errors: one line for each, and exit status 1."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from ebla.model.errors import EblaError, Outcome, leaf_errors
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """Errors that were foreseen have words for people; any other is a defect and shows its trace."""
+    """Prints expected errors as one line each. Any other error is a defect and shows its traceback."""
     try:
         yield
     except (EblaError, OSError, BaseExceptionGroup) as error:
@@ -26,25 +26,25 @@ def reporting_errors() -> Iterator[None]:
 
 @contextmanager
 def reporting_outcomes(*, as_json: bool, is_change: bool = True) -> Iterator[None]:
-    """Errors with what became of the operation; of a read there is nothing to say but that it failed."""
+    """Prints errors with the outcome of the operation. For a read, it just failed."""
     try:
         yield
     except EblaError as error:
         if as_json:
             outcome = {"outcome": str(error.outcome)} if is_change else {}
-            told = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
-            sys.stdout.write(f"{json.dumps({**outcome, **told}, ensure_ascii=False)}\n")
+            fields = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
+            sys.stdout.write(f"{json.dumps({**outcome, **fields}, ensure_ascii=False)}\n")
         else:
-            became = f"{_BECAME[error.outcome]}: " if is_change else ""
-            sys.stderr.write(f"ebla: {became}{error}\n")
+            outcome_text = f"{_OUTCOMES[error.outcome]}: " if is_change else ""
+            sys.stderr.write(f"ebla: {outcome_text}{error}\n")
         raise typer.Exit(1) from None
 
 
-_BECAME = {Outcome.NOT_APPLIED: "not applied", Outcome.UNKNOWN: "unknown whether it was applied"}
+_OUTCOMES = {Outcome.NOT_APPLIED: "not applied", Outcome.UNKNOWN: "unknown whether it was applied"}
 
 
 def _words(error: BaseException) -> str | None:
-    """Another user's folder, or a disk that is full or read-only, is the operator's to mend as well."""
+    """None for a defect. A folder of another user, or a full or read-only disk, is the operator's to fix."""
     if isinstance(error, EblaError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -129,7 +129,7 @@ def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_i
     told = shell.run(*COPY)
     assert told.exit_code == INTERRUPTED
     (job,) = shell.json("pipeline", "jobs")
-    assert f"job {job['id']} goes on; cancel it with: ebla pipeline cancel {job['id']}" in told.stderr
+    assert f"job {job['id']} continues; cancel it with: ebla pipeline cancel {job['id']}" in told.stderr
     assert not job["cancel_requested"]
 
 
@@ -197,7 +197,7 @@ def test_a_job_that_cannot_be_followed_is_not_said_to_be_undone(
     told = shell.failed(*COPY)
     (job,) = shell.json("pipeline", "jobs")
     assert "not applied" not in told
-    assert f"job {job['id']} was asked for, but its end is not seen: nobody answers; look with: ebla pipeline" in told
+    assert f"job {job['id']} was submitted, but its end was not observed: nobody answers; check with: " in told
 
 
 def test_a_tablet_that_is_named_twice_is_copied_once(shell: JobsShell) -> None:
@@ -237,7 +237,7 @@ def test_what_was_healed_is_a_success(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(ranges_compared=2, rows=9, healed_rows=4)]
     told = shell.ok("compare", "ks.t", "--heal", "--range=-5:7")
     assert "compare and heal ks.t in -5:7: done: no difference in 2 ranges" in told
-    assert "4 rows brought to where they were missing" in told
+    assert "4 rows copied to replicas that lacked them" in told
 
 
 @pytest.mark.parametrize("text", ["", "5", "a:b", "1:", "1:99999999999999999999"])
@@ -324,6 +324,6 @@ def test_a_job_stands_in_one_line() -> None:
     copy = CopyTablets(TABLE, (0,), A, B)
     assert job_summary(a_job(1, copy)) == "waiting"
     asked = a_job(1, copy, state=JobState.RUNNING, cancel_requested=True, progress=JobProgress(step="copying"))
-    assert job_summary(asked) == "running, asked to cancel: copying"
+    assert job_summary(asked) == "running, cancel requested: copying"
     assert job_summary(a_job(1, copy, state=JobState.FAILED, cause="no room")) == "failed: no room"
-    assert job_summary(a_job(1, CompareReplicas(TABLE), state=JobState.DONE)) == "done: nothing to tell"
+    assert job_summary(a_job(1, CompareReplicas(TABLE), state=JobState.DONE)) == "done: no result"

@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_used_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--nodes", "0"], "0 nodes were asked for; allowed are 1 to 250"),
+        (["--nodes", "0"], "0 nodes were requested; allowed are 1 to 250"),
         (["--base-address", "localhost"], "--base-address 'localhost' is no IP address"),
         (["--base-address", "255.255.255.255"], "--base-address '255.255.255.255' is no IP address"),
         (["--set", "limits.stop=1"], "did you mean `limits.stop_ms`?"),
@@ -167,7 +167,7 @@ def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
     made: list[LocalNode], tmp_path: Path
 ) -> None:
     data = made[0].folder.path.parent
-    assert f"{data} holds a cluster of 2 nodes, and 5 were asked for" in refused(data, "--nodes", "5")
+    assert f"{data} holds a cluster of 2 nodes, and 5 were requested" in refused(data, "--nodes", "5")
     (tmp_path / "photos" / "node1").mkdir(parents=True)
     (tmp_path / "photos" / "node1" / "cat.jpg").touch()
     assert "is not empty and has no options.toml" in refused(tmp_path / "photos")
@@ -178,7 +178,7 @@ def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
 def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
     data = made[0].folder.path.parent
     with lock_data_folder(data):
-        assert f"another `ebla up` is at work in {data}" in refused(data)
+        assert f"another `ebla up` is running in {data}" in refused(data)
     with pytest.raises(AssertionError, match="a node would have been started"):
         CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data)], catch_exceptions=False)
 
@@ -186,8 +186,8 @@ def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
 @pytest.mark.parametrize(
     ("contact", "told"),
     [
-        ("", "--contact '' names nobody"),
-        (":", "--contact ':' names nobody"),
+        ("", "--contact '' names no node"),
+        (":", "--contact ':' names no node"),
         ("127.0.0.1:²", "has no valid port"),
         ("127.0.0.1:70000", "has no valid port"),
         ("a..b", "a..b:7000: "),

@@ -1,7 +1,7 @@
-"""`ebla cqlsh`: Cassandra's shell against the cluster of this machine, installed when it is first wanted.
+"""`ebla cqlsh`: Cassandra's shell with a cluster of this machine, installed at the first use.
 
-It lives in an environment of its own: it needs cassandra-driver, and that and scylla-driver, which Ebla itself needs,
-both install a package named `cassandra`.
+It has an environment of its own: it needs cassandra-driver, and Ebla needs scylla-driver, and both install a package
+named `cassandra`.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.errors import Unavailable
 from ebla.options import ClientTls
 
-Run = Callable[[Sequence[str]], int]
-Say = Callable[[str], None]
+RunStep = Callable[[Sequence[str]], int]
+PrintLine = Callable[[str], None]
 
-MARK = ".ready"
+MARKER = ".ready"
 
 
 def requirements() -> str:
@@ -28,46 +28,46 @@ def requirements() -> str:
 
 
 def default_environment() -> Path:
-    """In the user's cache, named for what is in it: another version is another folder."""
+    """In the user's cache. The name depends on the content, so another version uses another folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return cache / "ebla" / f"cqlsh-{hashlib.sha256(requirements().encode()).hexdigest()[:12]}-py{version}"
 
 
-def ensure_installed(environment: Path, run: Run, say: Say) -> Path:
-    """The interpreter of the environment. One that was left half made has no mark, and is made again."""
-    python, mark = environment / "bin" / "python", environment / MARK
+def ensure_installed(environment: Path, run: RunStep, print_line: PrintLine) -> Path:
+    """The interpreter of the environment. An incomplete environment has no marker file, and is created again."""
+    python, mark = environment / "bin" / "python", environment / MARKER
     if mark.exists():
         return python
-    say(f"installing cqlsh into {environment}, once …")
+    print_line(f"installing cqlsh into {environment}, once …")
     environment.mkdir(parents=True, exist_ok=True)
-    wanted = environment / "requirements.txt"
-    wanted.write_text(requirements(), "utf-8")
+    requirements_file = environment / "requirements.txt"
+    requirements_file.write_text(requirements(), "utf-8")
     pip = (str(python), "-m", "pip", "--disable-pip-version-check")
     for step in (
         (sys.executable, "-m", "venv", str(environment)),
-        (*pip, "install", "-q", "--progress-bar", "on", "-r", str(wanted)),
+        (*pip, "install", "-q", "--progress-bar", "on", "-r", str(requirements_file)),
     ):
         if run(step):
             raise Unavailable(
-                "cqlsh could not be installed; what went wrong stands above",
+                "cqlsh could not be installed; see the messages above",
                 advice="any cqlsh of Cassandra 4 or newer will do as well: cqlsh ADDRESS",
             )
     mark.touch()
     return python
 
 
-def arguments_for(node: LocalNode, given: Sequence[str]) -> list[str]:
-    """The node's address, unless the caller names one; TLS where the node wants it."""
+def arguments_for(node: LocalNode, user_arguments: Sequence[str]) -> list[str]:
+    """The user's arguments, with the node's address, and TLS if the node requires it."""
     options = node.options
-    arguments = list(given)
+    arguments = list(user_arguments)
     if options.client_tls is ClientTls.ON and "--ssl" not in arguments:
         arguments.append("--ssl")
     return [*arguments, options.address, str(options.ports.cql)]
 
 
 def cqlsh_process_environment(node: LocalNode) -> dict[str, str]:
-    """What cqlsh reads from its environment: which authority the nodes' certificates are of."""
+    """Environment variables for cqlsh: the certificate authority of the nodes."""
     if node.options.client_tls is ClientTls.OFF:
         return {}
     return {"SSL_CERTFILE": str(node.folder.tls / "authority.pem"), "SSL_VALIDATE": "true"}
@@ -77,7 +77,7 @@ def run_step(command: Sequence[str]) -> int:
     return subprocess.run(command, check=False).returncode  # noqa: S603  # the arguments are our own
 
 
-def exec_cqlsh(python: Path, node: LocalNode, given: Sequence[str]) -> NoReturn:
-    """This process goes on as cqlsh, which then has the terminal and its signals to itself."""
-    command = [str(python), "-m", "cqlshlib", *arguments_for(node, given)]
+def exec_cqlsh(python: Path, node: LocalNode, user_arguments: Sequence[str]) -> NoReturn:
+    """Replaces this process by cqlsh, which then owns the terminal and its signals."""
+    command = [str(python), "-m", "cqlshlib", *arguments_for(node, user_arguments)]
     os.execve(command[0], command, {**os.environ, **cqlsh_process_environment(node)})  # noqa: S606  # the arguments are our own

@@ -1,4 +1,4 @@
-"""`ebla group0 …`: look into the replicated store of the cluster, and change it with care."""
+"""`ebla group0 …`: reads and changes the replicated store of the cluster."""
 
 import sys
 from pathlib import Path
@@ -47,28 +47,30 @@ from ebla.wire.verbs import (
 )
 
 HELP = """
-Group 0: the small replicated store in which the cluster agrees.
+Group 0: the small replicated store (Raft) that holds the cluster's state.
 
-  ebla group0 members                  who belongs to it, who leads
+  ebla group0 members                  its members and its leader
   ebla group0 put user/colour blue     write a key (operators' keys begin with user/)
   ebla group0 get user/colour          read it, linearizable
   ebla group0 watch user/              follow its changes
   ebla group0 txn change.json          several keys at once, under conditions
   ebla group0 check-quorum             does a majority answer?
 
-An error says what became of the operation: not applied, or unknown. See docs/group0.md.
+An error states the outcome of the operation: not applied, or unknown. See docs/group0.md.
 """
 
 app = typer.Typer(name="group0", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
 
-Timeout = Annotated[int, typer.Option("--timeout-ms", metavar="N", min=1, help="How long the answer may take.")]
+Timeout = Annotated[int, typer.Option("--timeout-ms", metavar="N", min=1, help="Timeout of the call.")]
 TIMEOUT_DEFAULT_MS = 5_000
-Force = Annotated[bool, typer.Option("--force", help="Also keys that the cluster itself owns. It may break.")]
-LockText = Annotated[str | None, typer.Option("--lock", metavar="HEX", help="Only while this lock is the newest.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Allow keys that the cluster itself owns. This can break the cluster.")
+]
+LockText = Annotated[str | None, typer.Option("--lock", metavar="HEX", help="Only if this lock is the newest.")]
 
 
 class KeyJson(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as programs get it. `text` where the bytes are text, else `hex`."""
+    """A key in JSON output. `text` if the bytes are UTF-8, else `hex`."""
 
     key: str
     index: int
@@ -79,19 +81,19 @@ class KeyJson(msgspec.Struct, frozen=True, kw_only=True):
 @app.command()
 def get(
     keys: Annotated[list[str], typer.Argument(help="Keys, or prefixes that end with a slash.")],
-    local: Annotated[bool, typer.Option("--local", help="What this node has, without asking a quorum.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Read from this node, without a quorum.")] = False,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Read keys. Linearizable unless --local. The exit status is 1 where a key does not exist."""
+    """Read keys. Linearizable unless --local. The exit status is 1 if a key does not exist."""
     exact = tuple(key for key in keys if not key.endswith("/"))
     prefixes = tuple(key for key in keys if key.endswith("/"))
     with reporting_outcomes(as_json=as_json, is_change=False):
         answer = _read(data, node, Group0ReadRequest(keys=exact, prefixes=prefixes, quorum=not local), timeout_ms)
         if as_json:
-            _print_json({"index": answer.revision.index, "found": [_shown(found) for found in answer.found]})
+            _print_json({"index": answer.revision.index, "found": [_key_json(found) for found in answer.found]})
         else:
             for found in answer.found:
                 sys.stdout.write(f"{found.key} @{found.revision.index} {_text(found.value)}\n")
@@ -108,7 +110,7 @@ def put(
     value: str,
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Only if the key does not exist.")] = False,
     if_index: Annotated[
-        int | None, typer.Option("--if-index", metavar="N", help="Only if its last change is this one.")
+        int | None, typer.Option("--if-index", metavar="N", help="Only if its last change has this index.")
     ] = None,
     lock: LockText = None,
     force: Force = False,
@@ -117,7 +119,7 @@ def put(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a key, durable on a majority when the command returns."""
+    """Write a key. It is durable on a majority when the command returns."""
     with reporting_outcomes(as_json=as_json):
         conditions = _conditions(data, node, key, if_missing=if_missing, if_index=if_index)
         transaction = Transaction(conditions, (PutKey(key, value.encode()),), _lock_bytes(lock))
@@ -134,7 +136,7 @@ def delete(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove a key. One that does not exist stays so."""
+    """Delete a key. Does nothing if the key does not exist."""
     with reporting_outcomes(as_json=as_json):
         transaction = Transaction((), (DeleteKey(key),), _lock_bytes(lock))
         _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
@@ -169,7 +171,7 @@ def txn(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """All of a file's changes if every condition holds, else none.
+    """Apply all changes of a file if every condition holds, else none.
 
     {"conditions": [{"key": "user/a", "missing": true}, {"key": "user/b", "index": 7}],
      "changes": [{"key": "user/a", "value": "1"}, {"key": "user/b", "value": null}]}
@@ -177,36 +179,37 @@ def txn(
     with reporting_outcomes(as_json=as_json):
         raw = sys.stdin.buffer.read() if str(file) == "-" else _read_file(file)
         try:
-            wanted = msgspec.json.decode(raw, type=TxnFile)
+            file_content = msgspec.json.decode(raw, type=TxnFile)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"{file} is no transaction: {error}", advice="see ebla group0 txn --help") from error
         conditions: tuple[Condition, ...] = ()
-        for one in wanted.conditions:
+        for one in file_content.conditions:
             conditions += _conditions(data, node, one.key, if_missing=one.missing, if_index=one.index)
         changes: tuple[Change, ...] = tuple(
-            DeleteKey(one.key) if one.value is None else PutKey(one.key, one.value.encode()) for one in wanted.changes
+            DeleteKey(one.key) if one.value is None else PutKey(one.key, one.value.encode())
+            for one in file_content.changes
         )
-        transaction = Transaction(conditions, changes, _lock_bytes(wanted.lock))
+        transaction = Transaction(conditions, changes, _lock_bytes(file_content.lock))
         _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
 
 
 @app.command()
 def watch(
-    prefix: Annotated[str, typer.Argument(help="Changes of keys that begin with this.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Watch keys with this prefix.")] = "",
     after: Annotated[int | None, typer.Option("--after", metavar="N", help="Resume after this index.")] = None,
     count: Annotated[int | None, typer.Option("--count", metavar="N", help="End after this many changes.")] = None,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Follow changes, in order, until Ctrl-C. Begins with what is there, unless resumed after an index."""
+    """Follow changes, in order, until Ctrl-C. Starts with the current keys, unless resumed after an index."""
     seen = 0
     with reporting_outcomes(as_json=as_json, is_change=False):
-        history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
+        history = _call(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
         pages = WatchPager(prefix, None if after is None else Revision(history, after))
         try:
             while count is None or seen < count:
-                answer = pages.take(_ask(data, node, GROUP0_WATCH, pages.request(5_000), 10_000))
+                answer = pages.take(_call(data, node, GROUP0_WATCH, pages.request(5_000), 10_000))
                 changes = () if answer is None else answer.changes
                 for change in changes[: None if count is None else count - seen]:
                     _print_change(change, reset=answer is not None and answer.reset, as_json=as_json)
@@ -221,11 +224,11 @@ def members(
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show who belongs to group 0, who votes, who leads, and how far behind the leader knows them to be."""
+    """Show the members of group 0: voters, leader, and how far each one lags behind."""
     with reporting_outcomes(as_json=as_json, is_change=False):
-        report = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
+        report = _call(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
         if as_json:
-            _print_json(_members_shown(report))
+            _print_json(_members_json(report))
         else:
             _print_members(report)
 
@@ -233,18 +236,18 @@ def members(
 @app.command()
 def add(
     host: Annotated[UUID, typer.Argument(help="The new member's host id.")],
-    address: Annotated[str, typer.Argument(help="Where its control process listens.")],
+    address: Annotated[str, typer.Argument(help="The address of its control process.")],
     lock: LockText = None,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Add a member as a learner. A node that is started joins by itself; this is for one that cannot ask."""
+    """Add a member as a learner. Nodes join on their own when they start; this is for a node that cannot."""
     with reporting_outcomes(as_json=as_json):
         place = parse_contact(address, NodePorts())
         request = ChangeMemberRequest(host=HostId(host), role=MemberRole.LEARNER, address=place, lock=_lock_bytes(lock))
-        _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
+        _print_answer(_call(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
 
 
 @app.command()
@@ -256,10 +259,10 @@ def remove(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove a member for good: this host id can never come back. The node notices and stops."""
+    """Remove a member permanently: its host id can never return. The node notices and stops."""
     with reporting_outcomes(as_json=as_json):
         request = ChangeMemberRequest(host=HostId(host), role=MemberRole.REMOVED, address=None, lock=_lock_bytes(lock))
-        _tell_answer(_ask(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
+        _print_answer(_call(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
 
 
 @app.command("transfer-leader")
@@ -270,9 +273,9 @@ def transfer_leader(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Hand the lead over to a voter; returns once it leads."""
+    """Transfer leadership to a voter; returns once it leads."""
     with reporting_outcomes(as_json=as_json):
-        _ask(data, node, GROUP0_TRANSFER, TransferLeadershipRequest(HostId(host)), timeout_ms)
+        _call(data, node, GROUP0_TRANSFER, TransferLeadershipRequest(HostId(host)), timeout_ms)
         if as_json:
             _print_json({"leader": str(host)})
         else:
@@ -286,9 +289,9 @@ def lock(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Acquire the lock, a fencing token: it revokes the one before, and holds until the next is acquired."""
+    """Acquire the lock, a fencing token: it revokes the previous one, and is valid until the next one is acquired."""
     with reporting_outcomes(as_json=as_json):
-        answer = _ask(data, node, GROUP0_LOCK, LockRequest(), timeout_ms)
+        answer = _call(data, node, GROUP0_LOCK, LockRequest(), timeout_ms)
         if as_json:
             _print_json({"lock": answer.lock.hex(), "index": answer.revision.index})
         else:
@@ -302,26 +305,26 @@ def check_quorum(
     timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
     as_json: JsonFlag = False,
 ) -> None:
-    """Ask whether a majority of the voters answers, as a linearizable read would. The exit status is 1 if not."""
+    """Check that a majority of the voters answers, by a linearizable read. The exit status is 1 if not."""
     with reporting_outcomes(as_json=as_json, is_change=False):
-        revision = _ask(data, node, GROUP0_READ, Group0ReadRequest(), timeout_ms).revision
+        revision = _call(data, node, GROUP0_READ, Group0ReadRequest(), timeout_ms).revision
         if as_json:
             _print_json({"quorum": True, "index": revision.index})
         else:
             sys.stdout.write(f"a majority answers, at index {revision.index}\n")
 
 
-# ---- asking
+# ---- calls
 
 
-def _ask(data: Path, node: str | None, verb: Verb[Q, A], request: Q, timeout_ms: int) -> A:
+def _call(data: Path, node: str | None, verb: Verb[Q, A], request: Q, timeout_ms: int) -> A:
     return call_node(data, node, verb, request, timeout_ms)
 
 
 def _read(data: Path, node: str | None, request: Group0ReadRequest, timeout_ms: int) -> Group0ReadAnswer:
-    """However much it is; the time is for each page."""
+    """Reads all pages; the timeout is for each page."""
     pages = ReadPager(request)
-    while (whole := pages.take(_ask(data, node, GROUP0_READ, pages.request(), timeout_ms))) is None:
+    while (whole := pages.take(_call(data, node, GROUP0_READ, pages.request(), timeout_ms))) is None:
         pass
     return whole
 
@@ -332,10 +335,10 @@ def _execute(
     for change in transaction.changes:
         if not force and not change.key.startswith("user/"):
             owner = prefix_of(change.key)
-            whose = f"belongs to: {owner.owner}" if owner is not None else "is of no known kind"
+            whose = f"belongs to: {owner.owner}" if owner is not None else "has no known kind"
             raise Refused(f"the key {change.key} {whose}", advice="use a key below user/, or --force if you are sure")
     request = ExecuteRequest(transaction)
-    _tell_answer(_ask(data, node, GROUP0_EXECUTE, request, timeout_ms).answer, as_json=as_json)
+    _print_answer(_call(data, node, GROUP0_EXECUTE, request, timeout_ms).answer, as_json=as_json)
 
 
 def _conditions(
@@ -347,7 +350,7 @@ def _conditions(
         return (KeyMissing(key),)
     if if_index is None:
         return ()
-    history = _ask(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
+    history = _call(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
     return (KeyUnchanged(key, Revision(history, if_index)),)
 
 
@@ -357,7 +360,7 @@ def _lock_bytes(text: str | None) -> bytes | None:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise InvalidRequest(f"{text!r} is no lock", advice="give it as `ebla group0 lock` prints it") from None
+        raise InvalidRequest(f"{text!r} is no lock", advice="use the text that `ebla group0 lock` prints") from None
 
 
 def _read_file(file: Path) -> bytes:
@@ -367,10 +370,10 @@ def _read_file(file: Path) -> bytes:
         raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
 
 
-# ---- showing
+# ---- output
 
 
-def _tell_answer(answer: CommandAnswer, *, as_json: bool) -> None:
+def _print_answer(answer: CommandAnswer, *, as_json: bool) -> None:
     applied = isinstance(answer, Done)
     if as_json:
         fields = msgspec.structs.asdict(answer)
@@ -398,7 +401,7 @@ def _refusal(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> st
             return f"unknown whether it was applied: {reason}"
 
 
-def _shown(found: FoundKeyValue) -> KeyJson:
+def _key_json(found: FoundKeyValue) -> KeyJson:
     try:
         return KeyJson(key=found.key, index=found.revision.index, text=found.value.decode())
     except UnicodeDecodeError:
@@ -436,14 +439,14 @@ def _print_members(report: Group0Report) -> None:
     Console().print(table)
 
 
-def _members_shown(report: Group0Report) -> dict[str, Any]:
+def _members_json(report: Group0Report) -> dict[str, Any]:
     fields = {name: getattr(report, name) for name in report.__struct_fields__ if name != "members"}
-    shown = []
+    listed = []
     for each in report.members:
         member = each.member
         place = {"address": str(member.address), "datacenter": member.datacenter, "rack": member.rack}
-        shown.append({"host": member.host, "role": member.role, **place, "release": member.release, "lag": each.lag})
-    return {**fields, "members": shown}
+        listed.append({"host": member.host, "role": member.role, **place, "release": member.release, "lag": each.lag})
+    return {**fields, "members": listed}
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The nodes of a cluster on this machine: a folder with one folder per node, `node1`, `node2`, and so on.
 
 Each has its options file, written at the first start and kept afterwards for people to edit. The nodes are processes
-of their own that go on without whoever started them; a node's lock tells whether it runs.
+of their own that outlive the command that started them. A node's lock shows whether it runs.
 """
 
 import ipaddress
@@ -19,12 +19,14 @@ import msgspec
 from ebla import options
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.options import NodeOptions
+from ebla.ports.clock import Clock
 from ebla.runtime import file_lock
 from ebla.runtime.bootstrap import create_cluster, join_from_folder
 from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity
 from ebla.runtime.preflight import check_addresses, check_folder
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
+from ebla.runtime.tls import TlsFolder, TlsIdentity
 
 NODES_DEFAULT = 3
 NODES_MAX = 250
@@ -44,18 +46,18 @@ class LocalNode:
         return DataFolder(self.options.folder)
 
     def running_pid(self) -> int | None:
-        """The pid of its control process, None where none runs."""
+        """The pid of its control process; None if it does not run."""
         held = file_lock.find_lock_holder(self.folder.control_lock)
         return None if held is None else held.holder
 
     def is_gone(self) -> bool:
-        """Neither control nor any of its children lives."""
+        """Whether neither the control process nor any of its children is alive."""
         return file_lock.find_held_lock(self.folder.run) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewClusterSpec:
-    """What a new cluster is to look like. An existing one keeps its own; `nodes` must then fit or be None."""
+    """Describes a new cluster. For an existing one only `nodes` matters: it must match or be None."""
 
     nodes: int | None
     shards: int
@@ -65,7 +67,7 @@ class NewClusterSpec:
 
 
 def find_nodes(data: Path) -> list[LocalNode]:
-    """The nodes of a folder, in the order of their numbers; the folder of a single node counts as one."""
+    """The nodes of a folder, by number. The folder of a single node is accepted too."""
     if (data / "options.toml").exists():
         return [_load(data.name, data / "options.toml")]
     if not data.is_dir():
@@ -80,25 +82,25 @@ def find_or_create_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
         return _make_nodes(data, shape)
     if shape.nodes is not None and shape.nodes != len(nodes):
         raise InvalidRequest(
-            f"{data} holds a cluster of {len(nodes)} nodes, and {shape.nodes} were asked for",
+            f"{data} holds a cluster of {len(nodes)} nodes, and {shape.nodes} were requested",
             advice="leave out --nodes to start it as it is, or name another folder with --data",
         )
     return nodes
 
 
 def lock_data_folder(data: Path) -> file_lock.FileLock:
-    """To be held from the first check until all are up: two `ebla up` at once would give each node two identities,
-    and the one that finds the other's nodes in its way would take them down as a failed start of its own."""
+    """Hold it from the first check until all nodes are up. Two concurrent `ebla up` would give each node two
+    identities, and the one that finds the other's nodes running would stop them as a failed start of its own."""
     try:
         return file_lock.acquire_folder(data)
     except file_lock.LockHeld:
         raise Refused(
-            f"another `ebla up` is at work in {data}", advice="wait for it, then look with `ebla status`"
+            f"another `ebla up` is running in {data}", advice="wait for it, then check with `ebla status`"
         ) from None
 
 
 def check_nodes(nodes: Sequence[LocalNode]) -> None:
-    """Everything that can be seen to be wrong with any of them, before any is started."""
+    """Reports everything that is wrong with any of the nodes before one is started."""
     clusters: dict[str, LocalNode] = {}
     for node in nodes:
         identity = check_folder(node.options)
@@ -115,8 +117,8 @@ def check_nodes(nodes: Sequence[LocalNode]) -> None:
 
 
 def assign_identities(nodes: Sequence[LocalNode]) -> list[NodeIdentity]:
-    """First starts. The first node founds the cluster, and its authority is handed to the others as files: the
-    operator who starts them owns every folder, so no token is needed."""
+    """For first starts. The first node founds the cluster; its certificate authority is copied to the others as files.
+    The operator who starts them owns every folder, so no token is needed."""
     clock, rng = SystemClock(), SystemRng()
     identities = [node.folder.read_identity() for node in nodes]
     settled: list[NodeIdentity] = []
@@ -133,7 +135,7 @@ def assign_identities(nodes: Sequence[LocalNode]) -> list[NodeIdentity]:
 
 
 def start(node: LocalNode) -> subprocess.Popen[bytes]:
-    """A process of its own session: no terminal's Ctrl-C or hang-up reaches it."""
+    """Starts a process in a session of its own, so that no Ctrl-C or hang-up of a terminal reaches it."""
     log = node.folder.log
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.rename(log.with_suffix(".log.1"))
@@ -151,17 +153,17 @@ def start(node: LocalNode) -> subprocess.Popen[bytes]:
 
 
 def end(node: LocalNode, number: signal.Signals) -> None:
-    """Signals the control process of a node that runs; a node that is gone is left alone."""
+    """Signals the control process of a node, if it runs."""
     pid = node.running_pid()
     if pid is not None:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            pass  # gone in this very moment
+            pass  # it has just ended
 
 
 def log_tail(node: LocalNode) -> str:
-    """The end of a node's log, for an error that must explain itself."""
+    """The end of a node's log, for an error message."""
     try:
         lines = node.folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -176,7 +178,7 @@ def _load(name: str, path: Path) -> LocalNode:
 def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
     count = NODES_DEFAULT if shape.nodes is None else shape.nodes
     if not 1 <= count <= NODES_MAX:
-        raise InvalidRequest(f"{count} nodes were asked for; allowed are 1 to {NODES_MAX}")
+        raise InvalidRequest(f"{count} nodes were requested; allowed are 1 to {NODES_MAX}")
     addresses = _addresses(shape.base_address, count)
     if data.exists() and not data.is_dir():
         raise FolderRefused(f"{data} is no folder", advice="name another with --data")
@@ -188,7 +190,7 @@ def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
                 advice="name another folder with --data",
             )
     for number, (folder, address) in enumerate(drafts, 1):
-        # Nodes of one machine fail together, but a cluster tried out here should be spread as a real one is.
+        # Nodes of one machine fail together, but a trial cluster should have racks like a real one.
         draft = NodeOptions(
             data=".",
             address=address,
@@ -209,3 +211,26 @@ def _addresses(base: str, count: int) -> tuple[str, ...]:
         return tuple(str(first + number) for number in range(count))
     except ValueError as error:
         raise InvalidRequest(f"--base-address {base!r} is no IP address: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RenewedCertificate:
+    name: str
+    signalled_pid: int | None
+    """The process that was signalled to reload its certificates; None if the node does not run."""
+
+
+def renew_certificates(nodes: Sequence[LocalNode], clock: Clock) -> list[RenewedCertificate]:
+    """Skips nodes that were never started: they have no certificate."""
+    renewed = []
+    for node in nodes:
+        identity = node.folder.read_identity()
+        if identity is None:
+            continue
+        owner = TlsIdentity(identity.host, identity.cluster, identity.cluster_name)
+        TlsFolder(node.folder.tls).renew(owner, clock)
+        pid = node.running_pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGHUP)
+        renewed.append(RenewedCertificate(node.name, pid))
+    return renewed

@@ -1,8 +1,8 @@
-"""`ebla metrics`: what shards and bulk processes of this machine's nodes count, for Prometheus or as JSON."""
+"""`ebla metrics`: metrics of the shards and bulk processes of this machine's nodes, for Prometheus or as JSON."""
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +11,17 @@ import typer
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.cli.cluster.node_calls import CALL_TIMEOUT_MS, admin_client
 from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
 from ebla.cli.output import print_json
-from ebla.client.merged_metrics import bulk_metrics, merge_metrics
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import Address
 from ebla.observe.event_reporter import discard_event
 from ebla.observe.exposition import expose
+from ebla.observe.metrics import Metrics
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
-from ebla.wire.transfer_messages import BulkStatusRequest
+from ebla.wire.metrics_messages import MetricFamily, MetricKind, MetricsAnswer, MetricsRequest, collect_metrics
+from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
 from ebla.wire.verbs import BULK_STATUS, METRICS
 
 LABELS = ("node", "shard")
@@ -29,33 +30,31 @@ ProcessMetrics = tuple[tuple[str, str], MetricsAnswer]
 
 
 def metrics(
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="The folder with one folder per node.")] = Path(
-        "data"
-    ),
-    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="This node's alone.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    data: Data = DATA_DEFAULT,
+    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="Only this node.")] = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """What the shards count: requests by how they ended, how long they took, retries, repairs, layers, versions.
+    """Print the metrics of the shards: requests by outcome, latencies, retries, repairs, layers, versions.
 
-    And of transfers: bytes in and out, and what was refused. In the text form of Prometheus, one series for each shard,
-    or node. The exit status is 1 where some process did not answer.
+    For transfers: bytes in and out, and rejected pieces. The format is the text format of Prometheus, one series for
+    each shard or node. The exit status is 1 if some process did not answer.
     """
     with reporting_errors():
         nodes = _chosen(data, node)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            told, silent = runner.run(_ask_all(nodes))
+            collected, failures = runner.run(_collect(nodes))
         if as_json:
-            print_json(shown(told))
+            print_json(metrics_json(collected))
         else:
-            sys.stdout.write(expose(merge_metrics(LABELS, told)).decode())
-    for line in silent:
+            sys.stdout.write(expose(merge_metrics(LABELS, collected)).decode())
+    for line in failures:
         sys.stderr.write(f"ebla: {line}\n")
-    raise typer.Exit(1 if silent else 0)
+    raise typer.Exit(1 if failures else 0)
 
 
-def shown(told: Sequence[ProcessMetrics]) -> list[dict[str, Any]]:
+def metrics_json(collected: Sequence[ProcessMetrics]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for (node, shard), answer in told:
+    for (node, shard), answer in collected:
         for metric in answer.metrics:
             for series in metric.series:
                 one: dict[str, Any] = {
@@ -83,21 +82,21 @@ def _chosen(data: Path, name: str | None) -> list[LocalNode]:
     return chosen
 
 
-async def _ask_all(nodes: Sequence[LocalNode]) -> tuple[list[ProcessMetrics], list[str]]:
+async def _collect(nodes: Sequence[LocalNode]) -> tuple[list[ProcessMetrics], list[str]]:
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
         async with asyncio.TaskGroup() as tasks:
-            asking = [
-                tasks.create_task(_ask(transport, node, number))
+            collecting = [
+                tasks.create_task(_collect_shard(transport, node, number))
                 for node in nodes
                 for number in range(node.options.shards)
             ]
-            asking += [tasks.create_task(_ask_bulk(transport, node)) for node in nodes]
-    results = [task.result() for task in asking]
+            collecting += [tasks.create_task(_collect_bulk(transport, node)) for node in nodes]
+    results = [task.result() for task in collecting]
     return [each for each in results if not isinstance(each, str)], [each for each in results if isinstance(each, str)]
 
 
-async def _ask(transport: TcpTransport, node: LocalNode, number: int) -> ProcessMetrics | str:
-    """What it told, or why it did not."""
+async def _collect_shard(transport: TcpTransport, node: LocalNode, number: int) -> ProcessMetrics | str:
+    """Its metrics, or why there are none."""
     try:
         admin = admin_client(transport, node, CALL_TIMEOUT_MS)
         answer = await admin.ask(Address(str(node.folder.shard_socket(number))), METRICS, MetricsRequest())
@@ -106,7 +105,7 @@ async def _ask(transport: TcpTransport, node: LocalNode, number: int) -> Process
     return (node.name, str(number)), answer
 
 
-async def _ask_bulk(transport: TcpTransport, node: LocalNode) -> ProcessMetrics | str:
+async def _collect_bulk(transport: TcpTransport, node: LocalNode) -> ProcessMetrics | str:
     try:
         admin = admin_client(transport, node, CALL_TIMEOUT_MS)
         place = Address(str(node.folder.bulk_socket))
@@ -114,3 +113,51 @@ async def _ask_bulk(transport: TcpTransport, node: LocalNode) -> ProcessMetrics 
     except EblaError as error:
         return f"bulk process of {node.name}: {error}"
     return (node.name, ""), bulk_metrics(status)
+
+
+SERIES_MAX = 1 << 20
+"""High: every process bounds its own metrics."""
+
+
+def merge_metrics(names: Sequence[str], collected: Iterable[tuple[Sequence[str], MetricsAnswer]]) -> Metrics:
+    """Metrics of many processes as those of one. `names` are labels put before a metric's own, as in `node, shard`;
+    each answer comes with their values. Metrics of an unknown kind are skipped."""
+    metrics = Metrics(SERIES_MAX)
+    for values, answer in collected:
+        for metric in answer.metrics:
+            _add(metrics, (*names, *metric.labels), tuple(values), metric)
+    return metrics
+
+
+def _add(metrics: Metrics, labels: tuple[str, ...], values: tuple[str, ...], metric: MetricFamily) -> None:
+    for series in metric.series:
+        where = (*values, *series.labels)
+        match metric.kind:
+            case MetricKind.COUNTER:
+                metrics.counter(metric.name, metric.help, labels=labels).series(*where).add(series.value)
+            case MetricKind.GAUGE:
+                metrics.gauge(metric.name, metric.help, labels=labels).series(*where).set(series.value)
+            case MetricKind.HISTOGRAM:
+                histogram = metrics.histogram(metric.name, metric.help, bounds=metric.bounds, labels=labels)
+                found = histogram.series(*where)
+                found.sum = series.value
+                found.counts = list(series.counts)
+
+
+def bulk_metrics(status: BulkStatusAnswer) -> MetricsAnswer:
+    """Metrics of the bulk process of a node, since its start."""
+    metrics = Metrics()
+    refused = metrics.counter(
+        "bulk_refused_total",
+        "Pieces of transfers refused: the session was closed, or the ticket is invalid",
+        labels=("why",),
+    )
+    refused.series("session").add(status.refused_closed_session)
+    refused.series("ticket").add(status.refused_tickets)
+    moved = metrics.counter("bulk_bytes_total", "Bytes of transfers", labels=("way",))
+    moved.series("in").add(status.received_bytes)
+    moved.series("out").add(status.sent_bytes)
+    metrics.gauge("bulk_streams", "Streams of transfers under way").series().set(status.streams)
+    metrics.gauge("bulk_checkpoints", "Checkpoints kept for transfers").series().set(status.checkpoints)
+    metrics.gauge("bulk_stagings", "Transfers in staging").series().set(len(status.stagings))
+    return collect_metrics(metrics)

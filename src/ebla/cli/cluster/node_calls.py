@@ -1,4 +1,4 @@
-"""Asks the nodes of this machine over their Unix sockets, and others over TLS with a node's own certificate."""
+"""Calls nodes of this machine over their Unix sockets, and other nodes over TLS with a local node's certificate."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,21 +31,21 @@ LIMITS = WireLimits(connect_ms=CALL_TIMEOUT_MS)
 
 
 async def probe_nodes(nodes: Sequence[LocalNode]) -> list[NodeProbe]:
-    """Every node is asked at once; one that does not answer costs the others nothing."""
+    """Probes all nodes concurrently, so that one that does not answer delays no other."""
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
         async with asyncio.TaskGroup() as tasks:
-            asking = [tasks.create_task(_probe_node(node, transport)) for node in nodes]
-    return [task.result() for task in asking]
+            tasks_of_nodes = [tasks.create_task(_probe_node(node, transport)) for node in nodes]
+    return [task.result() for task in tasks_of_nodes]
 
 
 async def fetch_cluster_view(nodes: Sequence[LocalNode]) -> ClusterView:
-    """The cluster as its nodes see it, with what its pipeline last said."""
-    asked = await probe_nodes(nodes)
-    return build_cluster_view(asked, await _read_pipeline_state(nodes))
+    """The cluster as its nodes see it, with the last stored state of the pipeline."""
+    probes = await probe_nodes(nodes)
+    return build_cluster_view(probes, await _read_pipeline_state(nodes))
 
 
 async def _read_pipeline_state(nodes: Sequence[LocalNode]) -> PipelineState | None:
-    """As a node that runs knows it, without a quorum: it is told beside what each node sees."""
+    """As a running node knows it, without a quorum, like the rest of the view."""
     node = next((node for node in nodes if node.running_pid() is not None), None)
     if node is None:
         return None
@@ -107,7 +107,7 @@ async def _call_control(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_
 
 
 async def probe_contact(contact: str, data: Path) -> NodeProbe:
-    """One node by its socket's path or its address; an address needs the certificate of a node of this machine."""
+    """Probes one node by socket path or address. An address needs the certificate of a node of this machine."""
     nodes = find_nodes(data)
     member = next((node for node in nodes if node.folder.read_identity() is not None), None)
     if member is None:
@@ -127,7 +127,7 @@ def parse_contact(text: str, ports: NodePorts) -> Address:
     if text.startswith("/"):
         return Address(text)
     if not text.strip("[]: "):
-        raise InvalidRequest(f"--contact {text!r} names nobody", advice="as in 127.0.0.1, 127.0.0.1:7000, or a path")
+        raise InvalidRequest(f"--contact {text!r} names no node", advice="as in 127.0.0.1, 127.0.0.1:7000, or a path")
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
         return Address(text.strip("[]"), ports.control)

@@ -1,4 +1,4 @@
-"""`ebla ring` and `ebla tablets`: who holds what."""
+"""`ebla ring` and `ebla tablets`: which node holds which token ranges."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ def ring(
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The nodes of the ring with what they hold; for a table, which token ranges are whose."""
+    """List the nodes of the ring; for a table, list the token ranges of each node."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
         snapshot = read_snapshot(data, node)
         if table is None:
@@ -37,12 +37,14 @@ def ring(
 
 def tablets(
     table: TableArgument,
-    everything: Annotated[bool, typer.Option("--all", help=f"More than {TABLETS_SHOWN_MAX} too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"Show all, also if there are more than {TABLETS_SHOWN_MAX}.")
+    ] = False,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The tablets of a table: their ranges, who has them, and which of them are on the move."""
+    """List the tablets of a table: ranges, replicas, and transitions in progress."""
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
         snapshot = read_snapshot(data, node)
         names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(snapshot, table)

@@ -1,4 +1,4 @@
-"""A cluster for people: a table in a terminal, plain lines elsewhere."""
+"""The status of a cluster for people: a table in a terminal, plain lines elsewhere."""
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -12,7 +12,7 @@ COLOURS = {NodeStatus.UP: "green", NodeStatus.DOWN: "red"}
 
 
 def as_table(view: ClusterView) -> Table:
-    """Some lines a node, so that whole host ids fit a terminal of 80 columns."""
+    """Several lines per node, so that host ids fit a terminal of 80 columns."""
     title = None if view.cluster is None else f"cluster {view.cluster_name} ({view.cluster})"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = Text(f"pipeline: {pipeline(view.pipeline)}"), "left"
@@ -23,7 +23,9 @@ def as_table(view: ClusterView) -> Table:
     for node in view.nodes:
         where = Text.assemble((f"{node.name} {node.address}".strip(), "bold"), f"\n{node.host or MISSING}")
         table.add_row(
-            Text.assemble(where, ("".join(f"\n{line}" for line in _details(node)), "dim"), (_own_line(node), "yellow")),
+            Text.assemble(
+                where, ("".join(f"\n{line}" for line in _details(node)), "dim"), (_problem_line(node), "yellow")
+            ),
             Text(node.state.value, style=COLOURS[node.state]),
             f"{node.held_up_by}/{node.asked_others}",
             round_trip(node.round_trip_us),
@@ -36,22 +38,22 @@ def as_lines(view: ClusterView) -> list[str]:
     return [
         f"{node.name or MISSING} {node.address} {node.state.value} seen-up-by={node.held_up_by}/{node.asked_others} "
         f"round-trip={round_trip(node.round_trip_us)} uptime={duration(node.uptime_ms)} "
-        f"host={node.host or MISSING} {' '.join(part for part in (*_details(node), matter(node)) if part)}"
+        f"host={node.host or MISSING} {' '.join(part for part in (*_details(node), problem(node)) if part)}"
         for node in view.nodes
     ] + [f"pipeline: {pipeline(view.pipeline)}"]
 
 
 def view_fingerprint(view: ClusterView) -> tuple[object, ...]:
-    """What makes a view news: everything but the figures that always move."""
+    """Everything but the figures that change all the time. A view is printed again if this changes."""
     nodes = (
-        (node.name, node.host, node.state, node.held_up_by, processes(node), _standing(node), ring(node), matter(node))
+        (node.name, node.host, node.state, node.held_up_by, processes(node), _role(node), ring(node), problem(node))
         for node in view.nodes
     )
     return (*nodes, pipeline(view.pipeline))
 
 
 def pipeline(view: PipelineView) -> str:
-    """Whether data can be moved between nodes, in one line."""
+    """The state of the pipeline, in one line."""
     where = f" on {view.master}" if view.master else ""
     version = f", Spark {view.version}" if view.version else ""
     pages = f", {view.user_interface}" if view.user_interface else ""
@@ -63,8 +65,8 @@ def _details(node: NodeView) -> tuple[str, str, str]:
     return processes(node), group0(node), ring(node)
 
 
-def _own_line(node: NodeView) -> str:
-    return f"\n{matter(node)}" if matter(node) else ""
+def _problem_line(node: NodeView) -> str:
+    return f"\n{problem(node)}" if problem(node) else ""
 
 
 def processes(node: NodeView) -> str:
@@ -72,16 +74,16 @@ def processes(node: NodeView) -> str:
 
 
 def group0(node: NodeView) -> str:
-    """The node's place in group 0: role, term, how far it is."""
+    """The node's role in group 0, its term and indexes."""
     place = node.group0
     if place is None:
         return f"group0:{MISSING}"
     lag = "" if place.lag is None else f" lag {place.lag}"
-    return f"group0:{_standing(node)} term {place.term} index {place.applied}/{place.commit}{lag}"
+    return f"group0:{_role(node)} term {place.term} index {place.applied}/{place.commit}{lag}"
 
 
 def ring(node: NodeView) -> str:
-    """The topology as the node has it: its version, who is in the ring, whether the shards serve."""
+    """The topology as the node has it: version, nodes in the ring, shards that serve."""
     place = node.ring
     if place is None:
         return f"topology:{MISSING}"
@@ -93,14 +95,14 @@ def ring(node: NodeView) -> str:
     )
 
 
-def matter(node: NodeView) -> str:
-    """What is the matter with the node, if anything is."""
+def problem(node: NodeView) -> str:
+    """What is wrong with the node; empty if nothing is."""
     if node.trouble:
         return node.trouble
     return f"not serving: {node.why_not_serving}" if node.why_not_serving else ""
 
 
-def _standing(node: NodeView) -> str:
+def _role(node: NodeView) -> str:
     place = node.group0
     if place is None:
         return MISSING

@@ -1,4 +1,4 @@
-"""`ebla up` and `ebla down`: the life of a cluster on this machine."""
+"""`ebla up` and `ebla down`: starts and stops a cluster on this machine."""
 
 import asyncio
 import signal
@@ -24,10 +24,10 @@ POLL_S = 0.1
 CONNECT_S = 1.0
 FOLLOW_S = 1.0
 ASK_S = 1.0
-"""A node that is alive takes note at once; one that hangs is asked by signal then."""
+"""A live node accepts the request at once; after this, a node gets a signal."""
 STOP_SLACK_S = 1.5
 QUIET_S = 2.0
-"""A stop that takes longer says what it waits for."""
+"""A stop that takes longer prints what it waits for."""
 KILL_S = 3.0
 
 PrintLine = Callable[[str], None]
@@ -35,21 +35,22 @@ PrintLine = Callable[[str], None]
 
 @dataclass(slots=True)
 class StartedCluster:
-    """The nodes and, for those that this process started, their processes."""
+    """The nodes, and the processes of those that this process started."""
 
     nodes: Sequence[LocalNode]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def reap(self) -> None:
-        """A child that ended is a zombie until somebody asks for its status."""
+        """A child that ended is a zombie until its status is read."""
         for process in self.processes.values():
             process.poll()
 
 
-def bring_up(nodes: Sequence[LocalNode], say: PrintLine) -> StartedCluster:
-    """Starts all and returns once each runs, sees the others and has its children; else ends all of them again."""
+def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluster:
+    """Starts all nodes. Returns once each one runs, sees the others and has its child processes, else stops them."""
     started = StartedCluster(nodes)
-    # By default they would end this process and leave the nodes; and what a script starts beside itself ignores SIGINT.
+    # By default these signals would end this process and leave the nodes running. A background job of a script ignores
+    # SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -58,7 +59,7 @@ def bring_up(nodes: Sequence[LocalNode], say: PrintLine) -> StartedCluster:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_wait_all_up(started))
     except BaseException:
-        take_down(started, "the start failed", say)
+        take_down(started, "the start failed", print_line)
         raise
     return started
 
@@ -69,17 +70,17 @@ def follow(started: StartedCluster, console: Console) -> None:
         runner.run(_follow(started, console))
 
 
-def take_down(started: StartedCluster, reason: str, say: PrintLine) -> list[LocalNode]:
-    """Ends all nodes that run and waits until their locks are free. Returns those that ran. None takes longer than
-    its `stop_ms` and the seconds above together; what is waited for is said."""
+def take_down(started: StartedCluster, reason: str, print_line: PrintLine) -> list[LocalNode]:
+    """Stops all running nodes and waits until their locks are free. Returns the nodes that ran. Each one takes at most
+    its `stop_ms` plus the seconds above. Prints what it waits for."""
     running = [node for node in started.nodes if not node.is_gone() or _unfinished(started, node)]
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_stop_all(running, started, reason, say))
+        runner.run(_stop_all(running, started, reason, print_line))
     return running
 
 
 def _unfinished(started: StartedCluster, node: LocalNode) -> bool:
-    """Started and not yet at its lock."""
+    """Whether its process was started and has not ended; it may not hold its lock yet."""
     process = started.processes.get(node.name)
     return process is not None and process.poll() is None
 
@@ -96,7 +97,7 @@ async def _wait_all_up(started: StartedCluster) -> None:
                 raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
                                   f"{log_tail(node)}")  # fmt: skip
         view = await fetch_cluster_view(started.nodes)
-        if view.all_up and all([await _takes_clients(node) for node in started.nodes]):
+        if view.all_up and all([await _accepts_cql_clients(node) for node in started.nodes]):
             return
         if time.monotonic() >= deadline:
             lines = "\n".join(f"    {line}" for line in as_lines(view))
@@ -104,8 +105,8 @@ async def _wait_all_up(started: StartedCluster) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _takes_clients(node: LocalNode) -> bool:
-    """Shards listen for clients a moment after they serve: who is told that the cluster is up connects at once."""
+async def _accepts_cql_clients(node: LocalNode) -> bool:
+    """Shards listen for CQL clients shortly after they serve. Users connect as soon as the cluster is reported up."""
     everyone, _ = node.options.cql_addresses
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -127,33 +128,33 @@ async def _follow(started: StartedCluster, console: Console) -> None:
     with Live(as_table(view), console=console, auto_refresh=False) as live:
         while not await _is_set_within(stop, FOLLOW_S):
             started.reap()
-            seen = await _unless_set(stop, fetch_cluster_view(started.nodes))
-            if seen is not None:
-                live.update(as_table(seen), refresh=True)
+            current = await _unless_set(stop, fetch_cluster_view(started.nodes))
+            if current is not None:
+                live.update(as_table(current), refresh=True)
 
 
 async def _follow_lines(started: StartedCluster, console: Console, stop: asyncio.Event) -> None:
-    """Only what is new, so that a log of it stays readable."""
-    shown: tuple[object, ...] = ()
+    """Prints only changes, so that a log stays readable."""
+    last_printed: tuple[object, ...] = ()
     while True:
         started.reap()
         view = await _unless_set(stop, fetch_cluster_view(started.nodes))
-        if view is not None and view_fingerprint(view) != shown:
-            shown = view_fingerprint(view)
+        if view is not None and view_fingerprint(view) != last_printed:
+            last_printed = view_fingerprint(view)
             for line in as_lines(view):
                 console.print(line, soft_wrap=True, highlight=False)
         if await _is_set_within(stop, FOLLOW_S):
             return
 
 
-async def _unless_set(stop: asyncio.Event, asking: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:
-    """None where the stop comes first: nodes that do not answer hold up the view for seconds, and nobody wants it."""
+async def _unless_set(stop: asyncio.Event, fetch: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:
+    """None if the stop comes first: nodes that do not answer would delay the stop for seconds."""
     async with asyncio.TaskGroup() as tasks:
-        asked, stopped = tasks.create_task(asking), tasks.create_task(stop.wait())
-        await asyncio.wait([asked, stopped], return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        fetching, stopped = tasks.create_task(fetch), tasks.create_task(stop.wait())
+        await asyncio.wait([fetching, stopped], return_when=asyncio.FIRST_COMPLETED)
+        fetching.cancel()
         stopped.cancel()
-    return None if asked.cancelled() else asked.result()
+    return None if fetching.cancelled() else fetching.result()
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
@@ -168,14 +169,14 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
 # ---- down
 
 
-async def _stop_all(nodes: Sequence[LocalNode], started: StartedCluster, reason: str, say: PrintLine) -> None:
+async def _stop_all(nodes: Sequence[LocalNode], started: StartedCluster, reason: str, print_line: PrintLine) -> None:
     async with asyncio.TaskGroup() as tasks:
         for node in nodes:
-            tasks.create_task(_stop_one(node, started, reason, say))
+            tasks.create_task(_stop_one(node, started, reason, print_line))
 
 
-async def _stop_one(node: LocalNode, started: StartedCluster, reason: str, say: PrintLine) -> None:
-    """Asked by its socket, else by signal; killed where it does not go in time."""
+async def _stop_one(node: LocalNode, started: StartedCluster, reason: str, print_line: PrintLine) -> None:
+    """Requests a stop over the socket, else by signal; kills the node if it does not stop in time."""
     bound_s = node.options.limits.stop_ms / 1000 + STOP_SLACK_S
     try:
         async with asyncio.timeout(ASK_S):
@@ -187,19 +188,19 @@ async def _stop_one(node: LocalNode, started: StartedCluster, reason: str, say: 
     quiet_s = min(QUIET_S, bound_s / 2)
     if await _gone_within(node, started, quiet_s):
         return
-    say(f"waiting for {node.name}: {_who_is_left(node)}; it is killed in {bound_s - quiet_s:.1f} s")
+    print_line(f"waiting for {node.name}: {_what_remains(node)}; it is killed in {bound_s - quiet_s:.1f} s")
     if await _gone_within(node, started, bound_s - quiet_s):
         return
-    say(f"{node.name} did not stop within {bound_s:.1f} s: killed")
+    print_line(f"{node.name} did not stop within {bound_s:.1f} s: killed")
     end(node, signal.SIGKILL)
     if not await _gone_within(node, started, KILL_S):
         raise Unavailable(
-            f"{node.name} is still there after it was killed: {_who_is_left(node)}",
+            f"{node.name} is still there after it was killed: {_what_remains(node)}",
             advice="look at the process with ps; it may hang in the kernel",
         )
 
 
-def _who_is_left(node: LocalNode) -> str:
+def _what_remains(node: LocalNode) -> str:
     if (pid := node.running_pid()) is not None:
         return f"process {pid} has not ended"
     held = file_lock.find_held_lock(node.folder.run)

@@ -1,4 +1,4 @@
-"""`ebla compare`: whether the replicas of a table hold the same, and making it so."""
+"""`ebla compare`: compares the replicas of a table, and repairs them."""
 
 from typing import Annotated
 
@@ -23,19 +23,19 @@ HASH_LETTERS = 8
 
 
 app = typer.Typer()
-"""Without a name: its command stands among those of whoever takes it in."""
+"""Unnamed, so that `add_typer` adds its command to the parent."""
 
 
 @app.command()
 def compare(
     table: TableArgument,
-    heal: Annotated[bool, typer.Option("--heal", help="Bring to each replica what it lacks of the others.")] = False,
+    heal: Annotated[bool, typer.Option("--heal", help="Copy to each replica the rows it lacks.")] = False,
     within: Annotated[
         str | None,
         typer.Option(
             "--range",
             metavar="AFTER:UPTO",
-            help="Tokens above AFTER, up to UPTO: --range=-100:200. Round the ring if UPTO is no greater.",
+            help="Tokens above AFTER, up to UPTO: --range=-100:200. Wraps around the ring if UPTO is not greater.",
         ),
     ] = None,
     detach: Detach = False,
@@ -43,9 +43,9 @@ def compare(
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare all replicas of a table by hashes of its ranges, and tell which differ.
+    """Compare all replicas of a table by hashes of token ranges, and list the ranges that differ.
 
-    Writes may go on meanwhile: what differs is looked at again before it is called different.
+    Writes may go on meanwhile: a range that differs is checked again before it is reported.
     The exit status is 1 if replicas differ (with --heal: still differ), or if the job failed.
     """
 
@@ -57,12 +57,12 @@ def compare(
         return spec, f"compare{' and heal' if heal else ''} {table}{where}"
 
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        asked = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
-        job = submit_and_follow(asked, plan)
+        flags = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
+        job = submit_and_follow(flags, plan)
         if not detach:
             print_job_result(job, as_json=as_json)
             if not as_json:
-                _print_differences(asked, job)
+                _print_differences(flags, job)
     differs = job.result is not None and job.result.differences_total > 0
     raise typer.Exit(1 if has_failed(job) or differs else 0)
 
@@ -76,18 +76,18 @@ def parse_range(text: str) -> TokenRange:
     if not colon:
         raise InvalidRequest(f"{text!r} is no range of tokens", advice="write it as AFTER:UPTO, as in --range=-100:200")
     if any(not TOKEN_MIN <= token <= TOKEN_MAX for token in tokens):
-        raise InvalidRequest(f"{text!r} has a token that is none", advice=f"they are {TOKEN_MIN} to {TOKEN_MAX}")
+        raise InvalidRequest(f"{text!r} has a token out of range", advice=f"they are {TOKEN_MIN} to {TOKEN_MAX}")
     return TokenRange(*tokens)
 
 
-def _print_differences(asked: JobFlags, job: JobRecord) -> None:
+def _print_differences(flags: JobFlags, job: JobRecord) -> None:
     if job.result is None or not job.result.differences:
         return
 
-    async def look(access: JobCommandContext) -> JobCommandContext:
+    async def get_context(access: JobCommandContext) -> JobCommandContext:
         return access
 
-    access = with_job_context(asked.data, asked.node, look)
+    access = with_job_context(flags.data, flags.node, get_context)
     rows = []
     for one in job.result.differences:
         replicas = " ".join(

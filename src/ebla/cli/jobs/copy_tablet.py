@@ -1,4 +1,4 @@
-"""`ebla copy-tablet`: the files of one replica of a tablet to another."""
+"""`ebla copy-tablet`: copies the files of one replica of a tablet to another."""
 
 import sys
 from typing import Annotated
@@ -18,18 +18,20 @@ from ebla.model.records.jobs import CopyTablets, JobRecord, JobSpec
 from ebla.pipeline.job_plans import plan_job
 from ebla.topology.routing.replica_sets import ReplicaSets
 
-Detach = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return at once; the job continues.")]
 
 
 app = typer.Typer()
-"""Without a name: its command stands among those of whoever takes it in."""
+"""Unnamed, so that `add_typer` adds its command to the parent."""
 
 
 @app.command("copy-tablet")
 def copy_tablet(
     table: TableArgument,
     tablets: Annotated[list[int], typer.Argument(metavar="TABLET…", help="Their numbers (see `ebla tablets`).")],
-    source: Annotated[str, typer.Option("--from", metavar="NODE", help="Address, host id or the first letters of it.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="NODE", help="Address, host id or the first letters of a host id.")
+    ],
     target: Annotated[str, typer.Option("--to", metavar="NODE", help="Another replica of them.")],
     short_cut: Annotated[
         bool,
@@ -42,7 +44,7 @@ def copy_tablet(
 ) -> None:
     """Copy the files of one replica of tablets to another of their replicas, while both serve.
 
-    What the target has stays; of cells that both have the newer one counts. The exit status is 1 if it failed.
+    The target keeps its rows; of cells that both have, the newer one wins. The exit status is 1 if the job failed.
     """
 
     def plan(access: JobCommandContext) -> tuple[JobSpec, str]:
@@ -56,8 +58,8 @@ def copy_tablet(
         return spec, f"copy {named} of {table} from {places}"
 
     with reporting_errors(), reporting_outcomes(as_json=as_json):
-        asked = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
-        job = submit_and_follow(asked, plan)
+        flags = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
+        job = submit_and_follow(flags, plan)
         if not detach:
             print_job_result(job, as_json=as_json)
     raise typer.Exit(1 if has_failed(job) else 0)

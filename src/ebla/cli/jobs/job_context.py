@@ -1,5 +1,4 @@
-"""Jobs for a command: the first node that runs answers, over its socket; what it needs to know of the cluster is read
-along."""
+"""What job commands work with: a job client, the topology and the status of the cluster."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -33,11 +32,11 @@ class JobCommandContext:
     jobs: JobClient
     snapshot: Snapshot
     status: StatusAnswer
-    """Of the node that is asked."""
+    """The status of the node that is called."""
     leader_status: StatusAnswer | None = None
-    """None where the leader is on another machine, or does not answer."""
+    """None if the leader is on another machine, or does not answer."""
     names: tuple[tuple[str, HostId], ...] = ()
-    """What the nodes of this machine are called."""
+    """The names of the nodes of this machine."""
 
     @property
     def down(self) -> tuple[HostId, ...]:
@@ -48,12 +47,12 @@ class JobCommandContext:
         return None if self.status.group0 is None else self.status.group0.leader
 
     async def pipeline(self) -> tuple[PipelineState | None, PipelineView]:
-        """What it said last, and what there is to say of it now."""
+        """Its last stored state, and that state checked against the current leader."""
         state = await self.jobs.pipeline()
         return state, pipeline_view(state, self.leader, self.leader_status)
 
     def host(self, text: str) -> HostId:
-        """A node by its address, its host id or the first letters of it, or its name on this machine."""
+        """Finds a node by address, host id, the first letters of a host id, or its name on this machine."""
         named = [host for name, host in self.names if name == text]
         members = list(self.snapshot.members())
         found = named or [node.host for node in members if text == node.address]
@@ -75,31 +74,31 @@ class JobCommandContext:
 def with_job_context(data: Path, name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
     node = choose_node(data, name)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(node, _by_host(data), work))
+        return runner.run(_run(node, _local_nodes(data), work))
 
 
-def _by_host(data: Path) -> dict[HostId, LocalNode]:
+def _local_nodes(data: Path) -> dict[HostId, LocalNode]:
     known = [(node.folder.read_identity(), node) for node in find_nodes(data)]
     return {identity.host: node for identity, node in known if identity is not None}
 
 
-async def _run(node: LocalNode, here: dict[HostId, LocalNode], work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
+async def _run(node: LocalNode, local: dict[HostId, LocalNode], work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
     async with TcpTransport(None, TransportLimits(), discard_event) as transport:
         call = control_caller(transport, node)
 
-        async def ask_leader(host: HostId | None) -> StatusAnswer | None:
-            if host is None or host not in here:
+        async def call_leader(host: HostId | None) -> StatusAnswer | None:
+            if host is None or host not in local:
                 return None
             try:
-                return await control_caller(transport, here[host])(STATUS, StatusRequest(), TIMEOUT_MS)
+                return await control_caller(transport, local[host])(STATUS, StatusRequest(), TIMEOUT_MS)
             except EblaError:
                 return None
 
         snapshot, _ = await read_topology(call, TIMEOUT_MS)
         status = await call(STATUS, StatusRequest(), TIMEOUT_MS)
         jobs = JobClient(call, (SystemClock(), SystemRng()), TIMEOUT_MS)
-        told = await ask_leader(None if status.group0 is None else status.group0.leader)
-        names = tuple((each.name, host) for host, each in here.items())
+        leader_status = await call_leader(None if status.group0 is None else status.group0.leader)
+        names = tuple((each.name, host) for host, each in local.items())
         return await work(
-            JobCommandContext(jobs=jobs, snapshot=snapshot, status=status, leader_status=told, names=names)
+            JobCommandContext(jobs=jobs, snapshot=snapshot, status=status, leader_status=leader_status, names=names)
         )

@@ -1,4 +1,4 @@
-"""A command that asks for a job and follows it to its end: with a bar in a terminal, line by line elsewhere."""
+"""Submits a job and follows it to its end: with a progress bar in a terminal, line by line elsewhere."""
 
 import sys
 import time
@@ -31,18 +31,18 @@ from ebla.model.identity import JobId
 from ebla.model.records.jobs import ENDED_STATES, JobRecord, JobSpec, JobState
 
 INTERRUPTED = 130
-"""What shells take for "ended by Ctrl-C"."""
+"""The exit status of a process that Ctrl-C ended."""
 FOLLOW_TRIES = 5
 FOLLOW_PAUSE_S = 1.0
-"""Together longer than group 0 takes to elect another leader."""
+"""All pauses together are longer than an election of group 0."""
 BAR_WIDTH = 20
 FIGURES_WIDTH = 36
-"""Of amount, rate and time left, with the space between them."""
+"""Of the amount, rate and remaining time columns, with the space between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFlags:
-    """How a command was called."""
+    """The flags of a job command."""
 
     data: Path
     node: str | None
@@ -50,8 +50,8 @@ class JobFlags:
     detach: bool
 
 
-def submit_and_follow(asked: JobFlags, plan: Callable[[JobCommandContext], tuple[JobSpec, str]]) -> JobRecord:
-    """Asks for the job and follows it. `plan` refuses what makes no sense, before anything is written."""
+def submit_and_follow(flags: JobFlags, plan: Callable[[JobCommandContext], tuple[JobSpec, str]]) -> JobRecord:
+    """Submits the job and follows it. `plan` raises for a job that makes no sense, before anything is written."""
 
     async def submit(access: JobCommandContext) -> JobRecord:
         spec, what = plan(access)
@@ -61,59 +61,59 @@ def submit_and_follow(asked: JobFlags, plan: Callable[[JobCommandContext], tuple
             sys.stderr.write(f"pipeline {pipeline(view)}\n")
         return job
 
-    job = with_job_context(asked.data, asked.node, submit)
-    if asked.detach:
-        _tell_detached(asked, job)
+    job = with_job_context(flags.data, flags.node, submit)
+    if flags.detach:
+        _print_detached(flags, job)
         return job
     try:
-        return follow_to_end(asked, job)
+        return follow_to_end(flags, job)
     except KeyboardInterrupt:
-        return _interrupted(asked, job)
+        return _interrupted(flags, job)
 
 
-def follow_to_end(asked: JobFlags, job: JobRecord) -> JobRecord:
-    """A node that ends while it is asked is no end of the job: the next that runs is asked. Where none answers, the
-    error must not say "not applied": the job is written."""
+def follow_to_end(flags: JobFlags, job: JobRecord) -> JobRecord:
+    """If the node stops meanwhile, the next one that runs is called. If none answers, the error must not say "not
+    applied": the job record is written."""
     for number in range(FOLLOW_TRIES):
         if number:
             time.sleep(FOLLOW_PAUSE_S)
         try:
-            return follow(asked, job.id)
+            return follow(flags, job.id)
         except NotFound:
             raise
         except EblaError as error:
             cause = error
-    advice = f"look with: ebla pipeline jobs --all{_data_flag(asked)}"
-    raise ConnectionLost(f"job {job.id} was asked for, but its end is not seen: {cause}", advice=advice) from cause
+    advice = f"check with: ebla pipeline jobs --all{_data_flag(flags)}"
+    raise ConnectionLost(f"job {job.id} was submitted, but its end was not observed: {cause}", advice=advice) from cause
 
 
-def follow(asked: JobFlags, job: JobId) -> JobRecord:
+def follow(flags: JobFlags, job: JobId) -> JobRecord:
     console = Console(stderr=True)
-    shows_bar = console.is_terminal and not asked.as_json
+    has_bar = console.is_terminal and not flags.as_json
 
     async def watch(access: JobCommandContext) -> JobRecord:
-        shown = JobProgressBar(console) if shows_bar else _Lines(quiet=asked.as_json)
-        with shown:
+        display = JobProgressBar(console) if has_bar else _Lines(quiet=flags.as_json)
+        with display:
             async for record in access.jobs.follow(job):
-                shown.update(record)
+                display.update(record)
                 if record.state in ENDED_STATES:
                     return record
-        raise NotFound(f"job {job} is not there any more")
+        raise NotFound(f"job {job} does not exist any more")
 
-    return with_job_context(asked.data, asked.node, watch)
+    return with_job_context(flags.data, flags.node, watch)
 
 
-def _interrupted(asked: JobFlags, job: JobRecord) -> JobRecord:
-    """Whoever can be asked is asked; elsewhere it goes on, since that is what undoes nothing."""
+def _interrupted(flags: JobFlags, job: JobRecord) -> JobRecord:
+    """On a terminal, asks whether to cancel. Elsewhere the job continues, since that loses nothing."""
     sys.stderr.write("\n")
     if sys.stdin.isatty() and sys.stderr.isatty() and not is_left_running():
 
         async def cancel(access: JobCommandContext) -> JobRecord:
             return await access.jobs.cancel(job.id)
 
-        with_job_context(asked.data, asked.node, cancel)
-        return follow_to_end(asked, job)
-    sys.stderr.write(f"job {job.id} goes on; {_how_to_cancel(asked, job)}\n")
+        with_job_context(flags.data, flags.node, cancel)
+        return follow_to_end(flags, job)
+    sys.stderr.write(f"job {job.id} continues; {_how_to_cancel(flags, job)}\n")
     raise typer.Exit(INTERRUPTED)
 
 
@@ -121,31 +121,31 @@ def is_left_running() -> bool:
     try:
         return typer.confirm("Leave the job running?", True, err=True)
     except typer.Abort:
-        # Ctrl-C again, or the end of input: no answer.
+        # Ctrl-C again, or end of input: no answer.
         sys.stderr.write("\n")
         return True
 
 
-def _tell_detached(asked: JobFlags, job: JobRecord) -> None:
-    if asked.as_json:
+def _print_detached(flags: JobFlags, job: JobRecord) -> None:
+    if flags.as_json:
         print_json(as_json(job))
     else:
-        typer.echo(f"job {job.id}: {job.what}; look with `ebla pipeline jobs`, {_how_to_cancel(asked, job)}")
+        typer.echo(f"job {job.id}: {job.what}; check it with `ebla pipeline jobs`, {_how_to_cancel(flags, job)}")
 
 
-def _how_to_cancel(asked: JobFlags, job: JobRecord) -> str:
-    return f"cancel it with: ebla pipeline cancel {job.id}{_data_flag(asked)}"
+def _how_to_cancel(flags: JobFlags, job: JobRecord) -> str:
+    return f"cancel it with: ebla pipeline cancel {job.id}{_data_flag(flags)}"
 
 
-def _data_flag(asked: JobFlags) -> str:
-    return "" if asked.data == Path("data") else f" --data {asked.data}"
+def _data_flag(flags: JobFlags) -> str:
+    return "" if flags.data == Path("data") else f" --data {flags.data}"
 
 
-# ---- while it runs
+# ---- progress
 
 
 class _Amount(ProgressColumn):
-    """Bytes where they are known, tasks elsewhere."""
+    """Bytes if they are known, else tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class _Amount(ProgressColumn):
 
 
 class _Rate(ProgressColumn):
-    """In the units of the amount beside it."""
+    """In the unit of the amount."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -170,7 +170,7 @@ def truncate_text(words: str, letters_max: int) -> str:
 
 
 class JobProgressBar:
-    """As long as it is entered, one line at the foot of the terminal."""
+    """One line at the bottom of the terminal while it is entered."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(BAR_WIDTH), _Amount(), _Rate(), TimeRemainingColumn())
@@ -189,10 +189,12 @@ class JobProgressBar:
         self._progress.refresh()
 
     def update(self, job: JobRecord) -> None:
-        told = job.progress
-        by_bytes = told.bytes_total > 0
-        done, total = (told.bytes_done, told.bytes_total) if by_bytes else (told.tasks_done, told.tasks_total)
-        words = told.step if job.state is JobState.RUNNING and told.step else job_summary(job)
+        progress = job.progress
+        by_bytes = progress.bytes_total > 0
+        done, total = (
+            (progress.bytes_done, progress.bytes_total) if by_bytes else (progress.tasks_done, progress.tasks_total)
+        )
+        words = progress.step if job.state is JobState.RUNNING and progress.step else job_summary(job)
         self._progress.update(
             self._task,
             description=truncate_text(words, self._words_max),
@@ -203,11 +205,11 @@ class JobProgressBar:
 
 
 class _Lines:
-    """Only what is new, so that a log of it stays readable."""
+    """Prints only changes, so that a log stays readable."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._told = ""
+        self._last_text = ""
 
     def __enter__(self) -> "_Lines":
         return self
@@ -217,6 +219,6 @@ class _Lines:
 
     def update(self, job: JobRecord) -> None:
         words = job.progress.step if job.state is JobState.RUNNING and job.progress.step else job_summary(job)
-        if not self._quiet and job.state not in ENDED_STATES and words != self._told:
-            self._told = words
+        if not self._quiet and job.state not in ENDED_STATES and words != self._last_text:
+            self._last_text = words
             sys.stderr.write(f"{words}\n")

@@ -1,4 +1,4 @@
-"""Jobs as a terminal and as JSON show them."""
+"""Jobs as text and as JSON."""
 
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def as_json(value: Any) -> Any:
-    """Structs by the names of their fields; what kind of wish it is by `kind`."""
+    """Structs become objects by field name; `kind` is the tag of a tagged struct."""
     match value:
         case msgspec.Struct():
             fields = {name: as_json(getattr(value, name)) for name in value.__struct_fields__}
@@ -47,26 +47,26 @@ def progress_summary(progress: JobProgress) -> str:
 
 
 def job_summary(job: JobRecord) -> str:
-    """How it stands, in one line."""
-    asked = ", asked to cancel" if job.cancel_requested and job.state not in ENDED_STATES else ""
+    """The state of the job, in one line."""
+    cancelling = ", cancel requested" if job.cancel_requested and job.state not in ENDED_STATES else ""
     match job.state:
         case JobState.RUNNING:
-            told = progress_summary(job.progress)
-            return f"running{asked}: {told}" if told else f"running{asked}"
+            progress = progress_summary(job.progress)
+            return f"running{cancelling}: {progress}" if progress else f"running{cancelling}"
         case JobState.DONE:
             return f"done: {result_summary(job)}"
         case _:
-            return f"{job.state}{asked}: {job.cause}" if job.cause else f"{job.state}{asked}"
+            return f"{job.state}{cancelling}: {job.cause}" if job.cause else f"{job.state}{cancelling}"
 
 
 def result_summary(job: JobRecord) -> str:
     result = job.result
     if result is None:
-        return "nothing to tell"
+        return "no result"
     took = duration(job.ended_ms - job.started_ms)
     if isinstance(job.spec, CompareReplicas):
         found = count_of(result.differences_total, "difference") if result.differences_total else "no difference"
-        healed = f", {count_of(result.healed_rows, 'row')} brought to where they were missing" * bool(
+        healed = f", {count_of(result.healed_rows, 'row')} copied to replicas that lacked them" * bool(
             result.healed_rows
         )
         where = f"{count_of(result.ranges_compared, 'range')}, {count_of(result.rows, 'row')}"

@@ -1,4 +1,4 @@
-"""`ebla pipeline …`: what moves data between the nodes, and what it is at."""
+"""`ebla pipeline …`: the state of the pipeline and its jobs."""
 
 import sys
 from typing import Annotated
@@ -20,12 +20,12 @@ from ebla.ports.transfer_engine import EngineState
 from ebla.runtime.system_clock import SystemClock
 
 HELP = """
-The pipeline: Spark, beside the leader, moves data between nodes. What it is asked for are jobs.
+The pipeline: Spark, started by the leader, moves data between nodes. Its work is organised in jobs.
 
-Jobs are asked for by other commands: ebla copy-tablet, ebla compare.
+Other commands submit jobs: ebla copy-tablet, ebla compare.
 
-  ebla pipeline status         where it runs, and whether it can
-  ebla pipeline jobs           what waits and runs; --all: what has ended too
+  ebla pipeline status         where it runs, and whether it is ready
+  ebla pipeline jobs           waiting and running jobs; --all: also ended ones
   ebla pipeline cancel 3f2a    by the id of a job, or its first letters
 """
 
@@ -34,7 +34,7 @@ app = typer.Typer(name="pipeline", no_args_is_help=True, help=HELP, rich_markup_
 
 @app.command()
 def status(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag = False) -> None:
-    """Where the pipeline runs and whether it can. The exit status is 1 if it cannot."""
+    """Show where the pipeline runs and whether it is ready. The exit status is 1 if it is not."""
 
     async def work(
         access: JobCommandContext,
@@ -60,12 +60,12 @@ def status(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag =
 
 @app.command()
 def jobs(
-    everything: Annotated[bool, typer.Option("--all", help="Those that have ended too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """What was asked of the pipeline, and how far it is."""
+    """List jobs and their progress."""
 
     async def work(access: JobCommandContext) -> list[JobRecord]:
         return await access.jobs.jobs()
@@ -79,20 +79,20 @@ def jobs(
             rows = [
                 (str(job.id), job.what, f"{duration(now_ms - job.submitted_ms)} ago", job_summary(job)) for job in found
             ]
-            print_table(("job", "what", "asked", "state"), rows)
+            print_table(("job", "what", "submitted", "state"), rows)
         else:
-            typer.echo("no jobs" if everything else "no jobs wait or run; --all shows those that have ended")
+            typer.echo("no jobs" if everything else "no jobs wait or run; --all shows ended ones")
 
 
 @app.command()
 def cancel(
-    job: Annotated[str, typer.Argument(help="Its id, or the first letters of it.")],
+    job: Annotated[str, typer.Argument(help="The id of the job, or its first letters.")],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return once it has ended.")] = True,
     data: Data = DATA_DEFAULT,
     node: NodeName = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cancel a job. Once it is cancelled, nothing that still runs for it has any effect."""
+    """Cancel a job. Once it is cancelled, tasks of it that still run have no effect."""
 
     async def work(access: JobCommandContext) -> JobRecord:
         return await access.jobs.cancel((await access.jobs.find(job)).id)
@@ -108,5 +108,5 @@ def cancel(
         elif record.state in ENDED_STATES:
             sys.stderr.write(f"ebla: job {record.id} had ended before: {job_summary(record)}\n")
         else:
-            typer.echo(f"asked to cancel {record.id}: {record.what}")
+            typer.echo(f"cancel requested for {record.id}: {record.what}")
     raise typer.Exit(1 if record.state in ENDED_STATES and record.state is not JobState.CANCELLED else 0)

@@ -1,8 +1,7 @@
-"""Columns of any type as text for CSV, and back, so that nothing is lost on the way.
+"""Columns of any type as CSV text, and back, without loss.
 
-A value stands as Spark writes it: times in UTC, bytes in base64. What has parts (lists, sets, maps, tuples, durations)
-is JSON; a map whose keys are not text is a list of its entries there. A null is an empty field, and an empty text two
-quotes.
+A value is written as Spark writes it: times in UTC, bytes in base64. Lists, sets, maps, tuples and durations are JSON;
+a map whose keys are not text is a list of its entries. A null is an empty field, and an empty text is two quotes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 EMPTY_MARK = "\x01empty\x01"
-"""What two quotes are read as: else Spark makes a null of them as well."""
+"""What two quotes are read as. Otherwise Spark would read them as null, too."""
 
 _LAYOUT: dict[str, str | bool] = {
     "header": True,
@@ -54,7 +53,7 @@ def as_texts(frame: DataFrame) -> DataFrame:
 
 
 def from_texts(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The columns that the frame has, as the types that they have in the schema."""
+    """The columns of the frame, with the types that they have in the schema."""
     kinds = {field.name: field.dataType for field in schema}
     return frame.select(*(_from_text(fn.col(quoted(name)), kinds[name]).alias(name) for name in frame.columns))
 
@@ -68,7 +67,7 @@ def read_texts(reader: DataFrameReader, paths: Sequence[str]) -> DataFrame:
 
 
 def quoted(name: str) -> str:
-    """A column by its name alone, whatever is in it."""
+    """A column name, quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -88,7 +87,7 @@ def _from_text(column: Column, kind: DataType) -> Column:
     return text if isinstance(kind, StringType) else text.cast(kind)
 
 
-# ---- values with parts
+# ---- nested values
 
 
 def _has_text_keys(kind: MapType) -> bool:
@@ -100,7 +99,7 @@ def _entry_fields(kind: MapType) -> StructType:
 
 
 def _json_type(kind: DataType) -> DataType:
-    """What is written as JSON for a type."""
+    """The type that is written as JSON for a type."""
     if isinstance(kind, ArrayType):
         return ArrayType(_json_type(kind.elementType))
     if isinstance(kind, StructType):

@@ -1,7 +1,7 @@
 """The Spark jobs of `ebla export`, in a process of their own: one for each piece of the ring.
 
-A piece is written to a hidden folder, its files are moved into place, and then it is noted in the manifest. Whoever is
-killed in between leaves files that the manifest does not name, and the next run removes them.
+A piece is written to a hidden folder, its files are moved into place, and then it is recorded in the manifest. A
+process killed in between leaves files that the manifest does not name; the next run deletes them.
 """
 
 import shutil
@@ -26,15 +26,14 @@ from ebla.cli.spark_jobs.export_plan import (
     check_same,
     chunk_count,
     condition,
-    cut,
     file_prefix,
-    missing,
+    missing_ranges,
+    split_ranges,
 )
 from ebla.cli.spark_jobs.job_spec import INTERRUPTED, ExportSpec, take_job_spec
 from ebla.cli.spark_jobs.source_options import describe, table_access_options
 from ebla.cli.spark_jobs.spark_session import PieceProgress, run_spark_piece, session
-from ebla.cli.spark_jobs.state_file import replace_file
-from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_record
+from ebla.cli.spark_jobs.state_file import decode_state_record, encode_state_record, replace_file
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
@@ -54,49 +53,51 @@ def main() -> None:
         spec = take_job_spec(ExportSpec)
         with reporting_outcomes(as_json=spec.as_json, is_change=False):
             try:
-                _tell(spec, _export(spec))
+                _print_summary(spec, _export(spec))
             except KeyboardInterrupt:
-                sys.stderr.write("\ninterrupted; the same command goes on where it was\n")
+                sys.stderr.write("\ninterrupted; run the same command again to resume\n")
                 raise typer.Exit(INTERRUPTED) from None
 
 
 def _export(spec: ExportSpec) -> ExportManifest:
     folder = Path(spec.folder)
     schema = describe(spec.options, spec.table).schema
-    manifest = begun(
+    manifest = open_manifest(
         folder, ExportManifest(format=ExportManifest.FORMAT, table=spec.table, table_id=str(schema.id), kind=spec.kind)
     )
-    left = missing(chunk.range for chunk in manifest.chunks)
+    left = missing_ranges(chunk.range for chunk in manifest.chunks)
     if not left:
         return manifest
-    pieces = cut(left, spec.pieces or chunk_count(_size_bytes(spec.options, spec.table)))
+    pieces = split_ranges(left, spec.pieces or chunk_count(_size_bytes(spec.options, spec.table)))
     total = len(manifest.chunks) + len(pieces)
     done = len(manifest.chunks)
     if done:
-        sys.stderr.write(f"goes on: {count_of(done, 'piece')} of {total} are there\n")
+        sys.stderr.write(f"resuming: {count_of(done, 'piece')} of {total} are there\n")
     with (
         session(spec.settings) as spark,
         PieceProgress(f"export {spec.table}", total, done, quiet=spec.as_json) as shown,
     ):
-        for within in pieces:
-            chunk = run_spark_piece(spark, f"export {spec.table}", _Piece(spark, spec, schema, within).write, shown)
+        for token_range in pieces:
+            chunk = run_spark_piece(
+                spark, f"export {spec.table}", _Piece(spark, spec, schema, token_range).write, shown
+            )
             manifest = manifest.with_chunk(chunk)
             replace_file(folder / MANIFEST, encode_state_record(manifest))
             shown.piece_done(count_of(chunk.rows, "row"))
     return manifest
 
 
-def begun(folder: Path, wanted: ExportManifest) -> ExportManifest:
-    """The manifest to go on with. A folder with other things in it is nobody's to write to."""
+def open_manifest(folder: Path, new_manifest: ExportManifest) -> ExportManifest:
+    """The manifest to continue with. Refuses a folder that has other things in it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / MANIFEST
     if not path.exists():
         if any(folder.iterdir()):
             raise InvalidRequest(f"{folder} is not empty, and has no export in it", advice="name another folder")
-        replace_file(path, encode_state_record(wanted))
-        return wanted
+        replace_file(path, encode_state_record(new_manifest))
+        return new_manifest
     found = decode_state_record(ExportManifest, path.read_bytes(), str(path))
-    check_same(found, wanted)
+    check_same(found, new_manifest)
     _remove_unnamed(folder, found)
     return found
 
@@ -111,11 +112,11 @@ def _remove_unnamed(folder: Path, manifest: ExportManifest) -> None:
 
 
 class _Piece:
-    def __init__(self, spark: SparkSession, spec: ExportSpec, schema: TableSchema, within: TokenRange) -> None:
+    def __init__(self, spark: SparkSession, spec: ExportSpec, schema: TableSchema, token_range: TokenRange) -> None:
         self._spark = spark
         self._wish = spec
         self._schema = schema
-        self._within = within
+        self._within = token_range
 
     def write(self) -> ExportChunk:
         folder = Path(self._wish.folder)
@@ -145,7 +146,7 @@ class _Piece:
 
 
 def _size_bytes(options: Mapping[str, str], table: str) -> int:
-    """About, as the nodes know it."""
+    """The approximate size, from the nodes."""
     access = table_access_options(options, table)
     schema = describe(options, table).schema
     read = ReadId(uuid.uuid4())
@@ -157,7 +158,7 @@ def _size_bytes(options: Mapping[str, str], table: str) -> int:
     return sum(piece.size_bytes for piece in plan.pieces)
 
 
-def _tell(spec: ExportSpec, manifest: ExportManifest) -> None:
+def _print_summary(spec: ExportSpec, manifest: ExportManifest) -> None:
     size = sum((Path(spec.folder) / name).stat().st_size for name in manifest.files)
     if spec.as_json:
         print_json({"table": spec.table, "rows": manifest.rows, "files": len(manifest.files), "bytes": size})

@@ -1,7 +1,7 @@
-"""What an export has written and what it still has to: the manifest in its folder. Pure.
+"""The manifest of an export: which token ranges are written, and which are missing. Pure.
 
-What is done is kept as ranges of tokens, and what is missing is what they do not cover: an export goes on rightly
-though tablets were split, merged or moved, or another number of pieces is asked for.
+Finished work is recorded as token ranges, and what they do not cover is missing. So an export resumes correctly after
+tablets were split, merged or moved, and with another number of pieces.
 """
 
 import enum
@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import msgspec
 
-from ebla.cli.spark_jobs.state_format import StateRecord
+from ebla.cli.spark_jobs.state_file import StateRecord
 from ebla.cql.create_statements import quote_name
 from ebla.model.errors import InvalidRequest
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 
 MANIFEST = "_ebla_export.json"
-"""Spark leaves out files whose names begin so."""
+"""Spark ignores files whose names start with an underscore."""
 CHUNK_BYTES = 512 << 20
 CHUNKS_MAX = 1_000
 
@@ -27,7 +27,7 @@ class FileKind(enum.StrEnum):
 
 
 class ExportChunk(msgspec.Struct, frozen=True):
-    """One Spark job's worth: read, written and named at once."""
+    """The result of one Spark job."""
 
     range: TokenRange
     files: tuple[str, ...]
@@ -56,22 +56,22 @@ class ExportManifest(StateRecord, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, chunks=(*self.chunks, chunk))
 
 
-def check_same(found: ExportManifest, wanted: ExportManifest) -> None:
-    """An export goes on only as what it was begun as."""
-    if (found.table, found.kind) != (wanted.table, wanted.kind):
+def check_same(found: ExportManifest, expected: ExportManifest) -> None:
+    """An export resumes only with the same table and format."""
+    if (found.table, found.kind) != (expected.table, expected.kind):
         raise InvalidRequest(
             f"the folder has an export of {found.table} as {found.kind}",
-            advice="name another folder, or ask for the same",
+            advice="name another folder, or use the same table and format",
         )
-    if found.table_id != wanted.table_id:
+    if found.table_id != expected.table_id:
         raise InvalidRequest(
             f"the folder has an export of a table {found.table} that was dropped since",
             advice="name another folder",
         )
 
 
-def missing(covered: Iterable[TokenRange]) -> tuple[TokenRange, ...]:
-    """Of the ring, what none of these has; lowest first."""
+def missing_ranges(covered: Iterable[TokenRange]) -> tuple[TokenRange, ...]:
+    """The parts of the ring that none of these covers; lowest first."""
     left: list[TokenRange] = []
     reached = TOKEN_MIN
     for one in sorted(part for each in covered for part in each.unwrapped()):
@@ -84,12 +84,12 @@ def missing(covered: Iterable[TokenRange]) -> tuple[TokenRange, ...]:
 
 
 def chunk_count(size_bytes: int) -> int:
-    """So that a chunk that is done again costs minutes and not hours, and a small table is one job."""
+    """Chosen so that repeating a chunk costs minutes and not hours, and a small table is one job."""
     return min(max(1, -(-size_bytes // CHUNK_BYTES)), CHUNKS_MAX)
 
 
-def cut(ranges: Sequence[TokenRange], count: int) -> tuple[TokenRange, ...]:
-    """About `count` pieces of about the same width: tokens are spread evenly, whatever the keys are."""
+def split_ranges(ranges: Sequence[TokenRange], count: int) -> tuple[TokenRange, ...]:
+    """About `count` pieces of about the same width. Tokens are spread evenly for any keys."""
     width = -(-sum(one.width for one in ranges) // max(count, 1))
     pieces: list[TokenRange] = []
     for one in ranges:
@@ -97,16 +97,16 @@ def cut(ranges: Sequence[TokenRange], count: int) -> tuple[TokenRange, ...]:
     return tuple(pieces)
 
 
-def condition(within: TokenRange, partition_key: Sequence[str]) -> str:
-    """For the option `where`: a piece is a part of its load, whatever Spark plans."""
+def condition(token_range: TokenRange, partition_key: Sequence[str]) -> str:
+    """For the option `where`, which limits the load whatever Spark plans."""
     token = f"token({', '.join(map(quote_name, partition_key))})"
-    return f"{token} > {within.start} AND {token} <= {within.end}"
+    return f"{token} > {token_range.start} AND {token} <= {token_range.end}"
 
 
-def file_prefix(within: TokenRange) -> str:
-    """Of the files of a chunk: no other chunk has it, and they sort by token."""
-    return f"{_shown(within.start)}-{_shown(within.end)}"
+def file_prefix(token_range: TokenRange) -> str:
+    """The prefix of a chunk's files: unique to the chunk, and sorted by token."""
+    return f"{_hex_token(token_range.start)}-{_hex_token(token_range.end)}"
 
 
-def _shown(token: Token) -> str:
+def _hex_token(token: Token) -> str:
     return f"{token - TOKEN_MIN:016x}"

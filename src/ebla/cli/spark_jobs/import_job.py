@@ -25,8 +25,7 @@ from ebla.cli.spark_jobs.import_plan import (
 from ebla.cli.spark_jobs.job_spec import INTERRUPTED, ImportSpec, take_job_spec
 from ebla.cli.spark_jobs.source_options import describe
 from ebla.cli.spark_jobs.spark_session import PieceProgress, run_spark_piece, session
-from ebla.cli.spark_jobs.state_file import replace_file
-from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_record
+from ebla.cli.spark_jobs.state_file import decode_state_record, encode_state_record, replace_file
 from ebla.model.errors import NotFound
 from ebla.model.schema import TableSchema
 from ebla.source.spark_types import spark_type
@@ -45,20 +44,20 @@ def main() -> None:
             try:
                 _import(spec)
             except KeyboardInterrupt:
-                sys.stderr.write("\ninterrupted; the same command goes on where it was\n")
+                sys.stderr.write("\ninterrupted; run the same command again to resume\n")
                 raise typer.Exit(INTERRUPTED) from None
 
 
 def _import(spec: ImportSpec) -> None:
     contact = {name: value for name, value in spec.options.items() if name not in WRITING_ONLY}
     schema = describe(contact, spec.table).schema
-    note = note_of(Path(spec.folder), spec.table)
-    state = begun(note, planned(spec, schema), again=spec.again)
+    state_file = state_path(Path(spec.folder), spec.table)
+    state = open_state(state_file, plan_import(spec, schema), again=spec.again)
     if state.is_whole:
-        _tell(spec, state, "was imported before; --again does it once more")
+        _print_summary(spec, state, "was imported before; --again imports it once more")
         return
     if state.done:
-        sys.stderr.write(f"goes on: {count_of(len(state.done), 'piece')} of {len(state.chunks)} are there\n")
+        sys.stderr.write(f"resuming: {count_of(len(state.done), 'piece')} of {len(state.chunks)} are there\n")
     total, done = len(state.chunks), len(state.done)
     with (
         session(spec.settings) as spark,
@@ -68,12 +67,12 @@ def _import(spec: ImportSpec) -> None:
             chunk = _Chunk(spark, spec, schema, state)
             run_spark_piece(spark, state.job(number), lambda number=number, chunk=chunk: chunk.write(number), shown)  # type: ignore[misc]  # bound early
             state = state.with_done(number)
-            replace_file(note, encode_state_record(state))
+            replace_file(state_file, encode_state_record(state))
             shown.piece_done(count_of(len(state.chunks[number]), "file"))
-    _tell(spec, state, "imported")
+    _print_summary(spec, state, "imported")
 
 
-def planned(spec: ImportSpec, schema: TableSchema) -> ImportState:
+def plan_import(spec: ImportSpec, schema: TableSchema) -> ImportState:
     folder = Path(spec.folder)
     if not folder.is_dir():
         raise NotFound(f"there is no folder {folder}")
@@ -92,19 +91,19 @@ def planned(spec: ImportSpec, schema: TableSchema) -> ImportState:
     )
 
 
-def note_of(folder: Path, table: str) -> Path:
-    """Beside the folder: what is in it may be read-only, and is somebody's data."""
+def state_path(folder: Path, table: str) -> Path:
+    """Beside the folder, which may be read-only and belongs to the user."""
     return folder.with_name(f"{folder.name}.import-{table}.json")
 
 
-def begun(note: Path, wanted: ImportState, *, again: bool) -> ImportState:
-    """The state to go on with. Noted before anything is written: a job whose name nobody knows is done again."""
-    if note.exists() and not again:
-        found = decode_state_record(ImportState, note.read_bytes(), str(note))
-        check_same(found, wanted)
+def open_state(state_file: Path, new_state: ImportState, *, again: bool) -> ImportState:
+    """The state to continue with. It is saved before any write: a job with an unknown id would be repeated."""
+    if state_file.exists() and not again:
+        found = decode_state_record(ImportState, state_file.read_bytes(), str(state_file))
+        check_same(found, new_state)
         return found
-    replace_file(note, encode_state_record(wanted))
-    return wanted
+    replace_file(state_file, encode_state_record(new_state))
+    return new_state
 
 
 class _Chunk:
@@ -136,7 +135,7 @@ def primary_key(schema: TableSchema) -> list[str]:
     return [column.name for column in (*schema.partition_key, *schema.clustering)]
 
 
-def _tell(spec: ImportSpec, state: ImportState, words: str) -> None:
+def _print_summary(spec: ImportSpec, state: ImportState, words: str) -> None:
     files = sum(len(chunk) for chunk in state.chunks)
     if spec.as_json:
         print_json({"table": spec.table, "files": files, "import": state.id, "words": words})

@@ -1,7 +1,7 @@
-"""What an import has brought and what it still has to: a small file beside the folder it reads. Pure.
+"""The state of an import: which files are written, and which are not. A small file beside the folder. Pure.
 
-Files are put together to chunks, each of which is one write job with an id of its own that the cluster remembers. A
-chunk that was committed though nobody noted it here is not written again: the cluster knows its job as done.
+Files are grouped into chunks. Each chunk is one write job with an id that the cluster remembers. A chunk that was
+committed but not recorded here is not written again: the cluster knows that its job is done.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from ebla.cli.spark_jobs.export_plan import FileKind
-from ebla.cli.spark_jobs.state_format import StateRecord
+from ebla.cli.spark_jobs.state_file import StateRecord
 from ebla.model.errors import InvalidRequest
 
 CHUNK_BYTES = 1 << 30
@@ -20,13 +20,13 @@ ENDINGS = {FileKind.PARQUET: (".parquet",), FileKind.CSV: (".csv", ".csv.gz")}
 
 class InputFile(msgspec.Struct, frozen=True, order=True):
     name: str
-    """Below the folder."""
+    """Relative to the folder."""
     size_bytes: int
 
 
 class ImportState(StateRecord, frozen=True, kw_only=True):
     FORMAT: ClassVar[int] = 1
-    WHAT: ClassVar[str] = "the note of an import"
+    WHAT: ClassVar[str] = "the state file of an import"
     ADVICE: ClassVar[str] = "move it away"
 
     id: str
@@ -51,10 +51,10 @@ class ImportState(StateRecord, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, done=(*self.done, number))
 
 
-def kind_of(names: Iterable[str], asked: FileKind | None, folder: str) -> FileKind:
-    """That of the files there, where it was not asked for."""
-    if asked is not None:
-        return asked
+def kind_of(names: Iterable[str], requested: FileKind | None, folder: str) -> FileKind:
+    """The requested format, or else that of the files."""
+    if requested is not None:
+        return requested
     found = {kind for name in names for kind, endings in ENDINGS.items() if name.endswith(endings)}
     if len(found) == 1:
         return found.pop()
@@ -63,7 +63,7 @@ def kind_of(names: Iterable[str], asked: FileKind | None, folder: str) -> FileKi
 
 
 def chosen_files(files: Iterable[InputFile], kind: FileKind, folder: str) -> list[InputFile]:
-    """Those of the kind, in the order of their names; none that begins as Spark's own notes do."""
+    """The files of this format, by name, without Spark's own hidden files."""
     fitting = sorted(
         one
         for one in files
@@ -75,7 +75,7 @@ def chosen_files(files: Iterable[InputFile], kind: FileKind, folder: str) -> lis
 
 
 def chunks_of(files: Sequence[InputFile], chunk_bytes: int = CHUNK_BYTES) -> tuple[tuple[InputFile, ...], ...]:
-    """Neighbours together up to a size; a file is never cut."""
+    """Groups adjacent files up to a size; a file is never split."""
     chunks: list[list[InputFile]] = []
     size = 0
     for one in files:
@@ -87,35 +87,35 @@ def chunks_of(files: Sequence[InputFile], chunk_bytes: int = CHUNK_BYTES) -> tup
     return tuple(map(tuple, chunks))
 
 
-def check_same(found: ImportState, wanted: ImportState) -> None:
-    """What was begun goes on only with the files it was begun with: a chunk is known by its job, not by its rows."""
-    if found.table_id != wanted.table_id:
+def check_same(found: ImportState, expected: ImportState) -> None:
+    """An import resumes only with the same files: a chunk is identified by its job, not by its rows."""
+    if found.table_id != expected.table_id:
         raise InvalidRequest(
-            f"an import into a table {found.table} that was dropped since is noted here",
-            advice="begin anew with --again",
+            f"this folder was imported into a table {found.table} that has been dropped since",
+            advice="start over with --again",
         )
     known = sorted(one for chunk in found.chunks for one in chunk)
-    if known != sorted(one for chunk in wanted.chunks for one in chunk):
+    if known != sorted(one for chunk in expected.chunks for one in chunk):
         raise InvalidRequest(
-            "the files are not those that the import was begun with",
-            advice="bring those back to go on, or begin anew with --again, which writes what is there once more",
+            "the files are not the same as when the import started",
+            advice="restore them to resume, or start over with --again, which writes all files once more",
         )
 
 
 def check_columns(found: Sequence[str], known: Sequence[str], keys: Sequence[str]) -> None:
-    """Columns are matched by name; those that the files do not have stay as they are."""
+    """Columns are matched by name. Columns that the files lack keep their values."""
     twice = next((name for name in found if list(found).count(name) > 1), None)
     if twice is not None:
         raise InvalidRequest(f"the files have two columns {twice!r}")
-    strangers = [name for name in found if name not in known]
-    if strangers:
+    unknown = [name for name in found if name not in known]
+    if unknown:
         raise InvalidRequest(
-            f"the table has no column {', '.join(map(repr, strangers))}",
+            f"the table has no column {', '.join(map(repr, unknown))}",
             advice=f"it has {', '.join(known)}; leave others out with --columns",
         )
-    lacking = [name for name in keys if name not in found]
-    if lacking:
+    missing_keys = [name for name in keys if name not in found]
+    if missing_keys:
         raise InvalidRequest(
-            f"the files lack {', '.join(map(repr, lacking))} of the table's primary key",
+            f"the files lack {', '.join(map(repr, missing_keys))} of the table's primary key",
             advice=f"a row is known by {', '.join(keys)}",
         )

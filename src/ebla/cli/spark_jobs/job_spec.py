@@ -1,4 +1,4 @@
-"""What a command hands to the process of its own in which its Spark jobs run."""
+"""What a command passes to the process that runs its Spark jobs."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.user_spark import UserSpark, spark_process_environment
 
 SPEC_VARIABLE = "EBLA_JOB"
-"""Not an argument: those are for all to see, and a password may be in it."""
+"""Not an argument: all users can see arguments, and the spec may contain a password."""
 INTERRUPTED = 130
 
 T = TypeVar("T")
@@ -39,12 +39,12 @@ class ImportSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exec_spark_job(module: str, wish: ExportSpec | ImportSpec, spark: UserSpark) -> NoReturn:
-    """This process goes on as the one that runs the jobs: it has PySpark loaded, and a terminal to itself."""
-    around = {**spark_process_environment(spark), SPEC_VARIABLE: msgspec.json.encode(wish).decode()}
+    """Replaces this process by the one that runs the jobs, which loads PySpark and owns the terminal."""
+    environment = {**spark_process_environment(spark), SPEC_VARIABLE: msgspec.json.encode(wish).decode()}
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", module], around)  # noqa: S606  # the arguments are our own
+    os.execve(sys.executable, [sys.executable, "-m", module], environment)  # noqa: S606  # the arguments are our own
 
 
 def take_job_spec(kind: type[T]) -> T:
-    """Taken away, so that no process below has it."""
+    """Removes it from the environment, so that no child process has it."""
     return msgspec.json.decode(os.environ.pop(SPEC_VARIABLE), type=kind)

@@ -1,4 +1,4 @@
-"""How a Spark job gets at a cluster: the options of `format("ebla")` that a command makes of its flags."""
+"""The options of `format("ebla")` by which a Spark job reaches a cluster, made from a command's flags."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ClusterFlags:
 
 
 def source_options(flags: ClusterFlags) -> dict[str, str]:
-    """Raises `InvalidRequest` where the flags name no cluster."""
+    """Raises `InvalidRequest` if the flags name no cluster."""
     if flags.contact is not None:
         options = {"contact": flags.contact}
         if flags.authority is not None:
@@ -43,7 +43,7 @@ def options_of_nodes(nodes: Sequence[LocalNode], flags: ClusterFlags) -> dict[st
         )
     first = running[0].options
     if first.authenticator is Authenticator.PASSWORD and flags.username is None:
-        raise InvalidRequest("these nodes ask who logs in", advice="say so with --username")
+        raise InvalidRequest("these nodes require a login", advice="name a user with --username")
     addresses = (f"{_host(node.options.address)}:{node.options.ports.cql}" for node in running)
     options = {"contact": ",".join(addresses)}
     if first.client_tls is ClientTls.ON:
@@ -52,7 +52,7 @@ def options_of_nodes(nodes: Sequence[LocalNode], flags: ClusterFlags) -> dict[st
 
 
 def describe(options: Mapping[str, str], table: str) -> DescribeTableAnswer:
-    """Asked before Spark is started: who has mistyped the table's name learns it at once."""
+    """Called before Spark starts, so that a mistyped table name is reported at once."""
     access = table_access_options(options, table)
     with CqlClient(access.contact) as contact:
         try:

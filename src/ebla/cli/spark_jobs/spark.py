@@ -1,4 +1,4 @@
-"""`ebla spark`: a PySpark shell in which the tables of a cluster are at hand."""
+"""`ebla spark`: a PySpark shell with the tables of a cluster."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from ebla.pipeline.class_archive import default_archive_folder
 
 OPTIONS_VARIABLE = "EBLA_SPARK_OPTIONS"
 STARTUP = f"""\
-# Made by `ebla spark`; PySpark's shell runs it.
+# Written by `ebla spark`; the PySpark shell runs it.
 import json, os
 
 cluster = json.loads(os.environ["{OPTIONS_VARIABLE}"])
@@ -41,7 +41,7 @@ print('table("keyspace.name") is a DataFrame; .options(**cluster) is for readers
 SECRET = ("password",)
 
 app = typer.Typer()
-"""Without a name: its command stands among those of whoever takes it in."""
+"""Unnamed, so that `add_typer` adds its command to the parent."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -50,7 +50,7 @@ def spark(
     master: MasterFlag = MASTER_DEFAULT,
     conf: ConfFlag = None,
     print_conf: Annotated[
-        bool, typer.Option("--print-conf", help="Print what it is told, for a notebook or spark-defaults.conf.")
+        bool, typer.Option("--print-conf", help="Print the settings, for a notebook or spark-defaults.conf.")
     ] = False,
     data: Data = DATA_DEFAULT,
     contact: ContactFlag = None,
@@ -58,12 +58,12 @@ def spark(
     tls_authority: AuthorityFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Open a PySpark shell with the tables of a cluster at hand.
+    """Open a PySpark shell with the tables of a cluster.
 
-    In it, table("shop.orders") is a DataFrame, and cluster has the options for readers and writers:
+    In it, table("shop.orders") is a DataFrame, and `cluster` has the options for readers and writers:
     df.write.format("ebla").options(**cluster).mode("append").save("shop.orders")
 
-    Whatever else is given goes to pyspark: ebla spark -- --packages …
+    All other arguments are passed to pyspark: ebla spark -- --packages …
     """
     with reporting_errors():
         options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
@@ -88,13 +88,13 @@ def print_settings(found: UserSpark, options: Mapping[str, str], *, as_json: boo
 
 
 def shell_command(found: UserSpark, given: Sequence[str]) -> list[str]:
-    """What is given wins: Spark takes the last of two."""
+    """User arguments win: Spark uses the last value of a setting."""
     settings = [flag for name, value in found.settings.items() for flag in ("--conf", f"{name}={value}")]
     return [str(found.home / "bin" / "pyspark"), *settings, *given]
 
 
 def become(found: UserSpark, options: Mapping[str, str], given: Sequence[str]) -> NoReturn:
-    """This process goes on as the shell, which then has the terminal and its signals to itself."""
+    """Replaces this process by the shell, which then owns the terminal and its signals."""
     startup = _startup_file()
     around = {
         **spark_process_environment(found),
@@ -106,7 +106,7 @@ def become(found: UserSpark, options: Mapping[str, str], given: Sequence[str]) -
 
 
 def _startup_file() -> Path:
-    """Run by the shell once it has its session."""
+    """The shell runs it once it has its session."""
     folder = default_archive_folder(os.environ)
     assert folder is not None
     path = folder.parent / "spark-shell.py"

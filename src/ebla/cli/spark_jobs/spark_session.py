@@ -1,4 +1,4 @@
-"""Spark jobs of a command: a session of its own, progress while they run, and words where they fail."""
+"""The Spark session of a command: progress while jobs run, and short error messages."""
 
 import logging
 import os
@@ -27,14 +27,14 @@ STARTED_LOG_LETTERS = 600
 
 
 class SparkJobFailed(EblaError):
-    """What Spark says of a job that did not end well, in few words."""
+    """A Spark job failed. The message is the short form of Spark's error."""
 
 
 @contextmanager
 def session(settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Java's own talk goes to a file that is shown only where it does not start."""
+    """Java's output goes to a file, which is shown only if Spark does not start."""
     folder = Path(tempfile.mkdtemp(prefix="ebla-spark-"))
-    # Python's side of Spark tells of each error once more, with all its traces.
+    # PySpark logs each error a second time, with full tracebacks.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     try:
         spark = _started(dict(settings), folder)
@@ -65,14 +65,14 @@ def _started(settings: dict[str, str], folder: Path) -> SparkSession:
         try:
             return builder.getOrCreate()
         except (PySparkException, Py4JError, OSError) as error:
-            said = " / ".join(log.read_text(errors="replace").split("\n"))[-STARTED_LOG_LETTERS:]
-            raise Unavailable(f"Spark did not start: {_words(error)} {said}") from None
+            java_log = " / ".join(log.read_text(errors="replace").split("\n"))[-STARTED_LOG_LETTERS:]
+            raise Unavailable(f"Spark did not start: {_short_message(error)} {java_log}") from None
 
 
 @contextmanager
 def _quiet(log: Path) -> Iterator[None]:
-    """Java inherits where errors go, and keeps it for its life."""
-    kept = os.dup(2)
+    """Java inherits stderr when it starts, and keeps it."""
+    saved = os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stderr.flush()
     os.dup2(target, 2)
@@ -81,12 +81,12 @@ def _quiet(log: Path) -> Iterator[None]:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 class PieceProgress:
-    """One line at the foot of a terminal; elsewhere a line for each piece that is done."""
+    """One line at the bottom of a terminal; elsewhere one line for each finished piece."""
 
     def __init__(self, what: str, pieces: int, done: int, *, quiet: bool) -> None:
         console = Console(stderr=True)
@@ -108,7 +108,7 @@ class PieceProgress:
             self._progress.stop()
 
     def part_done(self, share: float) -> None:
-        """Of the piece that is under way."""
+        """Progress of the current piece."""
         self._progress.update(self._task, completed=self._done + min(share, 1.0))
 
     def piece_done(self, words: str) -> None:
@@ -119,11 +119,11 @@ class PieceProgress:
 
 
 def run_spark_piece(spark: SparkSession, name: str, work: Callable[[], T], shown: PieceProgress) -> T:
-    """Raises `SparkJobFailed`. Ctrl-C cancels what runs."""
+    """Raises `SparkJobFailed`. Ctrl-C cancels the running job."""
     adapter = ClassicAdapter(spark)
     ended = threading.Event()
 
-    def look() -> None:
+    def poll_progress() -> None:
         while not ended.wait(PROGRESS_POLL_S):
             try:
                 counts = adapter.counts(name)
@@ -132,22 +132,22 @@ def run_spark_piece(spark: SparkSession, name: str, work: Callable[[], T], shown
             if counts.total:
                 shown.part_done(counts.done / counts.total)
 
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
+    poller = threading.Thread(target=poll_progress, daemon=True)
+    poller.start()
     try:
         with adapter.jobs(name, name):
             return work()
     except (PySparkException, Py4JError) as error:
-        raise SparkJobFailed(_words(error)) from None
+        raise SparkJobFailed(_short_message(error)) from None
     except KeyboardInterrupt:
         adapter.cancel(name)
         raise
     finally:
         ended.set()
-        looking.join()
+        poller.join()
 
 
-def _words(error: BaseException) -> str:
+def _short_message(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, Py4JJavaError):
         return java_cause(text)

@@ -1,6 +1,6 @@
-"""The Spark of somebody at a shell: Java is found, and it is told what reading and writing tables is best served by.
+"""The user's Spark: finds Java, and chooses settings that suit reading and writing tables.
 
-Nothing here imports PySpark, which takes its time: commands that have no use for it share this process's start.
+Nothing here imports PySpark, which is slow to load: other commands share the start-up of this process.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 MasterFlag = Annotated[str, typer.Option("--master", metavar="URL", help="Where Spark runs tasks: spark://HOST:PORT.")]
 ConfFlag = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's own; may be given several times."),
+    typer.Option("--conf", metavar="NAME=VALUE", help="A Spark setting; may be repeated."),
 ]
 
 
@@ -30,12 +30,12 @@ ConfFlag = Annotated[
 class UserSpark:
     settings: Mapping[str, str]
     environment: Mapping[str, str]
-    """What is to be set before Spark starts."""
+    """Environment variables to set before Spark starts."""
     home: Path
 
 
 def user_spark(master: str, given: Sequence[str], around: Mapping[str, str], python: str) -> UserSpark:
-    """Raises `NoJava`, and `Unavailable` where Spark itself is missing."""
+    """Raises `NoJava`, and `Unavailable` if Spark is missing."""
     home = spark_home()
     java = find_java("", around)
     cache = default_archive_folder(around)
@@ -62,7 +62,7 @@ def settings_for(master: str, archive: Path | None) -> dict[str, str]:
     if archive is not None:
         settings["spark.driver.extraJavaOptions"] = f"-XX:SharedArchiveFile={archive} -Xshare:auto"
     if is_local(master):
-        # Tasks wait 40 ms each for their first bytes on a socket of the loopback.
+        # On a loopback TCP socket each task waits 40 ms for its first bytes.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
     return settings
@@ -87,5 +87,5 @@ def spark_home() -> Path:
 
 
 def spark_process_environment(spark: UserSpark) -> dict[str, str]:
-    """Of a process that is to start it."""
+    """The environment of a process that starts Spark."""
     return {**os.environ, **spark.environment}

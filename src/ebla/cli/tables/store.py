@@ -1,4 +1,4 @@
-"""`ebla store …`: look into the files of a stopped node or of a checkpoint."""
+"""`ebla store …`: inspects the files of a stopped node or of a checkpoint."""
 
 import asyncio
 import sys
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ebla.cli.error_reporting import reporting_errors
+from ebla.cli.flags import JsonFlag
 from ebla.model.errors import InvalidRequest
 from ebla.runtime import file_lock
 from ebla.runtime.file_disk import FileDisk
@@ -30,22 +31,21 @@ from ebla.storage.inspection.row_dump import RowDump
 from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 
 HELP = """
-The files of a stopped node, of one of its shards, or of a checkpoint. Nothing in them is changed.
+Inspect the files of a stopped node, of one of its shards, or of a checkpoint. Nothing is changed.
 
   ebla store inspect data/node1              its stacks and layers, their sizes and timestamps
-  ebla store verify data/node1/shard-0       read everything and say what cannot be read
-  ebla store dump data/node1 --key alice     the rows of a partition, with the layers they stand in
+  ebla store verify data/node1/shard-0       read everything and report what cannot be read
+  ebla store dump data/node1 --key alice     the rows of a partition, with their layers
 
-Writes that were not flushed when the node stopped are in its commit log, and not among these.
+Writes that were not flushed when the node stopped are in its commit log, and are not shown.
 """
 
 app = typer.Typer(name="store", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a stopped node, a shard, a checkpoint or a layer.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 WIDTH_ELSEWHERE = 1000
-"""Of a file or pipe, where nothing needs folding."""
+"""For a file or pipe, where lines need no wrapping."""
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class _Opened:
 
 @app.command()
 def inspect(folder: Folder, as_json: JsonFlag = False) -> None:
-    """Show stacks and layers: sizes, timestamps, rows and their shapes. Exit status 1 if something is damaged."""
+    """Show stacks and layers: sizes, timestamps, rows and their kinds. The exit status is 1 if something is damaged."""
     with reporting_errors():
         reports, problems = _run(folder, _inspect_all)
         _print(reports, as_json=as_json, table=_report_table(reports, folder))
@@ -70,7 +70,7 @@ def inspect(folder: Folder, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def verify(folder: Folder, as_json: JsonFlag = False) -> None:
-    """Read every row of every layer. Exit status 1 if something cannot be read or is not what was written."""
+    """Read every row of every layer. The exit status is 1 if something cannot be read or is corrupt."""
     with reporting_errors():
         checks, problems = _run(folder, _verify_all)
         _print(checks, as_json=as_json, table=_check_table(checks, folder))
@@ -86,13 +86,13 @@ def dump(
             "--key", metavar="KEY", help="Only this partition; columns separated by commas, or serialised as 0x…"
         ),
     ] = None,
-    table: Annotated[str | None, typer.Option("--table", metavar="KEYSPACE.NAME", help="Only of this table.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many rows.")] = 100,
+    table: Annotated[str | None, typer.Option("--table", metavar="KEYSPACE.NAME", help="Only this table.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most this many rows.")] = 100,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show stored rows, each with the layer it stands in; versions of a row stand one below the other.
+    """Show stored rows, each with its layer; versions of a row follow each other.
 
-    Without a manifest beside the layers, columns have numbers and keys are text.
+    Without a manifest beside the layers, columns are numbered and keys are text.
     """
     with reporting_errors():
 
@@ -114,7 +114,7 @@ async def _verify_all(opened: _Opened) -> list[LayerCheck]:
 
 
 def _run(folder: Path, work: Callable[[_Opened], Coroutine[Any, Any, T]]) -> tuple[T, list[str]]:
-    """With the problems found on the way, which were told."""
+    """The result, and the problems found, which were printed."""
     where = str(folder.absolute())
     _check_stopped(folder.absolute())
     disk = FileDisk()
@@ -138,11 +138,11 @@ def _table_of(layer: LayerLocation) -> str:
 
 
 def _check_stopped(folder: Path) -> None:
-    """A running node changes its files while they are read, and what is read then tells nothing."""
+    """A running node changes its files while they are read, so the output would be meaningless."""
     for above in (folder, *folder.parents):
         held = file_lock.find_held_lock(above / "run")
         if held is not None:
-            raise InvalidRequest(f"a node runs in {above} ({held.message})", advice="stop it, or look at a checkpoint")
+            raise InvalidRequest(f"a node runs in {above} ({held.message})", advice="stop it, or inspect a checkpoint")
 
 
 def _print(found: Sequence[msgspec.Struct], *, as_json: bool, table: Table) -> None:
@@ -150,7 +150,7 @@ def _print(found: Sequence[msgspec.Struct], *, as_json: bool, table: Table) -> N
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     else:
         width = None if sys.stdout.isatty() else WIDTH_ELSEWHERE
-        # What people stored is shown as it is, not read as markup.
+        # Stored values are printed as they are, not as markup.
         Console(width=width, markup=False, highlight=False).print(table)
 
 

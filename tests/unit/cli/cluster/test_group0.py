@@ -63,8 +63,8 @@ def test_a_read_that_reaches_nobody_says_only_that(data: Path, command: tuple[st
     [
         (("put", "user/a", "1", "--node", "node9"), "there is no node 'node9' in "),
         (("put", "topology/state", "1"), "the key topology/state belongs to: coordinator"),
-        (("put", "elsewhere", "1"), "the key elsewhere is of no known kind"),
-        (("put", "user/a", "1", "--lock", "xyz"), "'xyz' is no lock; give it as `ebla group0 lock` prints it"),
+        (("put", "elsewhere", "1"), "the key elsewhere has no known kind"),
+        (("put", "user/a", "1", "--lock", "xyz"), "'xyz' is no lock; use the text that `ebla group0 lock` prints"),
         (("put", "user/a", "1", "--if-missing", "--if-index", "3"), "cannot be missing and have an index at once"),
         (("txn", "/nowhere/at/all"), "cannot read /nowhere/at/all: No such file or directory"),
         (("txn", "-"), "is no transaction"),

@@ -6,8 +6,7 @@ from typer.testing import CliRunner
 
 from ebla.cli.app import app
 from ebla.cli.cluster.local_cluster import NewClusterSpec, assign_identities, find_or_create_nodes
-from ebla.cli.cluster.metrics import shown
-from ebla.client.merged_metrics import bulk_metrics
+from ebla.cli.cluster.metrics import bulk_metrics, metrics_json
 from ebla.observe.metrics import Metrics
 from ebla.wire.metrics_messages import collect_metrics
 from ebla.wire.transfer_messages import BulkStatusAnswer
@@ -17,7 +16,7 @@ def test_numbers_for_programs_say_where_they_are_from() -> None:
     metrics = Metrics()
     metrics.counter("writes_total", "Writes.", labels=("end",)).series("done").add(2)
     metrics.histogram("write_seconds", "How long.", bounds=(0.1,)).series().observe(0.5)
-    assert shown([(("node2", "1"), collect_metrics(metrics))]) == [
+    assert metrics_json([(("node2", "1"), collect_metrics(metrics))]) == [
         {"name": "writes_total", "kind": "counter", "node": "node2", "shard": 1, "labels": {"end": "done"}, "value": 2},
         {
             "name": "write_seconds",
@@ -53,7 +52,7 @@ def test_nodes_that_do_not_run_have_nothing_to_tell(tmp_path: Path) -> None:
 
 
 def test_what_bulk_refused_is_of_a_node_and_of_no_shard() -> None:
-    told = shown([(("node2", ""), bulk_metrics(BulkStatusAnswer(refused_closed_session=3, received_bytes=7)))])
+    told = metrics_json([(("node2", ""), bulk_metrics(BulkStatusAnswer(refused_closed_session=3, received_bytes=7)))])
     found = {(one["name"], *one["labels"].values()): one["value"] for one in told}
     assert found["bulk_refused_total", "session"] == 3
     assert found["bulk_refused_total", "ticket"] == 0

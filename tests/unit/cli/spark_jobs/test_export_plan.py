@@ -13,11 +13,11 @@ from ebla.cli.spark_jobs.export_plan import (
     check_same,
     chunk_count,
     condition,
-    cut,
     file_prefix,
-    missing,
+    missing_ranges,
+    split_ranges,
 )
-from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_record
+from ebla.cli.spark_jobs.state_file import decode_state_record, encode_state_record
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 
@@ -27,13 +27,13 @@ ranges = st.builds(TokenRange, tokens, tokens)
 
 
 def test_nothing_done_is_all_missing() -> None:
-    assert missing([]) == (WHOLE_RING,)
-    assert missing([WHOLE_RING]) == ()
+    assert missing_ranges([]) == (WHOLE_RING,)
+    assert missing_ranges([WHOLE_RING]) == ()
 
 
 @given(st.lists(ranges, max_size=6), st.lists(tokens, max_size=20))
 def test_what_is_missing_is_what_nothing_covers(covered: list[TokenRange], looked_at: list[Token]) -> None:
-    left = missing(covered)
+    left = missing_ranges(covered)
     ends = [end for one in covered for end in (one.start, one.end)]
     for token in (*looked_at, *ends):
         if token != TOKEN_MIN:  # no key has it
@@ -42,10 +42,10 @@ def test_what_is_missing_is_what_nothing_covers(covered: list[TokenRange], looke
 
 @given(st.lists(ranges, max_size=4), st.integers(1, 40))
 def test_pieces_are_the_whole_once(covered: list[TokenRange], count: int) -> None:
-    left = missing(covered)
-    pieces = cut(left, count)
+    left = missing_ranges(covered)
+    pieces = split_ranges(left, count)
     assert sum(piece.width for piece in pieces) == sum(one.width for one in left)
-    assert missing([*covered, *pieces]) == ()
+    assert missing_ranges([*covered, *pieces]) == ()
     assert len(pieces) <= count + len(left)
     assert len({file_prefix(piece) for piece in pieces}) == len(pieces)
 
@@ -53,8 +53,8 @@ def test_pieces_are_the_whole_once(covered: list[TokenRange], count: int) -> Non
 def test_an_export_goes_on_by_other_pieces() -> None:
     """Tablets were split, or another number was asked for."""
     done = WHOLE_RING.split(3)[1]
-    pieces = cut(missing([done]), 8)
-    assert missing([done, *pieces]) == ()
+    pieces = split_ranges(missing_ranges([done]), 8)
+    assert missing_ranges([done, *pieces]) == ()
     assert not any(piece.overlaps(done) for piece in pieces)
 
 

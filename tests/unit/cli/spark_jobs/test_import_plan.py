@@ -15,7 +15,7 @@ from ebla.cli.spark_jobs.import_plan import (
     chunks_of,
     kind_of,
 )
-from ebla.cli.spark_jobs.state_format import decode_state_record, encode_state_record
+from ebla.cli.spark_jobs.state_file import decode_state_record, encode_state_record
 from ebla.model.errors import InvalidRequest, Refused
 
 FILES = (InputFile("a.parquet", 10), InputFile("b.parquet", 20), InputFile("c.parquet", 5))
@@ -56,7 +56,7 @@ def test_an_import_goes_on_with_what_is_left() -> None:
 
 @pytest.mark.parametrize("data", [b"[]", b'{"format": 1}'])
 def test_another_file_is_no_note(data: bytes) -> None:
-    with pytest.raises(Refused, match="somewhere is not the note"):
+    with pytest.raises(Refused, match="somewhere is not the state file"):
         decode_state_record(ImportState, data, "somewhere")
 
 
@@ -64,7 +64,7 @@ def test_other_files_are_not_gone_on_with() -> None:
     other_cut = msgspec.structs.replace(STATE, chunks=(FILES,))
     check_same(STATE, other_cut)
     grown = msgspec.structs.replace(STATE, chunks=((*FILES[:2], InputFile("c.parquet", 6)),))
-    with pytest.raises(InvalidRequest, match=r"not those .* --again"):
+    with pytest.raises(InvalidRequest, match=r"not the same .* --again"):
         check_same(STATE, grown)
     with pytest.raises(InvalidRequest, match="dropped since"):
         check_same(STATE, msgspec.structs.replace(STATE, table_id="newer"))

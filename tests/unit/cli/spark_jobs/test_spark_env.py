@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ebla.cli.spark_jobs import environment_pack
-from ebla.cli.spark_jobs.environment_pack import PYTHON, closure, needed, pack
-from ebla.cli.spark_jobs.spark_env import environment_for, settings_for
+from ebla.cli.spark_jobs import spark_env
+from ebla.cli.spark_jobs.spark_env import PYTHON, closure, environment_for, needed, pack, settings_for
 from ebla.model.errors import Unavailable
 
 
@@ -28,7 +27,7 @@ def test_what_is_not_installed_is_told() -> None:
 
 def test_an_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few packages, since all of them take their time; a test with Spark packs them all."""
-    monkeypatch.setattr(environment_pack, "REQUIRED_PACKAGES", ("msgspec",))
+    monkeypatch.setattr(spark_env, "REQUIRED_PACKAGES", ("msgspec",))
     file = tmp_path / "env.tar.gz"
     assert any(name.startswith("msgspec ") for name in pack(file))
     place = tmp_path / "unpacked"
@@ -42,7 +41,7 @@ def test_an_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_machine_without_this_python_is_told(tmp_path: Path) -> None:
-    script = environment_pack.SCRIPT.format(version="3.99", packages="packages", known="/nowhere/python")
+    script = spark_env.SCRIPT.format(version="3.99", packages="packages", known="/nowhere/python")
     path = tmp_path / "python"
     path.write_text(script)
     path.chmod(0o755)

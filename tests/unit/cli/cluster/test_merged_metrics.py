@@ -3,7 +3,7 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ebla.client.merged_metrics import merge_metrics
+from ebla.cli.cluster.metrics import merge_metrics
 from ebla.observe.exposition import expose
 from ebla.observe.metrics import SERIES_MAX, Metrics
 from ebla.wire.metrics_messages import MetricFamily, MetricsAnswer, collect_metrics
