@@ -31,12 +31,13 @@ from ebla.model.cql_types import parse_type
 from ebla.model.identity import TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING
+from ebla.options import CommitLogMode
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.columns.chunks import KEY, STORED
 from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
-from ebla.storage.commit_log import CommitLog, CommitLogLimits, SyncMode
+from ebla.storage.commit_log import CommitLog, CommitLogLimits
 from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionLimits
 from ebla.storage.compaction.compactor import BaseLayerWriter, run_compaction
 from ebla.storage.compaction.tombstone_gc import KEEP_ALL
@@ -164,7 +165,9 @@ def items_of(batch: pa.RecordBatch, timestamp_us: int) -> list[Item]:
 
 
 @asynccontextmanager
-async def running_store(bench: Bench, name: str, mode: SyncMode = SyncMode.PERIODIC) -> AsyncIterator[ShardStore]:
+async def running_store(
+    bench: Bench, name: str, mode: CommitLogMode = CommitLogMode.PERIODIC
+) -> AsyncIterator[ShardStore]:
     limits = StoreLimits(
         log=CommitLogLimits(mode=mode),
         compact=CompactionLimits(live_bytes_max=1 << 40),

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -181,6 +181,10 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     open_files_min: Annotated[
         int, Meta(ge=64, le=1 << 24, description="a node that may open fewer files than this does not start")
     ] = 1_024
+
+
+DEFAULT_LIMITS: Final = NodeLimits()
+"""The one place of these defaults: components that are made without a node's options take them from here."""
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):

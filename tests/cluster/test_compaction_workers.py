@@ -17,13 +17,13 @@ from ebla.bulk.workers.bulk_workers import BulkWorkers, CompactionFailed
 from ebla.bulk.workers.pool import NICENESS
 from ebla.model.identity import Address, HostId
 from ebla.observe.event_reporter import discard_event
+from ebla.options import CommitLogMode
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.storage.columns.sidecar import open_sidecar
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.compaction.compaction_plan import CompactionJob, SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.rocks_engine import RocksEngine
@@ -45,7 +45,7 @@ TERMS = GcContext(now_s=1_000, replication_factor=3, repaired=())
 async def real_store(folder: Path) -> AsyncIterator[tuple[ShardStore, FileDisk]]:
     disk = FileDisk()
     engine = RocksEngine(disk)
-    store = await open_store(disk, SystemRng(), str(folder), engine, limits(SyncMode.PERIODIC))
+    store = await open_store(disk, SystemRng(), str(folder), engine, limits(CommitLogMode.PERIODIC))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         yield store, disk

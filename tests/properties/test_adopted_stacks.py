@@ -15,10 +15,10 @@ from tests.unit.storage.store_rig import Rig, limits
 
 from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.options import CommitLogMode
 from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.workloads.small_table import CELLS, SMALL, clustering_of, head_of, key_of, partition_token, value_of
 from ebla.storage.codec.row_codec import decode_row, encode_head
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.compaction.compaction_plan import SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item
@@ -159,7 +159,7 @@ OTHER = TokenRange(Token(5), Token(5))
 def test_what_is_adopted_is_merged(
     within: TokenRange, given_first: list[Step], given_second: list[Step], written_later: list[Step]
 ) -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC))
     brought, model = Model(), Model()
     for step in given_first:
         brought.put(step)

@@ -13,13 +13,13 @@ from tests.unit.topology.small_cluster import replica
 from ebla.model.cql_types import parse_type
 from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema, with_column, without_column
+from ebla.options import CommitLogMode
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.sim.workloads.small_table import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
 from ebla.storage.codec.key_codec import prefix_end, split_key
 from ebla.storage.codec.live_rows import is_live_row
 from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row, is_head
 from ebla.storage.codec.row_digest import digest_rows
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import merge_values
 from ebla.topology.tablet_map import tablet_map
@@ -166,7 +166,7 @@ def test_pages_together_are_the_whole(seed: int) -> None:
         for page, after in pairwise(pages):
             assert not after.items or (page.last_key > after.items[0][0]) is is_reversed
 
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=bounds)
+    in_shard(work, mode=CommitLogMode.PERIODIC, bounds=bounds)
 
 
 @EXAMPLES
@@ -188,7 +188,7 @@ def test_slices_are_what_lies_in_them(seed: int) -> None:
             assert list(page.items) == (expected[::-1] if is_reversed else expected)
             assert page.is_whole
 
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=rng.choice([1, 512])))
+    in_shard(work, mode=CommitLogMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=rng.choice([1, 512])))
 
 
 @EXAMPLES
@@ -212,7 +212,7 @@ def test_a_limit_for_each_partition_keeps_its_first_rows(seed: int) -> None:
         assert list(page.items) == expected
         assert page.is_whole
 
-    in_shard(work, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=rng.choice([1, 40, 512])))
+    in_shard(work, mode=CommitLogMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=rng.choice([1, 40, 512])))
 
 
 @EXAMPLES
@@ -232,7 +232,7 @@ def test_single_rows_read_by_gets_are_those_of_scans(seed: int) -> None:
                 assert points == found
                 assert found.items == tuple((one, whole[one]) for one in (head, key) if one in whole)
 
-    in_shard(work, mode=SyncMode.PERIODIC)
+    in_shard(work, mode=CommitLogMode.PERIODIC)
 
 
 @EXAMPLES
@@ -255,7 +255,7 @@ def test_the_same_cells_have_the_same_digest_however_they_lie(seed: int) -> None
         return await shard.reader.read(request, 1_000)
 
     for layering in (one, many):
-        answer = in_shard(layering, mode=SyncMode.PERIODIC)
+        answer = in_shard(layering, mode=CommitLogMode.PERIODIC)
         assert answer.items == ()
         digests.append(answer.digest)
     assert digests[0] == digests[1]

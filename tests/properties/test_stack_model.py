@@ -22,6 +22,7 @@ from tests.unit.storage.store_rig import Rig, limits
 from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import TombstoneGc
 from ebla.model.token import WHOLE_RING
+from ebla.options import CommitLogMode
 from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.workloads.small_table import (
@@ -35,7 +36,6 @@ from ebla.sim.workloads.small_table import (
     value_of,
 )
 from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult, SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.storage.layers.layer import Item, build_layer
@@ -137,7 +137,7 @@ class Driver:
     """Carries operations out on a store and on the model, over several lives."""
 
     def __init__(self, seed: int, mode: TombstoneGc, replication_factor: int) -> None:
-        self.rig = Rig(seed, dataclasses.replace(limits(SyncMode.PERIODIC, segments_max=6)))
+        self.rig = Rig(seed, dataclasses.replace(limits(CommitLogMode.PERIODIC, segments_max=6)))
         self.schema = small_table(mode)
         self.replication_factor = replication_factor
         self.model = Model()

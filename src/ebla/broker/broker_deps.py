@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ebla.feed.topology_view import TopologyView
 from ebla.model.identity import HostId
 from ebla.observe.event_reporter import EventReporter
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.transfers.cluster_client import ClusterClient
@@ -14,9 +15,9 @@ from ebla.transfers.cluster_client import ClusterClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLimits:
-    calls_max: int = 16
+    calls_max: int = DEFAULT_LIMITS.table_calls_max
     """At once, of one shard."""
-    call_ms_max: int = 7_200_000
+    call_ms_max: int = DEFAULT_LIMITS.table_call_ms_max
     """However long whoever asks would wait."""
     barrier_ms: int = 10_000
     group0_ms: int = 10_000
@@ -28,10 +29,10 @@ class BrokerLimits:
     """How often a read is planned anew because the topology moved."""
     at_once_max: int = 16
     """Questions of one call under way at the same time."""
-    write_jobs_max: int = 16
+    write_jobs_max: int = DEFAULT_LIMITS.write_jobs_max
     """Of the whole cluster, about: two that open at the same moment may both be the last."""
-    table_write_jobs_max: int = 4
-    write_life_ms: int = 6 * 3_600_000
+    table_write_jobs_max: int = DEFAULT_LIMITS.table_write_jobs_max
+    write_life_ms: int = DEFAULT_LIMITS.bulk_job_life_ms
     """Of a job that does not say."""
     staging_ms: int = 30_000
     open_stragglers_ms: int = 3_000

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ebla.model.errors import EblaError, Overloaded
 from ebla.observe.event_reporter import EventReporter
+from ebla.options import DEFAULT_LIMITS
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.wire.server import IncomingCall
 
@@ -23,10 +24,10 @@ class CompactionRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompactionServiceLimits:
-    compactions_max: int = 2
+    compactions_max: int = DEFAULT_LIMITS.folds_max
     """At a time, of all shards together: each takes a core for as long as it lasts."""
     waiting_max: int = 256
-    compaction_ms: int = 3_600_000
+    compaction_ms: int = DEFAULT_LIMITS.fold_ms
 
 
 class CompactionService:

@@ -5,16 +5,17 @@ import math
 from dataclasses import dataclass
 
 from ebla.model.errors import Overloaded
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferLimits:
-    puts_max: int = 16
+    puts_max: int = DEFAULT_LIMITS.transfers_max
     """Streams into this node at the same time."""
     gets_max: int = 32
     """Streams out of it."""
-    bytes_per_s: int = 0
+    bytes_per_s: int = DEFAULT_LIMITS.transfer_bytes_per_second_max
     """Into and out of it together; 0: no bound."""
     rate_wait_ms: int = 30_000
     """The longest that one batch waits for the rate. A stream that would wait longer is refused: it is held up by

@@ -25,6 +25,7 @@ from ebla.model.errors import EblaError, Refused, leaf_errors
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision
 from ebla.observe.event_reporter import EventReporter
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.environment import Environment
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
@@ -78,7 +79,7 @@ class ControlConfig:
     """Children that barriers wait for besides those that `ChildProcesses` names: where somebody else starts them."""
     shard_count: int = 1
     num_tokens: int = 16
-    bulk_job_life_ms: int = 6 * 3_600_000
+    bulk_job_life_ms: int = DEFAULT_LIMITS.bulk_job_life_ms
     want_pipeline: Callable[[bool], None] | None = None
     """Told whenever it changes whether the pipeline is to run here; None: it never is."""
 

@@ -35,6 +35,7 @@ from ebla.model.errors import AlreadyExists, InvalidRequest, NotFound, TooLarge
 from ebla.model.identity import Replica, TableId
 from ebla.model.token import token_of
 from ebla.model.values import decode_duration, encode
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery
@@ -113,11 +114,11 @@ class SchemaChanger(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits:
-    write_ms: int = 2_000
-    read_ms: int = 5_000
-    scan_ms: int = 10_000
+    write_ms: int = DEFAULT_LIMITS.write_timeout_ms
+    read_ms: int = DEFAULT_LIMITS.read_timeout_ms
+    scan_ms: int = DEFAULT_LIMITS.scan_timeout_ms
     """For a read that names no partition."""
-    schema_ms: int = 20_000
+    schema_ms: int = DEFAULT_LIMITS.schema_timeout_ms
     statements_max: int = 4_096
     """Compiled statements kept, for QUERY and for PREPARE each."""
     batch_statements_max: int = 10_000

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ebla.feed.topology_view import View
 from ebla.model.errors import Unavailable
 from ebla.model.identity import Address, ShardNumber
+from ebla.options import DEFAULT_LIMITS
 from ebla.replica.shard_services import ShardService, ShardServiceContext, ShardServiceFactory
 from ebla.request.front import RowsFront
 from ebla.request.router import Router
@@ -29,8 +30,8 @@ class RouterConfig:
     socket_of: Callable[[ShardNumber], Address]
     """Where the other shards of the own node listen."""
     limits: RouterLimits = field(default_factory=RouterLimits)
-    write_timeout_ms: int = 2_000
-    read_timeout_ms: int = 5_000
+    write_timeout_ms: int = DEFAULT_LIMITS.write_timeout_ms
+    read_timeout_ms: int = DEFAULT_LIMITS.read_timeout_ms
     make_doors: MakeReplicaClients = ShardClients
     """The simulator's are watched, and repeat what they were given."""
 

@@ -31,7 +31,7 @@ from ebla.node.process import (
 )
 from ebla.node.router_service import RouterConfig
 from ebla.observe.metrics import Metrics
-from ebla.options import Authenticator, ClientTls, CommitLogMode, NodeOptions, flatten
+from ebla.options import Authenticator, ClientTls, NodeOptions, flatten
 from ebla.ports.environment import Environment
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.shard_process import ShardConfig, ShardProcess
@@ -46,7 +46,7 @@ from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import CqlServerTls, NodeTls, TlsFolder
-from ebla.storage.commit_log import CommitLogLimits, SyncMode
+from ebla.storage.commit_log import CommitLogLimits
 from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
 from ebla.storage.store import StoreLimits
 from ebla.transfers.cluster_client import ClusterAddresses
@@ -57,7 +57,6 @@ from ebla.wire.limits import WireLimits
 DRAIN_SHARE = 0.2
 """Of the time it has to end, what requests under way are given."""
 FLUSH_SHARE = 0.6
-SYNC_MODES = {CommitLogMode.SYNC: SyncMode.SYNC, CommitLogMode.PERIODIC: SyncMode.PERIODIC}
 
 
 def main() -> int:
@@ -197,7 +196,7 @@ def visible_options(options: NodeOptions) -> Iterator[tuple[str, str, str]]:
 def store_limits(options: NodeOptions, open_files: int) -> StoreLimits:
     limits = options.limits
     return StoreLimits(
-        log=CommitLogLimits(mode=SYNC_MODES[options.commit_log], period_ms=limits.commit_log_period_ms),
+        log=CommitLogLimits(mode=options.commit_log, period_ms=limits.commit_log_period_ms),
         layers_open_max=layers_open_max(open_files),
         free_bytes_min=limits.free_disk_bytes_min,
     )

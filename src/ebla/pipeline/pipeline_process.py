@@ -12,6 +12,7 @@ from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import EblaError
 from ebla.observe.event_reporter import EventReporter
+from ebla.options import DEFAULT_LIMITS
 from ebla.pipeline.job_queue import JobQueue, QueueConfig, QueueLimits
 from ebla.pipeline.job_run import RunDeps, RunLimits
 from ebla.pipeline.job_runner import JobRunner
@@ -30,8 +31,8 @@ NAME = "pipeline"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineLimits:
-    heartbeat_ms: int = 1_000
-    silence_ms: int = 5_000
+    heartbeat_ms: int = DEFAULT_LIMITS.child_heartbeat_ms
+    silence_ms: int = DEFAULT_LIMITS.feed_silence_ms
     """A pipeline whose control is silent for so long runs nothing."""
     queue: QueueLimits = field(default_factory=QueueLimits)
     run: RunLimits = field(default_factory=RunLimits)

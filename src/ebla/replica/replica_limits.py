@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ebla.options import DEFAULT_LIMITS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLimits:
@@ -31,7 +33,7 @@ class ReplicaLimits:
     """Staged rows merged before others get their turn on the loop."""
     adopt_bytes_max: int = 1 << 20
     """The same by their size; one row may be larger."""
-    adopted_layers_max: int = 32
+    adopted_layers_max: int = DEFAULT_LIMITS.adopted_layers_max
     """Bases of a stack to which a job may add; with more it waits for folds."""
     drain_ms: int = 500
     """For what runs when the shard stops."""

@@ -9,6 +9,7 @@ import msgspec
 from ebla.feed.topology_view import TopologyView
 from ebla.model.identity import Replica, TableId
 from ebla.observe.metrics import Metrics
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.clock import Clock
 from ebla.wire.row_messages import (
     Item,
@@ -71,7 +72,7 @@ class ReplicaClients(Protocol):
 class RouterLimits:
     writes_in_flight_max: int = 32_768
     """Copies of a write may still be under way after its client was answered; it counts until the last one ended."""
-    write_bytes_in_flight_max: int = 128 << 20
+    write_bytes_in_flight_max: int = DEFAULT_LIMITS.shard_requests_bytes_max
     target_writes_max: int = 4_096
     """Copies for one replica shard that wait or are sent and not answered. More make new writes wait, or do without
     that copy."""
@@ -92,8 +93,8 @@ class RouterLimits:
     """In one request."""
     refresh_ms: int = 5_000
     """How long a request that was refused as stale waits for a newer version of the topology."""
-    write_timeout_ms_max: int = 2_000
-    read_timeout_ms_max: int = 10_000
+    write_timeout_ms_max: int = DEFAULT_LIMITS.write_timeout_ms
+    read_timeout_ms_max: int = DEFAULT_LIMITS.scan_timeout_ms
     """A request waits no longer than this, whatever its client asks for: it holds a version of the topology meanwhile,
     and a barrier waits for it."""
     answer_margin_ms: int = 50

@@ -8,7 +8,6 @@ A full disk loses nothing: the records stay queued and are tried again until the
 """
 
 import asyncio
-import enum
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -20,21 +19,17 @@ from ebla.journal.manifest import segment_sequence
 from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed, SegmentedLog
 from ebla.model.errors import Corruption, DiskFull, EblaError, Outcome, Overloaded, TooLarge
+from ebla.options import DEFAULT_LIMITS, CommitLogMode
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.storage.layers.layer import Item
 from ebla.storage.manifest import Incarnation
 
 
-class SyncMode(enum.StrEnum):
-    SYNC = "sync"
-    PERIODIC = "periodic"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLogLimits:
-    mode: SyncMode = SyncMode.SYNC
-    period_ms: int = 10
+    mode: CommitLogMode = CommitLogMode.SYNC
+    period_ms: int = DEFAULT_LIMITS.commit_log_period_ms
     """How long a record may wait to be written in periodic mode."""
     batch_bytes: int = 4 << 20
     record_bytes_max: int = 32 << 20
@@ -125,7 +120,7 @@ class CommitLog:
         sequence = self._next_sequence
         self._next_sequence += 1
         self._work.set()
-        if self._limits.mode is SyncMode.SYNC or self._queued_bytes >= self._limits.batch_bytes:
+        if self._limits.mode is CommitLogMode.SYNC or self._queued_bytes >= self._limits.batch_bytes:
             self._hurry.set()
         return sequence
 

@@ -22,9 +22,10 @@ from ebla.model.errors import DiskFull, InvalidRequest, Overloaded, Stale
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
+from ebla.options import DEFAULT_LIMITS, CommitLogMode
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
-from ebla.storage.commit_log import CommitLog, CommitLogLimits, SyncMode
+from ebla.storage.commit_log import CommitLog, CommitLogLimits
 from ebla.storage.compaction.compaction_plan import CompactionLimits
 from ebla.storage.layers.layer import Item, Layer, LayerDamaged, LayerEngine
 from ebla.storage.layers.layer_cache import LayerCache
@@ -48,7 +49,7 @@ class StoreLimits:
     log: CommitLogLimits = field(default_factory=CommitLogLimits)
     compact: CompactionLimits = field(default_factory=CompactionLimits)
     layers_open_max: int = 512
-    free_bytes_min: int = 256 << 20
+    free_bytes_min: int = DEFAULT_LIMITS.free_disk_bytes_min
     """With less, writes are refused: the rest is for flushes, manifests and compactions, which make space."""
     upkeep_ms: int = 250
 
@@ -102,7 +103,7 @@ class ShardStore(StackChanges):
     @property
     def answers_after_sync(self) -> bool:
         """Whether a write is acknowledged only once it is durable."""
-        return self._limits.log.mode is SyncMode.SYNC
+        return self._limits.log.mode is CommitLogMode.SYNC
 
     @property
     def free_bytes(self) -> int:

@@ -16,6 +16,7 @@ from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId, Replica, SessionId, TopologyVersion
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
+from ebla.options import CommitLogMode
 from ebla.ports.disk import Disk
 from ebla.replica.adoption import ShardAdoptions
 from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
@@ -27,7 +28,6 @@ from ebla.replica.row_writes import ReplicaWriter, SiblingShards
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.store import ShardStore
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Session, Snapshot, Table, TopologyState
@@ -196,7 +196,7 @@ def in_shard(
     work: Callable[[ShardRig], Awaitable[T]],
     *,
     rig: Rig | None = None,
-    mode: SyncMode = SyncMode.SYNC,
+    mode: CommitLogMode = CommitLogMode.SYNC,
     bounds: ReplicaLimits | None = None,
     own: Replica = OWN,
     sibling: SiblingShards | None = None,

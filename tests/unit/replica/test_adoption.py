@@ -35,12 +35,12 @@ from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.rows import Deletion, Row
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagingKind
+from ebla.options import CommitLogMode
 from ebla.replica.adoption import PartialAdoption, chunks_of, intersect_ranges
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.codec.staging_format import SealedFile, sealed_path, write_sealed
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.compaction.compaction_plan import SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item, Layer
@@ -71,7 +71,7 @@ async def read_all(shard: ShardRig, version: int = 2) -> tuple[Item, ...]:
 
 def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **bounds: int) -> None:
     """With a session open on a table of one tablet."""
-    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
 
     async def main(shard: ShardRig) -> None:
         await shard.follow(opened())
@@ -116,7 +116,7 @@ def test_a_layer_counts_only_within_the_range_that_was_asked_for() -> None:
 
 
 def test_rows_are_merged_in_pieces_and_durable() -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
     newer = plain(3, 1, 9, number=7)
 
     async def main(shard: ShardRig) -> None:

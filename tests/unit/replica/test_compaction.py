@@ -7,10 +7,10 @@ from tests.unit.storage.store_rig import Rig, limits, plain
 
 from ebla.model.errors import Unreachable
 from ebla.model.token import WHOLE_RING
+from ebla.options import CommitLogMode
 from ebla.replica.compaction import CompactionLoop, gc_terms
 from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.workloads.small_table import SMALL
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.topology.tablet_map import tablet_map
@@ -33,7 +33,7 @@ class Place:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(REPAIRED))

@@ -21,8 +21,8 @@ from tests.unit.topology.small_cluster import replica
 
 from ebla.model.errors import NotFound, Stale, Unavailable
 from ebla.model.identity import SessionId, TableId
+from ebla.options import CommitLogMode
 from ebla.sim.workloads.small_table import SMALL
-from ebla.storage.commit_log import SyncMode
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 from ebla.topology.tablet_map import tablet_map
@@ -41,7 +41,7 @@ def stream_of(*items: Item) -> StreamRowsRequest:
 
 
 def test_a_stream_is_merged_into_every_stack_it_touches() -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(with_sessions(small_cluster(BOTH), OPEN))

@@ -18,12 +18,12 @@ from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
 from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
+from ebla.options import CommitLogMode
 from ebla.replica.compaction import CHECK_S, CompactionLoop
 from ebla.replica.fences import OvertakenByFence
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.sim.workloads.small_table import SMALL
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Layer
@@ -44,7 +44,7 @@ def opened(*, version: int = 2, fence: int = 1) -> Snapshot:
 
 
 def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **bounds: int) -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
 
     async def main(shard: ShardRig) -> None:
         await shard.follow(opened())

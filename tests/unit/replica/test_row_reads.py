@@ -22,11 +22,11 @@ from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.identity import TableId, TopologyVersion
 from ebla.model.rows import Deletion, PartitionHead, Row
+from ebla.options import CommitLogMode
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.sim.workloads.small_table import SMALL, head_of, key_of, prefix_of, value_of
 from ebla.storage.codec.key_codec import prefix_end, row_key
 from ebla.storage.codec.row_codec import encode_head
-from ebla.storage.commit_log import SyncMode
 from ebla.storage.stack import OpenStack, Stack
 from ebla.topology.tablet_map import tablet_map
 
@@ -99,7 +99,7 @@ async def test_what_is_not_here_is_told(shard: ShardRig, /) -> None:
     assert here.last_key == b"\x80" + bytes(7)
 
 
-@runs_in(in_shard, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=100))
+@runs_in(in_shard, mode=CommitLogMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=100))
 async def test_many_tombstones_end_a_page_and_not_the_turn_of_others(shard: ShardRig, /) -> None:
     dead = value_of(Row(marker=None, deletion=Deletion(5, 900)))
     items = [(key_of(1, row), dead) for row in range(128)]
@@ -124,7 +124,7 @@ async def test_many_tombstones_end_a_page_and_not_the_turn_of_others(shard: Shar
     assert page.last_key == page.items[-1][0]
 
 
-@runs_in(in_shard, mode=SyncMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=60))
+@runs_in(in_shard, mode=CommitLogMode.PERIODIC, bounds=ReplicaLimits(turn_items_max=20, page_items_max=60))
 async def test_rows_that_their_head_deletes_are_counted_as_looked_at(shard: ShardRig, /) -> None:
     """They leave nothing behind, and a page of them must end all the same."""
     head = (head_of(1), encode_head(PartitionHead(Deletion(50, 900)), SMALL.version))

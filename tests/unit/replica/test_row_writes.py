@@ -23,9 +23,9 @@ from tests.unit.topology.small_cluster import replica, with_transition
 from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import Overloaded
 from ebla.model.identity import ShardNumber, TableId, TopologyVersion
+from ebla.options import CommitLogMode
 from ebla.replica.replica_limits import ReplicaLimits
 from ebla.sim.workloads.small_table import SMALL
-from ebla.storage.commit_log import SyncMode
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
@@ -74,7 +74,7 @@ async def test_each_write_of_a_batch_stands_for_itself(shard: ShardRig, /) -> No
     assert await stored(shard, 5) == tuple(sorted([HERE[0], HERE[2], HERE[3]]))
 
 
-@runs_in(in_shard, mode=SyncMode.PERIODIC)
+@runs_in(in_shard, mode=CommitLogMode.PERIODIC)
 async def test_with_open_layers_a_periodic_batch_needs_no_task(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(TWO))
     request = WriteRowsRequest((write_of(HERE[0]), write_of(HERE[1])))
@@ -186,10 +186,10 @@ class RecordingSibling:
         return WriteRowsAnswer(self.failures)
 
 
-@pytest.mark.parametrize("mode", list(SyncMode))
+@pytest.mark.parametrize("mode", list(CommitLogMode))
 @pytest.mark.parametrize(("stage", "kept"), [(TabletStage.WRITE_BOTH_READ_OLD, True), (TabletStage.USE_NEW, False)])
 def test_a_tablet_that_moves_inside_the_node_is_written_on_both_shards(
-    stage: TabletStage, kept: bool, mode: SyncMode
+    stage: TabletStage, kept: bool, mode: CommitLogMode
 ) -> None:
     sibling = RecordingSibling()
     move = TabletTransition(kind=TransitionKind.INTRANODE_MIGRATION, stage=stage, new_replicas=(replica(1, 1),))

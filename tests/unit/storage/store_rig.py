@@ -11,11 +11,12 @@ from ebla.journal.recovery import JournalLimits
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
+from ebla.options import CommitLogMode
 from ebla.ports.disk import Disk
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.workloads.small_table import CELLS, SMALL, key_of, value_of
 from ebla.storage.codec.row_codec import decode_row
-from ebla.storage.commit_log import CommitLogLimits, SyncMode
+from ebla.storage.commit_log import CommitLogLimits
 from ebla.storage.compaction.compaction_plan import CompactionLimits
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.memory_engine import MemoryEngine, MemoryLimits
@@ -28,7 +29,7 @@ FOLDER = "/data/shard-0"
 LOG = JournalLimits(segment_bytes=4096, batch_bytes_max=1 << 20, read_bytes=4096)
 
 
-def limits(mode: SyncMode = SyncMode.SYNC, **log: int) -> StoreLimits:
+def limits(mode: CommitLogMode = CommitLogMode.SYNC, **log: int) -> StoreLimits:
     bounds = CommitLogLimits(mode=mode, log=LOG, retry_ms=20, **log)
     return StoreLimits(log=bounds, compact=CompactionLimits(), layers_open_max=64, free_bytes_min=0, upkeep_ms=50)
 

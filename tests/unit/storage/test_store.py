@@ -12,6 +12,7 @@ from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
 from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.schema import TombstoneGc, with_column
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.options import CommitLogMode
 from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.workloads.small_table import (
     CELLS,
@@ -26,7 +27,7 @@ from ebla.sim.workloads.small_table import (
 )
 from ebla.storage.codec.key_codec import in_spans
 from ebla.storage.codec.row_codec import encode_head
-from ebla.storage.commit_log import NotDurable, SyncMode
+from ebla.storage.commit_log import NotDurable
 from ebla.storage.compaction.compaction_plan import SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import LayerDamaged, build_layer
@@ -71,7 +72,7 @@ def test_an_answered_write_survives_the_power() -> None:
 
 
 def test_in_periodic_mode_a_write_is_answered_at_once_and_durable_soon() -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=5))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=5))
 
     async def write(store: ShardStore) -> None:
         stack = await small_stack(store)
@@ -253,7 +254,7 @@ def test_records_that_are_in_a_base_are_not_replayed() -> None:
 
 
 def test_sequences_that_a_crash_took_and_that_are_given_again_are_replayed() -> None:
-    rig = Rig(bounds=limits(SyncMode.PERIODIC, period_ms=60_000))
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
 
     async def seal_before_the_log_is_written(store: ShardStore) -> None:
         stack = await small_stack(store)

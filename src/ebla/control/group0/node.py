@@ -23,6 +23,7 @@ from ebla.group0.members import MEMBERS_PREFIX, Member, MemberRole, member_key, 
 from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.environment import Environment
 from ebla.raft.effects import LogWrite
 from ebla.raft.events import PeerReachable
@@ -53,7 +54,7 @@ class Group0Config:
     contacts: tuple[Address, ...]
     folder: str
     """Of this group alone; the mark stands beside it."""
-    tick_ms: int = 100
+    tick_ms: int = DEFAULT_LIMITS.raft_tick_ms
     election_ticks: int = 10
     snapshot_entries_max: int = 10_000
     snapshot_bytes_max: int = 64 * 1024 * 1024

@@ -12,6 +12,7 @@ from typing import Protocol
 from ebla.control.liveness.failure_detector import FailureDetector, PeerLiveness, PeerState, RoundTrip
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, HostId
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.clock import Clock
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Lane
@@ -22,8 +23,8 @@ from ebla.wire.verbs import HEARTBEAT, HeartbeatAnswer, HeartbeatRequest
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    heartbeat_ms: int = 500
-    silence_ms: int = 3_000
+    heartbeat_ms: int = DEFAULT_LIMITS.peer_heartbeat_ms
+    silence_ms: int = DEFAULT_LIMITS.peer_silence_ms
     in_flight_max: int = 16
     """Beats to one peer that are under way at once."""
 

@@ -25,6 +25,7 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import BadProtocol, EblaError, InternalError, Overloaded, leaf_errors
 from ebla.observe.event_reporter import EventReporter
 from ebla.observe.metrics import Metrics
+from ebla.options import DEFAULT_LIMITS
 from ebla.wire.cql import notation, requests, responses
 from ebla.wire.cql.compression import COMPRESSED_BYTES_MIN, Compression, find_compression
 from ebla.wire.cql.frames import (
@@ -96,10 +97,10 @@ class ClientTransport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    request_bytes_max: int = 16 << 20
+    request_bytes_max: int = DEFAULT_LIMITS.cql_request_bytes_max
     first_request_bytes_max: int = 64 << 10
     """Before a client has logged in, it can make us buffer no more than this."""
-    requests_max: int = 1_024
+    requests_max: int = DEFAULT_LIMITS.cql_requests_max
     """In flight on one connection. At this number, the connection is not read from."""
     requests_bytes_max: int = 32 << 20
     """Body bytes in flight on one connection."""

@@ -14,6 +14,7 @@ from typing import cast
 from ebla.cql.server.clients import ClientEndpoint, ClientRegistry
 from ebla.cql.server.connection import ConnectionDeps, ServerConnection
 from ebla.observe.event_reporter import EventReporter, RateLimitedReporter
+from ebla.options import DEFAULT_LIMITS
 
 _ACCEPT_PAUSE_S = 0.05
 _LARGE_REQUEST_BYTES = 4 << 10
@@ -22,7 +23,7 @@ _LARGE_REQUEST_BYTES = 4 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CqlServerLimits:
-    connections_max: int = 8_192
+    connections_max: int = DEFAULT_LIMITS.cql_connections_max
     greeting_ms: int = 30_000
     """For a client to say who it is. Afterwards it may stay idle as long as it likes."""
     handshake_ms: int = 5_000

@@ -39,6 +39,7 @@ from rocksdict import (
 
 from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import DiskFull, InternalError, Overloaded, Refused, Stale
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.disk import Disk
 from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
 from ebla.storage.layers.layer_base import LayerBase
@@ -68,8 +69,8 @@ class RocksLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one layer; when it is full the library flushes it by itself."""
     write_buffers: int = 4
     """Full ones that may wait to be flushed before puts are refused."""
-    write_buffers_total_bytes: int = 256 << 20
-    cache_bytes: int = 64 << 20
+    write_buffers_total_bytes: int = DEFAULT_LIMITS.shard_unflushed_bytes_max
+    cache_bytes: int = DEFAULT_LIMITS.shard_cache_bytes_max
     block_bytes: int = 16 << 10
     arena_block_bytes: int = 64 << 10
     """Each layer takes one as soon as it is written to."""
