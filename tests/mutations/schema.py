@@ -22,15 +22,15 @@ MUTATIONS = (
         name="schema-answers-before-every-node-has-it",
         module="ebla.control.topology.schema_service",
         function="SchemaService.change",
-        find="asked = await self._parts.barriers.ask(members, request, self._remaining_ms(expires_at))",
-        replace="asked = BarrierOutcome()",
+        find="outcome = await self._deps.barriers.request(members, request, self._remaining_ms(expires_at))",
+        replace="outcome = BarrierOutcome()",
         check=SCHEMA,
         why="the next request on another node does not know the table",
     ),
     Mutation(
         name="schema-node-not-asked-counts-as-told",
         module="ebla.control.topology.barrier_client",
-        function="BarrierClient._ask_one",
+        function="BarrierClient._request_one",
         find="lacking[host] = last",
         replace="",
         check=CHANGES,
@@ -50,11 +50,11 @@ MUTATIONS = (
         module="ebla.control.topology.schema_service",
         function="SchemaService._plan",
         find=(
-            "await self._parts.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
-            "snapshot = self._parts.topology.snapshot\n"
+            "await self._deps.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
+            "snapshot = self._deps.topology.snapshot\n"
             "drawn"
         ),
-        replace="snapshot = self._parts.topology.snapshot\ndrawn",
+        replace="snapshot = self._deps.topology.snapshot\ndrawn",
         check=CHANGES,
         why="a node that lags says that a table exists which was dropped, or that none does",
     ),
@@ -80,8 +80,8 @@ MUTATIONS = (
         name="joins-barrier-forgets-who-comes-in",
         module="ebla.control.topology.join_steps",
         function="_ring",
-        find="node.state is not NodeState.NONE and node.host not in around.gone",
-        replace="node.state is NodeState.NORMAL and node.host not in around.gone",
+        find="node.state is not NodeState.NONE and node.host not in view.gone",
+        replace="node.state is NodeState.NORMAL and node.host not in view.gone",
         check=JOINS,
         why="a node serves a ring by a version that the cluster has left behind",
     ),
@@ -98,7 +98,7 @@ MUTATIONS = (
         name="joins-take-up-the-dead",
         module="ebla.control.topology.join_steps",
         function="_start",
-        find="alive = request.host in around.liveness.alive",
+        find="alive = request.host in view.liveness.alive",
         replace="alive = True",
         check=JOINS,
         why="a node that died while it asked holds up everybody else",

@@ -15,12 +15,13 @@ from ebla.control.group0.service import Group0Service, report_of
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState, down_hosts
 from ebla.control.liveness.heartbeats import HeartbeatConfig, HeartbeatMonitor, LivenessLimits
 from ebla.control.topology.barrier_client import BarrierClient
-from ebla.control.topology.bulk_sessions import BulkSessionService, SessionDeps
+from ebla.control.topology.bulk_sessions import BulkSessionService
 from ebla.control.topology.committed_topology import CommittedTopology
+from ebla.control.topology.deps import TopologyDeps
 from ebla.control.topology.feed_service import FeedConfig, TopologyFeedService
-from ebla.control.topology.join_driver import JoinDeps, JoinDriver
+from ebla.control.topology.join_driver import JoinDriver
 from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
-from ebla.control.topology.schema_service import SchemaDeps, SchemaService
+from ebla.control.topology.schema_service import SchemaService
 from ebla.model.errors import EblaError, Refused, leaf_errors
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Revision
@@ -88,19 +89,19 @@ class ControlProcess:
     """`stop` is set here when somebody asks the node to stop, and from outside on a signal; `ready` once it listens."""
 
     def __init__(
-        self, environment: Environment, setup: ControlConfig, children: ChildProcesses, stop: asyncio.Event
+        self, environment: Environment, config: ControlConfig, children: ChildProcesses, stop: asyncio.Event
     ) -> None:
         self._environment = environment
-        self._setup = setup
+        self._config = config
         self._children = children
         self._started_boot_ms = environment.clock.boot_ms()
         self._started_wall_us = environment.clock.wall_us()
         self._liveness: HeartbeatMonitor | None = None
         self._group0: Group0Node | None = None
         self._stop = stop
-        self.topology = CommittedTopology(setup.report)
+        self.topology = CommittedTopology(config.report)
         self._feed: TopologyFeedService | None = None
-        self._first_nodes: JoinDriver | None = None
+        self._joins: JoinDriver | None = None
         self._beats: dict[str, ChildBeatRequest] = {}
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
@@ -108,49 +109,44 @@ class ControlProcess:
 
     async def run(self) -> None:
         """Serves until cancelled. Raises where an address is taken."""
-        setup, environment = self._setup, self._environment
+        config, environment = self._config, self._environment
         async with asyncio.TaskGroup() as tasks:
             context = PeersContext(
                 transport=environment.transport,
                 rng=environment.rng,
-                introduction=setup.introduction,
-                limits=setup.wire,
-                report=setup.report,
+                introduction=config.introduction,
+                limits=config.wire,
+                report=config.report,
             )
             peers = Peers(tasks, context)
-            self._group0 = Group0Node(environment, setup.group0, context, peers)
+            self._group0 = Group0Node(environment, config.group0, context, peers)
             # The wall clock may step back between two starts; then a restart shows only as a different number, which
             # is all that is asked of it.
             liveness = HeartbeatConfig(
-                clock=environment.clock, members=self._group0, limits=setup.liveness, incarnation=self._started_wall_us
+                clock=environment.clock, members=self._group0, limits=config.liveness, incarnation=self._started_wall_us
             )
             self._liveness = HeartbeatMonitor(peers, context, liveness)
-            for_peers = Server(tasks, setup.introduction, setup.wire, setup.report)
-            for_own = Server(tasks, setup.introduction, setup.wire, setup.report)
+            for_peers = Server(tasks, config.introduction, config.wire, config.report)
+            for_own = Server(tasks, config.introduction, config.wire, config.report)
             self._liveness.serve_on(for_peers)
-            group0_doors = Group0Service(self._group0, peers, environment.rng)
-            group0_doors.serve_peers(for_peers)
-            group0_doors.serve_operator(for_own)
+            group0_service = Group0Service(self._group0, peers, environment.rng)
+            group0_service.serve_peers(for_peers)
+            group0_service.serve_operator(for_own)
             self._feed = self._new_feed(self._group0, for_own, for_peers)
             self._liveness.on_change = self._feed.down_hosts_changed
-            barriers = BarrierClient(setup.introduction.host, self._own_barrier, peers, self._down)
-            schema = SchemaService(
-                SchemaDeps(
-                    group0=self._group0, topology=self.topology, barriers=barriers, down=self._down, rng=environment.rng
-                )
+            barriers = BarrierClient(config.introduction.host, self._own_barrier, peers, self._down)
+            deps = TopologyDeps(
+                group0=self._group0,
+                topology=self.topology,
+                barriers=barriers,
+                down=self._down,
+                rng=environment.rng,
+                clock=environment.clock,
+                report=config.report,
             )
-            sessions = BulkSessionService(
-                SessionDeps(
-                    group0=self._group0,
-                    topology=self.topology,
-                    barriers=barriers,
-                    rng=environment.rng,
-                    clock=environment.clock,
-                    report=setup.report,
-                ),
-                setup.bulk_job_life_ms,
-            )
-            self._first_nodes = self._new_first_nodes(self._group0, barriers)
+            schema = SchemaService(deps)
+            sessions = BulkSessionService(deps, config.bulk_job_life_ms)
+            self._joins = JoinDriver(self._own_node(), deps)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
@@ -159,21 +155,21 @@ class ControlProcess:
             for_own.serve(STOP, self._stop_asked)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
-                await environment.transport.listen(setup.address, for_peers.accept),
-                await environment.transport.listen(setup.local_address, for_own.accept),
+                await environment.transport.listen(config.address, for_peers.accept),
+                await environment.transport.listen(config.local_address, for_own.accept),
             ]
             self.ready.set()
             tasks.create_task(self._liveness.run())
             tasks.create_task(self._feed.run())
             tasks.create_task(sessions.enforce())
-            if setup.want_pipeline is not None:
-                tasks.create_task(self._place_pipeline(self._group0, setup.want_pipeline))
-            tasks.create_task(self._follow_topology(self._group0, self._first_nodes))
+            if config.want_pipeline is not None:
+                tasks.create_task(self._place_pipeline(self._group0, config.want_pipeline))
+            tasks.create_task(self._follow_topology(self._group0, self._joins))
             try:
                 await self._run_group0(self._group0)
             finally:
-                for door in listening:
-                    await door.close()
+                for listener in listening:
+                    await listener.close()
                 for server in (for_peers, for_own):
                     server.close("the node stops")
 
@@ -187,12 +183,12 @@ class ControlProcess:
             self._stop.set()
         await asyncio.Event().wait()
 
-    async def _follow_topology(self, group0: Group0Node, first_nodes: JoinDriver) -> None:
+    async def _follow_topology(self, group0: Group0Node, joins: JoinDriver) -> None:
         await group0.started.wait()
         if group0.is_running:  # it may have ended in the same turn, and says why itself
             self.topology.attach(group0.running.machine)
             try:
-                await first_nodes.run()
+                await joins.run()
             except* Refused as refusals:
                 self.gave_up = str(next(leaf_errors(refusals)))
                 self._stop.set()
@@ -201,40 +197,29 @@ class ControlProcess:
         wanted = False
         while True:
             leads = group0.is_running and group0.running.raft.is_leader
-            own = self.topology.snapshot.nodes.get(self._setup.introduction.host) if leads else None
+            own = self.topology.snapshot.nodes.get(self._config.introduction.host) if leads else None
             before, wanted = wanted, should_run_pipeline(own, self._processes(), leads=leads, runs=wanted)
             if wanted is not before:
-                self._setup.report("pipeline.wanted" if wanted else "pipeline.not_wanted", {"leader": leads})
+                self._config.report("pipeline.wanted" if wanted else "pipeline.not_wanted", {"leader": leads})
                 want(wanted)
             await asyncio.sleep(PLACE_MS / 1000)
 
     async def _own_barrier(self, request: NodeBarrierRequest, deadline_ms: int) -> None:
         await self.feed.node_barrier(request.version, deadline_ms, drain=request.drain)
 
-    def _new_first_nodes(self, group0: Group0Node, barriers: BarrierClient) -> JoinDriver:
-        setup, around = self._setup, self._environment
-        member = setup.group0.member
-        own = Node(
-            host=setup.introduction.host,
+    def _own_node(self) -> Node:
+        config, member = self._config, self._config.group0.member
+        return Node(
+            host=config.introduction.host,
             datacenter=member.datacenter,
             rack=member.rack,
-            shard_count=setup.shard_count,
+            shard_count=config.shard_count,
             ignore_msb=0,
-            release_version=setup.release,
-            address=setup.address.host,
-            num_tokens=setup.num_tokens,
+            release_version=config.release,
+            address=config.address.host,
+            num_tokens=config.num_tokens,
             supported_features=member.features,
         )
-        parts = JoinDeps(
-            group0=group0,
-            topology=self.topology,
-            barriers=barriers,
-            down=self._down,
-            rng=around.rng,
-            clock=around.clock,
-            report=setup.report,
-        )
-        return JoinDriver(own, parts)
 
     def _new_feed(self, group0: Group0Node, for_own: Server, for_peers: Server) -> TopologyFeedService:
         async def read_barrier(deadline_ms: int) -> Revision:
@@ -262,12 +247,12 @@ class ControlProcess:
         store = self.topology.store
         if store is None:
             return ()
-        setup = self._setup
-        watched_since_ms = self._environment.clock.boot_ms() - setup.liveness.silence_ms
-        return down_hosts(store.members.values(), self.opinions(), setup.introduction.host, watched_since_ms)
+        config = self._config
+        watched_since_ms = self._environment.clock.boot_ms() - config.liveness.silence_ms
+        return down_hosts(store.members.values(), self.opinions(), config.introduction.host, watched_since_ms)
 
     def _expected(self) -> tuple[str, ...]:
-        named = {status.name for status in self._children.statuses()} | set(self._setup.child_names)
+        named = {status.name for status in self._children.statuses()} | set(self._config.child_names)
         return tuple(sorted(name for name in named if takes_part(name)))
 
     def _holds_up(self, host: HostId) -> bool:
@@ -277,17 +262,17 @@ class ControlProcess:
         return () if self._liveness is None else self._liveness.opinions()
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
-        ours = self._setup.introduction
+        ours = self._config.introduction
         return IdentityAnswer(
             host=ours.host,
             cluster=ours.cluster,
             cluster_name=ours.cluster_name,
             process=ours.process,
-            pid=self._setup.pid,
+            pid=self._config.pid,
         )
 
     def _stop_asked(self, request: StopRequest, call: IncomingCall) -> EmptyAnswer:
-        self._setup.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
+        self._config.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
         self._stop.set()
         return EmptyAnswer()
 
@@ -297,20 +282,20 @@ class ControlProcess:
         return ChildBeatAnswer(serving=not self._stop.is_set())
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:
-        setup, now_ms = self._setup, self._environment.clock.boot_ms()
+        config, now_ms = self._config, self._environment.clock.boot_ms()
         own = ProcessStatus(
-            name="control", pid=setup.pid, started_wall_us=self._started_wall_us, state=ProcessState.RUNNING
+            name="control", pid=config.pid, started_wall_us=self._started_wall_us, state=ProcessState.RUNNING
         )
         return StatusAnswer(
-            host=setup.introduction.host,
-            cluster=setup.introduction.cluster,
-            cluster_name=setup.introduction.cluster_name,
-            address=str(setup.address),
+            host=config.introduction.host,
+            cluster=config.introduction.cluster,
+            cluster_name=config.introduction.cluster_name,
+            address=str(config.address),
             started_wall_us=self._started_wall_us,
             processes=(own, *self._processes()),
             peers=tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
             uptime_ms=now_ms - self._started_boot_ms,
-            release=setup.release,
+            release=config.release,
             group0=report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,
             waits_for=self._group0.formation.waits_for if self._group0 is not None else "",
             topology=self._topology_status(),
@@ -326,8 +311,8 @@ class ControlProcess:
         if self.topology.revision is None:
             return None
         waits_for = self.topology.trouble
-        if not waits_for and self._first_nodes is not None:
-            waits_for = self._first_nodes.waits_for
+        if not waits_for and self._joins is not None:
+            waits_for = self._joins.waits_for
         return topology_status(self.topology.snapshot, waits_for)
 
 

@@ -8,11 +8,15 @@ from typing import Any, cast
 from tests.unit.topology.world import HISTORY, cluster, host
 
 from ebla.control.group0.node import Group0Node
-from ebla.control.topology.barrier_client import ASK_MS, BarrierClient
+from ebla.control.topology.barrier_client import CALL_MS, BarrierClient
+from ebla.control.topology.deps import TopologyDeps
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten
 from ebla.model.errors import DeadlineExceeded, Unavailable
 from ebla.model.identity import HostId
 from ebla.model.transaction import Revision, Transaction
+from ebla.ports.clock import Clock
+from ebla.sim.clock import SimClock
+from ebla.sim.rng import SimRng
 from ebla.topology import keys
 from ebla.topology.apply.command import apply_command
 from ebla.topology.apply.draft import ProposedChange
@@ -44,6 +48,18 @@ class CommitRig:
             "Group0Node", SimpleNamespace(running=SimpleNamespace(calls=self, raft=self), is_running=True)
         )
         self.barriers = BarrierClient(host(1), self._on_own, cast("Peers", self), lambda: self.down)
+        self.reported: list[str] = []
+
+    def deps(self, seed: str, clock: Clock | None = None) -> TopologyDeps:
+        return TopologyDeps(
+            group0=self.group0,
+            topology=self,
+            barriers=self.barriers,
+            down=lambda: self.down,
+            rng=SimRng(seed),
+            clock=clock or SimClock(lambda: 0.0, SimRng("clock").random),
+            report=lambda event, _fields: self.reported.append(event),
+        )
 
     @property
     def snapshot(self) -> Snapshot:
@@ -102,7 +118,7 @@ class CommitRig:
         await self.call(host(1), None, request, deadline_ms)
 
     async def call(self, to: HostId, _verb: Any, request: NodeBarrierRequest, deadline_ms: int) -> None:
-        assert 0 < deadline_ms <= ASK_MS
+        assert 0 < deadline_ms <= CALL_MS
         self.drains.add(request.drain)
         if to in self.silent:
             await asyncio.sleep(deadline_ms / 1000)

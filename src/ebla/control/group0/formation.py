@@ -44,10 +44,10 @@ CreateFirstState = Callable[[HistoryId], Awaitable[int]]
 
 
 class Formation:
-    def __init__(self, context: PeersContext, marks: JoinStateFile, setup: FormationConfig) -> None:
+    def __init__(self, context: PeersContext, marks: JoinStateFile, config: FormationConfig) -> None:
         self._context = context
         self._marks = marks
-        self._setup = setup
+        self._config = config
         self._state: Discovery | None = None
         self._saving = asyncio.Lock()
         self.waits_for = ""
@@ -59,7 +59,7 @@ class Formation:
         mark = self._marks.mark
         match mark.stage:
             case JoinStage.REMOVED:
-                raise removed_error(self._setup.member)
+                raise removed_error(self._config.member)
             case JoinStage.MEMBER:
                 return ()
             case JoinStage.FOUNDING:
@@ -78,9 +78,11 @@ class Formation:
         return discovery.reply_of(self._state)
 
     async def _discover(self, begin: CreateFirstState) -> tuple[Member, ...]:
-        setup, mark = self._setup, self._marks.mark
-        contacts = (*setup.contacts, *mark.known)
-        self._state = discovery.start_discovery(setup.member.host, setup.member.address, setup.cluster_name, contacts)
+        config, mark = self._config, self._marks.mark
+        contacts = (*config.contacts, *mark.known)
+        self._state = discovery.start_discovery(
+            config.member.host, config.member.address, config.cluster_name, contacts
+        )
         while True:
             match discovery.decide(self._state):
                 case FoundCluster():
@@ -111,15 +113,15 @@ class Formation:
             for address in ask:
                 tasks.create_task(self._ask(address))
         if isinstance(discovery.decide(self._state), WaitForNodes) and self._state == before:
-            await asyncio.sleep(self._setup.limits.ask_again_ms / 1000)
+            await asyncio.sleep(self._config.limits.ask_again_ms / 1000)
 
     async def _ask(self, address: Address) -> None:
         assert self._state is not None
-        request = DiscoverRequest(self._setup.member.address, self._state.known)
+        request = DiscoverRequest(self._config.member.address, self._state.known)
         try:
             caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
             try:
-                answer = await caller.call(GROUP0_DISCOVER, request, self._setup.limits.ask_deadline_ms)
+                answer = await caller.call(GROUP0_DISCOVER, request, self._config.limits.ask_deadline_ms)
             finally:
                 caller.close("asked")
         except EblaError:
@@ -136,7 +138,7 @@ class Formation:
                     caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
                     try:
                         request = JoinRequest(self._as_newcomer())
-                        answer = await caller.call(GROUP0_JOIN, request, self._setup.limits.join_deadline_ms)
+                        answer = await caller.call(GROUP0_JOIN, request, self._config.limits.join_deadline_ms)
                     finally:
                         caller.close("asked")
                 except InvalidRequest:
@@ -147,14 +149,14 @@ class Formation:
                 await self._mark(JoinStage.JOINING, history=answer.history)
                 self.waits_for = ""
                 return answer
-            await asyncio.sleep(self._setup.limits.ask_again_ms / 1000)
+            await asyncio.sleep(self._config.limits.ask_again_ms / 1000)
 
     def _as_newcomer(self) -> Member:
-        return msgspec.structs.replace(self._setup.member, join_id=self._marks.mark.join_id)
+        return msgspec.structs.replace(self._config.member, join_id=self._marks.mark.join_id)
 
     def _candidates(self) -> tuple[Address, ...]:
-        known = dict.fromkeys((*self._setup.contacts, *self._marks.mark.known))
-        return tuple(address for address in known if address != self._setup.member.address)
+        known = dict.fromkeys((*self._config.contacts, *self._marks.mark.known))
+        return tuple(address for address in known if address != self._config.member.address)
 
     async def _save_known(self) -> None:
         """One at a time: two questions may come at once, and the later save must hold what both taught."""

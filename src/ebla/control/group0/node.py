@@ -67,21 +67,21 @@ class Group0Config:
 class Group0Node:
     """`run` until cancelled; it ends by itself, with an error that says why, only where this node must stop."""
 
-    def __init__(self, environment: Environment, setup: Group0Config, context: PeersContext, peers: Peers) -> None:
+    def __init__(self, environment: Environment, config: Group0Config, context: PeersContext, peers: Peers) -> None:
         self._environment = environment
-        self.setup = setup
+        self.config = config
         self._context = context
         self._peers = peers
-        self.marks = JoinStateFile(environment.disk, f"{setup.folder}-mark")
+        self.marks = JoinStateFile(environment.disk, f"{config.folder}-mark")
         self.formation = Formation(
             context,
             self.marks,
             FormationConfig(
-                member=setup.member,
-                cluster=setup.cluster,
-                cluster_name=setup.cluster_name,
-                contacts=setup.contacts,
-                limits=setup.formation,
+                member=config.member,
+                cluster=config.cluster,
+                cluster_name=config.cluster_name,
+                contacts=config.contacts,
+                limits=config.formation,
             ),
         )
         self._running: RunningGroup0 | None = None
@@ -104,11 +104,11 @@ class Group0Node:
         members = () if self._running is None else tuple(self._running.store.members.values())
         present = {member.address for member in members if member.present}
         left = {member.address for member in members} - present
-        return tuple(sorted((present | set(self.setup.contacts)) - left - {self.setup.member.address}))
+        return tuple(sorted((present | set(self.config.contacts)) - left - {self.config.member.address}))
 
     async def run(self, alive: Alive) -> None:
-        setup = self.setup
-        self._environment.disk.make_folder(setup.folder)
+        config = self.config
+        self._environment.disk.make_folder(config.folder)
         mark = await self.marks.load()
         await self.marks.save(msgspec.structs.replace(mark, incarnation=mark.incarnation + 1))
         taken_in_by = await self.formation.settle(self._begin)
@@ -124,7 +124,7 @@ class Group0Node:
                 self.started.set()
                 await self.removed.wait()
                 await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=JoinStage.REMOVED))
-                raise removed_error(setup.member)
+                raise removed_error(config.member)
         finally:
             running.machine.unwatch(ticket)
             self._running = None
@@ -133,11 +133,11 @@ class Group0Node:
 
     async def _begin(self, history: HistoryId) -> int:
         """The first state of a new group: ourselves as its only voter, and the cluster's name."""
-        setup = self.setup
+        config = self.config
         store = Group0Store((HistoryStart(history, 0),))
         store.index = 1
-        founder = msgspec.structs.replace(setup.member, role=MemberRole.VOTER)
-        identity = ClusterIdentity(setup.cluster, setup.cluster_name, founder.host)
+        founder = msgspec.structs.replace(config.member, role=MemberRole.VOTER)
+        identity = ClusterIdentity(config.cluster, config.cluster_name, founder.host)
         first = ((member_key(founder.host), founder), (CLUSTER_KEY, identity))
         store.entries = {key: KeyEntry(msgspec.msgpack.encode(value), store.revision) for key, value in first}
         peer = PeerId(peer_number(founder.host))
@@ -145,7 +145,7 @@ class Group0Node:
         write = LogWrite(hard_state=HardState(1, NO_PEER, 1), entries=(), snapshot=meta, must_sync=True, answers=())
         raft, _, _ = self._assemble(history)
         log_id = await raft.begin(meta, snapshot.encode(store), write)
-        self._context.report("group0.created", {"history": str(history), "cluster": setup.cluster_name})
+        self._context.report("group0.created", {"history": str(history), "cluster": config.cluster_name})
         return log_id
 
     async def _open(self, taken_in_by: tuple[Member, ...]) -> "RunningGroup0":
@@ -153,35 +153,35 @@ class Group0Node:
         raft, machine, wire = self._assemble(mark.history)
         await raft.open()
         if mark.stage is JoinStage.MEMBER and raft.log.log_id != mark.log_id:
-            raise lost_folder_error(self.setup.folder, mark)
+            raise lost_folder_error(self.config.folder, mark)
         wire.learn((*taken_in_by, *machine.store.members.values()))
-        caller = ClientIncarnation(self.setup.member.host, mark.incarnation)
+        caller = ClientIncarnation(self.config.member.host, mark.incarnation)
         calls = Group0Client(caller, machine, raft, (self._peers, wire))
         voters = VoterAssigner(calls, raft.core, lambda: machine.store.members)
         return RunningGroup0(raft=raft, machine=machine, wire=wire, calls=calls, voters=voters)
 
     def _assemble(self, history: HistoryId) -> tuple[RaftDriver[Group0Store], Group0StateMachine, Group0Transport]:
-        setup = self.setup
+        config = self.config
         machine = Group0StateMachine(Group0Store((HistoryStart(history, 0),)))
-        wire = Group0Transport(setup.member, self._peers, machine)
+        wire = Group0Transport(config.member, self._peers, machine)
         options = RaftOptions(
-            peer=PeerId(peer_number(setup.member.host)),
-            tick_ms=setup.tick_ms,
-            election_ticks=setup.election_ticks,
+            peer=PeerId(peer_number(config.member.host)),
+            tick_ms=config.tick_ms,
+            election_ticks=config.election_ticks,
             forward_proposals=False,
             campaign_early_when_ahead=True,
             apply_bytes_max=APPLY_BYTES_MAX,
         )
-        raft_setup = RaftConfig(
-            folder=setup.folder,
+        raft_config = RaftConfig(
+            folder=config.folder,
             options=options,
             report=self._context.report,
-            snapshot_entries_max=setup.snapshot_entries_max,
-            snapshot_bytes_max=setup.snapshot_bytes_max,
-            kept_entries=setup.kept_entries,
+            snapshot_entries_max=config.snapshot_entries_max,
+            snapshot_bytes_max=config.snapshot_bytes_max,
+            kept_entries=config.kept_entries,
             before_first_snapshot=self._becomes_member,
         )
-        return RaftDriver(self._environment, raft_setup, machine, wire), machine, wire
+        return RaftDriver(self._environment, raft_config, machine, wire), machine, wire
 
     async def _becomes_member(self, log_id: int) -> None:
         await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=JoinStage.MEMBER, log_id=log_id))
@@ -193,7 +193,7 @@ class Group0Node:
             if change.key.startswith(MEMBERS_PREFIX):
                 member = self.running.machine.store.members[change.key]
                 self.running.wire.learn((member,))
-                if member.host == self.setup.member.host and not member.present:
+                if member.host == self.config.member.host and not member.present:
                     self.removed.set()
 
     def peer_connected(self, host: HostId, lane: Lane) -> None:
@@ -204,16 +204,16 @@ class Group0Node:
     async def _ask_whether_removed(self, running: "RunningGroup0") -> None:
         """A removed node is sent nothing any more, so it may never see the entry that removed it."""
         silent_ms = 0
-        pause_ms = self.setup.lost_leader_ms // 10
+        pause_ms = self.config.lost_leader_ms // 10
         while True:
             await asyncio.sleep(pause_ms / 1000)
             silent_ms = silent_ms + pause_ms if running.raft.core.leader == NO_PEER else 0
-            if silent_ms >= self.setup.lost_leader_ms:
+            if silent_ms >= self.config.lost_leader_ms:
                 silent_ms = 0
                 await self._ask_members(running)
 
     async def _ask_members(self, running: "RunningGroup0") -> None:
-        own = self.setup.member.host
+        own = self.config.member.host
         for member in list(running.machine.store.members.values()):
             if member.host == own or not member.present:
                 continue

@@ -123,9 +123,9 @@ class Group0Service:
         return EmptyAnswer()
 
     async def _discover(self, request: DiscoverRequest, _call: IncomingCall) -> DiscoverAnswer:
-        setup = self._group0.setup
+        config = self._group0.config
         if self._is_member():
-            return DiscoverAnswer(ClusterMember(setup.member.host, setup.cluster, setup.cluster_name))
+            return DiscoverAnswer(ClusterMember(config.member.host, config.cluster, config.cluster_name))
         return DiscoverAnswer(await self._group0.formation.answer(request))
 
     async def _join(self, request: JoinRequest, call: IncomingCall) -> JoinAnswer:

@@ -45,14 +45,14 @@ class HeartbeatConfig:
 
 
 class HeartbeatMonitor:
-    def __init__(self, peers: Peers, context: PeersContext, setup: HeartbeatConfig) -> None:
+    def __init__(self, peers: Peers, context: PeersContext, config: HeartbeatConfig) -> None:
         self._peers = peers
         self._context = context
-        self._clock = setup.clock
-        self._members = setup.members
-        self._limits = setup.limits
-        self._incarnation = setup.incarnation
-        self._detector = FailureDetector(setup.limits.silence_ms)
+        self._clock = config.clock
+        self._members = config.members
+        self._limits = config.limits
+        self._incarnation = config.incarnation
+        self._detector = FailureDetector(config.limits.silence_ms)
         self._loop = asyncio.get_running_loop()
         self._hosts: dict[Address, HostId] = {}
         self._in_flight: dict[Address, int] = {}

@@ -1,7 +1,7 @@
-"""The topology as this node's control knows it: one snapshot, kept up with the keys of group 0.
+"""The topology as this node's control process knows it: one snapshot, kept up to date with the keys of group 0.
 
-Each step of group 0 is a whole transaction, so each snapshot is a version that was committed. Where the store itself
-was replaced (a Raft snapshot was installed, another history began) the snapshot is made anew from its content.
+Each change set of group 0 is a whole transaction, so each snapshot is a committed version. If the store itself is
+replaced (a Raft snapshot was installed, or another history began), the snapshot is rebuilt from its content.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ class CommittedTopology:
         self._report = report
         self._machine: Group0StateMachine | None = None
         self._store: Group0Store | None = None
-        """The one that the snapshot was made from."""
+        """The one the snapshot was built from."""
         self._ticket = 0
         self._snapshot = Snapshot()
         self._revision: Revision | None = None
         self._trouble = ""
         self.changed = Wakeup()
-        """Woken by whatever changes the revision."""
+        """Woken when the revision changes."""
 
     def attach(self, machine: Group0StateMachine) -> None:
         assert self._machine is None, "a node has one group 0"
@@ -48,7 +48,7 @@ class CommittedTopology:
 
     @property
     def store(self) -> Group0Store | None:
-        """What group 0 holds; None while this node is in no cluster or waits for its first state."""
+        """The content of group 0; None while this node is in no cluster or waits for its first state."""
         self._refresh()
         return self._store
 
@@ -65,15 +65,15 @@ class CommittedTopology:
 
     @property
     def trouble(self) -> str:
-        """Why the snapshot is older than the revision, where its keys cannot be read."""
+        """Why the snapshot is older than the revision, if its keys cannot be read."""
         return self._trouble
 
     async def wait_version(self, version: TopologyVersion, timeout_s: float) -> bool:
-        """Whether the snapshot is of this version, or a later one, by then."""
+        """Whether the snapshot has this version or a later one by then."""
         return await self._wait(lambda: self.snapshot.version >= version, timeout_s)
 
     async def wait_change(self, after: Revision | None, timeout_s: float) -> bool:
-        """Whether the revision is another one by then."""
+        """Whether the revision has changed by then."""
         return await self._wait(lambda: self.revision != after, timeout_s)
 
     async def _wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
@@ -94,16 +94,16 @@ class CommittedTopology:
         if not changes:
             return
         revision = self._revision = self._store.revision
-        assert revision.index == step.index, "a step is told as soon as it is applied"
+        assert revision.index == step.index, "change sets are published as soon as they are applied"
         if self._trouble:
             self._start_over(self._store)
         else:
             entries = (FeedEntry(change.key, change.value, revision) for change in changes)
-            self._take(lambda: advance(self._snapshot, entries))
+            self._rebuild(lambda: advance(self._snapshot, entries))
         self.changed.wake()
 
     def _refresh(self) -> None:
-        """A store that took the place of another may differ in keys that no step named."""
+        """A store that replaced another may differ in keys that no change set named."""
         if self._machine is None or self._machine.store is self._store or self._machine.store.index == 0:
             return
         self._store = self._machine.store
@@ -112,11 +112,11 @@ class CommittedTopology:
         self.changed.wake()
 
     def _start_over(self, store: Group0Store) -> None:
-        self._take(lambda: from_group0({key: _stored(store, key) for key in store.keys(PREFIX)}))
+        self._rebuild(lambda: from_group0({key: _stored(store, key) for key in store.keys(PREFIX)}))
 
-    def _take(self, make: Callable[[], Snapshot]) -> None:
-        """Keys that cannot be read must not end the process: every node has them, and all would end at once, with
-        nobody left to put them right. The snapshot stays as it was until they can be read again."""
+    def _rebuild(self, make: Callable[[], Snapshot]) -> None:
+        """Keys that cannot be read must not end the process: every node has them, so all would end at once, with none
+        left to repair them. The snapshot stays as it is until they can be read again."""
         try:
             self._snapshot = make()
         except EblaError as error:

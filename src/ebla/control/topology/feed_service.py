@@ -1,10 +1,10 @@
-"""Control's side of the feed: tells the node's other processes the topology, hears how far they are, and answers other
-nodes whether a barrier holds here.
+"""The topology feed, server side: sends the topology to the node's other processes, collects their reports, and answers
+other nodes whether a barrier holds here.
 
-Nothing is fed before this control process has done one read barrier. After a restart its store is what its disk knew
-to be committed, which may be older than a version whose barrier it acknowledged before: a process fed with that would
-route by it, and find the replica on its own node just as outdated and willing, fence and all. A node that starts
-without a quorum of group 0 therefore serves no rows; one that loses the quorum while it runs goes on.
+Nothing is fed before this control process has done one read barrier. After a restart its store is what its disk knew to
+be committed, which may be older than a version whose barrier it acknowledged before. A process fed with that would
+route by it, and the replica on its own node, just as outdated, would accept, fence and all. So a node that starts
+without a quorum of group 0 serves no rows; one that loses the quorum while it runs goes on.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ CATCH_UP_MS = 5_000
 CATCH_UP_AGAIN_MS = 100
 CHILDREN_MAX = 1024
 FEED_SNAPSHOTS_MAX = 16
-"""Whole states on their way to children in several pages. One more, and the oldest begins anew."""
+"""Feed snapshots being sent to children in several pages. With one more, the oldest starts over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
     read_barrier: Callable[[int], Awaitable[Revision]]
-    """Of group 0, within so many milliseconds."""
+    """Of group 0; takes a deadline in milliseconds."""
     down: Callable[[], tuple[HostId, ...]]
-    """Nodes that this one holds to be down, sorted."""
+    """The nodes that this one considers down, sorted."""
     expected: Callable[[], tuple[str, ...]]
     """The children that a barrier waits for."""
     serving: Callable[[], bool]
@@ -57,12 +57,12 @@ class FeedConfig:
 
 
 class TopologyFeedService:
-    def __init__(self, state: CommittedTopology, setup: FeedConfig) -> None:
+    def __init__(self, state: CommittedTopology, config: FeedConfig) -> None:
         self._state = state
-        self._setup = setup
+        self._config = config
         self._reports: dict[str, ChildReport] = {}
         self._reported = Wakeup()
-        self._whole_states: dict[str, FeedSnapshot] = {}
+        self._snapshots: dict[str, FeedSnapshot] = {}
         self._read_barriers = SharedReadBarrier(self._one_read_barrier)
         self._caught_up = False
         self._loop = asyncio.get_running_loop()
@@ -82,20 +82,20 @@ class TopologyFeedService:
             tasks.create_task(self._catch_up())
 
     def down_hosts_changed(self) -> None:
-        """Who is down may have changed."""
+        """The set of down hosts may have changed."""
         self._state.changed.wake()
 
     async def read_barrier(self, deadline_ms: int) -> Revision:
-        """No key of the topology whose change was answered before this call changed after what this returns. Raises
+        """A revision that includes every change of the topology that was answered before this call. Raises
         `Unavailable` without a quorum."""
         return await self._read_barriers.wait(deadline_ms)
 
     async def node_barrier(self, version: TopologyVersion, deadline_ms: int, *, drain: bool = True) -> TopologyVersion:
-        """Returns what every process of the node has, at least `version`, once the barrier holds here; with `drain`
-        off, once they have it installed. Raises `Unavailable` without a quorum, `DeadlineExceeded` with what it waits
-        for."""
+        """Waits until the barrier of `version` holds on this node (with `drain` off: until every process has installed
+        the version). Returns the version that all processes have. Raises `Unavailable` without a quorum, or
+        `DeadlineExceeded` with what it waits for."""
         expires_at = self._loop.time() + deadline_ms / 1000
-        # A node that lags must not speak for a version it has not seen.
+        # A node that lags must not confirm a version it has not seen.
         await self.read_barrier(deadline_ms)
         if not await self._state.wait_version(version, expires_at - self._loop.time()):
             trouble = f": {self._state.trouble}" if self._state.trouble else ""
@@ -106,57 +106,57 @@ class TopologyFeedService:
             if not await self._reported.wait(expires_at - self._loop.time()):
                 raise DeadlineExceeded(f"version {version} of the topology: {'; '.join(waits)}")
         reports = self.reports()
-        versions = [reports[name].version for name in self._setup.expected()]
+        versions = [reports[name].version for name in self._config.expected()]
         return min(versions, default=self._state.snapshot.version)
 
     def waits_for(self, version: TopologyVersion, *, drain: bool = True) -> tuple[str, ...]:
-        """What the barrier of this version waits for on this node, in words."""
+        """What the barrier of this version waits for on this node, for people."""
         decide = barrier_waits_for if drain else not_installed
-        return decide(version, self._setup.expected(), self.reports())
+        return decide(version, self._config.expected(), self.reports())
 
     # ---- the feed
 
     async def _feed(self, request: FeedRequest, call: IncomingCall) -> FeedAnswer:
         expires_at = self._loop.time() + min(request.wait_ms, call.work_ms()) / 1000
-        while (answer := self._news_for(request)) is None:
+        while (answer := self._update_for(request)) is None:
             if not await self._state.changed.wait(expires_at - self._loop.time()):
-                return self._news_for(request) or self._no_news_for(request)
+                return self._update_for(request) or self._empty_update_for(request)
         return answer
 
-    def _news_for(self, request: FeedRequest) -> FeedAnswer | None:
-        """None: nothing that the child does not know."""
+    def _update_for(self, request: FeedRequest) -> FeedAnswer | None:
+        """None: the child knows everything."""
         store, revision, after = self._state.store, self._state.revision, request.after
         if store is None or revision is None or not self._caught_up:
             return None
         if after is None or request.after_key or after.history != revision.history:
             return self._page_for(request, store)
         if after.index < revision.index:
-            found = changes_after(store, after, self._setup.page_bytes_max)
+            found = changes_after(store, after, self._config.page_bytes_max)
             if found is None:
                 return self._page_for(request, store)
             return self._answer(request, found.revision, found.changes)
-        if self._setup.down() != request.down_seen or self._lacks_report(request):
-            return self._no_news_for(request)
+        if self._config.down() != request.down_seen or self._lacks_report(request):
+            return self._empty_update_for(request)
         return None
 
-    def _no_news_for(self, request: FeedRequest) -> FeedAnswer:
-        """The revision moves on with the store, so that a child stays within what the store still knows of changes. A
-        store that is behind the child (control has just started) does not take it back."""
+    def _empty_update_for(self, request: FeedRequest) -> FeedAnswer:
+        """The revision advances with the store, so that the child stays within the changes that the store still has. A
+        store behind the child (control has just started) does not move it back."""
         store, after = self._state.store, request.after
         if store is None or after is None or not self._caught_up:
-            raise Unavailable("this node has not caught up with group 0 since it started", advice="ask again")
+            raise Unavailable("this node has not caught up with group 0 since it started", advice="try again")
         here = store.revision
         return self._answer(request, here if here.index > after.index else after)
 
     def _page_for(self, request: FeedRequest, store: Group0Store) -> FeedAnswer:
-        held, after_key = self._whole_states.pop(request.name, None), request.after_key
+        held, after_key = self._snapshots.pop(request.name, None), request.after_key
         if held is None or not after_key or held.revision != request.after:
             held, after_key = take_feed_snapshot(store), ""
-        changes, more = held.page(after_key, self._setup.page_bytes_max)
+        changes, more = held.page(after_key, self._config.page_bytes_max)
         if more:
-            self._whole_states[request.name] = held
-            if len(self._whole_states) > FEED_SNAPSHOTS_MAX:
-                del self._whole_states[next(iter(self._whole_states))]
+            self._snapshots[request.name] = held
+            if len(self._snapshots) > FEED_SNAPSHOTS_MAX:
+                del self._snapshots[next(iter(self._snapshots))]
         return self._answer(request, held.revision, changes, more=more, reset=True)
 
     def _answer(
@@ -173,8 +173,8 @@ class TopologyFeedService:
             reset=reset,
             changes=changes,
             more=more,
-            down=self._setup.down(),
-            serving=self._setup.serving(),
+            down=self._config.down(),
+            serving=self._config.serving(),
             report_missing=self._lacks_report(request),
         )
 
@@ -194,7 +194,7 @@ class TopologyFeedService:
         return request.reported > (0 if last is None else last.serial)
 
     def reports(self) -> dict[str, ChildReport]:
-        """The latest of each child. One that has not come over to the present history yet has not reported."""
+        """The latest of each child. A child that has not switched to the current history has not reported."""
         revision = self._state.revision
         if revision is None:
             return {}
@@ -209,9 +209,9 @@ class TopologyFeedService:
         return NodeBarrierAnswer(await self.node_barrier(request.version, call.work_ms(), drain=request.drain))
 
     async def _one_read_barrier(self, deadline_ms: int) -> Revision:
-        """The revision of the topology, not that of the store, which may be ahead by what is none of the children's
-        business: they would wait for the feed to get there, and it has nothing to tell them."""
-        await self._setup.read_barrier(deadline_ms)
+        """The revision of the topology, not of the store. The store may be ahead by other keys, which the feed never
+        sends: children would wait for a revision that does not come."""
+        await self._config.read_barrier(deadline_ms)
         revision = self._state.revision
         if revision is None:
             raise Unavailable("this node waits for its first state of group 0")
@@ -229,21 +229,21 @@ class TopologyFeedService:
 
 
 CHANGE_BYTES = 64
-"""What a change takes in a frame besides its key and value."""
+"""The size of a change in a frame besides its key and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedChanges:
-    """Everything up to the revision, in whole transactions."""
+    """All changes up to the revision, in whole transactions."""
 
     revision: Revision
     changes: tuple[FeedChange, ...]
 
 
 def changes_after(store: Group0Store, after: Revision, bytes_max: int) -> FeedChanges | None:
-    """As many transactions as fit, the first of them left out never. None: the store no longer knows them all, or one
-    alone is too large (what a Raft snapshot changed is one step): the whole state must be sent."""
-    assert after.history == store.revision.history, "indexes of two histories do not compare"
+    """As many transactions as fit. None: the store no longer has them all, or the first alone is too large (a Raft
+    snapshot is one change set), so the whole state must be sent."""
+    assert after.history == store.revision.history, "revisions of two histories are not comparable"
     steps = store.recent.after(after.index, PREFIX)
     if steps is None:
         return None
@@ -259,7 +259,7 @@ def changes_after(store: Group0Store, after: Revision, bytes_max: int) -> FeedCh
 
 
 def _changes_of(store: Group0Store, step: ChangeSet) -> list[FeedChange]:
-    """A step that a Raft snapshot made names keys that changed at other indexes, before its own."""
+    """A change set of a Raft snapshot names keys that changed at earlier indexes."""
     history = store.revision.history
     found = []
     for change in step.changes:
@@ -272,14 +272,14 @@ def _changes_of(store: Group0Store, step: ChangeSet) -> list[FeedChange]:
 
 @dataclass(frozen=True, slots=True)
 class FeedSnapshot:
-    """Every key at one revision. The store moves on meanwhile, so the entries (which never change) are kept here."""
+    """Every key at one revision. The store changes meanwhile, so the immutable entries are kept here."""
 
     revision: Revision
     keys: tuple[str, ...]
     entries: tuple[KeyEntry, ...]
 
     def page(self, after_key: str, bytes_max: int) -> tuple[tuple[FeedChange, ...], bool]:
-        """The keys after this one, at least one if there is any, and whether more follow."""
+        """The keys after this one, at least one if there are any, and whether more follow."""
         start = bisect_right(self.keys, after_key) if after_key else 0
         page: list[FeedChange] = []
         size = 0

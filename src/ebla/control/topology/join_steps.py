@@ -1,9 +1,9 @@
-"""How the first nodes get into the ring, decided: what a node submits about itself, and what the leader does for those
-that wait. Pure.
+"""Decides how the first nodes join the ring: what a node submits about itself, and what the leader does for those that
+wait. Pure.
 
-A stand-in for the topology coordinator, which can move data; this one cannot. So it drives joins only while the cluster
-has no table: then there is nothing to stream, and every state of a join is passed by its barrier alone. While a node is
-on its way, no table is created (`why_no_table_yet`), or a range could change hands with rows in it.
+A stand-in for the topology coordinator: it cannot move data. So it drives joins only while the cluster has no table:
+then there is nothing to stream, and the barrier alone completes every state of a join. While a node joins, no table is
+created (`why_no_table_yet`), or a range could change owners with rows in it.
 """
 
 from collections.abc import Collection
@@ -38,13 +38,13 @@ from ebla.topology.states import NodeRequestKind, NodeState
 from ebla.topology.token_allocation import choose_tokens
 
 PARTS_PER_COMMIT_MAX = 3
-"""Parts of a CDC generation that fit one command of group 0 together with the step that uses them."""
+"""Parts of a CDC generation that fit into one command of group 0 together with the step that uses them."""
 
 WAITS_FOR_COORDINATOR = (
     "a node can join a cluster that has tables only with the topology coordinator, which this release does not have"
 )
-WAITS_FOR_TURN = "the leader of group 0 has not let this node into the ring yet"
-KEEPS_SHARDS = "the cluster has tables on vnodes, whose rows lie by the number of shards: start with {count} as before"
+WAITS_FOR_TURN = "the leader of group 0 has not admitted this node to the ring yet"
+KEEPS_SHARDS = "tables on vnodes are placed by the number of shards, which must stay: start with {count} shards"
 LEFT = "this node left the cluster and cannot come back; start it with a new, empty folder"
 
 
@@ -52,7 +52,7 @@ LEFT = "this node left the cluster and cannot come back; start it with a new, em
 
 
 def own_commands(snapshot: Snapshot, own: Node, now_ms: int, rng: Rng) -> tuple[Command, ...]:
-    """What must be committed for the topology to know this node as it is now; nothing where it does."""
+    """What must be committed so that the topology describes this node as it is; nothing if it does."""
     known = snapshot.nodes.get(own.host)
     if known is None and snapshot.state == TopologyState():
         return _create_cluster(own, now_ms, rng)
@@ -61,7 +61,7 @@ def own_commands(snapshot: Snapshot, own: Node, now_ms: int, rng: Rng) -> tuple[
             id=RequestId(rng.uuid()), kind=NodeRequestKind.JOIN, host=own.host, initiator=own.host, start_ms=now_ms
         )
         return (SubmitJoin(own, request),)
-    if known.state is NodeState.LEFT or _as_told(known) == _as_told(own) or _must_keep_shards(snapshot, known, own):
+    if known.state is NodeState.LEFT or _reported(known) == _reported(own) or _must_keep_shards(snapshot, known, own):
         return ()
     return (_refresh(own),)
 
@@ -81,7 +81,7 @@ def own_problem(snapshot: Snapshot, own: Node) -> str:
 
 
 def own_refusal(snapshot: Snapshot, own: Node) -> str:
-    """Why this node must not run as it is; empty: it may. Nothing that passes by itself: somebody has to act."""
+    """Why this node must not run with its options; empty: it may. Only reasons that an operator has to fix."""
     known = snapshot.nodes.get(own.host)
     if known is None:
         return ""
@@ -89,7 +89,7 @@ def own_refusal(snapshot: Snapshot, own: Node) -> str:
         return LEFT
     if _must_keep_shards(snapshot, known, own):
         return KEEPS_SHARDS.format(count=known.shard_count)
-    if _as_told(known) == _as_told(own):
+    if _reported(known) == _reported(own):
         return ""
     applied = apply_commands(snapshot, (_refresh(own),))
     return applied.reason if isinstance(applied, Rejection) else ""
@@ -106,14 +106,14 @@ def _refresh(own: Node) -> RefreshNode:
     )
 
 
-def _as_told(node: Node) -> tuple[str, str, int, int, tuple[str, ...]]:
+def _reported(node: Node) -> tuple[str, str, int, int, tuple[str, ...]]:
     features = tuple(sorted(node.supported_features))
     return node.release_version, node.address, node.shard_count, node.ignore_msb, features
 
 
 def _must_keep_shards(snapshot: Snapshot, known: Node, own: Node) -> bool:
-    lies_so = (known.shard_count, known.ignore_msb) == (own.shard_count, own.ignore_msb)
-    return not lies_so and any(not snapshot.on_tablets(table) for table in snapshot.tables)
+    is_same = (known.shard_count, known.ignore_msb) == (own.shard_count, own.ignore_msb)
+    return not is_same and any(not snapshot.on_tablets(table) for table in snapshot.tables)
 
 
 def _create_cluster(own: Node, now_ms: int, rng: Rng) -> tuple[Command, ...]:
@@ -137,16 +137,16 @@ def _generation_commands(generation: GenerationId, ring: list[Node], rng: Rng) -
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """What the leader sees beside the snapshot."""
+    """What the leader knows besides the snapshot."""
 
     liveness: LivenessView
     gone: Collection[HostId]
-    """Removed from group 0: they take part in nothing any more, and nobody waits for them."""
+    """Removed from group 0: they take part in nothing any more, and nothing waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeBarrier:
-    """Before the commit, on all of these, for this version."""
+    """Required before the commit, on all of these nodes, for this version."""
 
     version: TopologyVersion
     hosts: tuple[HostId, ...]
@@ -165,49 +165,48 @@ class LeaderIdle:
     why: str
 
 
-def leader_step(snapshot: Snapshot, around: LeaderView, rng: Rng) -> LeaderAction | LeaderIdle:
-    rejected = _first_gone(snapshot, around)
+def leader_step(snapshot: Snapshot, view: LeaderView, rng: Rng) -> LeaderAction | LeaderIdle:
+    rejected = _first_gone(snapshot, view)
     if rejected is not None:
         reason = "it was removed from group 0"
-        return LeaderAction((RejectNode(rejected.host, reason, around.liveness.now_ms),))
-    step = next_step(snapshot, around.liveness, plan_is_empty=True)
+        return LeaderAction((RejectNode(rejected.host, reason, view.liveness.now_ms),))
+    step = next_step(snapshot, view.liveness, plan_is_empty=True)
     match step:
         case TurnOnFeatures(features=features):
             return LeaderAction((EnableFeatures(features),))
         case StartRequest() | RejectRequest() | CancelQueue() | DriveNode() if snapshot.tables:
             return LeaderIdle(WAITS_FOR_COORDINATOR)
         case StartRequest(verdicts=verdicts):
-            return _start(verdicts, around, rng)
+            return _start(verdicts, view, rng)
         case RejectRequest(request=request, why=why):
-            return LeaderAction((RejectNode(request.host, why, around.liveness.now_ms),))
+            return LeaderAction((RejectNode(request.host, why, view.liveness.now_ms),))
         case DriveNode(host=host, row=row):
-            return _drive(snapshot, snapshot.node(host), row, (around, rng))
+            return _drive(snapshot, snapshot.node(host), row, view, rng)
         case _:
-            # A queue that cannot run is not cancelled here: a node whose request to join ends badly can never come
-            # back under its id, and that another one is down while all of them start is nothing unusual.
+            # A queue that cannot run is not cancelled here: a node whose join request failed can never come back under
+            # its id, and it is normal that another node is down while all of them start.
             return LeaderIdle(step.why)
 
 
-def _first_gone(snapshot: Snapshot, around: LeaderView) -> Node | None:
-    return next((node for node in snapshot.nodes_in(NodeState.NONE) if node.host in around.gone), None)
+def _first_gone(snapshot: Snapshot, view: LeaderView) -> Node | None:
+    return next((node for node in snapshot.nodes_in(NodeState.NONE) if node.host in view.gone), None)
 
 
-def _start(verdicts: tuple[Verdict, ...], around: LeaderView, rng: Rng) -> LeaderAction | LeaderIdle:
-    """The first that is there itself: once taken up, a join holds up all others until its node is back."""
+def _start(verdicts: tuple[Verdict, ...], view: LeaderView, rng: Rng) -> LeaderAction | LeaderIdle:
+    """The first whose node is up: once started, a join blocks all others until its node is back."""
     for verdict in verdicts:
         request = verdict.request
-        alive = request.host in around.liveness.alive
+        alive = request.host in view.liveness.alive
         if verdict.viable and alive and request.kind is NodeRequestKind.JOIN:
             return LeaderAction((StartNodeRequest(request.id, SessionId(rng.uuid())),))
     return LeaderIdle("no node that asked to join is up")
 
 
-def _drive(snapshot: Snapshot, node: Node, row: NodeRow, means: tuple[LeaderView, Rng]) -> LeaderAction | LeaderIdle:
-    around, rng = means
-    now_ms = around.liveness.now_ms
+def _drive(snapshot: Snapshot, node: Node, row: NodeRow, view: LeaderView, rng: Rng) -> LeaderAction | LeaderIdle:
+    now_ms = view.liveness.now_ms
     if node.state is not NodeState.BOOTSTRAPPING:
         return LeaderIdle(f"{node.host} is {node.state}, which needs the topology coordinator")
-    if node.host in around.gone and row.on_failure is not None:
+    if node.host in view.gone and row.on_failure is not None:
         return LeaderAction(
             (
                 RollBackNode(
@@ -217,7 +216,7 @@ def _drive(snapshot: Snapshot, node: Node, row: NodeRow, means: tuple[LeaderView
         )
     if row.action is NodeAction.ADMIT:
         return _choose_tokens(snapshot, node, rng)
-    barrier = NodeBarrier(snapshot.version, _ring(snapshot, around)) if row.barrier else None
+    barrier = NodeBarrier(snapshot.version, _ring(snapshot, view)) if row.barrier else None
     fence = snapshot.version if row.barrier else TopologyVersion(0)
     session = SessionId(rng.uuid())
     if row.action is NodeAction.COMMIT_GENERATION:
@@ -246,22 +245,22 @@ def _choose_tokens(snapshot: Snapshot, node: Node, rng: Rng) -> LeaderAction | L
 
 
 def _timestamp_ms(snapshot: Snapshot, now_ms: int) -> int:
-    """At once, without a delay for the news to spread: there is no table whose changes a write could record."""
+    """At once, without a propagation delay: there is no table whose changes a write could record."""
     newest_ms = max((each.timestamp_ms or 0 for each in snapshot.cdc_generations.values()), default=0)
     return generation_timestamp_ms(now_ms, 0, newest_ms)
 
 
-def _ring(snapshot: Snapshot, around: LeaderView) -> tuple[HostId, ...]:
-    """Who must have passed a version before the join goes on: all that own tokens or are about to. A node that has
-    only asked to join is nobody's replica, and what it routes by an older version the fence refuses."""
+def _ring(snapshot: Snapshot, view: LeaderView) -> tuple[HostId, ...]:
+    """The nodes that must have passed a version before the join continues: all that own tokens or are about to. A node
+    that only requested to join is no replica, and the fence rejects what it routes by an older version."""
     return tuple(
-        node.host for node in snapshot.members() if node.state is not NodeState.NONE and node.host not in around.gone
+        node.host for node in snapshot.members() if node.state is not NodeState.NONE and node.host not in view.gone
     )
 
 
 def why_no_table_yet(snapshot: Snapshot, down: Collection[HostId]) -> str:
-    """Why no table may be created now, if it may not. A first table ends the time of easy joins, so it waits for those
-    that are up and have asked already."""
+    """Why no table may be created now; empty: it may. The first table ends the time of joins without streaming, so it
+    waits for nodes that are up and have requested to join."""
     moving = snapshot.node_in_transition()
     if moving is not None:
         return f"host {moving.host} is {moving.state}"

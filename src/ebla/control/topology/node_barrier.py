@@ -1,24 +1,25 @@
-"""Whether a barrier holds on a node, from what its processes last reported. Pure.
+"""Whether a barrier holds on a node, given what its processes last reported. Pure.
 
 A barrier of version V holds once every shard and the bulk process
 
-- has V, or a later version, installed: what it routes from now on, it routes by that;
+- has installed V or a later version: from now on it routes by that;
 - runs no request of an older version, neither as a router nor as the replica of a write;
-- has every pending replica that its version names open for writes;
+- has opened for writes every pending replica that its version names;
 - holds no guard of a session that is no longer listed.
 
-INV-ROWS-2 is that it routes and runs nothing older from then on, INV-ROWS-4 that it has the version and its replicas.
+INV-ROWS-2 is that the process routes and runs nothing older from then on, INV-ROWS-4 that it has the version and its
+replicas.
 
-Each of the first, third and fourth stays true once it is: an installed version never goes back, and a session that is
-gone gives no new guard. The second stays true for what the process routes itself. A write that somebody else routed by
-an older version may still arrive, as long as the fence lets it: that is why whoever needs it to be over waits for the
-barrier of a version whose fence is above it, and the process refuses what comes later.
+The first, third and fourth stay true once they are: an installed version never goes back, and a session that is gone
+grants no new guard. The second stays true for requests that the process routes itself. A write that another process
+routed by an older version may still arrive, as long as the fence lets it. A caller that needs such writes to be over
+waits for the barrier of a version whose fence is above them; the process rejects what arrives later.
 
-Only reports made to the control process that asks are given here. So one that has just started knows of nothing and
-lets nothing pass until each child has spoken to it; and a child that died keeps its place by its last report, which
-holds a barrier up for whatever it did not say it had done, until its successor speaks. The successor starts only after
-the dead one was reaped (it takes the same file lock), and with a state at least as new as any that this control gave
-out: what the last report says is done stays done.
+Only reports made to the control process that evaluates the barrier count. So a control process that has just started
+lets no barrier pass until each child has reported to it. A child that died is represented by its last report, which
+blocks a barrier for everything it did not confirm, until its successor reports. The successor starts only after the
+dead process was reaped (it takes the same file lock), and with a state at least as new as any that this control process
+sent: what the last report confirms stays confirmed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +34,17 @@ Reports = Mapping[str, ChildReport]
 
 
 def takes_part(child: str) -> bool:
-    """Whether barriers wait for a child of this name: those through which data is read or written."""
+    """Whether barriers wait for a child of this name: one through which data is read or written."""
     return child == BULK or child.startswith(SHARD_PREFIX)
 
 
 def barrier_waits_for(version: TopologyVersion, expected: Sequence[str], reports: Reports) -> tuple[str, ...]:
-    """What the barrier still waits for, in words; nothing: it holds."""
-    waits = []
+    """What the barrier still waits for, for people; empty: it holds."""
+    reasons = []
     for name in expected:
         report = reports.get(name)
         if report is None:
-            waits.append(_unheard(name))
+            reasons.append(_not_reported(name))
         else:
             checks = (
                 version_behind(version, report),
@@ -51,20 +52,20 @@ def barrier_waits_for(version: TopologyVersion, expected: Sequence[str], reports
                 pending_closed(report),
                 guards_held(report),
             )
-            waits.extend(f"{name} {words}" for words in checks if words)
-    return tuple(waits)
+            reasons.extend(f"{name} {words}" for words in checks if words)
+    return tuple(reasons)
 
 
 def not_installed(version: TopologyVersion, expected: Sequence[str], reports: Reports) -> tuple[str, ...]:
-    """Who does not have the version yet, in words; nothing: every process has."""
-    waits = []
+    """The processes that do not have the version yet, for people; empty: all have it."""
+    reasons = []
     for name in expected:
         report = reports.get(name)
         if report is None:
-            waits.append(_unheard(name))
+            reasons.append(_not_reported(name))
         elif words := version_behind(version, report):
-            waits.append(f"{name} {words}")
-    return tuple(waits)
+            reasons.append(f"{name} {words}")
+    return tuple(reasons)
 
 
 def version_behind(version: TopologyVersion, report: ChildReport) -> str:
@@ -81,7 +82,7 @@ def older_running(version: TopologyVersion, report: ChildReport) -> str:
 
 
 def pending_closed(report: ChildReport) -> str:
-    return "" if report.pending_replicas_open else "has a pending replica that does not take writes yet"
+    return "" if report.pending_replicas_open else "has a pending replica that does not accept writes yet"
 
 
 def guards_held(report: ChildReport) -> str:
@@ -90,5 +91,5 @@ def guards_held(report: ChildReport) -> str:
     return f"holds guards of closed sessions: {', '.join(str(session) for session in report.closing_sessions)}"
 
 
-def _unheard(name: str) -> str:
+def _not_reported(name: str) -> str:
     return f"{name} has not reported since this control process started"

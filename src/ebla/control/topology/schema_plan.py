@@ -1,4 +1,4 @@
-"""From what a client wishes of the schema to the commands that bring it about, or the words for why not. Pure."""
+"""Turns a schema request into topology commands, or into the error that says why not. Pure."""
 
 import re
 from collections.abc import Collection
@@ -47,21 +47,21 @@ from ebla.wire.schema_messages import (
 NAME = re.compile(r"\w{1,48}", re.ASCII)
 RESERVED = "system"
 KEYS_PER_COMMIT_MAX = 4_096
-"""Keys that one commit deletes. A keyspace with more of them goes in several."""
+"""Keys that one commit deletes. Dropping a keyspace with more takes several."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaChangePlan:
-    """To be committed at once. No command: what was wished for is so already."""
+    """Committed together. No commands: the schema is already as requested."""
 
     commands: tuple[Command, ...] = ()
     table: TableId | None = None
     more: bool = False
-    """This is a part of it; the rest is planned on what this leaves."""
+    """This is one part; the rest is planned on the result."""
 
 
 class NotYetPossible(Exception):
-    """It cannot be done now and soon may be. `error` is for a caller who does not wait, or has waited too long."""
+    """Not possible now, but maybe soon. `error` is for a caller that does not wait or has waited too long."""
 
     def __init__(self, error: EblaError) -> None:
         super().__init__(str(error))
@@ -75,7 +75,7 @@ class PlanningState:
 
 
 def plan_schema_change(request: SchemaChange, planning: PlanningState, new_id: TableId) -> SchemaChangePlan:
-    """`new_id`: the id of a table to be created, another one with each attempt. Raises the error that fits, or
+    """`new_id`: the id of a table to be created, a new one for each attempt. Raises an error that says why not, or
     `NotYetPossible`."""
     snapshot = planning.snapshot
     if snapshot.state.upgrade is not UpgradeState.DONE:
@@ -133,7 +133,7 @@ def _alter_keyspace(request: AlterKeyspaceRequest, snapshot: Snapshot) -> Schema
 
 
 def _drop_keyspace(request: DropKeyspaceRequest, snapshot: Snapshot) -> SchemaChangePlan:
-    """Its tables first: a table without its keyspace is nothing."""
+    """Its tables first: a table cannot exist without its keyspace."""
     _check_not_reserved(request.name)
     if request.name not in snapshot.keyspaces:
         if request.if_exists:
@@ -168,7 +168,7 @@ def _check_keyspace(snapshot: Snapshot, keyspace: Keyspace) -> None:
     if any(factor < 0 for _, factor in replication.factors):
         raise InvalidRequest("a replication factor must not be negative")
     if not 0 <= keyspace.initial_tablets <= TABLETS_PER_COMMIT_MAX:
-        raise InvalidRequest(f"a table begins with at most {TABLETS_PER_COMMIT_MAX} tablets")
+        raise InvalidRequest(f"a table starts with at most {TABLETS_PER_COMMIT_MAX} tablets")
     if replication.strategy is Strategy.SIMPLE:
         if keyspace.on_tablets:
             raise InvalidRequest("tablets need NetworkTopologyStrategy", advice="or put the keyspace on vnodes")
@@ -177,7 +177,7 @@ def _check_keyspace(snapshot: Snapshot, keyspace: Keyspace) -> None:
     else:
         _check_datacenters(snapshot, names)
     if replication.total == 0:
-        raise InvalidRequest("a keyspace needs a replica somewhere: all its replication factors are 0")
+        raise InvalidRequest("a keyspace needs at least one replica: all its replication factors are 0")
     if keyspace.on_tablets:
         _check_room(snapshot, replication)
 
@@ -190,7 +190,7 @@ def _check_datacenters(snapshot: Snapshot, names: list[str]) -> None:
 
 
 def _check_room(snapshot: Snapshot, replication: Replication) -> None:
-    """Replicas of a tablet are on distinct nodes. Nodes that are about to be in are worth waiting for."""
+    """Replicas of a tablet are on distinct nodes. Wait for nodes that are about to join."""
     nodes = list(placeable_nodes(snapshot))
     for name, factor in replication.factors:
         count = sum(node.datacenter == name for node in nodes)
@@ -244,7 +244,7 @@ def _alter_table(request: AlterTableRequest, snapshot: Snapshot) -> SchemaChange
     before = decode_schema(table.definition)
     after = _altered(request, before)
     if after is before:
-        raise InvalidRequest(f"nothing of table {table.full_name} is to be altered")
+        raise InvalidRequest(f"the statement alters nothing of table {table.full_name}")
     return SchemaChangePlan((AlterTable(msgspec.structs.replace(table, definition=encode_schema(after))),), table.id)
 
 
@@ -267,8 +267,8 @@ def _drop_table(request: DropTableRequest, snapshot: Snapshot) -> SchemaChangePl
 
 
 def _truncate_table(request: TruncateTableRequest, snapshot: Snapshot, new_id: TableId) -> SchemaChangePlan:
-    """The same table under a new id, in one commit: a late write to the old one finds no table to bring back. Its
-    tablets are placed anew, as no byte has to follow them."""
+    """The same table under a new id, in one commit: a late write to the old id finds no table. Its tablets are placed
+    again, since no data has to move."""
     table = _table(snapshot, request.keyspace, request.name)
     schema = msgspec.structs.replace(decode_schema(table.definition), id=new_id)
     fresh = msgspec.structs.replace(table, id=new_id, definition=encode_schema(schema))
@@ -278,16 +278,16 @@ def _truncate_table(request: TruncateTableRequest, snapshot: Snapshot, new_id: T
     return SchemaChangePlan((DropTable(table.id), CreateTable(fresh, replica_sets)), new_id)
 
 
-# ---- after a commit whose answer did not come
+# ---- after a commit without an answer
 
 
 def is_applied(commands: tuple[Command, ...], snapshot: Snapshot) -> bool:
-    """Whether the schema is as these commands leave it. For a table that was to be created the id says that it was
-    this very commit; for all else somebody may have done the same at the same time, which comes to the same."""
-    return all(_is_there(command, snapshot) for command in commands)
+    """Whether the schema is as these commands leave it. A created table's id proves that it was this commit. For all
+    else another client may have made the same change at the same time, which is equivalent."""
+    return all(_is_command_applied(command, snapshot) for command in commands)
 
 
-def _is_there(command: Command, snapshot: Snapshot) -> bool:
+def _is_command_applied(command: Command, snapshot: Snapshot) -> bool:
     match command:
         case CreateKeyspace(keyspace=keyspace) | AlterKeyspace(keyspace=keyspace):
             return snapshot.keyspaces.get(keyspace.name) == keyspace
@@ -298,10 +298,10 @@ def _is_there(command: Command, snapshot: Snapshot) -> bool:
         case DropTable(table=dropped):
             return dropped not in snapshot.tables
         case _:
-            raise AssertionError(f"{type(command).__name__} does not come from a wish")
+            raise AssertionError(f"{type(command).__name__} is not a schema command")
 
 
-# ---- what all of them look at
+# ---- shared checks
 
 
 def _keyspace(snapshot: Snapshot, name: str) -> Keyspace:
@@ -322,7 +322,7 @@ def _table(snapshot: Snapshot, keyspace: str, name: str) -> Table:
 
 def _check_name(name: str, what: str) -> None:
     if NAME.fullmatch(name) is None:
-        raise InvalidRequest(f"{name!r} is no name for a {what}: 1 to 48 letters, digits and underscores")
+        raise InvalidRequest(f"{name!r} is not a valid name for a {what}: 1 to 48 letters, digits and underscores")
 
 
 def _check_not_reserved(keyspace: str) -> None:

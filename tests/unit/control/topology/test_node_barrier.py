@@ -24,7 +24,7 @@ def test_it_holds_once_every_process_has_the_version_and_nothing_older() -> None
     [
         ({"version": V(6), "oldest_running": V(6)}, ("has version 6, not 7", "runs requests of version 6")),
         ({"oldest_running": V(5)}, ("runs requests of version 5",)),
-        ({"pending_replicas_open": False}, ("has a pending replica that does not take writes yet",)),
+        ({"pending_replicas_open": False}, ("has a pending replica that does not accept writes yet",)),
         ({"closing_sessions": (SESSION,)}, (f"holds guards of closed sessions: {SESSION}",)),
     ],
 )

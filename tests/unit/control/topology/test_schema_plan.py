@@ -209,7 +209,7 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
 @pytest.mark.parametrize(
     ("wish", "kind", "words"),
     [
-        (CREATE(tablets("")), InvalidRequest, "'' is no name for a keyspace"),
+        (CREATE(tablets("")), InvalidRequest, "'' is not a valid name for a keyspace"),
         (CREATE(tablets("a-b")), InvalidRequest, "letters, digits and underscores"),
         (CREATE(tablets("k" * 49)), InvalidRequest, "1 to 48"),
         (CREATE(tablets("system")), InvalidRequest, "reserved"),
@@ -219,9 +219,9 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
         (CREATE(vnodes("new", network(1, "dc9"))), InvalidRequest, "no node in datacenter 'dc9'; datacenters are: dc1"),
         (CREATE(tablets("new", network(1, ""))), InvalidRequest, "no node in datacenter ''"),
         (CREATE(tablets("new", network(4))), InvalidRequest, "replication factor 4 .* dc1, which has 3"),
-        (CREATE(vnodes("new", network(0))), InvalidRequest, "needs a replica somewhere"),
-        (CREATE(vnodes("new", Replication(Strategy.NETWORK_TOPOLOGY, ()))), InvalidRequest, "needs a replica"),
-        (CREATE(vnodes("new", simple(0))), InvalidRequest, "needs a replica somewhere"),
+        (CREATE(vnodes("new", network(0))), InvalidRequest, "needs at least one replica"),
+        (CREATE(vnodes("new", Replication(Strategy.NETWORK_TOPOLOGY, ()))), InvalidRequest, "at least one replica"),
+        (CREATE(vnodes("new", simple(0))), InvalidRequest, "needs at least one replica"),
         (CREATE(vnodes("new", network(-1))), InvalidRequest, "not be negative"),
         (CREATE(vnodes("new", TWO)), InvalidRequest, "dc1 has two replication factors"),
         (
@@ -236,7 +236,7 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
         (AlterKeyspaceRequest(tablets(replication=network(3))), Refused, "no topology coordinator"),
         (DropKeyspaceRequest("no"), NotFound, "there is no keyspace no"),
         (DropKeyspaceRequest("system", if_exists=True), InvalidRequest, "reserved"),
-        (table("ks", "a b", COLUMNS), InvalidRequest, "'a b' is no name for a table"),
+        (table("ks", "a b", COLUMNS), InvalidRequest, "'a b' is not a valid name for a table"),
         (table("system", "t", COLUMNS), InvalidRequest, "reserved"),
         (table("no", "t", COLUMNS), NotFound, "there is no keyspace no"),
         (table("ks", "t", COLUMNS), AlreadyExists, "table ks.t exists already"),

@@ -9,13 +9,12 @@ from tests.unit.control.commit_rig import CommitRig
 from tests.unit.topology.world import host
 
 from ebla.control.topology import schema_plan
-from ebla.control.topology.schema_service import SchemaDeps, SchemaService
+from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.commands import CommandAnswer
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, Outcome, Refused, Unavailable
 from ebla.model.schema import Column, ColumnKind
 from ebla.model.transaction import Transaction
-from ebla.sim.rng import SimRng
 from ebla.sim.world import World as SimWorld
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
@@ -29,11 +28,7 @@ TABLE = CreateTableRequest(keyspace="ks", name="t", columns=COLUMNS)
 class Rig(CommitRig):
     def __init__(self) -> None:
         super().__init__()
-        self.schema = SchemaService(
-            SchemaDeps(
-                group0=self.group0, topology=self, barriers=self.barriers, down=lambda: self.down, rng=SimRng("schema")
-            )
-        )
+        self.schema = SchemaService(self.deps("schema"))
 
 
 def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
@@ -108,7 +103,7 @@ async def test_what_came_first_is_planned_on_anew(rig: Rig, /) -> None:
 
 async def test_always_overtaken_it_gives_up_and_nothing_is_made(rig: Rig, /) -> None:
     rig.script = [rig.overtaken] * 1_000
-    with pytest.raises(Refused, match="again and again"):
+    with pytest.raises(Refused, match="came first"):
         await rig.schema.change(TABLE, 500)
     assert not rig.snapshot.tables
 
