@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from tests.unit.cql.world import Cql, python_rows
 
 from ebla.cql.executor import TABLET_PAYLOAD_KEY, UNLOGGED_WARNING, PendingResponse, merge_by_partition
 from ebla.cql.plan.select_plan import PAGING_STATE_FORMAT, PagingState, decode_paging_state, encode_paging_state
+from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unprepared
 from ebla.model.identity import TableId
@@ -377,3 +378,17 @@ def test_pages_have_no_more_rows_than_asked_for(cql: Cql) -> None:
     assert [len(page) for page in cql.pages("SELECT v FROM t LIMIT 4", 3)] == [3, 1]
     assert cql.found("SELECT v FROM t LIMIT 3", page_size=3).paging_state is None
     assert cql.found("SELECT v FROM t", page_size=None).paging_state is None
+
+
+def test_a_long_timeout_reaches_the_router_which_caps_it(cql: Cql, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cap itself: `tests/unit/request/test_router.py`."""
+    write = cql.rows_store.write
+    timeouts_ms: list[int] = []
+
+    def noted(mutations: Sequence[Mutation], level: ConsistencyLevel, timeout_ms: int) -> "asyncio.Future[None]":
+        timeouts_ms.append(timeout_ms)
+        return write(mutations, level, timeout_ms)
+
+    monkeypatch.setattr(cql.rows_store, "write", noted)
+    cql.run("INSERT INTO t (k, c, v) VALUES (1, 1, 1) USING TIMEOUT 1000h")
+    assert timeouts_ms == [1_000 * 3_600_000]

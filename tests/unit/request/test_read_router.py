@@ -43,7 +43,7 @@ from ebla.model.identity import Replica, TableId, TopologyVersion
 from ebla.model.rows import Deletion, Row, RowMarker
 from ebla.model.schema import with_column
 from ebla.request.read_router import ReadLimits
-from ebla.request.router_types import ReadQuery
+from ebla.request.router_types import ReadQuery, RouterLimits
 from ebla.request.speculative_retry import SpeculativeRetryLimits
 from ebla.storage.layers.layer import Item
 from ebla.topology.states import TabletStage, TransitionKind
@@ -424,3 +424,12 @@ def test_each_datacenter_is_asked_for_its_quorum() -> None:
             await rig.read(point(), ConsistencyLevel.EACH_QUORUM)
 
     with_rig(test, snapshot)
+
+
+async def test_a_read_waits_no_longer_than_the_node_allows(rig: ReadRig, /) -> None:
+    rig.clients.fence = 6
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    with pytest.raises(ReadTimeout):
+        await rig.read(point(), ms=1_000 * 3_600_000)
+    assert loop.time() - began_at == pytest.approx(RouterLimits().read_timeout_ms_max / 1000, abs=0.6)

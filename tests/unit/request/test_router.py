@@ -1,37 +1,75 @@
 """The router as the services of a shard use it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.request.write_rig import AT_REST, QUORUM, A, B, Clock, CountedView, StubDoors, at_version, mutation
+from tests.unit.request.write_rig import AT_REST, QUORUM, A, B, C, Clock, CountedView, StubDoors, at_version, mutation
 
 from ebla.feed.topology_view import view_of
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import InvalidRequest, WriteTimeout
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.request.router import Router
+from ebla.request.router import Router, TimestampGenerator
 from ebla.request.router_types import RouterDeps, RouterLimits
+
+THOUSAND_HOURS_MS = 1_000 * 3_600_000
+
+
+@asynccontextmanager
+async def running(clients: StubDoors, limits: RouterLimits | None = None) -> AsyncIterator[tuple[Router, CountedView]]:
+    view = CountedView()
+    view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
+    async with asyncio.TaskGroup() as tasks:
+        yield (
+            Router(
+                RouterDeps(
+                    view=view,
+                    own=A,
+                    datacenter="dc1",
+                    clients=clients,
+                    clock=Clock(),
+                    limits=limits or RouterLimits(),
+                    metrics=Metrics(),
+                    tasks=tasks,
+                )
+            ),
+            view,
+        )
 
 
 async def test_a_router_writes_and_hands_out_timestamps() -> None:
-    view, clients = CountedView(), StubDoors()
-    view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
-    async with asyncio.TaskGroup() as tasks:
-        router = Router(
-            RouterDeps(
-                view=view,
-                own=A,
-                datacenter="dc1",
-                clients=clients,
-                clock=Clock(),
-                limits=RouterLimits(),
-                metrics=Metrics(),
-                tasks=tasks,
-            )
-        )
+    clients = StubDoors()
+    async with running(clients) as (router, _):
         await router.write([mutation()], QUORUM, 1000)
         with pytest.raises(InvalidRequest):
             await router.write([], QUORUM, 1000)
         assert router.timestamps.next_us() < router.timestamps.next_us()
     assert clients.writes_to(B) == 1
+
+
+async def test_no_request_waits_longer_than_the_node_allows() -> None:
+    """`USING TIMEOUT 1000h` would hold a version of the topology for as long, and barriers wait for it."""
+    clients = StubDoors()
+    released = [clients.hold(target) for target in (A, B, C)]
+    async with running(clients, RouterLimits(write_timeout_ms_max=40)) as (router, view):
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(WriteTimeout) as caught:
+            await router.write([mutation()], QUORUM, THOUSAND_HOURS_MS)
+        assert asyncio.get_running_loop().time() - began < 1.0
+        assert (caught.value.required, caught.value.received) == (2, 0)
+        for one in released:
+            one.set()
+    assert view.held == view.released
+
+
+def test_timestamps_follow_the_wall_clock_and_never_stand_still_or_go_back() -> None:
+    clock = Clock()
+    timestamps = TimestampGenerator(clock)
+    taken = []
+    for now_us in (1_000, 1_000, 900, 1_002, 2_000):
+        clock.now_us = now_us
+        taken.append(timestamps.next_us())
+    assert taken == [1_000, 1_001, 1_002, 1_003, 2_000]
