@@ -1,4 +1,4 @@
-"""`python -m tests.mutations`: apply each bug, expect its check to catch it, count."""
+"""`python -m tests.mutations`: apply each bug and count how many are caught by their checks."""
 
 import argparse
 import os
@@ -60,7 +60,7 @@ def _baseline_job(mutation: Mutation, limit_s: int) -> Job:
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int) -> int:
-    """How many went well. One line as each ends, so that a person sees it move."""
+    """Returns how many succeeded. Prints one line as each ends, so that progress is visible."""
     good = 0
     with ThreadPoolExecutor(at_once) as pool:
         running = {pool.submit(job.work): job for job in jobs}

@@ -1,4 +1,4 @@
-"""Runs one check in a process of its own, with the bug of a mutation in it or without, and says what came of it."""
+"""Runs one check in its own process, with or without a mutation's bug, and judges the result."""
 
 import enum
 import json
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRun:
-    """What a check's process left behind. `exit_code` is None where the time limit ended it."""
+    """The result of a check's process. `exit_code` is None if the time limit ended it."""
 
     exit_code: int | None
     output: str
@@ -57,7 +57,7 @@ def try_mutation(mutation: Mutation) -> Result:
 
 
 def judge(run: CheckRun, mutation: Mutation) -> tuple[Verdict, str]:
-    """A failing check is a catch only if the bug really ran and the module came up with it."""
+    """A failing check is a catch only if the module was imported with the bug in it."""
     if run.broken:
         return Verdict.ERROR, f"{mutation.module} does not import with the bug in it:\n{run.broken}"
     if not run.applied:
@@ -83,7 +83,7 @@ def try_baseline(check: Check, limit_s: int) -> Result:
 
 
 def _run_check(check: Check, order: dict[str, str] | None, limit_s: int) -> CheckRun:
-    # The name is short because tests put Unix sockets below it, whose paths have an early end.
+    # The name is short because tests put Unix sockets below it, and socket paths are limited to about 100 bytes.
     with tempfile.TemporaryDirectory(prefix="em-", ignore_cleanup_errors=True) as folder_name:
         folder = Path(folder_name)
         environment = _environment(folder, order)
@@ -142,7 +142,7 @@ def _command(check: Check, folder: Path) -> list[str]:
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """A check that was cut short may have children: the whole process group goes, and is waited for."""
+    """Kills the whole process group and waits: a check that was cut short may have children."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
 """`python -m tests.tidy.figures [CHECKOUT]`: the size and shape of the tree in figures.
 
-Any checkout can be given, also one of an older commit, so that before and after can be compared. At the end stands what
-the house rules that are not yet switched on would complain about (`--complaints` lists it).
+Takes any checkout, also one of an older commit, so that before and after can be compared. The last lines count the
+complaints of house rules that are not switched on yet (`--complaints` lists them).
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _sizes(files: Sequence[Source]) -> Iterator[str]:
 
 
 def _lines(source: Source) -> tuple[int, int, int]:
-    """All, those with nothing but comment or docstring, and blank ones."""
+    """Counts all lines, lines with only a comment or docstring, and blank lines."""
     lines = source.text.splitlines()
     prose: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
@@ -155,7 +155,7 @@ def _is_long_construction(node: ast.AST) -> bool:
 
 
 def _satellites(product: Sequence[Source]) -> Iterator[str]:
-    """Modules with one importer, in the same folder: they may be a part of it."""
+    """Modules with one importer, in the same folder: candidates for a merge."""
     importers: dict[str, set[str]] = {}
     modules = {source.module for source in product}
     for source in product:

@@ -1,4 +1,4 @@
-"""The files the house rules look at: what is in the repository, or about to be."""
+"""The files that the house rules check: all in the repository, and new ones not yet added."""
 
 import ast
 import subprocess
@@ -10,10 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 PURE_PACKAGES = ("model", "raft", "group0", "topology", "balancer", "settings_store", "leadership")
-"""Where state and event go in and new state and effects come out, and nothing else happens."""
+"""State and event in, new state and effects out; no side effects."""
 
 BESIDE_THE_PURE = ("src/ebla/topology/draw.py", "src/ebla/topology/explain.py")
-"""Tools for people that stand beside the tables they read; no node runs them."""
+"""Tools for people, placed beside the tables they read; no node runs them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """The name it is imported by; a package's is that of the package."""
+        """Its import name; for an `__init__.py` the package."""
         path = self.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__")
         return path.replace("/", ".")
 
@@ -76,7 +76,7 @@ def pure_files() -> tuple[Source, ...]:
 
 
 def _read(root: Path, path: str) -> Source | None:
-    """None for what is deleted and not yet committed so, and for what is no text."""
+    """None for files that are deleted but not committed, and for files that are not text."""
     try:
         return Source(path, (root / path).read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
@@ -102,7 +102,7 @@ def functions(source: Source) -> Sequence[tuple[str, ast.FunctionDef | ast.Async
 
 
 def imported_names(source: Source) -> dict[str, str]:
-    """Local name to the dotted name it stands for, of every import in the file."""
+    """For every import in the file: the local name and the dotted name it refers to."""
     names: dict[str, str] = {}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -127,7 +127,7 @@ def import_base(source: Source, node: ast.ImportFrom) -> str:
 
 
 def dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """What a name or attribute chain stands for; empty for other expressions and for names not imported."""
+    """The dotted name a name or attribute chain refers to; empty for other expressions and names that are not imported."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute):

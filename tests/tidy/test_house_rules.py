@@ -45,7 +45,7 @@ def test_the_table_of_long_places_only_shrinks() -> None:
 
 
 def test_allowed_places_are_there() -> None:
-    """A place that is gone would let a new file of its name do what nobody decided."""
+    """An exception for a file that is gone would silently apply to a new file of that name."""
     paths = [source.path for source in all_files()]
     for place in (*calls.OUTSIDE_ALLOWED, *calls.UNOWNED_TASKS_ALLOWED):
         assert any(path.startswith(place) for path in paths), place

@@ -1,4 +1,4 @@
-"""Mutations stay armed: a refactoring that would quietly disarm one fails here."""
+"""Every mutation still applies: a refactoring that would disarm one fails here."""
 
 import pytest
 from tests.mutations.framework import ROOT, Mutation, PytestCheck, SimSeeds, all_mutations
@@ -24,7 +24,7 @@ def test_its_check_is_there(mutation: Mutation) -> None:
 
 
 def test_names_say_first_what_they_break() -> None:
-    """So that `make mutations NAME=lock` runs those of one thing, as `NAME=supervise` runs those of its area."""
+    """So that `make mutations NAME=lock` runs the mutations of one thing, as `NAME=supervise` runs an area."""
     for mutation in all_mutations():
         assert "-" in mutation.name, mutation.name
         assert mutation.name == mutation.name.lower(), mutation.name

@@ -1,4 +1,4 @@
-"""Each house rule complains about what it is there for, and only about that."""
+"""Each house rule complains about what it bans, and about nothing else."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def sample(text: str, path: str = SHELL) -> Source:
 
 
 def lines_of(rule: Callable[[Sequence[Source]], list[str]], source: Source) -> list[int]:
-    """Where the rule complains."""
+    """Line numbers of the rule's complaints."""
     return [int(complaint.split(":")[1]) for complaint in rule([source])]
 
 

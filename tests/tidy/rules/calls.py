@@ -1,4 +1,4 @@
-"""What the product may not reach for, because a seed could not replay it or nobody would own it."""
+"""Calls the product may not make: a seed could not replay them, or no task group would own them."""
 
 import ast
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ OUTSIDE_THE_PORTS = (
     "time", "random", "numpy.random", "secrets", "uuid.uuid1", "uuid.uuid4", "os.urandom", "os.getrandom",
     "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
 )  # fmt: skip
-"""Each name with all that is below it."""
+"""Each name bans everything below it as well."""
 
 OUTSIDE_ALLOWED: Mapping[str, tuple[str, str]] = {
     "src/ebla/runtime/": ("", "real clocks and real chance are what it is for"),
@@ -22,7 +22,7 @@ OUTSIDE_ALLOWED: Mapping[str, tuple[str, str]] = {
     "src/ebla/sim/rng.py": ("random.Random", "the seeded source itself"),
     "src/ebla/sim/scenario.py": ("time.process_time", "how long a run took on the CPU, told after it ended"),
 }
-"""Path (or folder) to the one name allowed there (empty: all of them) and the reason."""
+"""File or folder to the one name allowed there (empty: all names) and the reason."""
 
 UNOWNED_TASKS_ALLOWED: Mapping[str, str] = {
     "src/ebla/sim/loop.py": "it is the event loop, which starts every task",
@@ -33,8 +33,8 @@ TASK_GROUP_ENDINGS = ("group", "tasks")
 
 
 def reaching_outside(sources: Iterable[Source], allowed: Mapping[str, tuple[str, str]] = OUTSIDE_ALLOWED) -> list[str]:
-    """Time and chance come through ports: read elsewhere, a simulated run is not the same twice, and a bug found once
-    is never found again. Naming the function counts as much as calling it."""
+    """Time and randomness come through ports. Read from anywhere else, two runs of one seed differ, and a bug found once
+    cannot be replayed. Naming the function counts as calling it."""
     complaints = []
     for source in sources:
         if not source.is_product:
@@ -55,8 +55,8 @@ def _below(name: str, roots: Iterable[str]) -> bool:
 
 
 def unowned_tasks(sources: Iterable[Source], allowed: Mapping[str, str] = UNOWNED_TASKS_ALLOWED) -> list[str]:
-    """A task that no group owns outlives its operation, and its error is seen by nobody. A group of another file is
-    known by its name, which therefore ends in `group` or `tasks`."""
+    """A task without a group outlives its operation, and its error is lost. A group from another file is recognised by
+    its name, which must end in `group` or `tasks`."""
     complaints = []
     for source in sources:
         if not source.is_product or source.path in allowed:
@@ -79,7 +79,7 @@ def _is_on_group(function: ast.expr, groups: set[str]) -> bool:
 
 
 def _group_names(tree: ast.Module) -> set[str]:
-    """What the file opens, makes or is given as a TaskGroup."""
+    """Names that the file opens, creates or takes as a TaskGroup."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.withitem) and node.optional_vars is not None and _makes_group(node.context_expr):
@@ -106,7 +106,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def rebound_globals(sources: Iterable[Source]) -> list[str]:
-    """State of a module is shared by every simulated node of a process, which no machines share."""
+    """All simulated nodes of a process share module state; real nodes share none."""
     complaints = []
     for source in sources:
         if source.is_product:
@@ -116,4 +116,4 @@ def rebound_globals(sources: Iterable[Source]) -> list[str]:
 
 
 RULES = (reaching_outside, unowned_tasks, rebound_globals)
-"""For every Python file; they look at the product's."""
+"""Run on every Python file; they check those of the product."""

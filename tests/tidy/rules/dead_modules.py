@@ -1,6 +1,6 @@
-"""Modules that nothing of the product leads to.
+"""Modules that no entry point of the product imports.
 
-Code that only its tests use is kept alive by them: it is read, changed and trusted, and no user is served by it.
+Code that only tests use stays alive because of them: people read, change and trust it, and it serves no user.
 """
 
 import ast
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from tests.tidy.source import Source, import_base
 
 DISCOVERED = ("ebla.sim.scenarios.", "pyspark_ebla")
-"""Modules that are found by listing their package, or by PySpark by their name, not by an import."""
+"""Modules found by listing their package, or by PySpark by name, not by an import."""
 
 AWAITED: Mapping[str, str] = {
     "ebla.topology.routing.vnode_streams": "transfers",
 }
-"""Modules written before what will use them, with what that is. One that is reached must go."""
+"""Modules written before their user, with the name of that user. A module that is reached must leave the table."""
 
 
 def dead_modules(sources: Sequence[Source], awaited: Mapping[str, str] = AWAITED) -> list[str]:
@@ -72,4 +72,4 @@ def _imports(source: Source) -> list[str]:
 
 
 RULES = (dead_modules,)
-"""For every file: a guide or the Makefile is where people are told what to run."""
+"""Run on every file: guides and the Makefile name modules to run."""

@@ -1,6 +1,6 @@
-"""Top-level names that nothing but tests uses.
+"""Top-level names that only tests use.
 
-A name that only its tests reach is kept alive by them: it is read, changed and trusted, and serves no user.
+Tests keep such a name alive: people read, change and trust it, and it serves no user.
 """
 
 import ast
@@ -11,10 +11,10 @@ from tests.tidy.source import Source
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 AWAITED_NAMES: Mapping[str, str] = {}
-"""`module.name` written before what will use it, with what that is. One that is used must leave the table."""
+"""`module.name` of names that may have no user, with the reason. A name that is used must leave the table."""
 
 FOUND_BY_NAME = ("SCENARIO", "main")
-"""Looked up in a module by whoever runs it."""
+"""Looked up by name in the module."""
 
 HARMLESS_DECORATORS = (
     "dataclass",
@@ -30,8 +30,8 @@ HARMLESS_DECORATORS = (
 
 
 def dead_names(sources: Sequence[Source], awaited: Mapping[str, str] = AWAITED_NAMES) -> list[str]:
-    """Delete the name with its tests, or use it. Uses are looked for by the bare word in `src/`, `benchmarks/` and
-    `examples/`, so that a name shared with something living is not found."""
+    """Delete the name with its tests, or use it. The rule looks for the bare word in `src/`, `benchmarks/` and
+    `examples/`, so it misses a dead name that is also the name of something in use."""
     users = [source for source in sources if source.is_python and not source.path.startswith("tests/")]
     uses: dict[str, set[str]] = {}
     for source in users:
@@ -74,8 +74,8 @@ def _is_registered(node: Definition) -> bool:
 
 
 def _words(source: Source) -> Iterator[tuple[str, str]]:
-    """Every word that is used, with the top-level definition it is used in: a name does not keep itself alive, and an
-    import alone is no use."""
+    """Every word in use, with the top-level definition that uses it: a name does not keep itself alive, and an import
+    alone is not a use."""
     for node in source.tree.body:
         owner = f"{source.module}.{node.name}" if isinstance(node, Definition) else source.module
         yield from ((owner, word) for word in _words_of(node))
@@ -94,4 +94,4 @@ def _words_of(tree: ast.AST) -> Iterable[str]:
 
 
 AWAITED = (dead_names,)
-"""For every file."""
+"""Run on every Python file."""

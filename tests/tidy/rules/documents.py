@@ -1,6 +1,6 @@
-"""What a document tells people to open or to run is there.
+"""Files, targets, modules and commands that a document names exist.
 
-A guide that names a file that was moved, or a command that was renamed, fails its reader at the first step.
+A guide that names a moved file or a renamed command fails its reader at the first step.
 """
 
 import posixpath
@@ -33,12 +33,12 @@ def _commands() -> dict[str, tuple[str, ...]]:
 
 
 COMMANDS: Mapping[str, tuple[str, ...]] = _commands()
-"""Of `ebla`, each with its own commands where it is a group."""
+"""Commands of `ebla`; a group with its own commands."""
 
 
 def missing_files(sources: Sequence[Source]) -> list[str]:
-    """A file is named by the end of its path, as short as the reader can still find it. Folders are looked at in the
-    guides at the root only: elsewhere such a name may be one of data."""
+    """A file is named by the end of its path. Folders are checked only in the guides at the root: elsewhere the name may
+    mean a data folder."""
     paths = [f"/{source.path}" for source in sources]
     complaints = []
     for source in _documents(sources):
@@ -66,7 +66,7 @@ def broken_links(sources: Sequence[Source]) -> list[str]:
 
 
 def missing_targets(sources: Sequence[Source]) -> list[str]:
-    """Of the Makefile."""
+    """Targets of the Makefile."""
     makefile = next((source.text for source in sources if source.path == "Makefile"), "")
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.MULTILINE)) | {"bench-NAME"}
     targets |= {f"bench-{_stem(source)}" for source in sources if source.path.startswith("benchmarks/bench_")}
@@ -74,7 +74,7 @@ def missing_targets(sources: Sequence[Source]) -> list[str]:
 
 
 def missing_modules(sources: Sequence[Source]) -> list[str]:
-    """What `python -m` can run: a module, or a package that has a main one."""
+    """`python -m` runs a module, or a package with a `__main__`."""
     modules = {source.module.removesuffix(".__main__") for source in sources if source.is_python}
     return _unknown(sources, MODULE, lambda match: match[1] in modules)
 
@@ -113,7 +113,7 @@ def _fences(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def _spans(source: Source) -> Iterator[tuple[int, str]]:
-    """Code inside a sentence, which may go over the end of a line."""
+    """Code inside a sentence; it may continue on the next line."""
     prose = FENCED.sub(lambda block: "\n" * block[0].count("\n"), source.text)
     for match in SPAN.finditer(prose):
         yield prose.count("\n", 0, match.start()) + 1, " ".join(match[1].split())
@@ -128,4 +128,4 @@ def _stem(source: Source) -> str:
 
 
 RULES = (missing_files, broken_links, missing_targets, missing_modules, missing_commands)
-"""For every file: documents speak of all of them."""
+"""Run on every file: a document may name any of them."""

@@ -1,4 +1,4 @@
-"""What may be imported, and where an import may stand."""
+"""What may be imported, and where."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -14,8 +14,8 @@ NOT_IN_PURE = (
 
 
 def impure_imports(sources: Iterable[Source]) -> list[str]:
-    """A pure package touches no clock, chance, socket, file, thread or log, so that a seed replays it exactly and a
-    test needs nothing but values."""
+    """A pure package uses no clock, randomness, socket, file, thread or log, so that a seed replays it exactly and a
+    test needs only values."""
     complaints = []
     for source in sources:
         if source.is_pure:
@@ -44,7 +44,7 @@ def hidden_imports(sources: Iterable[Source]) -> list[str]:
 
 def imports_by_string(sources: Iterable[Source]) -> list[str]:
     """Type checkers, editors and the import contracts cannot see `import_module("a.b")`. Write `from a import b` inside
-    the function, with the reason. A name that is computed is something else."""
+    the function, with the reason. Computed names are allowed."""
     complaints = []
     for source in sources:
         if source.is_product:
@@ -60,7 +60,7 @@ def imports_by_string(sources: Iterable[Source]) -> list[str]:
 
 
 def _has_reason(lines: list[str], number: int) -> bool:
-    """A comment in that line or in the one above; imports that follow one another share it."""
+    """A comment on the same line or the line above; consecutive imports share it."""
     line = lines[number - 1]
     above = lines[number - 2].strip() if number > 1 else ""
     if "#" in line or above.startswith("#"):
@@ -80,4 +80,4 @@ def _imports(source: Source) -> Iterator[tuple[int, str]]:
 
 RULES = (impure_imports, hidden_imports)
 AWAITED = (imports_by_string,)
-"""For every Python file; `AWAITED` ones are switched on once the tree keeps them, and counted until then."""
+"""Run on every Python file; `AWAITED` ones are switched on once the tree keeps them, and counted until then."""

@@ -1,6 +1,6 @@
-"""Invariants are promises with a label; a label stands where it is kept, where it is checked and where it is tested.
+"""An invariant's label is in the code that keeps it, in a checker and in a test.
 
-A promise that no checker knows is a wish, and a checker whose label stands nowhere in the code guards nothing.
+An invariant without a checker is only hoped for, and a checker whose label is nowhere in the code guards nothing.
 """
 
 import enum
@@ -40,7 +40,7 @@ def lonely_labels(sources: Iterable[Source]) -> list[str]:
 
 
 def _home(source: Source) -> Home:
-    """Checkers are the simulator's, and the modules of a pure package called for its invariants."""
+    """Checkers are those of the simulator, and the `…invariants.py` modules of the pure packages."""
     if source.path.startswith("tests/"):
         return Home.TEST
     if not source.is_product:
@@ -51,4 +51,4 @@ def _home(source: Source) -> Home:
 
 
 RULES = (lonely_labels,)
-"""For every file but the house rules' own, whose samples name labels that are none."""
+"""Run on every file except the house rules, whose samples contain made-up labels."""

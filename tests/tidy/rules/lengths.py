@@ -1,6 +1,6 @@
 """Bounds on functions, files and parameters.
 
-What does not fit a screen is not read as a whole, and what is not read as a whole is changed by guess.
+Code that does not fit a screen is not read as a whole, and then it is changed by guess.
 """
 
 import ast
@@ -11,13 +11,13 @@ from tests.tidy.source import Source, functions
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 POSITIONAL_MAX = 5
-"""Arguments that a caller may pass without naming them: beyond five, two get swapped and nobody sees it."""
+"""Arguments that a caller may pass by position: beyond five, two get swapped unnoticed."""
 PARAMETERS_MAX = 8
-"""With those that must be named, which cannot be swapped; beyond eight they are a struct that has no name yet."""
+"""Including keyword-only ones, which cannot be swapped; beyond eight they should be a struct."""
 
 EXCEPTIONS: Mapping[str, int] = {}
 """`path` or `path::function` to the lines allowed there. The table may only shrink: an entry that is not needed, or
-allows more than is there, is a complaint too."""
+allows more than necessary, is a complaint too."""
 EXCEPTIONS_MAX = 0
 
 
@@ -58,8 +58,8 @@ def loose_exceptions(sources: Iterable[Source], exceptions: Mapping[str, int] = 
 
 
 def many_parameters(sources: Iterable[Source]) -> list[str]:
-    """Not counted: `self` and `cls`; fixtures of a test, which pytest passes by name; the options of a command of the
-    command line, which are its interface."""
+    """Does not count `self` and `cls`, fixtures of a test (pytest passes them by name), and options of a CLI command
+    (they are its interface)."""
     complaints = []
     for source in sources:
         for name, node in functions(source):
@@ -106,4 +106,4 @@ RULES: tuple[Callable[[Iterable[Source]], list[str]], ...] = (
     loose_exceptions,
     many_parameters,
 )
-"""For every Python file."""
+"""Run on every Python file."""

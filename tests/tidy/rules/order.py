@@ -1,7 +1,6 @@
 """Nothing in a pure package may depend on the order of a set, on `hash()` or on `id()`.
 
-All three differ between processes. A decision by one of them makes two nodes decide differently, and a seed replay
-differently.
+All three differ between processes: two nodes would decide differently, and a seed would not replay.
 """
 
 import ast
@@ -13,13 +12,14 @@ SET_TYPES = ("set", "frozenset", "Set", "AbstractSet", "MutableSet")
 SET_METHODS = ("union", "intersection", "difference", "symmetric_difference")
 
 ORDER_LOST = ("sorted", "set", "frozenset", "len", "any", "all", "sum", "min", "max", "Counter")
-"""What comes out of these is the same in whatever order it went in (`min` and `max` only without a key)."""
+"""Their result does not depend on the order of their input (`min` and `max` only without a key)."""
 
 ORDER_KEPT = ("list", "tuple", "iter", "enumerate", "map", "filter", "zip", "reversed", "dict", "deque", "next", "join")
 
 
 def iterated_sets(sources: Iterable[Source]) -> list[str]:
-    """Sets as seen in one file: displays, comprehensions, calls of `set`, and names and attributes annotated so."""
+    """Recognises, within one file: set displays, comprehensions, calls of `set`, and names and attributes annotated as
+    sets."""
     complaints = []
     for source in sources:
         if source.is_pure:
@@ -42,7 +42,7 @@ def identity_calls(sources: Iterable[Source]) -> list[str]:
 
 
 def _ordered_uses(tree: ast.Module) -> Iterator[ast.expr]:
-    """Every expression whose order of iteration shows in the result."""
+    """Every expression whose iteration order affects a result."""
     harmless = _arguments_without_order(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.AsyncFor):
@@ -60,7 +60,7 @@ def _ordered_uses(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def _arguments_without_order(tree: ast.Module) -> set[ast.expr]:
-    """Arguments of calls in whose result order is lost, and elements of set displays."""
+    """Arguments of calls whose result does not depend on order, and elements of set displays."""
     found: set[ast.expr] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) in ORDER_LOST and not node.keywords:
@@ -75,7 +75,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _annotated_sets(tree: ast.Module) -> frozenset[str]:
-    """Names and attributes annotated as sets, unless the file also has one of that name that is something else."""
+    """Names and attributes annotated as sets, unless the file also uses the name for something else."""
     sets: set[str] = set()
     others: set[str] = set()
     for node in ast.walk(tree):
@@ -115,4 +115,4 @@ def _is_set(node: ast.expr, known: frozenset[str]) -> bool:
 
 
 RULES = (iterated_sets, identity_calls)
-"""For every Python file; they look at the pure ones."""
+"""Run on every Python file; they check the pure ones."""

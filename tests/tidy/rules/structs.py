@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tests.tidy.source import Source, dotted, imported_names
 
 FIELDS_MAX = 3
-"""So many may be passed by position."""
+"""The most fields that may be passed by position."""
 
 STRUCT = "msgspec.Struct"
 NOT_FIELDS = ("ClassVar", "InitVar", "KW_ONLY")
@@ -79,4 +79,4 @@ def _unsubscripted(node: ast.expr) -> ast.expr:
 
 
 AWAITED = (positional_structs,)
-"""For every Python file."""
+"""Run on every Python file."""

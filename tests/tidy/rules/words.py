@@ -1,4 +1,4 @@
-"""Words that have no place in the repository."""
+"""Words that do not belong in the repository."""
 
 import re
 from collections.abc import Iterable
@@ -27,29 +27,29 @@ IGNORE = re.compile(r"#\s*(type:\s*ignore|noqa)(?P<code>[^#\n]*)(?P<reason>#.*)?
 
 
 def postponed_work(sources: Iterable[Source]) -> list[str]:
-    """A note to do it later is done never, and nobody can tell whether the code is right until then. Do it, or write
-    down what is missing where users look."""
+    """Work that is noted for later is never done, and until then no one knows whether the code is right. Do it, or say
+    what is missing in the documentation for users."""
     return _found(sources, POSTPONED, "postponed work")
 
 
 def machine_paths(sources: Iterable[Source]) -> list[str]:
-    """A path of one machine works on that machine."""
+    """A path of one machine does not exist on others."""
     return _found(sources, MACHINE_PATH, "a path of one machine")
 
 
 def registry_hosts(sources: Iterable[Source]) -> list[str]:
-    """Where packages come from is the business of whoever installs; a host written down is wrong elsewhere."""
+    """The person who installs chooses the package index; a host in the repository is wrong elsewhere."""
     return _found(sources, REGISTRY, "where packages come from")
 
 
 def talk_about_writing(sources: Iterable[Source]) -> list[str]:
-    """The text is about the product, not about what or who typed it, nor about where its tasks are kept."""
+    """Text is about the product, not about who wrote it or where its tasks are tracked."""
     return _found(sources, HOW_IT_IS_WRITTEN, "about the writing, not the product")
 
 
 def bare_ignores(sources: Iterable[Source]) -> list[str]:
-    """A silenced checker says what it is silenced about, and why: `# type: ignore[code]  # reason`, and `# noqa: CODE`
-    likewise. Without, the next reader can neither trust nor remove it."""
+    """An ignore comment names its code and its reason: `# type: ignore[code]  # reason`, and likewise `# noqa: CODE`.
+    Otherwise the next reader can neither trust nor remove it."""
     complaints = []
     for source in sources:
         if not source.is_python:
@@ -71,4 +71,4 @@ def _found(sources: Iterable[Source], pattern: re.Pattern[str], what: str) -> li
 
 
 RULES = (postponed_work, machine_paths, registry_hosts, talk_about_writing, bare_ignores)
-"""For every file but the house rules' own, which have to name what they ban."""
+"""Run on every file except the house rules, which must name what they ban."""
