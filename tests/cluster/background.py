@@ -1,4 +1,4 @@
-"""What goes on beside a test until the test is done with it."""
+"""Work that runs beside a test until the test ends it."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class Background(ABC):
-    """A context: `work` in a thread of its own, which looks at `stopped` and ends. Its failure is the test's."""
+    """Runs `work` in a thread; `work` checks `stopped` and ends. Its failure fails the test."""
 
     def __init__(self, end_s: float) -> None:
-        """`end_s`: within which it ends once it is to."""
+        """`end_s`: how long it may take to end."""
         self._end_s = end_s
         self.stopped = threading.Event()
         self._failure: BaseException | None = None
@@ -32,5 +32,5 @@ class Background(ABC):
     def _run(self) -> None:
         try:
             self.work()
-        except BaseException as error:  # told in the test's own thread
+        except BaseException as error:  # raised again in the test's thread
             self._failure = error

@@ -1,4 +1,4 @@
-"""Real nodes for tests: on addresses of their own, with bounded waits, and none left behind."""
+"""Real nodes for tests: on their own addresses, with bounded waits, and stopped at the end."""
 
 import asyncio
 import os
@@ -33,8 +33,7 @@ BOUND_TO_US = (
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGTERM}); "
     "os.execv(sys.executable, [sys.executable, '-m', 'ebla.node', *sys.argv[1:]])"
 )
-"""A node that is asked to stop when the process of its test is gone, which is killed where a run in several processes
-is broken off."""
+"""Starts a node that gets SIGTERM when its test process dies: xdist kills its workers when a run is interrupted."""
 
 
 def eventually(condition: Callable[[], object], what: str, seconds: float = 20.0) -> float:
@@ -47,7 +46,7 @@ def eventually(condition: Callable[[], object], what: str, seconds: float = 20.0
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is dead: only its parent has not looked yet."""
+    """A zombie counts as dead: its parent has not reaped it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -55,12 +54,12 @@ def is_alive(pid: int) -> bool:
 
 
 def random_base_address() -> str:
-    """The first address of a /24 of the loopback network, apart from those of tests that run at the same time."""
+    """The first address of a random /24 of the loopback network, so that tests in parallel do not collide."""
     return f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
 
 
 class LocalNodes:
-    """Nodes that a test makes, starts and hurts."""
+    """Nodes that a test creates, starts, kills and stops."""
 
     def __init__(self, data: Path, nodes: int, settings: Sequence[str] = (), shards: int = 1) -> None:
         self.data = data
@@ -108,7 +107,7 @@ class LocalNodes:
         return asyncio.run(_view(self.nodes))
 
     def view_from(self, *numbers: int) -> ClusterView:
-        """As these nodes alone tell it: a node that does not answer is not waited for."""
+        """The view of these nodes only; does not wait for the others."""
         return asyncio.run(_view([self.nodes[number] for number in numbers]))
 
     def node(self, number: int = 0) -> NodeView:
@@ -144,8 +143,8 @@ async def _view(nodes: Sequence[LocalNode]) -> ClusterView:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes that a test starts keep their compiled modules, whatever the environment says: to compile them is a
-    third of a start, and some hundred processes start here. The processes of one run of tests share them."""
+    """Processes that a test starts cache their bytecode, whatever the environment says: compiling takes a third of a
+    start, and hundreds of processes start here. All processes of a test run share the cache."""
     own = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
@@ -156,7 +155,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By a short name: nodes have sockets below it, whose paths may have a hundred letters."""
+    """Has a short name: nodes put sockets below it, and socket paths are limited to about 100 bytes."""
     return tmp_path_factory.mktemp("t")
 
 

@@ -1,4 +1,4 @@
-"""Clients that write unique values to group 0 without pause, and remember what became of each."""
+"""Clients that write unique values to group 0 without pause, and record the outcome of each write."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ class Record:
 
 
 class Group0Load(Background):
-    """A context: it writes to every node it is given, through each node's own socket, until it is left."""
+    """Writes to every given node, through the node's own socket, until the context ends."""
 
     def __init__(self, nodes: Sequence[LocalNode]) -> None:
         super().__init__(2 * DEADLINE_MS / 1000 + 5)
@@ -47,7 +47,7 @@ class Group0Load(Background):
         self.record = Record()
 
     def wait_service_after(self, moment: float, seconds: float) -> float:
-        """How long after the moment a write was acknowledged that was sent after it. Fails after the bound."""
+        """How long after `moment` a write that was sent after it was acknowledged. Fails after the bound."""
         while time.monotonic() < moment + seconds:
             later = [one for one in list(self.record.acknowledged.values()) if one.sent_at >= moment]
             if later:
@@ -99,7 +99,7 @@ def ask(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLI
 
 
 def report_of(node: LocalNode) -> Group0Report | None:
-    """None where the node does not answer, or is in no group yet."""
+    """None if the node does not answer, or is in no group yet."""
     try:
         return ask(node, GROUP0_MEMBERS, MembersRequest())
     except EblaError:

@@ -1,9 +1,9 @@
-"""A process that kills itself at every file-system call of the log, one after the other. Run by the test beside it.
+"""Kills a process at every file-system call of the log, one call per try. Run by `test_journal_crash.py`.
 
 `python journal_crash.py FOLDER WORKLOAD` prints one line of JSON per kill: where, and what was wrong afterwards. Each
-try is a fork of this process, which has everything imported and no threads; a fork costs milliseconds where a new
-interpreter costs a second. A sync is really done only where the process dies at it: what a killed process wrote stays
-in the page cache either way, and thousands of syncs would take minutes.
+try is a fork of this process, which has imported everything and has no threads: a fork takes milliseconds, a new
+interpreter a second. A sync is executed only where the process dies at it: what a killed process wrote stays in the
+page cache either way, and thousands of syncs would take minutes.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ RESTARTS_KILLED = 2
 
 
 class Executioner:
-    """Counts the calls and kills the process at the chosen one. Moments: before it, after it, half-way through it."""
+    """Counts the calls and kills the process before, after or half-way through the chosen one."""
 
     def __init__(self, number: int, moment: str) -> None:
         self.calls: list[str] = []
@@ -43,7 +43,7 @@ class Executioner:
         self._moment = moment
 
     def before(self, call: str) -> bool:
-        """Whether this call is to be left half-way."""
+        """Whether to stop half-way through this call."""
         self.calls.append(call)
         if len(self.calls) != self._number:
             return False
@@ -53,7 +53,7 @@ class Executioner:
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the call being made is the chosen one."""
+        """Whether the current call is the chosen one."""
         return len(self.calls) == self._number
 
     def after(self) -> None:
@@ -101,7 +101,7 @@ class DoomedFile:
             await self._file.sync()
         self._fate.after()
 
-    def can_sync_now(self, more_bytes: int) -> bool:  # whoever asks is to be killed at it
+    def can_sync_now(self, more_bytes: int) -> bool:  # the sync must be a call that can be killed
         return True
 
     def sync_now(self) -> None:
@@ -166,7 +166,7 @@ class Workload:
     run: Callable[[DoomedDisk, str, Callable[[], None]], Coroutine[Any, Any, None]]
     """Calls its last argument after every acknowledged step."""
     check: Callable[[DoomedDisk, str, int], Coroutine[Any, Any, None]]
-    """Given the number of acknowledged steps."""
+    """Takes the number of acknowledged steps."""
 
 
 BATCHES = [[b"%d.%d" % (number, part) * 60 for part in range(1 + number % 3)] for number in range(10)]
@@ -241,7 +241,7 @@ async def write_raft(disk: DoomedDisk, folder: str, acknowledge: Callable[[], No
 
 
 async def receive(log: RaftStorage, meta: SnapshotMeta) -> None:
-    """A snapshot in steps, after one of a former leader that was given up, while a third is left half-way."""
+    """Receives a snapshot in steps, after an abandoned one of a former leader, while a third is unfinished."""
     former = await log.begin_snapshot(SnapshotMeta(29, 1), "from-1")
     await former.append([b"never whole"])
     left = await log.begin_snapshot(meta, "from-3")
@@ -271,7 +271,7 @@ WORKLOADS = {"journal": Workload(write_journal, check_journal), "raft": Workload
 
 
 def fork_and_wait(act: Callable[[], None]) -> int:
-    """The child's wait status. A child that hangs is ended by its own alarm."""
+    """The child's wait status. An alarm ends a child that hangs."""
     child = os.fork()
     if child == 0:
         try:
@@ -323,7 +323,7 @@ def moments(calls: list[str]) -> list[tuple[int, str]]:
 
 
 class Trial:
-    """Every kill of a workload, and for a few of them every kill of the restart after it."""
+    """Every kill of a workload, and for a few of them every kill during the restart."""
 
     def __init__(self, workload: Workload, folder: str) -> None:
         self._workload = workload

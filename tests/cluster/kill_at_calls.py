@@ -1,8 +1,8 @@
-"""Kills a process just before any system call by which it changes a folder, whoever makes it: us or a library.
+"""Kills a process just before a system call that changes a folder, whether Ebla or a library makes the call.
 
-The process is a fork of this one, which has everything imported and no threads. A filter in the kernel (seccomp) stops
-it at the calls that change files and at no others; a tracer (ptrace) looks at each, and kills the process before the
-chosen one. Calls that only take notes (the library's LOG) or lie outside the folder are not counted.
+The process is a fork of this one, which has imported everything and has no threads. A seccomp filter stops it at the
+calls that change files; a ptrace tracer inspects each, and kills the process before the chosen one. Calls that write
+RocksDB's LOG or lie outside the folder do not count.
 """
 
 import ctypes
@@ -23,16 +23,16 @@ TRY_LIMIT_S = 60
 IS_SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 IGNORED_NAMES = ("LOG", "LOCK")
 TOLD_NAME = "told"
-"""Beside the work's folder: a byte for every step."""
+"""A file beside the work's folder with one byte per step."""
 SMALL_CHANGE = "write /"
-"""Of several writes to one file in a row, which the library's notes on itself consist of, the first is tried."""
+"""Of consecutive writes to one file (the library's own bookkeeping) only the first is tried."""
 SAMPLED_EVERY = 5
 
 Acknowledge = Callable[[], None]
 
 
 class Where(Enum):
-    """Where in its arguments a call names the file it changes."""
+    """Which argument of a call names the file it changes."""
 
     DESCRIPTOR = auto()
     PATH = auto()
@@ -63,7 +63,7 @@ CALLS = {
     285: ("fallocate", Where.DESCRIPTOR),
     316: ("rename", Where.SECOND_PATH_AT),
 }
-"""By their number on x86-64."""
+"""By system call number on x86-64."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _RET_TRACE, _RET_ALLOW = 0x7FF00000, 0x7FFF0000
@@ -81,12 +81,12 @@ _libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 @dataclass(kw_only=True)
 class Trial:
-    """One process: what it did to the folder, and how it ended."""
+    """What one process did to the folder, and how it ended."""
 
     folder: str
     calls: list[str] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
-    """After how many calls each step was told."""
+    """After how many calls each step was reported."""
     was_killed: bool = False
     status: int = 0
 
@@ -94,20 +94,20 @@ class Trial:
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     work: Callable[[str, Acknowledge], None]
-    """Given its folder; tells every step that must not be lost from then on."""
+    """Takes its folder; reports every step that must not be lost from then on."""
     check: Callable[[str, int], None]
-    """Given the number of steps that were told. Raises where something is wrong."""
+    """Takes the number of reported steps. Raises if something is wrong."""
     prepare: Callable[[str], None] = lambda _folder: None
     """Fills the folder before each try."""
     name: str = ""
     kill_from_step: int = 0
-    """No kills before so many steps were told: they are tried by another workload."""
+    """Do not kill before so many steps were reported: another workload tries those calls."""
     sampled_step: int | None = None
-    """Of the calls that lead to this step only some are tried: they too belong to another workload."""
+    """Try only some of the calls before this step: another workload tries the rest."""
 
 
 def try_every_kill(folder: str, workload: Workload) -> None:
-    """Does the work once undisturbed, and then once for every call it made, killed before it; checks each time.
+    """Does the work once undisturbed, then once for every call it made, killed before that call; checks each time.
 
     Prints a line of JSON per kill.
     """
@@ -159,8 +159,8 @@ def _check(folder: str, workload: Workload) -> str:
 
 
 def run_traced(main: Callable[[], None], folder: str, kill_before: int) -> Trial:
-    """Runs `main` in a process of its own; it dies just before its call number `kill_before`, counted from 1. Calls
-    count in the folder's `data`."""
+    """Runs `main` in a process of its own and kills it just before call number `kill_before`, counted from 1. Only
+    calls on the folder's `data` count."""
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -184,7 +184,7 @@ def run_traced(main: Callable[[], None], folder: str, kill_before: int) -> Trial
 
 
 def _stops(child: int, trial: Trial) -> Iterator[tuple[int, int]]:
-    """Every stop of every thread, until the process is gone."""
+    """Handles every stop of every thread until the process is gone."""
     while True:
         thread, status = os.waitpid(-1, _WALL)
         if os.WIFSTOPPED(status):
@@ -201,7 +201,7 @@ def _be_traced(main: Callable[[], None], ready: int) -> None:
 
 
 def _live_and_end(main: Callable[[], None]) -> NoReturn:
-    """A child's whole life."""
+    """Everything a child does."""
     status = 1
     try:
         signal.alarm(TRY_LIMIT_S)
@@ -230,7 +230,7 @@ def _install_filter() -> None:
 
 
 def _note(trial: Trial, call: str, path: str) -> bool:
-    """Whether it counts."""
+    """Whether the call counts."""
     inside = path.removeprefix(f"{trial.folder}/data")
     if inside != path and not os.path.basename(path).startswith(IGNORED_NAMES):
         trial.calls.append(f"{call} {inside}")
@@ -241,7 +241,7 @@ def _note(trial: Trial, call: str, path: str) -> bool:
 
 
 def _changed(child: int, thread: int) -> tuple[str, str]:
-    """The call that a thread is about to make, and the file it changes; empty where it changes none that has a name."""
+    """The call that a thread is about to make, and the file it changes; empty if that file has no name."""
     buffer = ctypes.create_string_buffer(_CALL_INFO.size + 8)
     _ptrace(_GET_CALL, thread, len(buffer), ctypes.addressof(buffer))
     _, _, _, _, number, *arguments = _CALL_INFO.unpack_from(buffer.raw)
@@ -269,7 +269,7 @@ def _path(child: int, where: Where, arguments: list[int]) -> str | None:
 
 
 def _joined(child: int, descriptor: int, address: int) -> str:
-    """Of a path that may be relative to an open folder, as when a tree is removed."""
+    """Resolves a path that may be relative to an open folder, as when a tree is removed."""
     path = _string(child, address)
     return path if path.startswith("/") else f"{os.readlink(f'/proc/{child}/fd/{descriptor}')}/{path}"
 

@@ -1,4 +1,6 @@
-"""Layers on RocksDB, killed before every call that changes their files, then opened again. Run by the test beside it.
+"""Layers on RocksDB, killed before every call that changes their files, then opened again.
+
+Run by `test_store_crash.py`.
 
 `python layer_crash.py FOLDER` prints one line of JSON per kill: before what, and what was wrong afterwards.
 """

@@ -1,4 +1,4 @@
-"""Questions to one process of a real node, over its own socket."""
+"""Calls to one process of a real node, over its own socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def calling(node: LocalNode, path: Path, lane: Lane = Lane.DATA) -> AsyncI
 
 
 def ask_socket(node: LocalNode, path: Path, verb: Verb[Q, A], request: Q, deadline_ms: int = 5_000) -> A:
-    """Of a shard or of bulk."""
+    """The socket of a shard or of the bulk process."""
 
     async def run() -> A:
         async with calling(node, path) as caller:

@@ -1,4 +1,4 @@
-"""A TCP proxy between two nodes that can be slow and can be cut, as a network is: connections stay, bytes do not."""
+"""A TCP proxy between two nodes that can delay or drop bytes while connections stay open, as a network does."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ CHUNK_BYTES = 65_536
 
 
 class Proxy:
-    """Runs on a thread of its own. `delay_s` and `cut` may be set at any time, from any thread."""
+    """Runs in its own thread. `delay_s` and `cut` may be set at any time, from any thread."""
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
         self.delay_s = 0.0
@@ -85,7 +85,7 @@ class Proxy:
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
-    """Not only asked to close: an open socket at the end of the loop is a warning, and a warning fails a test."""
+    """Waits until they are closed: a socket that is open when the loop ends is a warning, and warnings fail tests."""
     writer.close()
     try:
         await writer.wait_closed()

@@ -1,5 +1,5 @@
 """Rows over the wire for tests of real nodes: a table, single reads and writes, and clients that write without pause
-and remember what became of each write."""
+and record the outcome of each write."""
 
 import asyncio
 import itertools
@@ -51,7 +51,7 @@ class Wanted:
 
     keyspace: str
     replicas: int = 3
-    """In each datacenter."""
+    """Replicas in each datacenter."""
     on_tablets: bool = True
     datacenters: tuple[str, ...] = ("dc1",)
 
@@ -132,7 +132,7 @@ def ask_shard(node: LocalNode, shard: int, verb: Verb[Q, A], request: Q, deadlin
 def write_numbers(
     rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int], level: ConsistencyLevel = QUORUM
 ) -> None:
-    """Until they are acknowledged: the same numbers have the same timestamps, so a write may be repeated."""
+    """Repeats until acknowledged: the same numbers have the same timestamps, so a write may be repeated."""
     _patiently(lambda: write_once(rows, at, numbers, level), PATIENCE_S)
 
 
@@ -147,7 +147,7 @@ def write_once(rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int]
 def read_numbers(
     rows: Numbers, at: tuple[LocalNode, int], keys: Sequence[int], level: ConsistencyLevel = QUORUM
 ) -> list[int | None]:
-    """A machine that is busy enough makes a shard lose its right to serve for a moment."""
+    """On a busy machine a shard may lose its right to serve for a moment."""
     return _patiently(lambda: read_once(rows, at, keys, level), PATIENCE_S)
 
 
@@ -174,7 +174,7 @@ def _patiently(work: Callable[[], T], seconds: float) -> T:
 
 @dataclass(slots=True)
 class KeyStory:
-    """What became of the writes of one key, which has one writer."""
+    """The outcomes of the writes to one key, which has one writer."""
 
     tried: int = 0
     acknowledged: int = 0
@@ -182,7 +182,7 @@ class KeyStory:
 
 
 class RowsLoad(Background):
-    """A context: a client per shard given, each with keys of its own, writes at QUORUM and reads back in between."""
+    """One client per given shard, each with its own keys, writes at QUORUM and reads back in between."""
 
     KEYS_EACH = 25
     KEYS_APART = 1_000_000
@@ -192,7 +192,7 @@ class RowsLoad(Background):
         super().__init__(2 * DEADLINE_MS / 1000 + 5)
         self._rows = rows
         self._shards = list(shards)
-        # Apart from those of every other load: what that one left would hide what this one loses.
+        # Different keys for every load: rows of another load would hide what this one loses.
         self._first_key = next(self._loads) * self.KEYS_APART
         self.stories: dict[int, KeyStory] = {}
         self.lost: list[str] = []
@@ -203,12 +203,12 @@ class RowsLoad(Background):
         return sum(len(story.acknowledged_at) for story in self.stories.values())
 
     def longest_pause_s(self, since: float, until: float) -> float:
-        """Between two acknowledgements of any client."""
+        """The longest time between two acknowledgements of any client."""
         moments = sorted(at for story in self.stories.values() for at in story.acknowledged_at if since <= at <= until)
         return max(later - earlier for earlier, later in itertools.pairwise([since, *moments, until]))
 
     def check(self, at: tuple[LocalNode, int]) -> None:
-        """Nothing acknowledged is missing now, and nothing is there that nobody wrote."""
+        """Nothing acknowledged is missing, and nothing is there that was not written."""
         keys = sorted(self.stories)
         for key, found in zip(keys, read_numbers(self._rows, at, keys)):
             story = self.stories[key]
@@ -224,7 +224,7 @@ class RowsLoad(Background):
                 tasks.create_task(self._client(number))
 
     async def _client(self, number: int) -> None:
-        """Moves on to the next shard when one fails: as a driver does."""
+        """Moves on to the next shard when one fails, as a driver does."""
         first = self._first_key + number * self.KEYS_EACH
         keys = range(first, first + self.KEYS_EACH)
         for key in keys:

@@ -13,7 +13,7 @@ from ebla.cli.cluster.local_cluster import LocalNode
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
-    """Mounted there, which only root may do: False where it is not."""
+    """Mounts it there, which only root may do; False if it could not."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)]
     is_mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -25,7 +25,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
 
 
 def move_to(node: LocalNode, disk: Path) -> None:
-    """A node that was not started yet."""
+    """Takes a node that was not started yet."""
     own, folder = node.options.folder, disk / "node"
     shutil.copytree(own, folder)
     shutil.rmtree(own)
@@ -35,7 +35,7 @@ def move_to(node: LocalNode, disk: Path) -> None:
 
 
 def fill(path: Path) -> None:
-    """To the last byte. Without a buffer: what it could not write it would try again when it is closed, and fail."""
+    """Fills the disk to the last byte. Unbuffered: a buffer would be written again on close, and fail."""
     with path.open("wb", buffering=0) as file:
         try:
             while True:

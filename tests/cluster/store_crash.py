@@ -1,5 +1,5 @@
-"""A shard's store on RocksDB, killed before every call of every stack operation, then opened again. Run by the test
-beside it.
+"""A shard's store on RocksDB, killed before every call of every stack operation, then opened again. Run by
+`test_store_crash.py`.
 
 `python store_crash.py FOLDER OPERATION…` prints one line of JSON per kill: before what, and what was wrong afterwards.
 Every try begins with a store of one replica: two bases, and rows that only the commit log has.
@@ -53,9 +53,9 @@ TABLE = new_schema(
 WIDER = with_column(TABLE, Column(name="w", type=INT, kind=ColumnKind.REGULAR))
 OTHER_RANGE = TokenRange(Token(0), Token(1000))
 OPENED = 1
-"""The first step that is told: the store is open."""
+"""The first reported step: the store is open."""
 BUILT = OPENED + 2
-"""That of a fold in which its output is built, as `layer_crash.py` tries it."""
+"""The step of a compaction that builds its output; `layer_crash.py` tries that one."""
 FOLDED = 3
 
 
@@ -80,7 +80,7 @@ BEFORE = merged(FIRST, SECOND, LOGGED)
 WRITTEN = [rows(range(number, number + 2), "written", AT_US + 3) for number in (30, 60, 90)]
 ADOPTED, NEWER = rows(range(100, 110), "adopted", AT_US), rows(range(105, 115), "newer", AT_US + 1)
 STAGED = {"staged-0": ADOPTED, "staged-1": NEWER}
-"""Two layers of one transfer: with the first alone, old values would show."""
+"""Two layers of one transfer: with only the first, old values would be visible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +101,9 @@ class Shard:
 @dataclass(frozen=True)
 class Operation:
     act: Callable[[Shard, Stack, Acknowledge], Awaitable[None]]
-    """May be asked for again, whatever became of it before."""
+    """May be repeated, whatever its earlier outcome."""
     check: Callable[[Shard, int], Awaitable[None]]
-    """Given how many of its steps were told."""
+    """Takes how many of its steps were reported."""
 
 
 async def do_nothing(_shard: Shard, _stack: Stack, _acknowledge: Acknowledge) -> None:
@@ -146,7 +146,7 @@ async def checkpoint(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> No
 
 
 async def compact(shard: Shard, stack: Stack, acknowledge: Acknowledge) -> None:
-    """The shard's part of it. What another process would build from the checkpoints is put in its place."""
+    """The shard's part of a compaction. The output that a worker would build from the checkpoints is put in place."""
     job = await shard.store.begin_compaction(stack, GcContext(now_s=0, replication_factor=3), whole=True)
     assert job is not None
     acknowledge()
@@ -215,7 +215,7 @@ async def altered(shard: Shard, told: int) -> None:
 async def checkpointed(shard: Shard, told: int) -> None:
     await all_there(shard, told)
     if shard.disk.exists(f"{shard.folder}/checkpoint/manifest"):
-        # Opened as a store of its own, which a checkpoint that is in use never is.
+        # Opened as a separate store, which never happens to a checkpoint in use.
         copied = f"{shard.folder}/copy-{told}-{len(shard.disk.list_folder(shard.folder))}"
         os.rename(f"{shard.folder}/checkpoint", copied)
         copy = await open_store(shard.disk, SystemRng(), copied, shard.engine, LIMITS)
@@ -270,7 +270,7 @@ async def operate(operation: Operation, acknowledge: Acknowledge, shard: Shard) 
 
 
 async def check_and_repeat(operation: Operation, told: int, shard: Shard) -> None:
-    """The operation is asked for again, as whoever got no answer would."""
+    """Repeats the operation, as a caller without an answer would."""
     named = [one for stack in shard.store.stacks.values() for one in stack.layer_entries]
     assert len(shard.disk.list_folder(layers_folder(f"{shard.folder}/shard"))) <= len(named), "something was not swept"
     await operation.check(shard, max(told - OPENED, 0))
@@ -283,7 +283,7 @@ async def check_and_repeat(operation: Operation, told: int, shard: Shard) -> Non
 
 
 def make_filled(folder: str) -> None:
-    """In a process of its own that ends without a word, so that the log still has what was not flushed."""
+    """In a process that exits without closing the store, so that the log still has what was not flushed."""
     child = os.fork()
     if child == 0:
         os.makedirs(folder)

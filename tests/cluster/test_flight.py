@@ -1,5 +1,5 @@
-"""The Flight door of a real node: checkpoints of real shards read over it, files and rows staged and sealed, a session
-closed, certificates renewed, the node stopped while a reader sleeps."""
+"""The Flight server of a real node reads checkpoints of real shards, stages and seals files and rows, and survives a
+closed session, renewed certificates, and a stop while a reader sleeps."""
 
 import asyncio
 import json
@@ -172,7 +172,7 @@ def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
         try:
             return ssl.get_server_certificate((source.flight.host, source.flight.port), timeout=2).split()
         except OSError:
-            return []  # for a moment the door is closed
+            return []  # the server is restarting
 
     eventually(lambda: shown() == kept, "the new certificate is shown")
     with session.client as client:

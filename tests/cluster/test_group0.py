@@ -1,4 +1,4 @@
-"""Group 0 on real processes: what is acknowledged stays, whoever is killed, stopped or out of disk."""
+"""Group 0 on real processes: acknowledged writes survive kills, stops and full disks."""
 
 import json
 import os
@@ -33,13 +33,13 @@ FASTER = ("limits.raft_tick_ms=60", f"limits.raft_election_ms={ELECTION_MS}")
 PROMISED_S = 2 * ELECTION_MS / 1000
 """Service returns within two election timeouts of a majority being up."""
 PATIENCE = 4
-"""A busy machine may take so many times longer; a stuck group takes for ever."""
+"""Allowance for a busy machine; a stuck group takes forever."""
 
 Make = Callable[..., LocalNodes]
 
 
 class Group:
-    """Nodes that form a group 0, and who of them does what."""
+    """Nodes that form a group 0, with their roles."""
 
     def __init__(self, nodes: LocalNodes) -> None:
         self.cluster = nodes
@@ -54,7 +54,7 @@ class Group:
             self.processes[number] = self.cluster.start(number)
 
     def kill(self, *numbers: int) -> float:
-        """With one blow; gives when."""
+        """Kills them together; returns the time."""
         for number in numbers:
             os.kill(self.processes[number].pid, signal.SIGKILL)
         moment = time.monotonic()
@@ -71,7 +71,7 @@ class Group:
         return identity.host
 
     def is_formed(self) -> bool:
-        """Every member votes and has a leader."""
+        """Waits until every member votes and has a leader."""
         reports = [self.report(number) for number in range(len(self.nodes))]
         return all(
             report is not None
@@ -84,7 +84,7 @@ class Group:
         eventually(self.is_formed, "every node votes and knows the leader", 40)
 
     def leader(self, among: Sequence[int]) -> int:
-        """The number of the node that leads, as these nodes say; waits until there is one."""
+        """The number of the leading node according to these nodes; waits until there is one."""
         found: list[int] = []
 
         def look() -> bool:
@@ -123,7 +123,7 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[float]:
 
 
 def check_nothing_lost(record: Record, group: Group) -> None:
-    """Every acknowledged value is there with its own bytes, on every node; what was said to be not applied is not."""
+    """Every acknowledged value is on every node with its own bytes; values reported as not applied are on none."""
     assert record.acknowledged
     for node in group.nodes:
         found = {each.key: each.value for each in read_all(node, PREFIX).found}
@@ -189,13 +189,13 @@ def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(disk: Path, make
     move_to(nodes.nodes[2], disk)
     group.start(0, 1, 2)
     group.wait_formed()
-    nodes.wait_all_up()  # what a node reserves for its logs it has by now
+    nodes.wait_all_up()  # by now every node has reserved space for its logs
     with Group0Load(group.nodes[:2]) as load:
         load.wait_service_after(time.monotonic(), 10)
         filler = disk / "filler"
         fill(filler)
         value = b"v" * 400_000
-        for number in range(60):  # more than the room that the log has reserved
+        for number in range(60):  # more than the log has reserved
             request = ExecuteRequest(Transaction((), (PutKey(f"user/large/{number % 4}", value),)))
             ask(group.nodes[0], GROUP0_EXECUTE, request, 10_000)
         load.wait_service_after(time.monotonic(), PROMISED_S * PATIENCE)
@@ -241,7 +241,7 @@ def test_a_node_joins_by_token_gets_a_vote_and_a_removed_or_emptied_node_stops_w
 
 
 def refused_without_its_log(group: Group, number: int) -> None:
-    """Under its old id it may have voted; with an empty log it would take that back."""
+    """Under its old id it may have voted; with an empty log it would forget that vote."""
     folder = group.nodes[number].folder
     group.kill(number)
     kept = folder.group0.with_name("kept")
@@ -291,7 +291,7 @@ def roles(data: Path, node: str | None = None) -> dict[str, str]:
 
 
 def run(data: Path, *command: str, stdin: str | None = None) -> dict[str, Any]:
-    """One command as at a terminal, in this process."""
+    """Runs one command in this process."""
     done = CliRunner().invoke(app, [*command, "--data", str(data)], input=stdin)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception

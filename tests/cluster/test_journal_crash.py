@@ -1,6 +1,6 @@
-"""Every file-system call of the logs killed before, after and (writes) half-way, on the real disk, then restarted.
+"""The logs survive a kill before, after and (for writes) half-way through every file-system call, on the real disk.
 
-A killed process keeps its page cache; what power loss does besides is tried on the simulated disk
+A killed process keeps its page cache; power loss is tested on the simulated disk
 (`tests/properties/test_journal.py`).
 """
 
@@ -18,7 +18,7 @@ LIMIT_S = 150
 
 
 class Run:
-    """The script at work on one workload. Its words go to files: nobody reads a pipe while the other is waited for."""
+    """Runs the script on one workload. Output goes to files: no one reads a pipe while waiting for the other."""
 
     def __init__(self, folder: Path, workload: str) -> None:
         self.out, self.err = folder / "out", folder / "err"
@@ -30,7 +30,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """All at once: each mostly waits for its syncs."""
+    """Runs all at once: each mostly waits for its syncs."""
     started = {workload: Run(tmp_path_factory.mktemp(workload), workload) for workload in WORKLOADS}
     yield started
     for run in started.values():

@@ -20,7 +20,7 @@ Make = Callable[..., LocalNodes]
 
 
 def has_too_few(call: Callable[[], object]) -> bool | None:
-    """None: it failed for another reason, as on a busy machine."""
+    """None if it failed for another reason, as on a busy machine."""
     try:
         call()
     except TooFewReplicas:
@@ -31,7 +31,7 @@ def has_too_few(call: Callable[[], object]) -> bool | None:
 
 
 def refused_levels(node: LocalNode, rows: Numbers) -> tuple[list[Level], list[Level]] | None:
-    """At which levels too few replicas are up for writes, and for reads."""
+    """The levels at which too few replicas are up, for writes and for reads."""
     at = (node, 0)
     writes = {level: has_too_few(partial(write_once, rows, at, {1: 5}, level)) for level in Level}
     reads = {level: has_too_few(partial(read_once, rows, at, [1], level)) for level in Level}

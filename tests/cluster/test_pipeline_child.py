@@ -1,5 +1,5 @@
-"""The pipeline comes and goes with the lead of group 0, on real processes. Java is not needed: without it the process
-lives, and says what it lacks."""
+"""The pipeline process runs beside the leader of group 0. Java is not needed: without it the process runs, and reports
+what it lacks."""
 
 import os
 import signal
@@ -23,13 +23,13 @@ def pipeline_of(node: NodeView) -> ProcessView | None:
 
 
 def views(nodes: LocalNodes, among: Sequence[int]) -> dict[int, NodeView]:
-    """These nodes, as they tell of themselves."""
+    """The status of these nodes, as each reports it."""
     told = {view.name: view for view in nodes.view_from(*among).nodes}
     return {number: told[nodes.nodes[number].name] for number in among}
 
 
 def places(nodes: LocalNodes, among: Sequence[int]) -> list[int]:
-    """Where one runs, of these nodes."""
+    """Which of these nodes run one."""
     found = ((number, pipeline_of(view)) for number, view in views(nodes, among).items())
     return [number for number, process in found if process is not None and process.state == ProcessState.RUNNING]
 
@@ -41,7 +41,7 @@ def leader(nodes: LocalNodes, among: Sequence[int]) -> int | None:
 
 
 def wait_beside_leader(nodes: LocalNodes, among: Sequence[int]) -> int:
-    """Until one runs, beside the leader; gives where."""
+    """Waits until one runs beside the leader; returns where."""
     seen: list[int] = []
 
     def reached() -> bool:

@@ -1,7 +1,7 @@
-"""The data folder of the previous release opens, and holds what was written with it.
+"""The data folder of the previous release opens and holds what was written to it.
 
 `fixtures/release-1.tar.xz` is the folder of one node with two shards. It was killed with SIGKILL, so that its commit
-logs hold rows that no layer has: what the script in `WRITTEN` did after the last flush.
+logs hold rows that no layer has. `WRITTEN` says what was written.
 """
 
 import tarfile

@@ -35,7 +35,7 @@ def started(nodes: LocalNodes) -> subprocess.Popen[bytes]:
 
 
 async def _ask_shard(nodes: LocalNodes) -> IdentityAnswer:
-    """As a peer would: over TLS, with the node's certificate."""
+    """Connects as a peer would: over TLS, with the node's certificate."""
     node = nodes.nodes[0]
     identity = node.folder.read_identity()
     assert identity is not None
@@ -85,7 +85,7 @@ def _exits_are(nodes: LocalNodes, count: int) -> bool:
 
 @pytest.mark.parametrize(("hung", "stop_ms"), [(False, 5_000), (True, 3_000)])
 def test_sigterm_ends_the_node_in_time(make_nodes: Make, hung: bool, stop_ms: int) -> None:
-    """Also with a child that cannot hear: it is killed before the time is over."""
+    """Also with a child that ignores signals: it is killed before the time is over."""
     nodes = make_nodes(settings=["limits.child_silence_ms=60000", f"limits.stop_ms={stop_ms}"])
     control = started(nodes)
     shard = nodes.pid("shard-0")
@@ -106,7 +106,7 @@ def test_a_start_waits_for_a_predecessors_child_and_names_it_when_it_stays(make_
     lock = file_lock.acquire(folder.shard_lock(0))
     control = nodes.start()
     eventually(lambda: nodes.nodes[0].running_pid() == control.pid, "it waits with its own lock held")
-    control.send_signal(signal.SIGHUP)  # certificates were renewed meanwhile: no reason to end
+    control.send_signal(signal.SIGHUP)  # means that certificates were renewed: no reason to end
     assert control.wait(15) == 1
     told = f"a process of an earlier run of this node is still alive after 700 ms: process {os.getpid()} holds"
     assert told in nodes.output()

@@ -12,7 +12,7 @@ from ebla.runtime.system_clock import SystemClock
 
 
 def shown_certificate(nodes: LocalNodes, number: int) -> str:
-    """What the node shows to whoever connects now."""
+    """The certificate that a new connection gets from the node."""
     address = nodes.nodes[number].options.control_address
     return ssl.get_server_certificate((address.host, address.port))
 

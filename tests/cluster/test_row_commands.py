@@ -1,4 +1,4 @@
-"""The commands of tables and rows against a real node: everything a first look needs, over its sockets."""
+"""The commands for tables and rows against a real node, over its sockets."""
 
 import json
 import os

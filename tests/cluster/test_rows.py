@@ -39,9 +39,9 @@ from ebla.wire.schema_messages import CreateTableRequest, DropTableRequest, Sche
 from ebla.wire.verbs import READ_ROWS, SCHEMA
 
 BACK_S = 3.0
-"""A shard that was killed serves again by then."""
+"""The time within which a killed shard serves again."""
 PATIENCE = 4
-"""A busy machine may take so many times longer; the figure itself is printed, and is the benchmark's."""
+"""Allowance for a busy machine; the benchmark measures the figure itself."""
 NODES, SHARDS = 3, 2
 
 
@@ -207,7 +207,7 @@ def _holds(cluster: Cluster, rows: Numbers, key: int) -> bool:
 
 
 def held_by(cluster: Cluster, number: int, rows: Numbers, key: int) -> int | None:
-    """What the node's own replica of the key has, asked without a router."""
+    """What the node's own replica of the key holds, read without a router."""
     ring = cluster.local.node(number).ring
     assert ring is not None
     routed = rows.read_of(key, ONE)

@@ -1,6 +1,6 @@
-"""Every call by which RocksDB and we change a shard's files: the process killed before it, and started again.
+"""A shard's store survives a kill before every call that changes its files, made by RocksDB or by Ebla.
 
-A killed process keeps its page cache; what power loss does besides is tried on the simulated disk.
+A killed process keeps its page cache; power loss is tested on the simulated disk.
 """
 
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not IS_SUPPORTED, reason="system calls are trace
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[str]:
-    """In memory if it can be: thousands of syncs take minutes, and a kill loses nothing of either."""
+    """In memory if possible: thousands of syncs take minutes, and a kill loses neither."""
     if not os.access(IN_MEMORY, os.W_OK):
         yield str(tmp_path)
         return
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Iterator[str]:
 
 
 def kills_of(script: str, *arguments: str) -> list[str]:
-    """What was killed before; fails where something was wrong afterwards."""
+    """Returns the calls killed before; fails if anything was wrong afterwards."""
     run = subprocess.run(
         [sys.executable, str(HERE / script), *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a job of Spark asks of real nodes, over a driver's connection: tables described, read, written, given up."""
+"""The calls of a Spark job to real nodes, over a driver's connection: describe, read, write, and give up tables."""
 
 import uuid
 from collections import Counter
@@ -102,7 +102,7 @@ def opening(schema: TableSchema, job: str, **others: Any) -> OpenWriteRequest:
 
 
 def stage(plan: StagingPlan, rows: dict[int, str]) -> list[StagedRun]:
-    """As tasks do: encoded with the job's timestamp, cut by route, put to every target."""
+    """Does what tasks do: encode with the job's timestamp, split by route, put to every target."""
     batch = pa.record_batch({"k": pa.array(rows, pa.int64()), "v": pa.array(rows.values(), pa.string())})
     encoded = encode_batch(plan.schema, batch, WriteStamp(timestamp_us=plan.timestamp_us, at_s=0))
     stored = rows_batch(list(zip(encoded["key"].to_pylist(), encoded["stored"].to_pylist())))

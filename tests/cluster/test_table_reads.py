@@ -1,5 +1,5 @@
-"""A table of real nodes read in bulk: one point for each read, behind a ticket that outlives the process, the files of
-it opened on the same machine, and nothing left when the table is gone."""
+"""A table of real nodes read in bulk: one snapshot per read, a ticket that outlives the process, files opened on the
+same machine, and nothing left when the table is dropped."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ LATER = WRITTEN | {0: 777}
 
 
 class Reader:
-    """Of one table, at the one node there is."""
+    """Reads of one table at the only node."""
 
     def __init__(self, nodes: LocalNodes, name: str) -> None:
         self._nodes = nodes
@@ -61,7 +61,7 @@ class Reader:
         except Refused:
             raise
         except EblaError:
-            return None  # nobody is there yet
+            return None  # it is not up yet
 
     def located(self, source: TransferSource) -> CheckpointFiles:
         (batch,) = list(self._client._batches(source, LocateQuery(WHOLE_RING)))

@@ -1,4 +1,4 @@
-"""`ebla up`, `status` and `down` from end to end, as somebody at a terminal runs them."""
+"""`ebla up`, `status` and `down` from end to end, as a user at a terminal runs them."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from ebla.node.__main__ import main as run_process
 
 STOP_MS = 1_000
 BUSY_S = 3.0
-"""For the start and end of a process on a machine that is busy with others."""
+"""Allowance for starting and ending a process on a busy machine."""
 SETTINGS = [flag for setting in QUICK for flag in ("--set", setting)]
 
 
@@ -100,7 +100,7 @@ def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(term
 
 @contextmanager
 def followed(terminal: Terminal, nodes: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`ebla up`, once it has shown its last node."""
+    """Runs `ebla up` and waits until it has shown its last node."""
     command = terminal.command("up", *terminal.up_arguments(nodes), *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
         assert following.stdout is not None
@@ -121,7 +121,7 @@ def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
 
 
 def test_ctrl_c_is_over_in_time_where_nodes_are_killed_and_one_hangs(terminal: Terminal) -> None:
-    """Two of three are dead, and the last does not listen: it is waited for, in words, and killed."""
+    """Two of three are dead, and the last does not react: `ebla up` waits for it, says so, and kills it."""
     with followed(terminal, 3, "--set", f"limits.stop_ms={STOP_MS}") as following:
         pids = [node.running_pid() for node in find_nodes(terminal.data)]
         for pid, number in zip(pids, (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP), strict=True):
@@ -151,7 +151,7 @@ def test_an_up_that_is_ended_while_it_starts_leaves_nothing(terminal: Terminal) 
 def test_closing_the_terminal_stops_what_up_follows(terminal: Terminal) -> None:
     master, slave = pty.openpty()
     command = terminal.command("up", *terminal.up_arguments(1))
-    # A session of its own, whose terminal this becomes with the first use: its end is then told by SIGHUP.
+    # A new session, whose terminal this becomes with the first use: its end then sends SIGHUP.
     code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     with subprocess.Popen(
         [sys.executable, "-c", code, *command], stdin=slave, stdout=slave, stderr=slave, start_new_session=True

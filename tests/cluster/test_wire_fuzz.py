@@ -1,4 +1,4 @@
-"""Hostile peers against a real server on loopback: a good client is answered meanwhile, and memory stays bounded."""
+"""Hostile peers against a real server: a good client still gets answers, and memory stays bounded."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ from ebla.wire.peers import PeersContext, connect
 
 MEMORY_GROWTH_MAX = 96 * 1024 * 1024
 GOOD_ANSWERS = 20
-"""An attack goes on until the good client has had this many."""
+"""An attack goes on until the good client has had this many answers."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -65,11 +65,11 @@ async def end(streams: Streams) -> None:
     try:
         await streams[1].wait_closed()
     except OSError:
-        pass  # it was cut off, as it should be
+        pass  # the server disconnected it, as it should
 
 
 async def write_all(streams: Streams, data: bytes) -> None:
-    """Until the other side has had enough."""
+    """Sends until the server closes the connection."""
     try:
         streams[1].write(data)
         await streams[1].drain()
@@ -113,7 +113,7 @@ async def _read_until_end(reader: asyncio.StreamReader) -> bytes:
 
 
 async def half_open(victim: Victim) -> None:
-    """Far more silent connections than may wait for their greeting, with and without TLS."""
+    """Opens far more silent connections than may wait for their greeting, with and without TLS."""
     streams = [await victim.open(address) for _ in range(120) for address in (victim.plain, victim.encrypted)]
     await asyncio.sleep(0.2)
     for each in streams:
@@ -121,7 +121,7 @@ async def half_open(victim: Victim) -> None:
 
 
 async def dribble(victim: Victim) -> None:
-    """One byte at a time, of a frame that is announced as large as allowed."""
+    """Sends one byte at a time of a frame with the largest allowed size."""
     streams = [await victim.open() for _ in range(10)]
     for each in streams:
         await write_all(each, GREETING + struct.pack(">I", 16 * 1024 * 1024))
@@ -136,7 +136,7 @@ FLOOD = [b"".join(request(first + n, "y" * 200) for n in range(500)) for first i
 
 
 async def flood(victim: Victim) -> None:
-    """Requests without end, and the answers read."""
+    """Sends requests without end, and reads the answers."""
 
     async def one() -> None:
         streams = await victim.open()
@@ -152,14 +152,14 @@ async def flood(victim: Victim) -> None:
 
 
 async def flood_of_slow_work(victim: Victim) -> None:
-    """More work at once than one connection may have, for longer than the test lasts."""
+    """Starts more work than one connection may have, for longer than the test lasts."""
     streams = await victim.open()
     await write_all(streams, GREETING + b"".join(request(n, "y" * 200, SLOW.number) for n in range(1, 20_000)))
     await end(streams)
 
 
 async def never_read(victim: Victim) -> None:
-    """Asks for much and takes none of it."""
+    """Requests large answers and reads none."""
     streams = await victim.open()
     streams[1].transport.pause_reading()  # type: ignore[attr-defined]  # a reading transport
     await write_all(streams, GREETING)
@@ -220,7 +220,7 @@ ATTACKS: tuple[tuple[Attack, tuple[str, ...]], ...] = (
     (flood_of_slow_work, ()),
     (never_read, ("transport.link_violated",)),
 )
-"""Each with what the server's log must say of it."""
+"""Each attack with what the server's log must say about it."""
 
 
 @pytest.mark.parametrize(("attack", "told"), ATTACKS, ids=[attack.__name__ for attack, _ in ATTACKS])

@@ -19,7 +19,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
 def loops() -> list[Loop | None]:
-    """Asyncio's own, and uvloop where it is installed."""
+    """Asyncio's own loop, and uvloop if it is installed."""
     found: list[Loop | None] = [None]
     if importlib.util.find_spec("uvloop"):
         found.append(importlib.import_module("uvloop").new_event_loop)

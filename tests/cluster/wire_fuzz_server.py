@@ -1,6 +1,6 @@
 """A server for the fuzz test, in a process of its own: `python -m tests.cluster.wire_fuzz_server HOST FOLDER`.
 
-It listens on two ports, without and with mutual TLS, prints them, and answers how much memory it takes.
+It listens on two ports, without and with mutual TLS, prints them, and answers how much memory it uses.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What `test_worker_pool.py` starts: a fork server whose workers do what the job says."""
+"""The process that `test_worker_pool.py` starts: a fork server whose workers do what the job says."""
 
 import importlib
 import os

@@ -1,5 +1,5 @@
-"""Real nodes with a pipeline on Spark, for tests that hurt them, and tables whose replicas are written to and read one
-by one, so that no router and no read repair hides what a transfer has brought."""
+"""Real nodes with a pipeline on Spark that tests may kill, and tables whose replicas are written and read one by one,
+so that no router and no read repair hides what a transfer has brought."""
 
 import itertools
 import os
@@ -49,7 +49,7 @@ from ebla.wire.verbs import GROUP0_TRANSFER, READ_ROWS, SCHEMA, WRITE_ROWS
 
 T = TypeVar("T")
 RATE = 3 << 19
-"""Bytes per second into and out of each node: a move of some MiB has a middle, and small ones are not held up."""
+"""Bytes per second into and out of each node: slow enough to interrupt a transfer of some MiB."""
 EMBEDDED = "local[2]"
 SETTINGS = ("pipeline.enabled=true", f"pipeline.master={EMBEDDED}", f"limits.transfer_bytes_per_second_max={RATE}")
 SMALL_DISK, SMALL_DISK_BYTES = "small-disk", 400 << 20
@@ -57,19 +57,19 @@ WHOLE_RING = TokenRange(Token(TOKEN_MIN), Token(TOKEN_MAX))
 
 
 class PipelineCluster(ServedNodes):
-    """With one pipeline, beside whichever of them leads."""
+    """Nodes with one pipeline, beside the leader."""
 
     def __init__(self, local: LocalNodes) -> None:
         super().__init__(local)
         self.tasks_root: int | None = None
-        """The process below which Spark runs its tasks; None: its own."""
+        """The process below which Spark runs its tasks; None: Spark's Java process."""
         new_keyspace(self, LARGE, tablets=1)
         self.wait_pipeline()
 
     # ---- nodes
 
     def lead(self, number: int) -> None:
-        """The node leads, and has the pipeline."""
+        """Makes the node the leader and waits for its pipeline."""
         leader = self.leader
         if leader != number:
             ask(self.node(leader), GROUP0_TRANSFER, TransferLeadershipRequest(self.host(number)), 20_000)
@@ -77,7 +77,7 @@ class PipelineCluster(ServedNodes):
         self.wait_pipeline()
 
     def restart_with_master(self, number: int, master: str) -> None:
-        """The node's pipeline runs its tasks there, once the node leads."""
+        """The node's pipeline runs its tasks at that master once the node leads."""
         self.stop_node(number)
         path = self.node(number).options_path
         kept = [line for line in path.read_text().splitlines() if not line.startswith("master = ")]
@@ -93,7 +93,7 @@ class PipelineCluster(ServedNodes):
     # ---- the pipeline and Spark below it
 
     def wait_pipeline(self) -> None:
-        """Until it is ready, beside the node that leads now."""
+        """Waits until it is ready beside the current leader."""
 
         def is_ready() -> bool:
             try:
@@ -119,7 +119,7 @@ class PipelineCluster(ServedNodes):
 
     @property
     def java(self) -> ProcessMark:
-        """Spark's driver, in which an embedded Spark runs its tasks too."""
+        """Spark's driver; an embedded Spark also runs its tasks there."""
         (found,) = (mark for mark in descendants(self.pipeline_pid) if program_of(mark) == "java")
         return found
 
@@ -137,7 +137,7 @@ class PipelineCluster(ServedNodes):
         return with_job_context(self.local.data, None, work)
 
     def patiently(self, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
-        """Again where the node that was asked is the one that a test has just hurt."""
+        """Retries: the node that was called may be the one that a test has just killed."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -153,7 +153,7 @@ class PipelineCluster(ServedNodes):
         return self.patiently(lambda access: access.jobs.find(str(job)))
 
     def ended(self, job: JobId) -> JobRecord:
-        """Its last state, once it has one."""
+        """Waits for its final state."""
         seen: list[JobRecord] = []
 
         def has_ended() -> bool:
@@ -172,7 +172,7 @@ class PipelineCluster(ServedNodes):
         return found
 
     def cancelled(self, job: JobId) -> JobRecord:
-        """Asks for it, and returns when nothing of it can have an effect any more."""
+        """Cancels it, and returns when it can have no effect any more."""
         self.patiently(lambda access: access.jobs.cancel(job))
         found = self.ended(job)
         assert (found.state, found.session) == (JobState.CANCELLED, None), found
@@ -184,9 +184,9 @@ class PipelineCluster(ServedNodes):
     # ---- bulk
 
     def hold_in_the_middle(self, number: int, job: JobId) -> tuple[ProcessMark, ...]:
-        """Freezes the worker that brings the job's bytes to the node, once some have come, and not all."""
+        """Freezes the worker that sends the job's bytes to the node, once some but not all have arrived."""
         slowly(lambda: self.job(job).session is not None, f"job {job} runs")
-        # Before anything comes: to find it takes a while, in which all might come.
+        # Before anything arrives: finding it takes a while, and everything might arrive meanwhile.
         above = self._above_workers
         eventually(lambda: self._received(number, job) > 0, f"job {job} is on its way", PATIENCE_S)
         # Another pipeline may have taken the job over meanwhile.
@@ -208,14 +208,14 @@ class PipelineCluster(ServedNodes):
             signalled(held, signal.SIGCONT)
 
     def _received(self, number: int, job: JobId) -> int:
-        """In the session that the job has now."""
+        """Bytes received in the job's current session."""
         session = self.job(job).session
         told = None if session is None else self.bulk_status(number, session)
         return 0 if told is None else sum(one.received_bytes for one in told.stagings)
 
 
 def run_command(cluster: PipelineCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`ebla …`, as somebody at a shell."""
+    """Runs `ebla …`."""
     command = [sys.executable, "-m", "ebla", *arguments, "--data", str(cluster.local.data)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
@@ -232,19 +232,19 @@ def program_of(mark: ProcessMark) -> str:
 
 
 def python_processes(root: int) -> tuple[ProcessMark, ...]:
-    """Of Spark's tasks below a process: their common parent, which would end those that do not answer, first."""
+    """Python processes of Spark's tasks below a process, the daemon first: it would end workers that do not answer."""
     return tuple(mark for mark in descendants(root) if program_of(mark) == "pyspark")
 
 
 def workers_of(root: int) -> tuple[ProcessMark, ...]:
-    """Those that run tasks, or wait for some."""
+    """Workers that run tasks or wait for some."""
     return tuple(mark for mark in python_processes(root) if not descendants(mark.pid))
 
 
 def talks_to(mark: ProcessMark, address: str, port: int) -> bool:
-    """Whether it has a connection to there."""
+    """Whether the process has a connection to that address."""
     remote = f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}"
-    # A socket of both families has such an address at the end of a longer one.
+    # A dual-stack socket has the IPv4 address at the end of its IPv6 address.
     known = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
     connections = [line.split() for line in itertools.chain(*known)]
     wanted = {f"socket:[{fields[9]}]" for fields in connections if fields[2].endswith(remote)}
@@ -262,7 +262,7 @@ def signalled(marks: Sequence[ProcessMark], number: signal.Signals) -> None:
 
 @contextmanager
 def frozen(marks: Sequence[ProcessMark]) -> Iterator[None]:
-    """Whatever becomes of the test, they go on afterwards."""
+    """Always continues them at the end."""
     signalled(marks, signal.SIGSTOP)
     try:
         yield
@@ -277,7 +277,7 @@ COLUMNS = (
     Column(name="v", type=parse_type("blob"), kind=ColumnKind.REGULAR),
 )
 Written = tuple[int, bytes | None]
-"""A time and a value; without one, the row was deleted."""
+"""A timestamp and a value; None if the row was deleted."""
 VALUE_BYTES = 8_000
 LARGE = "large"
 """A keyspace that every cluster has, whose tables have one tablet."""
@@ -286,7 +286,7 @@ BATCH_BYTES = 256 << 10
 
 
 def new_keyspace(cluster: PipelineCluster, name: str, *, tablets: int) -> None:
-    """`tablets`: of each table; 0: on vnodes."""
+    """`tablets`: per table; 0 puts the tables on vnodes."""
     replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", NODES),))
     spec = CreateKeyspaceRequest(
         Keyspace(name=name, replication=replication, on_tablets=bool(tablets), initial_tablets=tablets)
@@ -295,7 +295,7 @@ def new_keyspace(cluster: PipelineCluster, name: str, *, tablets: int) -> None:
 
 
 class Replicas:
-    """A table, and what each of its replicas must hold: of each key the newest that was written to it."""
+    """A table, and what each of its replicas must hold: the newest write of each key."""
 
     def __init__(self, cluster: PipelineCluster, keyspace: str, name: str) -> None:
         self._cluster = cluster
@@ -308,7 +308,7 @@ class Replicas:
         self._schema = new_schema((table, keyspace, name), COLUMNS)
         self._column = self._schema.column("v").number
 
-    # ---- what is asked of the pipeline
+    # ---- jobs of the pipeline
 
     def copy(self, source: int, target: int, *, short_cut: bool = True, tablet: int = 0) -> JobId:
         hosts = self._cluster.host(source), self._cluster.host(target)
@@ -326,7 +326,7 @@ class Replicas:
 
         return self._cluster.patiently(look)
 
-    # ---- what is written to one replica alone
+    # ---- writes to one replica
 
     def write(self, number: int, rows: Mapping[int, Written]) -> None:
         keys, node = list(rows), self._cluster.node(number)
@@ -340,18 +340,18 @@ class Replicas:
         self.note(number, rows)
 
     def note(self, number: int, rows: Mapping[int, Written]) -> None:
-        """The replica is to have these too."""
+        """Expects the replica to hold these as well."""
         known = self.expected[number]
         for key, written in rows.items():
             known[key] = newest(known.get(key, written), written)
 
     def brought(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> None:
-        """What the sources have of a range the target is to have too."""
+        """Expects the target to hold what the sources hold of a range."""
         for source in sources:
             rows = self.expected[source]
             self.note(target, {key: rows[key] for key in rows if token_of(key.to_bytes(4)) in within})
 
-    # ---- what one replica has
+    # ---- reads from one replica
 
     def held(self, number: int) -> dict[int, Written]:
         found: dict[int, Written] = {}
@@ -372,7 +372,7 @@ class Replicas:
             start = page.last_key + b"\0"
 
     def check(self, *numbers: int) -> None:
-        """Nothing is missing, nothing is there that nobody wrote, nothing that was deleted or overwritten is back."""
+        """Nothing is missing, nothing is there that was not written, and nothing deleted or overwritten is back."""
         for number in numbers:
             found, wanted = self.held(number), self.expected[number]
             wrong = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
@@ -414,8 +414,8 @@ def _brief(written: Written | None) -> object:
 
 
 def large_table(cluster: PipelineCluster, name: str, places: tuple[int, int] = (0, 1)) -> Replicas:
-    """Of one tablet. The first place has some MiB, of which the second has other versions: older ones, newer ones and
-    deleted ones, and rows of its own."""
+    """A table of one tablet. The first replica holds some MiB; the second holds older, newer and deleted versions
+    of them, and rows of its own."""
     first, second = places
     table = Replicas(cluster, LARGE, name)
     table.write(first, some_rows(range(LARGE_ROWS), 2_000, 1) | deleted(range(50, 60), 2_000))
@@ -435,12 +435,12 @@ def deleted(keys: Sequence[int], timestamp_us: int) -> dict[int, Written]:
     return dict.fromkeys(keys, (timestamp_us, None))
 
 
-# ---- the cluster of a run of tests
+# ---- the cluster of a test run
 
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[PipelineCluster]:
-    """Its last node has a file system of its own, where that may be mounted."""
+    """Its last node has its own file system, if mounting is allowed."""
     local, small = LocalNodes(folder / "nodes", NODES, (*STEADY, *SETTINGS)), folder / SMALL_DISK
     with small_disk(small, SMALL_DISK_BYTES) as is_mounted:
         if is_mounted:
@@ -452,6 +452,6 @@ def running_cluster(folder: Path) -> Iterator[PipelineCluster]:
 
 
 def small_disk_of(cluster: PipelineCluster) -> Path | None:
-    """The file system of the last node; None where it has none of its own."""
+    """The file system of the last node; None if it has none of its own."""
     small = cluster.local.data.parent / SMALL_DISK
     return small if small.is_mount() else None

@@ -1,4 +1,4 @@
-"""One rig of doors and one set of nodes for all tests of a run: a start of Spark takes seconds."""
+"""One Flight rig and one set of nodes for all tests of a run: starting Spark takes seconds."""
 
 import fcntl
 import os
@@ -32,13 +32,13 @@ TOGETHER = {
     "test_spark_cluster": "standalone",
     "test_standalone": "standalone",
 }
-"""Modules that share what takes long to start, each with the name of its group. The others are groups of their own."""
+"""Modules that share slow fixtures, with the name of their group. Every other module is its own group."""
 
 __all__ = ["compiled_once"]
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]  # see above
-    """For runs in several processes: what shares something runs in one of them."""
+    """For xdist: modules of one group run in the same process."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = Path(nodeid.partition("::")[0]).stem
@@ -65,13 +65,13 @@ def rig(loop: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session", autouse=True)
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With an archive of classes, made once for this machine: starts of Spark take half the time with it, and a node
-    that finds none would begin to make one in the middle of a test."""
+    """A class archive for the JVM, made once per machine: Spark starts in half the time with it, and a node without one
+    would start to make it in the middle of a test."""
     folder = default_archive_folder(os.environ) or Path(sys.prefix, "share", "ebla", "spark-classes")
     archive = archive_path(folder, find_java("", os.environ), SPARK_HOME)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "making").open("w") as making:
-        # Whoever comes second waits for the first, who is bounded.
+        # The second process waits for the first, whose time is bounded.
         fcntl.flock(making, fcntl.LOCK_EX)
         if not archive.exists():
             command = [sys.executable, "-m", "ebla.pipeline.train_classes", str(tmp_path_factory.mktemp("training"))]
@@ -107,7 +107,7 @@ def embedded(loop: LoopThread, rig: FlightRig, options: SparkOptions, no_spark: 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[ServedNodes]:
-    """Nodes without a pipeline; every module leaves them as it found them."""
+    """Nodes without a pipeline; every module restores what it changes."""
     local = LocalNodes(tmp_path_factory.mktemp("served") / "nodes", NODES, STEADY)
     try:
         yield ServedNodes(local)
@@ -129,6 +129,6 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneC
 
 @pytest.fixture(scope="session")
 def pipelined(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[PipelineCluster]:
-    """Whole nodes; every test leaves them as it found them."""
+    """Nodes with all processes; every test restores what it changes."""
     with running_cluster(tmp_path_factory.mktemp("pipelined")) as cluster:
         yield cluster

@@ -1,4 +1,4 @@
-"""Clients with a driver: a table written to by one statement after the other, or again and again beside a transfer."""
+"""Clients with a CQL driver that write to tables, once or repeatedly while a transfer runs."""
 
 import itertools
 import time
@@ -13,13 +13,13 @@ from tests.pipeline.clusters import Replicas, Written
 from tests.pipeline.served_nodes import PATIENCE_S
 
 PAUSE_S = 0.02
-"""Between two writes of a load: the machine is not to be busy with that alone."""
+"""Pause between two writes of a load, so that it does not use the whole machine."""
 
 __all__ = ["ConsistencyLevel", "DriverClient", "DriverLoad"]
 
 
 class DriverClient:
-    """A context: a session of the driver."""
+    """A session of the driver, as a context manager."""
 
     def __init__(self, addresses: Sequence[str], level: int = ConsistencyLevel.ALL) -> None:
         policy = TokenAwarePolicy(RoundRobinPolicy())
@@ -40,7 +40,7 @@ class DriverClient:
         self._cluster.shutdown()
 
     def write(self, table: str, rows: Mapping[int, Written]) -> None:
-        """Until each is acknowledged: with its time it may be written again."""
+        """Repeats each until acknowledged: with the same timestamp a write may be repeated."""
         for key, (timestamp_us, value) in rows.items():
             if value is None:
                 self._acknowledged(f"DELETE FROM {table} USING TIMESTAMP ? WHERE k = ?", (timestamp_us, key))
@@ -55,7 +55,7 @@ class DriverClient:
                 if text not in self._prepared:
                     self._prepared[text] = self._session.prepare(text)
                 self._session.execute(self._prepared[text], values)
-            except Exception:  # of the driver: they have no class in common
+            except Exception:  # the driver's errors have no common base class
                 if time.monotonic() > deadline:
                     raise
             else:
@@ -63,8 +63,8 @@ class DriverClient:
 
 
 class DriverLoad(Background):
-    """A context: keys of its own, overwritten again and again on all replicas of some tables. At its end every replica
-    has the last of each."""
+    """Overwrites its own keys on all replicas of some tables until the context ends. Then every replica has the last
+    value of each."""
 
     KEYS = 40
     _loads = itertools.count(1)

@@ -1,4 +1,4 @@
-"""A process with an engine, as a pipeline process is one: says when it is ready, and goes on until it is killed.
+"""A process with an engine, like a pipeline process: prints its state, and runs until it is killed.
 
 Run as `python -m tests.pipeline.engine_process FOLDER`.
 """

@@ -13,7 +13,7 @@ from ebla.ports.transfer_engine import EngineState
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Bounded by whoever runs it."""
+    """The caller bounds the wait."""
     while not is_so():  # noqa: ASYNC110  # what is looked at is outside of this process, or behind a port without events
         await asyncio.sleep(0.02)
 
@@ -22,7 +22,7 @@ class RunningEngine:
     def __init__(
         self, loop: LoopThread, options: SparkOptions, authority: bytes, state: EngineState = EngineState.READY
     ) -> None:
-        """Entered, it is waited for until it is in this state."""
+        """Waits on entry until the engine is in this state."""
         self._loop = loop
         self._state = state
         self.engine = loop.call(lambda: SparkEngine(options, authority))
@@ -48,7 +48,7 @@ class RunningEngine:
         return self.engine._live.session.process.pid
 
     def workers(self) -> tuple[ProcessMark, ...]:
-        """The Python processes that run tasks, without the daemon that makes them."""
+        """The Python processes that run tasks, without the daemon that forks them."""
         below = descendants(self.java_pid)
         return tuple(mark for mark in below if not descendants(mark.pid))
 

@@ -1,6 +1,6 @@
-"""`TransfersRig` for the engine on Spark: real Flight doors before plain folders, all in this process.
+"""`TransfersRig` for the engine on Spark: real Flight servers over plain folders, all in this process.
 
-The doors, the rows and the hashes are the product's; what stands behind them here is only as much as a task can see.
+The servers, rows and hashes are the product's; behind them is only what a task can see.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ PATIENCE_S = 150.0
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for what outlives a test."""
+    """An event loop in its own thread, for objects that outlive a test."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -96,14 +96,14 @@ class LoopThread:
 
 @dataclass(slots=True, kw_only=True)
 class Plane:
-    """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of folders."""
+    """`bulk.data_plane.DataPlane` over plain folders. Tickets are folder names."""
 
     root: Path
     sources: dict[bytes, SourceStream] = field(default_factory=dict)
     closed: dict[SessionId, None] = field(default_factory=dict)
     refused: int = 0
     fails: int = 0
-    """So many streams break off before their first byte."""
+    """This many streams fail before their first byte."""
     is_held: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     someone_waits: asyncio.Event = field(default_factory=asyncio.Event)
@@ -161,7 +161,7 @@ class Plane:
 
 
 class Scan:
-    """`bulk.flight_streams.ScanStream` over the rows that a source was made of."""
+    """`bulk.flight_streams.ScanStream` over the rows of a source."""
 
     def __init__(self) -> None:
         self._found: Sequence[pa.RecordBatch] = ()
@@ -198,11 +198,11 @@ class Scans:
 
 
 def unheard(event: str, details: Any) -> None:
-    """Tasks that are killed break streams, as they should."""
+    """Killed tasks break streams; that is expected."""
 
 
 class FlightRig:
-    """Its doors live on the loop that is given; `transfers` is set by whoever has an engine."""
+    """Its servers run on the given loop; a test with an engine sets `transfers`."""
 
     transfers: Any
 

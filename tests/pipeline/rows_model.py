@@ -1,5 +1,5 @@
-"""What a table must hold after jobs and statements, by a dict: of each cell the newest that was written, where a
-deletion beats a value of its own time and of two such values the one with the larger bytes counts."""
+"""A dict model of a table after jobs and statements: the newest write of each cell wins; at equal timestamps a deletion
+beats a value, and of two values the one with the larger bytes wins."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import Any
 COLUMNS = ("a", "b")
 TABLE = "(p int, c int, s text static, a int, b text, PRIMARY KEY (p, c))"
 SCHEMA = "p int, c int, s string, a int, b string, what string"
-"""Of the DataFrames of jobs."""
+"""The schema of the jobs' DataFrames."""
 SELECTED = "p, c, s, a, b"
 MARK = ""
-"""The name of a row's own cell, by which a row is there without any value."""
+"""The name of a row's marker cell, by which a row exists without any value."""
 
 Given = tuple[int, int | None, str | None, int | None, str | None, str | None]
-"""p, c, s, a, b and what the row is for."""
+"""p, c, s, a, b, and the operation of the row."""
 Key = tuple[int, int | None, str]
 """A cell: its partition, its row (none: static) and its column."""
 
@@ -39,7 +39,7 @@ class Written:
 
 @dataclass(slots=True)
 class RowsModel:
-    """Times are those of a test: who began first has the smaller one."""
+    """Timestamps are the test's: the job that began first has the smaller one."""
 
     cells: dict[Key, Written] = field(default_factory=dict)
     rows_deleted: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class RowsModel:
         return None if found.time <= max(covered) else found.value
 
     def visible(self) -> list[tuple[Any, ...]]:
-        """As a SELECT shows it."""
+        """The rows that a SELECT returns."""
         shown = []
         for p in sorted({key[0] for key in self.cells}):
             static = self._value((p, None, "s"))
@@ -92,7 +92,7 @@ class RowsModel:
 
 
 def random_rows(rng: random.Random, count: int) -> list[Given]:
-    """Few keys, so that they meet; some of them twice in a job."""
+    """Few keys, so that writes collide; some keys twice in a job."""
     return [_random_row(rng) for _ in range(count)]
 
 

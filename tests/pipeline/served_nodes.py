@@ -1,4 +1,4 @@
-"""Three real nodes that a test starts, stops, kills and looks into."""
+"""Three real nodes that a test starts, stops, kills and inspects."""
 
 import os
 import signal
@@ -17,14 +17,14 @@ from ebla.wire.verbs import BULK_STATUS
 
 NODES = 3
 PATIENCE_S = 120.0
-"""For a job of a few seconds, on a machine that is busy with others, with Spark started again in between."""
+"""Enough for a job of a few seconds with a restart of Spark on a busy machine."""
 
 STEADY = ("limits.feed_silence_ms=20000", "limits.child_silence_ms=40000")
-"""For nodes that many tests share, none of which waits for a silence: a machine that is busy with others is not one."""
+"""For nodes that many tests share: no test waits for a timeout, and a busy machine must not cause one."""
 
 
 def slowly(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
-    """As `eventually`, for what takes seconds: to ask all nodes without pause takes from them what they need."""
+    """Like `eventually`, for conditions that take seconds: polling all nodes without pause would slow them down."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
@@ -64,7 +64,7 @@ class ServedNodes:
         slowly(lambda: self.local.view().all_up, "every node is up, sees the others and serves")
 
     def kill_node(self, number: int) -> None:
-        """All its processes at once."""
+        """Kills all its processes at once."""
         for process in self.local.node(number).processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ class ServedNodes:
     # ---- bulk
 
     def bulk_status(self, number: int, session: SessionId | None = None) -> BulkStatusAnswer | None:
-        """None where it does not answer."""
+        """None if it does not answer."""
         try:
             return ask_socket(self.node(number), self.node(number).folder.bulk_socket, BULK_STATUS,
                               BulkStatusRequest(session))  # fmt: skip
@@ -91,13 +91,13 @@ class ServedNodes:
             return None
 
     def refused(self, number: int) -> int:
-        """Pieces for closed sessions that the node has turned away."""
+        """Requests for closed sessions that the node has refused."""
         told = self.bulk_status(number)
         assert told is not None
         return told.refused_closed_session
 
     def wait_clean(self, *, with_streams: bool = True) -> None:
-        """INV-XFER-5: no staging, no checkpoint, no stream is left anywhere, on disk or in memory."""
+        """INV-XFER-5: no staging, checkpoint or stream is left, on disk or in memory."""
         for number in range(NODES):
             left: list[object] = []
 

@@ -1,4 +1,4 @@
-"""One node for tests of what users do with Spark, and Python programs beside it that have a Spark of their own."""
+"""One node for tests of what users do with Spark, and Python programs with their own Spark."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from ebla.pipeline.java import find_java, make_java_home
 from ebla.pipeline.spark_session import SPARK_HOME
 
 PROGRAM_S = 300.0
-"""For a start of Spark and some jobs on a machine that is busy with others."""
+"""Enough for a start of Spark and some jobs on a busy machine."""
 
 
 class SmallNode:
@@ -28,25 +28,25 @@ class SmallNode:
         self._environment = spark_environment(folder)
 
     def run(self, *command: str, **around: str) -> subprocess.CompletedProcess[str]:
-        """A Python program."""
+        """Runs a Python program."""
         environment = {**self._environment, **around}
         return subprocess.run(
             [sys.executable, *command], capture_output=True, text=True, timeout=PROGRAM_S, check=False, env=environment
         )
 
     def ebla(self, *arguments: str, **around: str) -> subprocess.CompletedProcess[str]:
-        """As somebody at a shell."""
+        """Runs an `ebla` command."""
         return self.run("-m", "ebla", *arguments, "--data", str(self.data), **around)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """The same, not waited for."""
+        """Starts an `ebla` command without waiting."""
         command = [sys.executable, "-m", "ebla", *arguments, "--data", str(self.data)]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment
         )
 
     def cql(self, *statements: str) -> list[tuple[bytes | None, ...]]:
-        """The rows of the last one."""
+        """Returns the rows of the last statement."""
         with open_cql(self.data) as cql:
             for statement in statements:
                 found = cql.execute(statement)
@@ -54,7 +54,7 @@ class SmallNode:
 
 
 def spark_environment(folder: Path) -> Mapping[str, str]:
-    """A quick start: Java's classes come from an archive, and no time is spent on compiling them well."""
+    """Settings for a fast start: class data from an archive, and only the quick compiler."""
     java = find_java("", os.environ)
     archives = default_archive_folder(os.environ)
     assert archives is not None

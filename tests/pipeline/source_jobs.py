@@ -1,5 +1,5 @@
-"""A user's Spark and a driver's session beside real nodes, for tests of jobs over whole tables; and jobs that stop in
-their middle until a test lets them go on."""
+"""A user's Spark and a driver's session beside real nodes, for tests of jobs over whole tables; and jobs that pause
+half-way until a test continues them."""
 
 import os
 import threading
@@ -46,7 +46,7 @@ def _environment(around: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def user_spark(folder: Path, master: str, **settings: str) -> Iterator[SparkSession]:
-    """Of a user, in this process: no other may be in it meanwhile, and none is left afterwards."""
+    """A user's session in this process; there may be only one at a time, and none is left afterwards."""
     builder = SparkSession.builder.master(master)
     for name, value in {
         "spark.sql.shuffle.partitions": "2",
@@ -71,7 +71,7 @@ def user_spark(folder: Path, master: str, **settings: str) -> Iterator[SparkSess
 
 
 class OneSpark:
-    """The one session that may be in a process: it stays for the next module that wants the same."""
+    """The only session of a process; kept for the next module that wants the same settings."""
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ class OneSpark:
 
 
 class SourceJobs:
-    """A context: keyspaces of its own, which are dropped at the end, with all that reads of them have kept."""
+    """Own keyspaces, dropped at the end together with the snapshots that reads have kept."""
 
     def __init__(self, nodes: ServedNodes, spark: SparkSession) -> None:
         self.spark = spark
@@ -125,7 +125,7 @@ class SourceJobs:
             self._driver.shutdown()
 
     def cql(self, text: str, *values: object) -> Rows:
-        """Values are for the driver to write as literals, `%s` stands for them."""
+        """The driver substitutes the values as literals for `%s`."""
         return [tuple(row) for row in self._session.execute(text, values or None)]
 
     def prepared(self, text: str, rows: Sequence[Sequence[object]]) -> None:
@@ -143,14 +143,14 @@ class SourceJobs:
 
     def write(self, frame: DataFrame, table: str, mode: str = "append", **options: str) -> None:
         given = {name.replace("__", "."): value for name, value in options.items()}
-        # In a thread that has no session of its own Spark does not look for sources that are Python.
+        # In a thread without its own session Spark does not look for Python data sources.
         jvm: Any = self.spark._jvm
         jvm.SparkSession.setActiveSession(self.spark._jsparkSession)
         frame.write.format("ebla").options(contact=self.contact, table=table, **given).mode(mode).save()
 
 
 class Halt:
-    """A place in a task's function at which every task waits, once for each name, until the test lets it go on."""
+    """A point in a task's function where every task waits, once per name, until the test continues it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -164,7 +164,7 @@ class Halt:
 
 
 def halting(folder: str, name: str, after: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For `mapInArrow`: batches as they are, with a halt after so many of them. Nested, so that it travels by value."""
+    """For `mapInArrow`: passes batches through and halts after some of them. Nested, so that it is pickled by value."""
     patience_s = PATIENCE_S
 
     def mapped(batches: Iterator[Any]) -> Iterator[Any]:
@@ -184,7 +184,7 @@ def halting(folder: str, name: str, after: int) -> Callable[[Iterator[Any]], Ite
 
 
 class Beside:
-    """A context: work in a thread, whose end is waited for and whose failure is the test's."""
+    """Runs work in a thread; waits for its end and raises its failure in the test."""
 
     def __init__(self, *work: Callable[[], object]) -> None:
         self._failures: list[BaseException] = []
@@ -193,7 +193,7 @@ class Beside:
     def _run(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as error:  # told in the test's own thread
+        except BaseException as error:  # raised again in the test's thread
             self._failures.append(error)
 
     def __enter__(self) -> "Beside":

@@ -28,7 +28,7 @@ def free_port() -> int:
 
 class StandaloneCluster:
     def __init__(self, folder: Path, hosts: Sequence[str] = (LOOPBACK,)) -> None:
-        """`hosts`: of the workers. Spark runs a task a second time on another host than the first alone."""
+        """`hosts`: of the workers. Spark runs the second attempt of a task only on another host."""
         self._folder = folder
         self._hosts = hosts
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -72,7 +72,7 @@ class StandaloneCluster:
 
     @property
     def executors(self) -> tuple[ProcessMark, ...]:
-        """All that the first worker has started."""
+        """All processes below the first worker."""
         return descendants(self.worker_pid)
 
     def _start(self, kind: str, name: str, *arguments: str) -> None:
@@ -115,7 +115,7 @@ class StandaloneCluster:
 
 
 def bare_python(folder: Path, without: tuple[str, ...]) -> Path:
-    """A Python with the packages that are installed here, but for these."""
+    """A Python with the packages installed here, without these."""
     packages = folder / "packages"
     packages.mkdir(parents=True)
     for path in Path(sysconfig.get_path("purelib")).iterdir():

@@ -33,7 +33,7 @@ def test_without_java_the_cause_is_told(loop: LoopThread, tmp_path: Path) -> Non
 def test_stopped_while_it_starts_it_leaves_no_process_and_the_archive_of_classes(
     loop: LoopThread, tmp_path: Path
 ) -> None:
-    """An archive that is no good, which Java passes over: that a start was broken off says nothing about it."""
+    """Java ignores an invalid archive, and an interrupted start does not prove an archive invalid."""
     archive = archive_path(tmp_path, find_java("", os.environ), SPARK_HOME)
     archive.touch()
     before = {mark.pid for mark in descendants(os.getpid())}

@@ -1,5 +1,5 @@
-"""`ebla export` and `ebla import` against a node, with a Spark of their own: every type, nulls and empties, and what
-becomes of it when one of them is killed."""
+"""`ebla export` and `ebla import` against a node, with a Spark of their own: every type, nulls and empty values, and
+a resume after a kill."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_every_type_there_and_back(node: SmallNode, tmp_path: Path, kind: str) -
 
 
 def killed(node: SmallNode, manifest: Path, *arguments: str) -> None:
-    """Ended, with all that it started, once a first piece is done."""
+    """Kills it, with all processes it started, once a first piece is done."""
     process = node.start(*arguments)
     try:
         eventually(lambda: process.poll() is not None or _chunks(manifest), f"{arguments} has begun", PROGRAM_S)

@@ -1,4 +1,4 @@
-"""Disks that are full and bytes that are damaged: nothing of them is adopted, and the cause is told."""
+"""Full disks and damaged bytes: nothing damaged is adopted, and the job reports the cause."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ SOURCE, TARGET, SMALL = 0, 1, 2
 
 @pytest.fixture
 def cluster(pipelined: PipelineCluster) -> Iterator[PipelineCluster]:
-    """Whoever leads has room."""
+    """The leader must have free disk space."""
     if pipelined.leader == SMALL:
         pipelined.lead(SOURCE)
     pipelined.wait_pipeline()
@@ -45,11 +45,11 @@ def test_bytes_that_change_in_staging_are_not_adopted(cluster: PipelineCluster, 
 
 
 def test_rows_of_a_damaged_file_are_not_spread(cluster: PipelineCluster) -> None:
-    """Its blocks have checksums of their own, which whoever reads rows looks at."""
+    """Its blocks have checksums, which every read verifies."""
     layers = cluster.node(SOURCE).folder.shard(0) / "layers"
     before = set(layers.iterdir())
     table = large_table(cluster, "damaged")
-    cluster.done(table.stream([SOURCE], SMALL))  # what was in memory alone is in a file now
+    cluster.done(table.stream([SOURCE], SMALL))  # flushes what was only in memory
     flushed = [path for layer in layers.iterdir() if layer not in before for path in layer.glob("*.sst")]
     largest = max(flushed, key=lambda path: path.stat().st_size)
     flip(largest, largest.stat().st_size // 2)

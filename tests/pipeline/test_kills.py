@@ -1,4 +1,4 @@
-"""Whatever dies in the middle of files and of rows: both jobs come to their end, and bring what they should, once."""
+"""A process is killed during a copy of files and a stream of rows: both jobs finish, and apply everything once."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def cluster(pipelined: PipelineCluster) -> Iterator[PipelineCluster]:
 
 
 class TwoMoves:
-    """Files of one table and rows of another, side by side, each held in its middle."""
+    """A copy of one table's files and a stream of another's rows, both paused half-way."""
 
     def __init__(self, cluster: PipelineCluster, name: str) -> None:
         self._cluster = cluster
@@ -75,7 +75,7 @@ KILLS: dict[str, Callable[[PipelineCluster, TwoMoves], object]] = {
 
 
 ALONE = ("bulk_of_source", "bulk_of_target", "shards", "pipeline")
-"""Victims that die together with others in a victim of every run: `children`, `leader`."""
+"""Victims that every run covers together with others, as `children` and `leader`."""
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_jobs_wait_for_spark_and_say_so(cluster: PipelineCluster) -> None:
 
 
 def test_a_node_that_does_not_come_back_fails_its_jobs(cluster: PipelineCluster) -> None:
-    """The pipeline goes too, whose tasks would try to reach the node for a while: the next one knows that it is down,
-    and closes the sessions without it."""
+    """The pipeline is killed too, since its tasks would retry the node for a while: the next one knows that the node is
+    down, and closes the sessions without it."""
     moves = TwoMoves(cluster, "gone")
     cluster.kill_node(moves.target)
     os.kill(cluster.pipeline_pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Tablets and ranges brought to a replica that missed writes, while a driver goes on writing."""
+"""Tablets and ranges are transferred to a replica that missed writes, while a driver keeps writing."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ebla.model.token import TOKEN_MIN, Token, TokenRange
 TABLETS = 4
 OLD_US, NEW_US = 1_000, 2_000
 AWAY = 1
-"""The node that was not there."""
+"""The node that was down."""
 SMALL_BYTES = 40
 
 
@@ -31,7 +31,7 @@ class Missed:
         return DriverLoad(addresses, self.on_tablets, self.on_vnodes)
 
     def check_missing(self) -> None:
-        """Asked at the replica itself, which no read has repaired."""
+        """Read from the replica itself, before any read repair."""
         for table in (self.on_tablets, self.on_vnodes):
             assert table.expected[AWAY] != table.expected[0]
             table.check(AWAY)
@@ -39,7 +39,7 @@ class Missed:
 
 @pytest.fixture(scope="module")
 def missed(pipelined: PipelineCluster) -> Iterator[Missed]:
-    """Rows were overwritten, deleted and added while one of three replicas was away."""
+    """Rows were overwritten, deleted and added while one of three replicas was down."""
     new_keyspace(pipelined, "moves_t", tablets=TABLETS)
     new_keyspace(pipelined, "moves_v", tablets=0)
     tables = Replicas(pipelined, "moves_t", "t"), Replicas(pipelined, "moves_v", "t")
@@ -107,7 +107,7 @@ def test_rows_of_a_tablet_are_streamed(missed: Missed) -> None:
 
 
 def test_ranges_of_vnodes_are_rebuilt_from_several_replicas(missed: Missed) -> None:
-    """Each of the two has something that the other has not."""
+    """Each source has rows that the other lacks."""
     table = missed.on_vnodes
     within = TokenRange(Token(TOKEN_MIN), Token(0))
     table.write(0, some_rows(range(300, 310), NEW_US, 3, SMALL_BYTES))

@@ -19,7 +19,7 @@ END_S = 20.0
 
 
 def path_without_java(folder: Path) -> str:
-    """What a script needs, and no Java."""
+    """A PATH with what Spark's scripts need, without Java."""
     folder.mkdir()
     for name in ("sh", "bash", "env", "dirname", "ps", "cat", "head", "uname", "chmod", "rm", "ls"):
         for place in ("/bin", "/usr/bin"):
@@ -29,7 +29,7 @@ def path_without_java(folder: Path) -> str:
 
 
 class Talking:
-    """A process of `engine_process`, and what it said last."""
+    """A process of `engine_process`, and its output."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "tests.pipeline.engine_process", str(folder)]
@@ -62,7 +62,7 @@ def without_java(tmp_path: Path) -> Iterator[Talking]:
 
 
 def test_on_the_java_of_the_wheel_and_gone_with_a_killed_process(without_java: Talking) -> None:
-    """The whole tree: Java, the daemon of its Python workers, and the workers."""
+    """Checks the whole tree: Java, the daemon of its Python workers, and the workers."""
     _, pid, place, _ = without_java.wait_for(EngineState.READY)
     assert place == JavaOrigin.WHEEL
     tree = descendants(without_java.process.pid)

@@ -1,4 +1,4 @@
-"""Jobs on a Spark cluster of its own, whose Python does not know us, and which runs tasks twice."""
+"""Jobs on a separate Spark cluster whose Python lacks the package, and which runs tasks twice."""
 
 import os
 import time
@@ -50,7 +50,7 @@ def jobs(
 
 @pytest.mark.long
 def test_a_task_that_runs_twice_counts_once(jobs: SourceJobs, tmp_path: Path) -> None:
-    """Both bring rows of their own; the first does not end before the second has begun."""
+    """Both attempts bring different rows; the first does not end before the second has begun."""
     jobs.cql("CREATE TABLE jobs.twice (k int PRIMARY KEY, try int, own text)")
     frame = jobs.spark.range(0, ROWS, 1, 4).selectExpr("CAST(id AS int) AS k")
     slow, second, patience_s = SLOW, str(tmp_path / "second"), PATIENCE_S

@@ -1,5 +1,5 @@
 """Jobs over whole tables while a node dies and comes back, while a tablet is copied, and on a Spark cluster whose
-Python does not know us."""
+Python lacks the package."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +13,15 @@ from tests.pipeline.source_jobs import TASK_TRIES, Beside, Halt, OneSpark, Sourc
 
 ROWS, BATCH = 2_000, 100
 READ_BYTES, WRITTEN_BYTES = 2_560, 256
-"""Of each value. More is read than lies in the pipes between a node and a task that does not read on; what is written
-is little, since to mend it is slow on these nodes."""
+"""Bytes per value. Reads exceed the buffers between a node and a task that has stopped reading; writes are small,
+because repairing them is slow on these nodes."""
 HALT_AFTER = 3
 KILLED = 1
 SCHEMA = "k int, v binary"
 
 
 class Held:
-    """Jobs that stand in their middle: reads of a table at two levels, and a write of another."""
+    """Jobs paused half-way: reads of a table at two levels, and a write to another."""
 
     def __init__(self, jobs: SourceJobs, folder: Path, name: str) -> None:
         self._jobs = jobs

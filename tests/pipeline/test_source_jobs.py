@@ -1,4 +1,4 @@
-"""Tables written and read by a user's Spark, on tablets and on vnodes, beside what a driver sees of them."""
+"""Tables written and read by a user's Spark, on tablets and on vnodes, compared with what a CQL driver sees."""
 
 import itertools
 import random
@@ -27,7 +27,7 @@ def jobs(served: ServedNodes, one_spark: OneSpark) -> Iterator[SourceJobs]:
 
 
 STAGED = {"small_rows": "0"}
-"""Rows are staged, however few."""
+"""Stages rows, however few."""
 
 
 def sorted_rows(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -46,7 +46,7 @@ class ModelledTable:
         jobs.cql(f"CREATE TABLE {name} {TABLE}")
 
     def by_cql(self) -> None:
-        """One statement, with the time at which it came."""
+        """One statement, with its timestamp."""
         p, c, a = self.rng.randrange(12), self.rng.randrange(6), self.rng.randrange(1000)
         self.jobs.cql(f"INSERT INTO {self.name} (p, c, a) VALUES (%s, %s, %s)", p, c, a)
         self.model.apply(next(self._times), [(p, c, None, a, None, None)])
@@ -60,7 +60,7 @@ class ModelledTable:
         self.model.apply(next(self._times), rows, nulls_delete=options["nulls"] == "delete")
 
     def failed_and_run_again(self, rows: list[Given], options: dict[str, str]) -> None:
-        """The second run writes at the time of the first: what came between is newer than it."""
+        """The second run writes at the timestamp of the first: writes in between are newer."""
         began = next(self._times)
         named = {**options, **STAGED, "job": f"again-{began}"}
         with pytest.raises(PySparkException):
@@ -74,14 +74,14 @@ class ModelledTable:
         self.jobs.write(self.jobs.frame(random_rows(self.rng, 5), SCHEMA), self.name, **named)
 
     def check(self, **options: str) -> None:
-        """As Spark reads it and as a driver does."""
+        """Compares with reads by Spark and by a driver."""
         wanted = sorted_rows(self.model.visible())
         assert sorted_rows(self.jobs.cql(f"SELECT {SELECTED} FROM {self.name}")) == wanted
         assert sorted_rows(self.jobs.read(self.name, **options).select("p", "c", "s", "a", "b").collect()) == wanted
 
 
 def failing(frame: DataFrame) -> DataFrame:
-    """All its rows come, and then its last task fails, at each try."""
+    """Returns all rows, then the last task fails, at each attempt."""
 
     def fail(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
@@ -117,12 +117,12 @@ def test_overwriting_is_asked_for_twice(jobs: SourceJobs) -> None:
     table.check()
     jobs.cql(f"INSERT INTO {table.name} (p, c, a) VALUES (77, 1, 5)")
     table.model.apply(3, [(77, 1, None, 5, None, None)])
-    # It is done already, and the table is not emptied for it.
+    # The job is done already, so the table is not truncated again.
     jobs.write(jobs.frame(first, SCHEMA), table.name, "overwrite", **asked)
     table.check()
 
 
-# ---- tries
+# ---- attempts
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_overwriting_is_asked_for_twice(jobs: SourceJobs) -> None:
     ids=["small", "staged"],
 )
 def test_only_the_try_that_won_counts(jobs: SourceJobs, options: dict[str, str]) -> None:
-    """Each try has other rows, and fails after its last one."""
+    """Each attempt has different rows, and fails after the last one."""
     name = f"jobs.tries_{len(options)}"
     jobs.cql(f"CREATE TABLE {name} (k int PRIMARY KEY, try int, own text)")
 
@@ -157,7 +157,7 @@ def test_only_the_try_that_won_counts(jobs: SourceJobs, options: dict[str, str])
 
 
 def test_a_stream_that_is_restarted_writes_each_batch_once(jobs: SourceJobs, tmp_path: Path) -> None:
-    """Spark died after a batch was committed here and before it noted that: the batch comes again."""
+    """Spark died after the batch was committed and before it recorded that: it sends the batch again."""
     jobs.cql("CREATE TABLE jobs.streamed (k int PRIMARY KEY, v int)")
     schema, commits = "k int, v int", tmp_path / "checkpoint" / "commits"
 
@@ -214,7 +214,7 @@ def check_typed(jobs: SourceJobs, name: str, columns: Sequence[str], kinds: Sequ
             wanted = typed_row(number, [kind], 1)[0]
             assert found[number][place] == wanted, f"by CQL: {kind}"
             by_spark = read[number][place]
-            if kind == "decimal":  # in keys, those that are equal are the same one
+            if kind == "decimal":  # equal decimals are the same key
                 by_spark, wanted_too = Decimal(by_spark), wanted
             else:
                 wanted_too = plain(typed_row(number, [kind], 0)[0])
@@ -280,7 +280,7 @@ def test_many_rows_half_of_them_in_one_partition(jobs: SourceJobs) -> None:
 
 
 def random_condition(rng: random.Random) -> str:
-    """One that CQL takes too."""
+    """A condition that CQL accepts too."""
     p, c = rng.randrange(12), rng.randrange(20)
     last = f"{rng.choice(['>', '>=', '<', '<=', '='])} {c}"
     token = f"token(p, q) > {rng.randrange(-(2**63), 2**63)}"

@@ -28,7 +28,7 @@ WAIT_S = 30.0
 
 
 class Tables:
-    """Three nodes, with tables on tablets and on vnodes, and who speaks CQL with them."""
+    """Three nodes, with tables on tablets and on vnodes, and a CQL session."""
 
     def __init__(self, nodes: ServedNodes) -> None:
         self.nodes = nodes
@@ -128,7 +128,7 @@ FILTERS = [
 
 
 def test_filters_find_the_same_whoever_applies_them(spark: SparkSession, tables: Tables) -> None:
-    """Spark itself; and the nodes, where the user says that each frame is used once."""
+    """Applied by Spark, and by the nodes if the user says that each frame is used once."""
     by_spark = frame(spark, tables, "ks.t", token="tok")
     expected = {condition: rows_of(by_spark.where(condition)) for condition in FILTERS}
     assert all(expected.values())
@@ -142,7 +142,7 @@ def test_filters_find_the_same_whoever_applies_them(spark: SparkSession, tables:
 
 
 def test_a_frame_that_is_filtered_twice_is_right_whatever_the_setting_is(spark: SparkSession, tables: Tables) -> None:
-    """Spark 4.3 runs all scans of a frame by the filters that were pushed last, so none are unless asked for."""
+    """Spark 4.3 runs all scans of a frame with the filters that were pushed last, so pushdown is off by default."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         read = frame(spark, tables, "ks.t")
@@ -299,7 +299,7 @@ def test_a_node_that_is_down_is_left_out_where_the_level_allows_it(spark: SparkS
 
 
 def _source_of(tables: Tables, share: bytes) -> int:
-    """Which node the first piece of a share is read from first."""
+    """The node that the first range of a split is read from."""
     found = decode_split(share)
     host = found.sources[found.ranges[0].sources[0]].host
     identities = [node.folder.read_identity() for node in tables.nodes.local.nodes]

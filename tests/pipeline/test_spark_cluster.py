@@ -1,4 +1,4 @@
-"""Whole nodes whose tasks run on a Spark cluster of its own: a master and a worker, apart from the nodes."""
+"""Nodes whose tasks run on a separate Spark cluster: a master and a worker."""
 
 import os
 import signal
@@ -51,8 +51,8 @@ def test_files_and_rows_arrive_under_load(cluster: PipelineCluster) -> None:
 
 
 def test_a_second_attempt_races_the_first(cluster: PipelineCluster, standalone: StandaloneCluster) -> None:
-    """The executor is killed under a worker that is frozen: Spark runs the task again elsewhere, and then the first one
-    goes on too."""
+    """The executor of a frozen worker is killed: Spark runs the task again elsewhere, and then the first attempt
+    continues too."""
     table = large_table(cluster, "raced")
     job = table.copy(SOURCE, TARGET, short_cut=False)
     first = cluster.hold_in_the_middle(TARGET, job)

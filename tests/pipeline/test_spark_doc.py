@@ -1,4 +1,4 @@
-"""What docs/spark.md and the examples tell people to do does what they say."""
+"""The code in docs/spark.md and the examples does what they say."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ BLOCKS = 10
 
 
 def program_of(document: str, contact: str) -> str:
-    """Its blocks one after the other; what stands behind an arrow is what the line must give."""
+    """Joins the code blocks; the text after an arrow is the expected value of the line."""
     blocks = BLOCK.findall(document)
     assert len(blocks) == BLOCKS
     host, _, port = contact.partition(":")

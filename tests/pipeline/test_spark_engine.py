@@ -40,7 +40,7 @@ async def move_some(rig: FlightRig, size: int = 1_000_000) -> tuple[FileMove, Mo
 def test_on_one_machine_files_are_linked(spark: FlightRig) -> None:
     async def run() -> None:
         spark.with_short_cut = True
-        # Over Flight it would break off.
+        # Over Flight it would fail.
         spark.stream_service.fails = 1000
         move, moved = await move_some(spark)
         assert moved.short_cut
@@ -52,7 +52,7 @@ def test_on_one_machine_files_are_linked(spark: FlightRig) -> None:
 
 
 def test_a_folder_that_only_looks_the_same_is_not_taken(spark: FlightRig) -> None:
-    """In another container the path may be there, but not the file by which its owner knows it."""
+    """In another container the path may exist, but not the file that proves it is the same folder."""
 
     async def run() -> None:
         spark.with_short_cut = True
@@ -125,7 +125,7 @@ def test_tasks_are_counted(spark: FlightRig) -> None:
 
 
 def test_a_cancelled_job_leaves_no_task(spark: FlightRig, embedded: RunningEngine) -> None:
-    """Its Python process is ended by Spark, which looks every two seconds."""
+    """Spark ends its Python process; it checks every two seconds."""
 
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -149,7 +149,7 @@ def test_a_second_one_in_this_process_is_refused_and_harms_nothing(spark: Flight
 def test_a_frozen_spark_is_ended_and_replaced(
     spark: FlightRig, embedded: RunningEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With more jobs than there are threads that ask for their progress, all of which it holds."""
+    """With more jobs than threads that poll their progress; the frozen Spark blocks all of these threads."""
 
     async def lose() -> None:
         with pytest.raises(PipelineUnavailable):

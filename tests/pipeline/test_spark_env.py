@@ -1,4 +1,4 @@
-"""The archive that `ebla spark-env` packs, on executors that have nothing but a Python."""
+"""The archive that `ebla spark-env` packs, on executors with only a bare Python."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The engine on a Spark cluster: tasks in processes that are not ours, with a Python that does not know us."""
+"""The engine on a Spark cluster: tasks run in foreign processes, with a Python that lacks the package."""
 
 import os
 
@@ -22,7 +22,7 @@ def test_work_on_a_cluster(
     no_spark: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """One test, because each engine takes a start of Spark and of an executor."""
+    """One test, because each engine starts Spark and an executor."""
     folder = tmp_path_factory.mktemp("driver")
     stranger = bare_python(folder / "stranger", ("ebla",))
     poor = bare_python(folder / "poor", ("ebla", "msgspec"))

@@ -1,4 +1,4 @@
-"""Tasks that are frozen, given up, and go on when nobody wants them any more: nothing of what they do counts."""
+"""Tasks that are frozen, abandoned, and continue later: nothing they do has an effect."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def cluster(pipelined: PipelineCluster) -> Iterator[PipelineCluster]:
 
 
 def changed(table: Replicas) -> None:
-    """On every replica, after the session was closed: some rows overwritten, some deleted."""
+    """Overwrites some rows and deletes others on every replica, after the session was closed."""
     for number in range(NODES):
         table.write(number, some_rows(range(100, 130), 5_000, 9, 100) | deleted(range(130, 160), 5_000))
 
@@ -47,11 +47,11 @@ class Undead:
     job: JobId
     workers: tuple[ProcessMark, ...]
     turned_away_at: tuple[int, ...]
-    """In the middle of streams it is the source that it asks for more, or the target that it sends more."""
+    """A task in the middle of a stream requests more from the source, or sends more to the target."""
 
 
 def given_up_and_released(cluster: PipelineCluster, table: Replicas, undead: Undead) -> None:
-    """While all that could end the tasks is frozen too."""
+    """Everything that could end the tasks is frozen too."""
     job, workers, places = undead.job, undead.workers, undead.turned_away_at
     before = refused(cluster, places)
     cluster.cancelled(job)
@@ -71,7 +71,7 @@ def works_as_before(cluster: PipelineCluster, table: Replicas) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("files", marks=pytest.mark.long), "rows"])
 def test_a_task_frozen_in_the_middle_of_a_stream(cluster: PipelineCluster, kind: str) -> None:
-    """For rows the executor too, which is Spark's Java process."""
+    """For rows the executor is frozen too: Spark's Java process."""
     table = large_table(cluster, f"zombie_{kind}")
     is_files, java = kind == "files", cluster.java
     job = table.copy(SOURCE, TARGET, short_cut=False) if is_files else table.stream([SOURCE], TARGET)
@@ -84,7 +84,7 @@ def test_a_task_frozen_in_the_middle_of_a_stream(cluster: PipelineCluster, kind:
 
 def test_a_task_frozen_before_it_takes_the_short_cut(cluster: PipelineCluster) -> None:
     table, java = large_table(cluster, "zombie_links"), cluster.java
-    # A worker that has run something waits for more.
+    # A worker that has run a task waits for the next.
     cluster.done(table.copy(TARGET, SOURCE))
     table.brought([TARGET], SOURCE)
     python = python_processes(java.pid)

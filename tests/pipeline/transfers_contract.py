@@ -1,7 +1,7 @@
-"""What everything that calls itself `ports.transfers.Transfers` does: Spark, and its twin in simulation.
+"""The contract of the transfer engine's port, for Spark and for the simulated engine.
 
-Each function is one test, given a rig that knows how to make sources with a known content and to look into staging. A
-twin that misbehaves on purpose is to be told to behave, but for what the port allows: to tell of a transfer twice.
+Each function is one test. It takes a rig that makes sources with known content and inspects staging. A simulated engine
+with faults must behave here, except for what the port allows: to report a transfer twice.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from ebla.storage.merge.row_merge import merge_streams
 from ebla.storage.scan.range_hashes import RangeHasher
 
 Files = Mapping[str, bytes]
-"""Of one layer, by name."""
+"""The files of one layer, by name."""
 
 BUCKETS = 8
 
@@ -55,23 +55,23 @@ class TransfersRig(Protocol):
         ...
 
     async def rows_source(self, schema: TableSchema, rows: Sequence[Item]) -> TransferSource:
-        """One part, on a host of its own."""
+        """One part, on its own host."""
         ...
 
     async def target(self, kind: StagingKind, token_range: TokenRange = WHOLE_RING) -> TransferTarget: ...
 
     async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:
-        """What the attempt that is told of has brought, by the names of its files."""
+        """What the reported attempt has staged, by file name."""
         ...
 
     async def staged_rows(self, target: TransferTarget, moved: MoveResult) -> Sequence[Item]: ...
 
     async def close_session(self) -> None:
-        """That of all the sources and targets given out so far."""
+        """The session of all sources and targets made so far."""
         ...
 
     async def wait_until_held(self, held: bool) -> None:
-        """Sources send nothing from here on, and a task waits for one; or they go on."""
+        """Stops all sources, so that tasks wait for them; or continues them."""
         ...
 
 
@@ -79,7 +79,7 @@ Contract = Callable[[TransfersRig], Awaitable[None]]
 
 
 def moved_by_transfer(results: Sequence[TransferResult]) -> dict[str, MoveResult]:
-    """Each transfer is told of at least once; any of its attempts will do."""
+    """Each transfer is reported at least once, by any of its attempts."""
     return {str(one.transfer): one for one in results if isinstance(one, MoveResult)}
 
 
@@ -135,7 +135,7 @@ async def the_same_again_is_another_attempt(rig: TransfersRig) -> None:
 
 
 async def rows_of_one_replica_arrive(rig: TransfersRig) -> None:
-    """Those of the target's range, tombstones and heads among them."""
+    """Rows of the target's range, including tombstones and partition heads."""
     rows = some_rows(3)
     middle = sorted(decode_token(key) for key, _ in rows)[len(rows) // 2]
     upper = TokenRange(middle, WHOLE_RING.end)
@@ -200,7 +200,7 @@ async def replicas_are_compared_by_bucket(rig: TransfersRig) -> None:
 
 
 def counted(rows: Sequence[Item]) -> int:
-    """Without those that partition heads delete."""
+    """Without rows that partition heads delete."""
     hashes = RangeHasher(MIXED, WHOLE_RING, BUCKETS, 0)
     hashes.add(chunk_of(ChunkShape(MIXED), *rows_batch(rows).columns))
     total: int = pc.sum(hashes.result().column("rows")).as_py()
@@ -208,7 +208,7 @@ def counted(rows: Sequence[Item]) -> int:
 
 
 def some_row_of_its_own(other: bytes) -> bytes:
-    """A value that says something else."""
+    """A different value."""
     return next(
         value for seed in range(100, 200) for _, value in some_rows(seed) if value[1] == other[1] and value != other
     )
@@ -235,7 +235,7 @@ async def a_cancelled_job_ends_for_its_caller(rig: TransfersRig) -> None:
     assert running.cancelled()
     assert rig.transfers.tasks(job) == TaskCounts()
     await rig.wait_until_held(held=False)
-    # Whatever the one before left running, the next is not in its way.
+    # Work that the previous job left running must not disturb the next.
     fresh = await rig.target(StagingKind.FILES)
     source = await rig.files_source({"f": b"next"})
     moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), [FileMove(source, 0, fresh)]))

@@ -1,4 +1,4 @@
-"""Values of every CQL type, as Spark has them and as a driver does: usual, extreme, empty and nested ones."""
+"""Values of every CQL type, as Spark and as a driver represent them: usual, extreme, empty and nested."""
 
 import datetime
 import ipaddress
@@ -64,18 +64,18 @@ OTHER: Mapping[str, tuple[str, list[tuple[Any, Any]]]] = {
         "map<string,struct<_1:string,_2:struct<months:int,days:int,nanoseconds:bigint>>>",
         [({str(ZERO): Row(_1="::1", _2=lasting(0, 0, 1))}, {ZERO: ("::1", Duration(0, 0, 1))})]),
 }  # fmt: skip
-"""The same, as Spark has it and as the driver does."""
+"""The same value, as Spark and as the driver represent it."""
 
 TYPES: Mapping[str, tuple[str, list[tuple[Any, Any]]]] = {
     **{kind: (spark, [(value, value) for value in values]) for kind, (spark, values) in SAME.items()},
     **OTHER,
 }
 NO_KEYS = ("duration",)
-"""What CQL has in no key, of scalars."""
+"""Scalar types that CQL does not allow in keys."""
 
 
 def plain(value: Any) -> Any:
-    """The driver's containers as Python's own, and Spark's rows as tuples."""
+    """Converts the driver's containers to Python's, and Spark's rows to tuples."""
     match value:
         case OrderedMapSerializedKey() | dict():
             return {_hashable(plain(key)): plain(item) for key, item in value.items()}

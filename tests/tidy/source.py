@@ -127,7 +127,7 @@ def import_base(source: Source, node: ast.ImportFrom) -> str:
 
 
 def dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """The dotted name a name or attribute chain refers to; empty for other expressions and names that are not imported."""
+    """The dotted name that a name or attribute chain refers to; empty for anything that is not imported."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute):

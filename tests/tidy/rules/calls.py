@@ -33,8 +33,8 @@ TASK_GROUP_ENDINGS = ("group", "tasks")
 
 
 def reaching_outside(sources: Iterable[Source], allowed: Mapping[str, tuple[str, str]] = OUTSIDE_ALLOWED) -> list[str]:
-    """Time and randomness come through ports. Read from anywhere else, two runs of one seed differ, and a bug found once
-    cannot be replayed. Naming the function counts as calling it."""
+    """Time and randomness come through ports. Otherwise two runs of one seed differ, and a bug found once cannot be
+    replayed. Naming the function counts as calling it."""
     complaints = []
     for source in sources:
         if not source.is_product:

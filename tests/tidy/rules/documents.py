@@ -37,8 +37,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = _commands()
 
 
 def missing_files(sources: Sequence[Source]) -> list[str]:
-    """A file is named by the end of its path. Folders are checked only in the guides at the root: elsewhere the name may
-    mean a data folder."""
+    """A file is named by the end of its path. Folders are checked only in the guides at the root: elsewhere the name
+    may mean a data folder."""
     paths = [f"/{source.path}" for source in sources]
     complaints = []
     for source in _documents(sources):
