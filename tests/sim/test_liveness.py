@@ -7,13 +7,13 @@ import pytest
 from tests.async_tests import runs_in
 
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
-from ebla.sim.checkers.liveness import LivenessNode
+from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.scenario import run_scenario
-from ebla.sim.scenarios.liveness import LIMITS, SCENARIO, SETTLE_S, build_nodes
+from ebla.sim.scenarios.liveness import SCENARIO, SETTLE_S, build_nodes
 from ebla.sim.world import World
 
-SILENCE_S = LIMITS.silence_ms / 1000
-HEARTBEAT_S = LIMITS.heartbeat_ms / 1000
+SILENCE_S = LIMITS.peer_silence_ms / 1000
+HEARTBEAT_S = LIMITS.peer_heartbeat_ms / 1000
 SLACK_S = 0.2
 
 
@@ -27,14 +27,14 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert run_scenario(SCENARIO, 5, 20.0).trace == run_scenario(SCENARIO, 5, 20.0).trace
 
 
-def in_a_settled_world(story: Callable[[World, list[LivenessNode]], Awaitable[None]]) -> None:
+def in_a_settled_world(story: Callable[[World, list[SimNode]], Awaitable[None]]) -> None:
     """Four nodes that all see each other; then the story."""
 
     async def run(world: World) -> None:
         nodes = build_nodes(world)
         for node in nodes:
-            node.control.start()
-            node.shard.start()
+            for unit in node.units():
+                unit.start()
         await asyncio.sleep(SETTLE_S)
         assert all(opinion.state is PeerState.UP for node in nodes for opinion in opinions(node))
         await story(world, nodes)
@@ -45,19 +45,19 @@ def in_a_settled_world(story: Callable[[World, list[LivenessNode]], Awaitable[No
 pytestmark = runs_in(in_a_settled_world)
 
 
-def opinions(node: LivenessNode) -> tuple[PeerLiveness, ...]:
+def opinions(node: SimNode) -> tuple[PeerLiveness, ...]:
     assert node.control_process is not None
     return node.control_process.opinions()
 
 
-def of(node: LivenessNode, peer: LivenessNode) -> PeerLiveness:
+def of(node: SimNode, peer: SimNode) -> PeerLiveness:
     (found,) = [opinion for opinion in opinions(node) if opinion.peer.host == peer.control.host]
     return found
 
 
 @pytest.mark.parametrize("fault", ["pause", "kill", "crash"])
 async def test_a_silent_peer_is_up_until_the_bound_and_down_after_it(
-    world: World, nodes: list[LivenessNode], /, fault: str
+    world: World, nodes: list[SimNode], /, fault: str
 ) -> None:
     getattr(nodes[1].control, fault)()
     await asyncio.sleep(SILENCE_S - HEARTBEAT_S - SLACK_S)
@@ -67,7 +67,7 @@ async def test_a_silent_peer_is_up_until_the_bound_and_down_after_it(
     assert of(nodes[0], nodes[2]).state is PeerState.UP
 
 
-async def test_a_cut_in_one_direction_is_down_for_both_sides(world: World, nodes: list[LivenessNode], /) -> None:
+async def test_a_cut_in_one_direction_is_down_for_both_sides(world: World, nodes: list[SimNode], /) -> None:
     world.network.cut(nodes[0].control.name, nodes[1].control.name)
     await asyncio.sleep(SILENCE_S + SLACK_S)
     assert of(nodes[0], nodes[1]).state is PeerState.DOWN
@@ -78,7 +78,7 @@ async def test_a_cut_in_one_direction_is_down_for_both_sides(world: World, nodes
     assert of(nodes[1], nodes[0]).state is PeerState.UP
 
 
-async def test_a_slow_peer_stays_up_and_its_distance_is_measured(world: World, nodes: list[LivenessNode], /) -> None:
+async def test_a_slow_peer_stays_up_and_its_distance_is_measured(world: World, nodes: list[SimNode], /) -> None:
     one, other = nodes[0].control.name, nodes[1].control.name
     world.network.path(one, other).extra_latency_ms = 800.0
     world.network.path(other, one).extra_latency_ms = 200.0
@@ -93,7 +93,7 @@ async def test_a_slow_peer_stays_up_and_its_distance_is_measured(world: World, n
     assert near < 50_000
 
 
-async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World, nodes: list[LivenessNode], /) -> None:
+async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World, nodes: list[SimNode], /) -> None:
     """Its sockets hold answers of a peer that died meanwhile: they count from when it asked, not from now."""
     one, other = nodes[0].control.name, nodes[1].control.name
     world.network.path(other, one).extra_latency_ms = 800.0
@@ -107,7 +107,7 @@ async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World,
     assert of(nodes[0], nodes[1]).state is PeerState.DOWN
 
 
-async def test_a_connection_that_the_peer_has_forgotten_is_replaced(world: World, nodes: list[LivenessNode], /) -> None:
+async def test_a_connection_that_the_peer_has_forgotten_is_replaced(world: World, nodes: list[SimNode], /) -> None:
     """It swallows everything and never ends, as after a firewall's loss of memory."""
     one, other = nodes[0].control.name, nodes[1].control.name
     ends = [link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)]
@@ -121,7 +121,7 @@ async def test_a_connection_that_the_peer_has_forgotten_is_replaced(world: World
     assert after.since_ms > before.since_ms, "it was down for a while"
 
 
-async def test_a_restart_between_two_beats_shows_in_the_opinion(world: World, nodes: list[LivenessNode], /) -> None:
+async def test_a_restart_between_two_beats_shows_in_the_opinion(world: World, nodes: list[SimNode], /) -> None:
     before = of(nodes[0], nodes[1])
     nodes[1].control.kill()
     nodes[1].control.start()
@@ -134,7 +134,7 @@ async def test_a_restart_between_two_beats_shows_in_the_opinion(world: World, no
 
 
 async def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked(
-    world: World, nodes: list[LivenessNode], /
+    world: World, nodes: list[SimNode], /
 ) -> None:
     """So that the node is stopped in order, and its reason is found in `ebla status`, not in a trace."""
     nodes[1].control.kill()
@@ -149,9 +149,9 @@ async def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked(
 
 
 async def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_back(
-    world: World, nodes: list[LivenessNode], /
+    world: World, nodes: list[SimNode], /
 ) -> None:
-    shard = nodes[0].shard_process
+    shard = nodes[0].shards[0].process
     assert shard is not None
     assert shard.serves()
     nodes[0].control.pause()
@@ -162,18 +162,18 @@ async def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_
     assert shard.serves()
 
 
-async def test_the_right_to_serve_counts_from_the_question(world: World, nodes: list[LivenessNode], /) -> None:
+async def test_the_right_to_serve_counts_from_the_question(world: World, nodes: list[SimNode], /) -> None:
     """INV-SERVE-1: the shard is stopped while an answer is under way, and its control dies, at whatever moment."""
     node = nodes[0]
-    world.network.path(node.shard.name, node.control.name).extra_latency_ms = 150.0
-    world.network.path(node.control.name, node.shard.name).extra_latency_ms = 150.0
+    world.network.path(node.shards[0].unit.name, node.control.name).extra_latency_ms = 150.0
+    world.network.path(node.control.name, node.shards[0].unit.name).extra_latency_ms = 150.0
     for moment in range(14):
         await asyncio.sleep(SETTLE_S + moment * 0.1)
-        node.shard.pause()
+        node.shards[0].unit.pause()
         node.control.kill()
         await asyncio.sleep(0.5)
-        node.shard.resume()
+        node.shards[0].unit.resume()
         await asyncio.sleep(5.0 - 0.5 + 0.05)
-        assert node.shard_process is not None
-        assert not node.shard_process.serves()
+        assert node.shards[0].process is not None
+        assert not node.shards[0].process.serves()
         node.control.start()

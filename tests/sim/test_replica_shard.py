@@ -20,10 +20,8 @@ from ebla.model.errors import ConnectionLost, EblaError, Stale, Unavailable, Unr
 from ebla.model.identity import Address, ClusterId, SessionId, ShardNumber, TopologyVersion
 from ebla.model.schema import encode_schema
 from ebla.model.transaction import Change, DeleteKey, PutKey, Revision
-from ebla.observe.metrics import Metrics
+from ebla.node.shard_process import ShardConfig, ShardDeps, ShardProcess, ShardServiceContext
 from ebla.ports.environment import Environment
-from ebla.replica.shard_process import ShardConfig, ShardProcess
-from ebla.replica.shard_services import ShardDeps, ShardServiceContext
 from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.disk import DiskFault
 from ebla.sim.workloads.small_table import SMALL
@@ -81,12 +79,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.versions: list[int] = []
-        self.servers = 0
         self.closed = False
-
-    def attach(self, server: Server) -> None:
-        assert self.versions, "the first view comes before the servers"
-        self.servers += 1
 
     def on_view_installed(self, view: View) -> None:
         self.versions.append(view.version)
@@ -151,7 +144,10 @@ class ShardWorld:
             folder="/data/shard-0",
             address=self.shard.address(PORT),
             local_address_of=lambda number: Address(f"/data/run/shard-{number}.sock"),
+            shard_port_first=PORT,
             control_address=SOCKET,
+            bulk_address=Address("/data/run/bulk.sock"),
+            datacenter="dc1",
             heartbeat_ms=200,
             feed_silence_ms=5_000,
             wire=WIRE,
@@ -163,7 +159,7 @@ class ShardWorld:
         self.folds = FoldHere(engine)
         self.front = Probe()
         self.process = ShardProcess(
-            environment, setup, ShardDeps(engine=engine, metrics=Metrics(), services=self._fronts, compactor=self.folds)
+            environment, setup, ShardDeps(engine=engine, services=self._fronts, compactor=self.folds)
         )
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.process.run())
@@ -283,7 +279,6 @@ def test_rows_are_written_and_read_over_the_wire(seed: int) -> None:
         assert told(await client.write(*[write_of(item) for item in ITEMS])) == []
         assert await client.rows(2) == sorted(ITEMS)
         assert rig.front.versions
-        assert rig.front.servers == 2
 
     in_world(story, seed)
 

@@ -1,6 +1,5 @@
 """The power fails everywhere in the moment of an acknowledgement, while every sync takes long."""
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -30,22 +29,20 @@ def test_what_was_acknowledged_outlives_the_power(seed: int) -> None:
         await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
         load.stopping = True
         await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
-        async with asyncio.TaskGroup() as tasks:
-            client = RowsClient(world.scenario_environment("client"), load, tasks)
-            with ExitStack() as faults:
-                for node in cluster.nodes:
-                    faults.enter_context(node.control.machine.disk.inject(DiskFault(sync_ms=SYNC_MS)))
-                await _write(client, load.tables)
-            acknowledged = load.ledger.acknowledged
-            for unit in cluster.units():
-                unit.crash()
-            for unit in [*cluster.units(), driver]:
-                unit.start()
-            await wait_until(lambda: is_settled(cluster), world, "the cluster does not come back")
-            world.check(acknowledged > 0, "nothing was acknowledged")
-            for table in sorted(load.tables):
-                world.check(await client.scan(table, Level.QUORUM, 50), "it cannot be read")
-            client.close()
+        client = RowsClient(world.scenario_environment("client"), load, "client")
+        with ExitStack() as faults:
+            for node in cluster.nodes:
+                faults.enter_context(node.control.machine.disk.inject(DiskFault(sync_ms=SYNC_MS)))
+            await _write(client, load.tables)
+        acknowledged = load.ledger.acknowledged
+        for unit in cluster.units():
+            unit.crash()
+        for unit in [*cluster.units(), driver]:
+            unit.start()
+        await wait_until(lambda: is_settled(cluster), world, "the cluster does not come back")
+        world.check(acknowledged > 0, "nothing was acknowledged")
+        for table in sorted(load.tables):
+            world.check(await client.scan(table, Level.QUORUM, 50), "it cannot be read")
 
     World(seed=seed, seconds=30.0).run(run)
 

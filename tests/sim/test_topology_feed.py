@@ -18,8 +18,8 @@ from ebla.model.identity import Address, ClusterId, HostId, TopologyVersion
 from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.environment import Environment
+from ebla.sim.clusters.nodes import SimChildren
 from ebla.sim.faults.harsh import harsh
-from ebla.sim.scenarios.liveness import NoChildProcesses
 from ebla.sim.world import Unit, World
 from ebla.topology import keys
 from ebla.topology.snapshot import TopologyState
@@ -148,11 +148,10 @@ class FeedWorld:
             report=self._report(name),
             pid=1,
             release="sim",
-            child_names=CHILDREN,
         )
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(ControlProcess(environment, setup, NoChildProcesses(), stop).run())
+            running = tasks.create_task(ControlProcess(environment, setup, SimChildren(*CHILDREN), stop).run())
             await stop.wait()
             running.cancel()
 

@@ -106,13 +106,12 @@ class SimRig:
     def __init__(self, world: World, faults: EngineFaults) -> None:
         self._world = world
         self._rng = world.rng.fork("rig")
-        self._seats: dict[HostId, BulkHandle] = {}
         self._session = SessionId(self._rng.uuid())
         self._bulk = world.unit("bulk", self._serve)
         self._disk = world.disk_of(self._bulk.machine)
         self._plane = Plane(disk=self._disk)
-        self._seat = BulkHandle(self._bulk)
-        engine = SimSparkEngine(world=world, seat=lambda _host: self._seat, faults=faults)
+        self._handle = BulkHandle(self._bulk)
+        engine = SimSparkEngine(world=world, bulk_of=lambda _host: self._handle, faults=faults)
         engine.executors = [SimExecutor(world, "here", "bulk", engine), SimExecutor(world, "there", "there", engine)]
         self._bulk.start()
         for executor in engine.executors:
@@ -122,8 +121,8 @@ class SimRig:
     async def _serve(self, environment: Environment) -> None:
         assert isinstance(environment.disk, ProcessDisk)
         self._plane.disk = environment.disk
-        self._seat.door = SimFlightServer(environment, self._plane)
-        await self._seat.door.run()
+        self._handle.server = SimFlightServer(environment, self._plane)
+        await self._handle.server.run()
 
     def new_job(self) -> JobId:
         return JobId(self._rng.uuid())

@@ -1,5 +1,5 @@
-"""The bulk process: compactions, layer builds and scans in worker processes, and streams over Flight, all at low
-priority."""
+"""The entry of the bulk process: compactions, layer builds and scans in worker processes, streams over Arrow Flight.
+All of it runs at low priority."""
 
 import asyncio
 import os
@@ -9,29 +9,27 @@ from functools import partial
 from typing import NoReturn
 
 from ebla.bulk.bulk_process import BulkConfig, BulkProcess
-from ebla.bulk.bulk_transfers import TransferConfig
+from ebla.bulk.bulk_transfers import StreamServer, TransferConfig
 from ebla.bulk.compaction_service import CompactionServiceLimits
 from ebla.bulk.flight_server import FlightCertificate, FlightServer
 from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.staging import Isolation, RowLayerBuilder
 from ebla.bulk.stream_service import StreamService
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.bulk.workers.bulk_workers import BulkWorkers
-from ebla.model.identity import Address
+from ebla.node.context import NodeContext
 from ebla.node.process import (
+    child_context,
     child_parser,
-    identity_of,
     on_signal,
     reload_tls,
-    reporter,
     run_child,
     run_process,
     run_until_stopped,
 )
-from ebla.observe.event_reporter import EventReporter
 from ebla.options import NodeOptions
 from ebla.ports.environment import Environment
 from ebla.runtime import file_lock
-from ebla.runtime.data_folder import DataFolder, NodeIdentity
 from ebla.runtime.file_disk import DiskConfig, FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.machine_id import machine_id
@@ -40,22 +38,21 @@ from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.wire.frames import Introduction
 from ebla.wire.limits import WireLimits
 
 NAME = "bulk"
 NICENESS = 5
-"""Serving comes first. Its folds and streams go lower still, or they would keep it from telling control that it
-lives."""
+"""Serving comes first. Compactions and streams run at a still lower priority, or they would delay the heartbeats of
+this process."""
 STREAMS_NICENESS = 10
-"""Beyond that."""
+"""Added to that of the process."""
 BULK_DISK = DiskConfig(sync_threads=4, work_threads=4, work_niceness=STREAMS_NICENESS, step_bytes=4 << 20)
 
 
 def main() -> NoReturn:
     code = run_child(child_parser("The process of a node for long work on files").parse_args(), _run_bulk)
-    # At an ordinary exit pyarrow waits for every stream, and a reader that sleeps would keep the process until it is
-    # killed. What had to be closed is closed by now.
+    # At a normal exit pyarrow waits for every stream, and a sleeping reader would hold the process until it is killed.
+    # Everything that must be closed is closed by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -63,84 +60,79 @@ def main() -> NoReturn:
 
 def _run_bulk(options: NodeOptions, _open_files: int) -> None:
     os.nice(NICENESS)
-    # Of handshakes that fail gRPC would write lines of its own among ours.
+    # gRPC would write its own lines about failed handshakes into our log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    identity = identity_of(options)
-    with file_lock.acquire(DataFolder(options.folder).bulk_lock):
-        run_process(_run(options, identity, reporter(SystemClock(), NAME, options.log_format)))
+    node = child_context(options, NAME)
+    with file_lock.acquire(node.folder.bulk_lock):
+        run_process(_run(node))
 
 
-async def _run(options: NodeOptions, identity: NodeIdentity, report: EventReporter) -> None:
-    folder = DataFolder(options.folder)
-    on_signal(signal.SIGHUP, lambda: reload_tls((tls, front), report))
-    tls = NodeTls(TlsFolder(folder.tls))
+async def _run(node: NodeContext) -> None:
+    tls_folder = TlsFolder(node.folder.tls)
+    # Before the certificates are read, or a change in between would be missed until the next one.
+    on_signal(signal.SIGHUP, lambda: reload_tls((tls, flight), node.report))
+    tls = NodeTls(tls_folder)
     workers = BulkWorkers()
-    front = FlightService(options.flight_address, TlsFolder(folder.tls), workers, report)
-    async with TcpTransport(tls, TransportLimits(), report) as transport:
-        bulk = BulkProcess(
-            Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(BULK_DISK), transport=transport),
-            BulkConfig(
-                introduction=Introduction(
-                    host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process=NAME
-                ),
-                address=Address(str(folder.bulk_socket)),
-                control_address=Address(str(folder.control_socket)),
-                heartbeat_ms=options.limits.child_heartbeat_ms,
-                compactions=CompactionServiceLimits(
-                    compactions_max=options.limits.folds_max, compaction_ms=options.limits.fold_ms
-                ),
-                wire=WireLimits(),
-                report=report,
-                pid=os.getpid(),
-                transfers=_transfers(options, folder, front, workers),
-            ),
-            workers,
+    flight = FlightService(node, tls_folder, workers)
+    async with TcpTransport(tls, TransportLimits(), node.report) as transport:
+        environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(BULK_DISK), transport=transport)
+        config = bulk_config(
+            node, machine=machine_id(), isolation=FileIsolation(), builder=workers, streams=flight.serve
         )
         try:
-            await run_until_stopped(bulk.run())
+            await run_until_stopped(BulkProcess(environment, config, workers).run())
         finally:
             await workers.close()
 
 
-def _transfers(
-    options: NodeOptions, folder: DataFolder, front: "FlightService", workers: BulkWorkers
-) -> TransferConfig:
-    return TransferConfig(
-        staging_folder=str(folder.staging),
-        checkpoints_folder=str(folder.checkpoints),
-        flight=options.flight_address,
-        peers_address=options.bulk_address,
-        shard_address=lambda number: Address(str(folder.shard_socket(number))),
-        machine=machine_id(),
-        isolation=FileIsolation(),
-        building=workers,
-        fronts=(front.serve,),
-        limits=TransferLimits(
-            puts_max=options.limits.transfers_max,
-            gets_max=2 * options.limits.transfers_max,
-            bytes_per_s=options.limits.transfer_bytes_per_second_max,
-            free_bytes_min=options.limits.free_disk_bytes_min,
+def bulk_config(
+    node: NodeContext, *, machine: str, isolation: Isolation, builder: RowLayerBuilder, streams: StreamServer
+) -> BulkConfig:
+    options, limits = node.options, node.options.limits
+    return BulkConfig(
+        introduction=node.introduction(NAME),
+        address=node.bulk_socket,
+        control_address=node.control_socket,
+        heartbeat_ms=limits.child_heartbeat_ms,
+        compactions=CompactionServiceLimits(compactions_max=limits.folds_max, compaction_ms=limits.fold_ms),
+        wire=WireLimits(),
+        report=node.report,
+        pid=node.pid,
+        transfers=TransferConfig(
+            staging_folder=str(node.folder.staging),
+            checkpoints_folder=str(node.folder.checkpoints),
+            flight=options.flight_address,
+            peers_address=options.bulk_address,
+            shard_address=node.shard_socket,
+            machine=machine,
+            isolation=isolation,
+            building=builder,
+            fronts=(streams,),
+            limits=TransferLimits(
+                puts_max=limits.transfers_max,
+                gets_max=2 * limits.transfers_max,
+                bytes_per_s=limits.transfer_bytes_per_second_max,
+                free_bytes_min=limits.free_disk_bytes_min,
+            ),
         ),
     )
 
 
 class FlightService:
-    """`bulk.bulk_transfers.StreamServer`: serves the streams over Flight."""
+    """The Arrow Flight server. Its `serve` is a `bulk.bulk_transfers.StreamServer`."""
 
-    def __init__(self, address: Address, tls: TlsFolder, workers: BulkWorkers, report: EventReporter) -> None:
-        self._address = address
+    def __init__(self, node: NodeContext, tls: TlsFolder, workers: BulkWorkers) -> None:
+        self._node = node
         self._tls = tls
         self._workers = workers
-        self._report = report
         self._server: FlightServer | None = None
 
-    async def serve(self, stream_service: StreamService) -> None:
-        """Until cancelled. Raises where the address is taken."""
+    async def serve(self, streams: StreamService) -> None:
+        """Until cancelled. Raises if the address is in use."""
         lower_priority = partial(lower_thread_priority, STREAMS_NICENESS)
-        server = self._server = FlightServer(
-            stream_service, self._workers, FlightLimits(), self._report, lower_priority
-        )
-        server.listen(self._address, self._identity())
+        server = FlightServer(streams, self._workers, FlightLimits(), self._node.report, lower_priority)
+        self._server = server
+        server.listen(self._node.options.flight_address, self._certificate())
         await asyncio.to_thread(lower_session_priority, NICENESS)
         try:
             await asyncio.Event().wait()
@@ -149,9 +141,9 @@ class FlightService:
 
     def reload(self) -> None:
         if self._server is not None:
-            self._server.reload(self._identity())
+            self._server.reload(self._certificate())
 
-    def _identity(self) -> FlightCertificate:
+    def _certificate(self) -> FlightCertificate:
         certificate = self._tls.node_certificate()
         return FlightCertificate(certificate.certificate_pem, certificate.key_pem)
 

@@ -1,10 +1,11 @@
-"""The control process of a node, and its children: what is checked before they start, and how they end."""
+"""The entry of a node: its control process, the checks before it starts, its children, and how they end."""
 
 import asyncio
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,14 @@ from ebla.control.group0.node import Group0Config
 from ebla.control.liveness.heartbeats import LivenessLimits
 from ebla.group0.members import Member, MemberRole
 from ebla.model.errors import Refused
-from ebla.model.identity import Address
+from ebla.node.context import NodeContext
 from ebla.node.process import (
     CHILD_STOP_SHARE,
     EXIT_GAVE_UP,
     EXIT_OK,
+    node_context,
     on_signal,
     reload_tls,
-    reporter,
     run_process,
     stop_on_signals,
 )
@@ -42,7 +43,6 @@ from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.version import release
-from ebla.wire.frames import Introduction
 from ebla.wire.join_token import parse_join_token
 from ebla.wire.limits import WireLimits
 from ebla.wire.server import Server
@@ -50,13 +50,13 @@ from ebla.wire.server import Server
 PIPELINE = "pipeline"
 
 FIRST_STATE_WAIT_S = 10.0
-"""How long the first start of a child waits for this node's first state of group 0. Without one it has nothing to do,
-and its start would take the processor from a node that is just taking in the state of a large cluster."""
+"""How long the first start of a child waits for this node's first state of group 0. Without that state a child has
+nothing to do, and its start would take CPU from a node that is loading the state of a large cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartArguments:
-    """How the node was told to start; its children are told the same."""
+    """The arguments of the node's start. Its children get the same options."""
 
     options_path: Path
     overrides: tuple[str, ...]
@@ -64,22 +64,21 @@ class StartArguments:
 
 
 def run_control(options: NodeOptions, start: StartArguments) -> int:
-    """Everything that can be refused is refused before the first child starts or a peer is answered."""
+    """Every check that can refuse the start runs before the first child starts and before a peer is answered."""
     folder = DataFolder(options.folder)
     if check_folder(options) is None:
         _check_first_start(options, start.token)
         folder.lay_out()
     with file_lock.acquire(folder.control_lock):
-        # Under the lock, or two first starts at once in one folder would each make a host of their own.
+        # Under the lock, or two first starts at once in one folder would each create a host id.
         identity = folder.read_identity() or _first_start(options, start.token)
         wait_for_predecessors(folder, options.limits.lock_wait_ms)
         check_addresses(options)
         folder.last_stop.unlink(missing_ok=True)
-        clock = SystemClock()
-        report = reporter(clock, "control", options.log_format)
-        supervisor = Supervisor(child_commands(options, start), _child_limits(options), clock, report)
-        reason = run_process(_run_control(options, identity, supervisor, report))
-        _keep_reason(folder, reason or "asked to stop", report)
+        node = node_context(options, identity, "control")
+        supervisor = Supervisor(child_commands(options, start), _child_limits(options), SystemClock(), node.report)
+        reason = run_process(_run_control(node, supervisor))
+        _store_reason(folder, reason or "asked to stop", node.report)
     if reason is None:
         return EXIT_OK
     sys.stderr.write(f"ebla: the node stopped: {reason}\n")
@@ -98,7 +97,7 @@ def child_commands(options: NodeOptions, start: StartArguments) -> list[ChildCom
     return children
 
 
-def _keep_reason(folder: DataFolder, reason: str, report: EventReporter) -> None:
+def _store_reason(folder: DataFolder, reason: str, report: EventReporter) -> None:
     """For `ebla status`. A disk that is full must not turn a clean stop into a crash."""
     try:
         write_durably(folder.last_stop, f"{reason}\n".encode())
@@ -135,80 +134,79 @@ def _child_limits(options: NodeOptions) -> ChildLimits:
     )
 
 
-async def _run_control(
-    options: NodeOptions, identity: NodeIdentity, supervisor: Supervisor, report: EventReporter
-) -> str | None:
-    """Returns why the node stopped by itself; None where it was asked to."""
-    folder, clock = DataFolder(options.folder), SystemClock()
+async def _run_control(node: NodeContext, supervisor: Supervisor) -> str | None:
+    """Returns why the node stopped without a request; None if it was requested."""
+    options, clock = node.options, SystemClock()
+    tls_folder = TlsFolder(node.folder.tls)
     stop = stop_on_signals()
-    # Before the certificates are read: those that change in between would else be missed until the next change.
-    on_signal(signal.SIGHUP, lambda: _reload(tls, report, supervisor))
-    tls = NodeTls(TlsFolder(folder.tls))
-    introduction = Introduction(host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name)
-    async with TcpTransport(tls, TransportLimits(), report) as transport, asyncio.TaskGroup() as tasks:
-        desk = Server(tasks, introduction, JOIN_LIMITS, report)
-        AuthorityService(TlsFolder(folder.tls), identity.cluster, clock, desk)
-        doors = JoinTransport(transport, options.control_address, desk.accept)
+    # Before the certificates are read, or a change in between would be missed until the next one.
+    on_signal(signal.SIGHUP, lambda: _reload(tls, node.report, supervisor))
+    tls = NodeTls(tls_folder)
+    async with TcpTransport(tls, TransportLimits(), node.report) as transport, asyncio.TaskGroup() as tasks:
+        join_server = Server(tasks, node.introduction(), JOIN_LIMITS, node.report)
+        AuthorityService(tls_folder, node.cluster, clock, join_server)
+        transport_with_join = JoinTransport(transport, options.control_address, join_server.accept)
         control = ControlProcess(
-            Environment(clock=clock, rng=SystemRng(), disk=FileDisk(), transport=doors),
-            ControlConfig(
-                introduction=introduction,
-                address=options.control_address,
-                local_address=Address(str(folder.control_socket)),
-                group0=_group0_setup(options, identity),
-                liveness=LivenessLimits(options.limits.peer_heartbeat_ms, options.limits.peer_silence_ms),
-                wire=WireLimits(),
-                report=report,
-                pid=os.getpid(),
-                release=release(),
-                shard_count=options.shards,
-                bulk_job_life_ms=options.limits.bulk_job_life_ms,
-                want_pipeline=partial(supervisor.want, PIPELINE) if options.pipeline.enabled else None,
-            ),
+            Environment(clock=clock, rng=SystemRng(), disk=FileDisk(), transport=transport_with_join),
+            control_config(node, partial(supervisor.want, PIPELINE) if options.pipeline.enabled else None),
             supervisor,
             stop,
         )
         serving = tasks.create_task(control.run())
         try:
             await control.ready.wait()
-            report("node.started", {"host": str(identity.host), "address": str(options.control_address)})
+            node.report("node.started", {"host": str(node.host), "address": str(options.control_address)})
             stopping = tasks.create_task(stop.wait())
             first = tasks.create_task(control.topology.wait_change(None, FIRST_STATE_WAIT_S))
             await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
             first.cancel()
             children = tasks.create_task(supervisor.run())
             await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
-        finally:  # a part that breaks ends the others as well, and their end must be bounded just so
-            _end_within(options.limits.stop_ms)
+        finally:  # a part that fails ends the others too, and their end must be bounded in the same way
+            _kill_after(options.limits.stop_ms)
         stop.set()
         supervisor.stop()
         await asyncio.wait([children])
         serving.cancel()
-        desk.close("the node stops")
+        join_server.close("the node stops")
     reason = control.gave_up or supervisor.gave_up
     if reason is not None:
-        report("node.gave_up", {"reason": reason})
-    report("node.stopped", {})
+        node.report("node.gave_up", {"reason": reason})
+    node.report("node.stopped", {})
     return reason
 
 
-def _group0_setup(options: NodeOptions, identity: NodeIdentity) -> Group0Config:
-    own = Member(
-        host=identity.host,
-        role=MemberRole.LEARNER,
+def control_config(node: NodeContext, want_pipeline: Callable[[bool], None] | None = None) -> ControlConfig:
+    """`want_pipeline` is called when it changes whether the pipeline should run on this node; None: it never does."""
+    options, limits = node.options, node.options.limits
+    return ControlConfig(
+        introduction=node.introduction(),
         address=options.control_address,
-        datacenter=options.datacenter,
-        rack=options.rack,
+        local_address=node.control_socket,
+        group0=Group0Config(
+            member=Member(
+                host=node.host,
+                role=MemberRole.LEARNER,
+                address=options.control_address,
+                datacenter=options.datacenter,
+                rack=options.rack,
+                release=release(),
+            ),
+            cluster=node.cluster,
+            cluster_name=node.cluster_name,
+            contacts=options.peer_addresses,
+            folder=str(node.folder.group0.absolute()),
+            tick_ms=limits.raft_tick_ms,
+            election_ticks=max(2, limits.raft_election_ms // limits.raft_tick_ms),
+        ),
+        liveness=LivenessLimits(limits.peer_heartbeat_ms, limits.peer_silence_ms),
+        wire=WireLimits(),
+        report=node.report,
+        pid=node.pid,
         release=release(),
-    )
-    return Group0Config(
-        member=own,
-        cluster=identity.cluster,
-        cluster_name=identity.cluster_name,
-        contacts=options.peer_addresses,
-        folder=str(DataFolder(options.folder).group0.absolute()),
-        tick_ms=options.limits.raft_tick_ms,
-        election_ticks=max(2, options.limits.raft_election_ms // options.limits.raft_tick_ms),
+        shard_count=options.shards,
+        bulk_job_life_ms=limits.bulk_job_life_ms,
+        want_pipeline=want_pipeline,
     )
 
 
@@ -217,8 +215,8 @@ def _reload(tls: NodeTls, report: EventReporter, supervisor: Supervisor) -> None
         supervisor.forward_signal(signal.SIGHUP)
 
 
-def _end_within(stop_ms: int) -> None:
-    """Whatever hangs, the node is gone in time: killed, it takes its children along."""
+def _kill_after(stop_ms: int) -> None:
+    """Whatever hangs, the node ends in time. Its children die with it."""
     killer = threading.Timer(stop_ms / 1000, os.kill, (os.getpid(), signal.SIGKILL))
     killer.daemon = True
     killer.start()

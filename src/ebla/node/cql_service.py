@@ -1,19 +1,23 @@
-"""The CQL server in a shard's process: its sockets, what it carries statements out with, and whom it tells of changes.
+"""The CQL server inside a shard process: its sockets, its executor, and the broker of Spark jobs behind `CALL`.
 
-All shards of a node listen on its CQL port, and the kernel spreads connections over them. They share the shard-aware
-port as well; there the port a connection comes from says which shard it is for, and whoever accepted it passes it on.
+All shards of a node listen on its CQL port, and the kernel spreads connections over them. They also share the
+shard-aware port. There the client's port says which shard it wants, and the shard that accepted the connection passes
+it on.
 """
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ebla.broker.broker import TableBroker
 from ebla.broker.broker_deps import BrokerDeps, BrokerLimits
-from ebla.cql.authentication import ClientAuthentication
+from ebla.cql.authentication import (
+    AllowAllAuthentication,
+    ClientAuthentication,
+    PasswordAuthentication,
+    parse_password_hash,
+)
 from ebla.cql.describe import SchemaDescriber
 from ebla.cql.executor import CqlExecutor, ExecutorDeps, ExecutorLimits
 from ebla.cql.server.clients import ClientRegistry
@@ -23,133 +27,96 @@ from ebla.cql.server.events import EventPublisher
 from ebla.cql.system_tables.node_info import ShardingInfo, SystemTableSources, supported_options
 from ebla.cql.system_tables.registry import system_tables
 from ebla.cql.system_tables.topology_tables import VersionHistory
-from ebla.feed.topology_view import TopologyView, View
-from ebla.model.errors import DeadlineExceeded, Unavailable
-from ebla.model.identity import Address, HostId, ShardNumber
-from ebla.node.router_service import RouterConfig, RouterService
-from ebla.replica.shard_services import ShardService, ShardServiceContext, ShardServiceFactory
-from ebla.request.router import Router
+from ebla.feed.topology_view import View
+from ebla.model.errors import DeadlineExceeded
+from ebla.model.identity import ShardNumber
+from ebla.node.context import NodeContext
+from ebla.node.shard_process import ShardServiceContext
+from ebla.options import Authenticator, ClientTls, NodeOptions, flatten
+from ebla.ports.rng import Rng
 from ebla.runtime.socket_passing import SocketPassing
 from ebla.runtime.sockets import listen_tcp
-from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
-from ebla.wire.peers import Peers, PeersContext
+from ebla.runtime.tls import CqlServerTls, TlsFolder
+from ebla.transfers.cluster_client import WireClusterClient
+from ebla.version import release
+from ebla.wire.peers import Peers
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
-from ebla.wire.server import Server
 from ebla.wire.verbs import SCHEMA, STATUS, StatusAnswer, StatusRequest
 
 BACKLOG = 512
 POLL_S = 0.1
-"""How often it looks whether it may serve, before it listens, and whether a node fell silent, afterwards."""
+"""How often it checks whether it may serve, before it listens, and whether a node went down, afterwards."""
 STATUS_MS = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
-    """For the calls of jobs."""
-
-    places: ClusterAddresses
-    datacenter: str
-    authority: Callable[[], bytes]
-    limits: BrokerLimits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CqlConfig:
-    addresses: tuple[Address, Address]
-    """For every client, and for those that choose their shard."""
-    shard_count: int
-    control_address: Address
-    passing_path_of: Callable[[ShardNumber], str]
-    """Where the shards of this node take connections from one another."""
-    release: str
-    config: Callable[[], Iterable[tuple[str, str, str]]]
-    login: ClientAuthentication
-    tls: Callable[[], ssl.SSLContext] | None
-    execution: ExecutorLimits
-    connection: ConnectionLimits
-    server: CqlServerLimits
-    broker: BrokerConfig
-
-
 class LocalControlClient:
-    """What only the node's control can do. `execute.SchemaChanger`."""
+    """Calls to the node's own control process. `cql.executor.SchemaChanger`."""
 
-    def __init__(self, context: ShardServiceContext, address: Address) -> None:
-        environment = context.environment
-        peers = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=context.introduction,
-            limits=context.wire,
-            report=context.report,
-        )
-        self._peers = Peers(context.tasks, peers)
-        self._peers.set_address(context.own.host, address)
-        self._host: HostId = context.own.host
-        self._view: TopologyView = context.view
+    def __init__(self, context: ShardServiceContext, node: NodeContext) -> None:
+        self._peers = Peers(context.tasks, context.peers)
+        self._peers.set_address(node.host, node.control_socket)
+        self._host = node.host
+        self._view = context.view
 
-    async def change(self, spec: SchemaChange, deadline_ms: int) -> SchemaAnswer:
-        answer = await self._peers.call(self._host, SCHEMA, SchemaRequest(spec), deadline_ms)
-        # The next statement of the client must find it here.
+    async def change(self, change: SchemaChange, deadline_ms: int) -> SchemaAnswer:
+        answer = await self._peers.call(self._host, SCHEMA, SchemaRequest(change), deadline_ms)
+        # The client's next statement must see the change on this shard.
         if not await self._view.wait_version(answer.version, deadline_ms / 1000):
-            raise DeadlineExceeded("the schema is changed, and this shard has not been told yet")
+            raise DeadlineExceeded("the schema is changed, but this shard has not received the change yet")
         return answer
 
     async def status(self) -> StatusAnswer:
         return await self._peers.call(self._host, STATUS, StatusRequest(), STATUS_MS)
 
 
-class CqlShardService:
-    """`replica.fronts.Front`."""
+class CqlService:
+    """`node.shard_process.ShardService`."""
 
-    def __init__(self, context: ShardServiceContext, setup: CqlConfig, router: Router) -> None:
+    def __init__(self, context: ShardServiceContext, node: NodeContext, tls: CqlServerTls) -> None:
         self._context = context
-        self._setup = setup
-        self._control = LocalControlClient(context, setup.control_address)
-        self._events = EventPublisher(setup.addresses[0].port)
-        self._seen = VersionHistory()
-        environment = context.environment
-        peers = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=context.introduction,
-            limits=context.wire,
-            report=context.report,
-        )
-        self._doors = WireClusterClient(context.tasks, peers, setup.broker.places)
-        rng = context.environment.rng
+        self._node = node
+        self._control = LocalControlClient(context, node)
+        self._events = EventPublisher(node.options.ports.cql)
+        self._versions = VersionHistory()
+        self._clients = WireClusterClient(context.tasks, context.peers, node.cluster_addresses)
+        rng, limits = context.environment.rng, node.options.limits
         self.server = CqlServer(
             ConnectionDeps(
-                executor=CqlExecutor(self._executor_parts(router)),
-                authentication=setup.login,
+                executor=CqlExecutor(self._executor_deps()),
+                authentication=authentication(node.options, rng),
                 events=self._events,
                 supported=self._supported,
-                require_serving=self._require_serving,
+                require_serving=context.require_serving,
                 tasks=context.tasks,
-                report=context.report,
+                report=node.report,
                 new_id=lambda: rng.bytes(4).hex(),
                 metrics=CqlMetrics(context.metrics),
                 in_flight=BytesInFlight(),
-                limits=setup.connection,
+                limits=ConnectionLimits(
+                    request_bytes_max=limits.cql_request_bytes_max,
+                    requests_max=limits.cql_requests_max,
+                    all_requests_bytes_max=limits.shard_requests_bytes_max,
+                ),
             ),
-            setup.server,
-            setup.tls,
+            CqlServerLimits(connections_max=limits.cql_connections_max),
+            tls.context if self._is_tls else None,
         )
-        self._passing = SocketPassing(setup.passing_path_of, self.server.take)
+        self._passing = SocketPassing(lambda number: str(node.folder.shard_passing_socket(number)), self.server.take)
         context.tasks.create_task(self._serve())
 
-    def attach(self, server: Server) -> None:
-        """It has no verbs."""
+    @property
+    def _is_tls(self) -> bool:
+        return self._node.options.client_tls is ClientTls.ON
 
     def on_view_installed(self, view: View) -> None:
-        self._doors.follow(view.snapshot)
-        self._seen.note(view, self._context.environment.clock.wall_us())
+        self._clients.follow(view.snapshot)
+        self._versions.note(view, self._context.environment.clock.wall_us())
         self._events.look(view, self._context.view.down)
 
     def close(self) -> None:
         self._passing.close()
         self.server.close("the shard stops")
-        self._doors.close("the shard stops")
+        self._clients.close("the shard stops")
 
     # ---- serving
 
@@ -167,91 +134,124 @@ class CqlShardService:
             self.server.abort()
 
     def _listen(self) -> None:
-        everyone, choosing = self._setup.addresses
+        shared, shard_aware = self._node.options.cql_addresses
         self._passing.listen(self._context.own.shard)
-        self.server.listen(listen_tcp(everyone, BACKLOG, shared=True))
-        self.server.listen(listen_tcp(choosing, BACKLOG, shared=True), self._pass_on)
-        self._context.report("cql.listens", {"address": str(everyone), "shard_aware": str(choosing)})
+        self.server.listen(listen_tcp(shared, BACKLOG, shared=True))
+        self.server.listen(listen_tcp(shard_aware, BACKLOG, shared=True), self._pass_on)
+        self._node.report("cql.listens", {"address": str(shared), "shard_aware": str(shard_aware)})
 
     def _pass_on(self, accepted: socket.socket) -> bool:
-        """A driver that finds itself on another shard than it wanted notices and tries again, so that what cannot be
-        passed on may be served here."""
+        """A connection that cannot be passed on is served here: a driver notices that it reached another shard than
+        it wanted, and reconnects."""
         try:
             port = accepted.getpeername()[1]
-        except OSError:  # gone already
+        except OSError:  # the client has disconnected
             return False
-        number = ShardNumber(port % self._setup.shard_count)
+        number = ShardNumber(port % self._node.options.shards)
         return number != self._context.own.shard and self._passing.pass_to(number, accepted)
 
-    def _require_serving(self) -> None:
-        if not self._context.serves():
-            raise Unavailable("this shard does not serve now", advice="ask another one, or try again in a moment")
-
     def _supported(self) -> Mapping[str, Sequence[str]]:
-        own, setup = self._context.own, self._setup
+        own, options = self._context.own, self._node.options
         node = self._context.view.current.snapshot.node(own.host)
-        port = setup.addresses[1].port
         return supported_options(
             ShardingInfo(
                 shard=own.shard,
-                shard_count=setup.shard_count,
+                shard_count=options.shards,
                 ignore_msb=node.ignore_msb,
-                shard_aware_port=port,
-                is_tls=setup.tls is not None,
+                shard_aware_port=options.ports.cql_shard_aware,
+                is_tls=self._is_tls,
             )
         )
 
-    # ---- parts
+    # ---- the executor
 
-    def _executor_parts(self, router: Router) -> ExecutorDeps:
-        context, setup = self._context, self._setup
-        facts = SystemTableSources(
+    def _executor_deps(self) -> ExecutorDeps:
+        context, node, limits = self._context, self._node, self._node.options.limits
+        sources = SystemTableSources(
             view=context.view,
-            host=context.own.host,
-            cluster_name=context.introduction.cluster_name,
-            release=setup.release,
-            cql_port=setup.addresses[0].port,
-            clients=self._clients,
-            config=setup.config,
+            host=node.host,
+            cluster_name=node.cluster_name,
+            release=release(),
+            cql_port=node.options.ports.cql,
+            clients=lambda: client_rows(self.server.clients, context.own.shard),
+            config=lambda: visible_options(node.options),
             status=self._control.status,
-            history=self._seen.rows,
+            history=self._versions.rows,
         )
+        authority = TlsFolder(node.folder.tls).trusted_pem
         return ExecutorDeps(
             view=context.view,
-            router=router,
-            next_timestamp_us=router.timestamps.next_us,
+            router=context.router,
+            next_timestamp_us=context.router.timestamps.next_us,
             schema=self._control,
-            virtual=system_tables(facts),
-            describe=SchemaDescriber(context.introduction.cluster_name),
+            virtual=system_tables(sources),
+            describe=SchemaDescriber(node.cluster_name),
             clock=context.environment.clock,
             rng=context.environment.rng,
             own=context.own,
-            limits=setup.execution,
-            calls=TableBroker(self._broker_parts(router)),
+            limits=ExecutorLimits(
+                write_ms=limits.write_timeout_ms,
+                read_ms=limits.read_timeout_ms,
+                scan_ms=limits.scan_timeout_ms,
+                schema_ms=limits.schema_timeout_ms,
+            ),
+            calls=table_broker(context, node, self._clients, authority),
         )
 
-    def _broker_parts(self, router: Router) -> BrokerDeps:
-        context, setup = self._context, self._setup.broker
-        return BrokerDeps(
+
+def table_broker(
+    context: ShardServiceContext,
+    node: NodeContext,
+    clients: WireClusterClient,
+    authority: Callable[[], bytes],
+    limits: BrokerLimits | None = None,
+) -> TableBroker:
+    """The broker of Spark jobs in a shard. `limits`: those of the node's options, unless given."""
+    return TableBroker(
+        BrokerDeps(
             view=context.view,
-            doors=self._doors,
-            host=context.own.host,
-            datacenter=setup.datacenter,
-            authority=setup.authority,
-            next_timestamp_us=router.timestamps.next_us,
+            doors=clients,
+            host=node.host,
+            datacenter=node.options.datacenter,
+            authority=authority,
+            next_timestamp_us=context.router.timestamps.next_us,
             tasks=context.tasks,
             clock=context.environment.clock,
             rng=context.environment.rng,
-            report=context.report,
-            limits=setup.limits,
+            report=node.report,
+            limits=limits or broker_limits(node.options),
         )
-
-    def _clients(self) -> Iterable[Mapping[str, Any]]:
-        return client_rows(self.server.clients, self._context.own.shard)
+    )
 
 
-def client_rows(clients: ClientRegistry, shard: ShardNumber) -> Iterator[Mapping[str, Any]]:
-    """As `system.clients` has them."""
+def broker_limits(options: NodeOptions) -> BrokerLimits:
+    limits = options.limits
+    return BrokerLimits(
+        calls_max=limits.table_calls_max,
+        call_ms_max=limits.table_call_ms_max,
+        write_jobs_max=limits.write_jobs_max,
+        table_write_jobs_max=limits.table_write_jobs_max,
+        write_life_ms=limits.bulk_job_life_ms,
+        close_session_ms=limits.session_close_ms,
+    )
+
+
+def authentication(options: NodeOptions, rng: Rng) -> ClientAuthentication:
+    if options.authenticator is Authenticator.NONE:
+        return AllowAllAuthentication()
+    known = {options.superuser: parse_password_hash(options.superuser_password_hash)}
+    return PasswordAuthentication(known, rng)
+
+
+def visible_options(options: NodeOptions) -> Iterator[tuple[str, str, str]]:
+    """The rows of `system.config`, without the password hash."""
+    for name, value in flatten(options):
+        if name != "superuser_password_hash":
+            yield name, value, "options"
+
+
+def client_rows(clients: ClientRegistry, shard: ShardNumber) -> Iterable[Mapping[str, Any]]:
+    """The rows of `system.clients`."""
     for client in clients:
         peer = client.peer
         yield {
@@ -269,13 +269,3 @@ def client_rows(clients: ClientRegistry, shard: ShardNumber) -> Iterator[Mapping
             "ssl_cipher_suite": peer.tls_cipher or None,
             "username": client.user or None,
         }
-
-
-def cql_services(routing: RouterConfig, setup: CqlConfig) -> ShardServiceFactory:
-    """The router and the CQL server that uses it; this one is closed first."""
-
-    def make(context: ShardServiceContext) -> Sequence[ShardService]:
-        router = RouterService(context, routing)
-        return (CqlShardService(context, setup, router.router), router)
-
-    return make

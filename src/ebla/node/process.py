@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ebla.model.errors import EblaError, leaf_errors
+from ebla.node.context import NodeContext
 from ebla.observe.event_reporter import EventReporter
 from ebla.observe.events import Severity, Sink
 from ebla.observe.observer import Observer
@@ -21,6 +23,7 @@ from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.process_limits import raise_open_files
 from ebla.runtime.supervisor import PARENT_FLAG, PIPE_FLAG
+from ebla.runtime.system_clock import SystemClock
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
@@ -144,12 +147,23 @@ def reload_tls(contexts: Sequence[Reloadable], report: EventReporter) -> bool:
     return True
 
 
-def identity_of(options: NodeOptions) -> NodeIdentity:
+def child_context(options: NodeOptions, process: str) -> NodeContext:
     folder = DataFolder(options.folder)
     identity = folder.read_identity()
     if identity is None:
         raise OptionsError(f"{folder.path} holds no node")
-    return identity
+    return node_context(options, identity, process)
+
+
+def node_context(options: NodeOptions, identity: NodeIdentity, process: str) -> NodeContext:
+    return NodeContext(
+        options=options,
+        host=identity.host,
+        cluster=identity.cluster,
+        cluster_name=identity.cluster_name,
+        report=reporter(SystemClock(), process, options.log_format),
+        pid=os.getpid(),
+    )
 
 
 def reporter(clock: Clock, process: str, log_format: LogFormat) -> EventReporter:

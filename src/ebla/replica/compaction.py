@@ -6,6 +6,7 @@ and is tried again after a pause. Stacks take turns, so that one whose fold fail
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import EblaError, Stale
@@ -15,7 +16,6 @@ from ebla.observe.event_reporter import EventReporter
 from ebla.ports.clock import Clock
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.replica.shard_metrics import ShardMetrics
-from ebla.replica.shard_services import Compactor
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.storage.stack import Stack
@@ -29,6 +29,12 @@ RETRY_PAUSE_S = 5.0
 """After a fold that failed."""
 COMPACTION_MS = 3_600_000
 FAILED = "failed"
+
+
+class Compactor(Protocol):
+    """Runs compactions. Raises `EblaError` if one fails; the layers are unchanged then."""
+
+    async def compact(self, job: CompactionJob) -> CompactionResult: ...
 
 
 class BulkCompactor:

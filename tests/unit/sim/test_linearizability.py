@@ -64,7 +64,7 @@ def test_keys_are_judged_apart_and_named() -> None:
     )
     assert violation is not None
     assert (violation.key, violation.done, violation.total, violation.state) == ("a", 1, 2, 1)
-    assert "none of these can follow:\n  c a Read() -> 0 [2, 3]" in str(violation)
+    assert "none of these can follow:\n  c a RegisterRead() -> 0 [2, 3]" in str(violation)
 
 
 def test_a_search_that_decides_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,4 +163,4 @@ def test_a_history_counts_events() -> None:
     operations = history.operations()
     assert [(o.client, o.invoked, o.returned) for o in operations] == [("a", 1, 5), ("b", 2, 4), ("d", left_open, None)]
     assert operations[2].key == "k"
-    assert str(operations[2]) == "d k Add(amount=2) never answered [6, inf]"
+    assert str(operations[2]) == "d k RegisterAdd(amount=2) never answered [6, inf]"

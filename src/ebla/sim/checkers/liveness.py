@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from ebla.control.control_process import ControlProcess
 from ebla.control.liveness.failure_detector import PeerState
-from ebla.replica.shard_process import ShardProcess
+from ebla.node.shard_process import ShardProcess
+from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.world import Unit, World
 
 K = TypeVar("K", bound=tuple[object, ...])
@@ -30,18 +31,8 @@ class LivenessBounds:
     feed_silence_s: float
 
 
-@dataclass(slots=True, kw_only=True)
-class LivenessNode:
-    """A node of the simulation: two units on one machine, and the processes of their present lives."""
-
-    control: Unit
-    shard: Unit
-    control_process: ControlProcess | None = None
-    shard_process: ShardProcess | None = None
-
-
 class LivenessChecker:
-    def __init__(self, world: World, nodes: Sequence[LivenessNode], bounds: LivenessBounds) -> None:
+    def __init__(self, world: World, nodes: Sequence[SimNode], bounds: LivenessBounds) -> None:
         self._world = world
         self._nodes = tuple(nodes)
         self._bounds = bounds
@@ -52,27 +43,27 @@ class LivenessChecker:
     def sample(self) -> None:
         self.samples += 1
         for node in self._nodes:
-            self._watch_pair(node.shard, node.control)
+            self._watch_pair(node.shards[0].unit, node.control)
             for other in self._nodes:
                 if other is not node:
                     self._watch_pair(node.control, other.control)
         for node in self._nodes:
             if node.control.running and node.control_process is not None:
                 self._check_opinions(node, node.control_process)
-            if node.shard.running and node.shard_process is not None:
-                self._check_serving(node, node.shard_process)
+            if node.shards[0].unit.running and node.shards[0].process is not None:
+                self._check_serving(node, node.shards[0].process)
 
     def all_settled(self) -> bool:
         """Every node holds every other to be up, and every shard serves."""
         return all(
             node.control_process is not None
-            and node.shard_process is not None
-            and node.shard_process.serves()
+            and node.shards[0].process is not None
+            and node.shards[0].process.serves()
             and all(opinion.state is PeerState.UP for opinion in node.control_process.opinions())
             for node in self._nodes
         )
 
-    def _check_opinions(self, node: LivenessNode, process: ControlProcess) -> None:
+    def _check_opinions(self, node: SimNode, process: ControlProcess) -> None:
         others = {other.control.host: other.control for other in self._nodes}
         for opinion in process.opinions():
             peer = others[opinion.peer.host]
@@ -88,11 +79,11 @@ class LivenessChecker:
                     f"INV-LIVE-2: {node.control.name} holds {peer.name} to be down, within reach for {easy_s:.1f} s"
                 )
 
-    def _check_serving(self, node: LivenessNode, process: ShardProcess) -> None:
-        impossible_s = self._lasted(self._impossible_since, (node.shard.name, node.control.name))
+    def _check_serving(self, node: SimNode, process: ShardProcess) -> None:
+        impossible_s = self._lasted(self._impossible_since, (node.shards[0].unit.name, node.control.name))
         if process.serves() and impossible_s > self._bounds.feed_silence_s * DRIFT + SAMPLE_S:
             self._world.fail(
-                f"INV-SERVE-1: {node.shard.name} serves, its control out of reach for {impossible_s:.1f} s"
+                f"INV-SERVE-1: {node.shards[0].unit.name} serves, its control out of reach for {impossible_s:.1f} s"
             )
 
     def _watch_pair(self, one: Unit, other: Unit) -> None:

@@ -50,7 +50,7 @@ def unexpected_stacks(shard: SimShard, view: View) -> str | None:
     gone = [table for table in tables if table not in view.snapshot.tables]
     if gone:
         return f"INV-ROWS-11: {shard.unit.name} has something of table {gone[0]}, which was dropped"
-    folder = layers_folder(process.setup.folder)
+    folder = layers_folder(process.config.folder)
     disk = process.environment.disk
     names = disk.list_folder(folder) if disk.exists(folder) else []
     known = [f"{stack.incarnation:016x}" for stack in store.stacks.values()]
@@ -60,12 +60,12 @@ def unexpected_stacks(shard: SimShard, view: View) -> str | None:
 
 def leftover_work(shard: SimShard) -> str | None:
     """INV-ROWS-12."""
-    process, front, taps = shard.process, shard.front, shard.taps
+    process, context, taps = shard.process, shard.context, shard.taps
     assert process is not None
-    assert front is not None
+    assert context is not None
     assert taps is not None
     assert taps.inside is not None
-    view, router, inside = process.view, front.router, taps.inside
+    view, router, inside = process.view, context.router, taps.inside
     version = view.current.version
     held = {
         "versions": view.versions.oldest(version) < version,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ebla.feed.topology_view import View
 from ebla.model.errors import EblaError
 from ebla.model.identity import Replica, SessionId, TopologyVersion
-from ebla.node.router_service import MakeReplicaClients
+from ebla.node.shard_process import MakeReplicaClients
 from ebla.ports.rng import Rng
 from ebla.replica.adoption import origin_of
 from ebla.replica.replica_server import ReplicaServer
@@ -31,7 +31,6 @@ from ebla.wire.row_messages import (
     WriteRowsAnswer,
     WriteRowsRequest,
 )
-from ebla.wire.server import Server
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
 from ebla.wire.verbs import EmptyAnswer
 
@@ -86,9 +85,6 @@ class ShardTaps:
         self.inside = inside = ReplicaInternals(replica)
         self._watch_writer(inside.writer)
         self._watch_streams(inside)
-
-    def attach(self, server: Server) -> None:
-        """Serves nothing."""
 
     def on_view_installed(self, view: View) -> None:
         self._view = view

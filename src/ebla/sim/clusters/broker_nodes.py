@@ -1,26 +1,23 @@
-"""Whole nodes whose shards broker for jobs: those of `transfers_node.py`, without a pipeline."""
+"""Nodes whose shards broker for Spark jobs: those of `transfer_nodes.py`, without pipelines."""
 
 from dataclasses import dataclass, field
 
 from ebla.broker.broker import TableBroker
-from ebla.broker.broker_deps import BrokerDeps, BrokerLimits
+from ebla.broker.broker_deps import BrokerLimits
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.model.identity import ClusterId, HostId
-from ebla.node.router_service import RouterService
-from ebla.ports.environment import Environment
-from ebla.replica.replica_server import ReplicaServer
-from ebla.replica.shard_services import ShardService, ShardServiceContext
+from ebla.feed.topology_view import View
+from ebla.model.identity import ClusterId
+from ebla.node.context import NodeContext
+from ebla.node.cql_service import table_broker
+from ebla.node.shard_process import ShardService, ShardServiceContext
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.table_jobs import WriteJobsLedger, watch_adoptions
 from ebla.sim.checkers.transfers import TransfersLedger
-from ebla.sim.clusters.nodes import BULK_SOCKET, CONTROL_SOCKET, DATA, SHARD_PORT, WIRE, SimShard, add_node, socket_of
-from ebla.sim.clusters.transfer_nodes import VERBS_PORT, TransferCluster, run_bulk
-from ebla.sim.transfers.broker_calls import BrokerHandle, SimBrokerServer
-from ebla.sim.transfers.flight import BulkHandle
+from ebla.sim.clusters.nodes import SimShard
+from ebla.sim.clusters.transfer_nodes import TransferCluster
 from ebla.sim.transfers.spark_engine import SimSparkEngine
 from ebla.sim.world import World
-from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
-from ebla.wire.peers import PeersContext
+from ebla.transfers.cluster_client import WireClusterClient
 from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest
 from ebla.wire.verbs import A, Q, Verb
 
@@ -35,7 +32,7 @@ BULK_LIMITS = TransferLimits(
     sweep_ms=2_000,
     rows_merged_bytes_max=300,
 )
-"""So that a tablet gets a layer from some jobs, and rows from others."""
+"""So that some jobs add a layer to a tablet, and others merge rows into it."""
 BROKER_LIMITS = BrokerLimits(
     calls_max=30,
     barrier_ms=2_500,
@@ -57,74 +54,38 @@ BROKER_LIMITS = BrokerLimits(
 
 @dataclass(slots=True, kw_only=True)
 class BrokerCluster(TransferCluster):
-    book: WriteJobsLedger
-    calls: dict[str, BrokerHandle] = field(default_factory=dict)
-    """By the name of the shard's unit."""
+    write_jobs: WriteJobsLedger
+    brokers: dict[str, TableBroker] = field(default_factory=dict)
+    """By the name of the shard's unit; of its current incarnation."""
 
-    def watch_shard(self, seat: SimShard, replica: ReplicaServer, environment: Environment) -> None:
-        TransferCluster.watch_shard(self, seat, replica, environment)
-        watch_adoptions(self.book, seat.own, replica)
-
-    def more_fronts(
-        self, _seat: SimShard, _context: ShardServiceContext, _router: RouterService
-    ) -> tuple[ShardService, ...]:
-        seat, context, router = _seat, _context, _router
-        environment = context.environment
-        peers = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=context.introduction,
-            limits=WIRE,
-            report=context.report,
-        )
-        places = ClusterAddresses(
-            own=context.own.host,
-            control_socket=CONTROL_SOCKET,
-            bulk_socket=BULK_SOCKET,
-            shard_socket_of=socket_of,
-            bulk_port=VERBS_PORT,
-            shard_port_first=SHARD_PORT,
-        )
-        doors = _WatchedDoors(context, peers, places)
-        doors.cluster = self
-        parts = BrokerDeps(
-            view=context.view,
-            doors=doors,
-            host=context.own.host,
-            datacenter="dc1",
-            authority=lambda: b"",
-            next_timestamp_us=router.router.timestamps.next_us,
-            tasks=context.tasks,
-            clock=environment.clock,
-            rng=environment.rng,
-            report=context.report,
-            limits=BROKER_LIMITS,
-        )
-        door = SimBrokerServer(context.tasks, TableBroker(parts), doors)
-        self.calls[seat.unit.name].door = door
-        return door, _Seeing(self.book)
+    def watch_shard(self, shard: SimShard, context: ShardServiceContext, node: NodeContext) -> tuple[ShardService, ...]:
+        more = TransferCluster.watch_shard(self, shard, context, node)
+        watch_adoptions(self.write_jobs, shard.own, context.replica)
+        clients = _WatchedClients(context.tasks, context.peers, node.cluster_addresses)
+        clients.cluster = self
+        self.brokers[shard.unit.name] = table_broker(context, node, clients, lambda: b"", BROKER_LIMITS)
+        return *more, _BrokerService(clients, self.write_jobs)
 
 
-class _Seeing:
-    """`replica.fronts.Front`: keeps every view for the checkers."""
+class _BrokerService:
+    """`ShardService`. It also keeps every view for the checkers."""
 
-    def __init__(self, book: WriteJobsLedger) -> None:
-        self.on_view_installed = book.saw
+    def __init__(self, clients: WireClusterClient, ledger: WriteJobsLedger) -> None:
+        self._clients = clients
+        self._ledger = ledger
 
-    def attach(self, server: object) -> None:
-        """It has no verbs."""
+    def on_view_installed(self, view: View) -> None:
+        self._clients.follow(view.snapshot)
+        self._ledger.saw(view)
 
     def close(self) -> None:
-        pass
+        self._clients.close("the shard stops")
 
 
-class _WatchedDoors(WireClusterClient):
-    """Tells which closes were answered."""
+class _WatchedClients(WireClusterClient):
+    """Reports which closes were answered."""
 
     cluster: BrokerCluster
-
-    def __init__(self, context: ShardServiceContext, peers: PeersContext, places: ClusterAddresses) -> None:
-        super().__init__(context.tasks, peers, places)
 
     async def control(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
         answer = await super().control(verb, request, deadline_ms)
@@ -135,22 +96,15 @@ class _WatchedDoors(WireClusterClient):
 
 def build_cluster(world: World) -> BrokerCluster:
     """Nodes that are not yet started."""
-    seats: dict[HostId, BulkHandle] = {}
     cluster = BrokerCluster(
         world=world,
         id=ClusterId(world.rng.uuid()),
         barriers=BarrierLedger(world.fail),
         ledger=TransfersLedger(fail=world.fail, now=world.now),
-        engine=SimSparkEngine(world=world, seat=lambda host: seats[host]),
-        seats=seats,
-        limits=BULK_LIMITS,
-        book=WriteJobsLedger(fail=world.fail, now=world.now),
+        engine=SimSparkEngine(world=world),
+        transfer_limits=BULK_LIMITS,
+        write_jobs=WriteJobsLedger(fail=world.fail, now=world.now),
     )
-    for number in range(NODES):
-        name = f"n{number + 1}"
-        world.machine(name).disk.lay_out(name)
-        node = add_node(cluster, number, f"{DATA}/{name}", run_bulk)
-        seats[node.host] = BulkHandle(node.bulk)
-        for shard in node.shards:
-            cluster.calls[shard.unit.name] = BrokerHandle(shard.unit)
+    for _ in range(NODES):
+        cluster.add_node()
     return cluster

@@ -1,80 +1,48 @@
-"""Whole nodes that transfer data: those of `rows_node.py` with staging, checkpoints and a pipeline process on each,
-which runs where control leads; and executors of the simulated engine, on their machines and on others."""
+"""Nodes that transfer data: those of `nodes.py` with a pipeline process on each, which runs where control leads, and
+executors of the simulated Spark engine, on the nodes' machines and on others."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
-from ebla.bulk.bulk_process import BulkConfig, BulkProcess
-from ebla.bulk.bulk_transfers import TransferConfig
-from ebla.bulk.compaction_service import CompactionServiceLimits
-from ebla.bulk.stream_service import StreamService
-from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId, HostId, JobId, Replica, SessionId
 from ebla.model.records.jobs import JOBS_PREFIX, JobRecord
 from ebla.model.stored_value import decode_stored
 from ebla.model.transfers import FileMove
+from ebla.node.context import NodeContext
+from ebla.node.pipeline import pipeline_config
+from ebla.node.shard_process import ShardService, ShardServiceContext
 from ebla.pipeline.job_queue import QueueLimits
 from ebla.pipeline.job_records import RecordLimits
 from ebla.pipeline.job_run import RunLimits
 from ebla.pipeline.job_scheduler import SchedulerLimits
-from ebla.pipeline.pipeline_process import NAME, PipelineConfig, PipelineLimits, PipelineProcess
+from ebla.pipeline.pipeline_process import PipelineConfig, PipelineLimits, PipelineProcess
 from ebla.ports.environment import Environment
-from ebla.replica.replica_server import ReplicaServer
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.transfers import TransfersLedger
 from ebla.sim.checkers.transfers_taps import TransferTaps
-from ebla.sim.clusters.nodes import (
-    BULK_SOCKET,
-    CONTROL_SOCKET,
-    DATA,
-    HEARTBEAT_MS,
-    SHARD_PORT,
-    WIRE,
-    SimCluster,
-    SimCompactions,
-    SimNode,
-    SimShard,
-    add_node,
-    socket_of,
-)
+from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.transfers.attempts import SimExecutor
-from ebla.sim.transfers.file_isolation import SimIsolation
-from ebla.sim.transfers.flight import BulkHandle, SimFlightServer
 from ebla.sim.transfers.spark_engine import SimSparkEngine, SimTransfers
 from ebla.sim.world import Unit, World
-from ebla.storage.codec.staging_format import checkpoints_folder, staging_folder
-from ebla.storage.compaction.layer_build import BuildJob, BuildResult, run_build
-from ebla.storage.layers.memory_engine import MemoryEngine
-from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
+from ebla.storage.codec.staging_format import checkpoints_folder
+from ebla.transfers.cluster_client import WireClusterClient
 from ebla.transfers.transfer_client import TransferCallLimits
 from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest
 from ebla.wire.verbs import A, Q, Verb
 
 NODES = 4
-SHARED_HARDWARE = {2: 1}
-"""Which nodes, counted from one, share the hardware of another: between them files can be linked."""
+SHARED_HARDWARE = {1: "n1"}
+"""Which nodes, by number, share the hardware of another: between them files can be linked."""
 EXECUTOR_MACHINES = ("n1", "n3", "n4", "x1")
-"""Where they run: on machines of nodes, and on their own."""
-FLIGHT_PORT, VERBS_PORT = 7001, 7002
+"""Machines of nodes, and one of their own."""
 KILLED_SHARE, PAUSED_SHARE = 0.01, 0.015
-"""How often a pipeline that leads is struck, each time it is looked at."""
+"""How often an active pipeline is killed or paused, per check."""
 ECHO_SHARE = 0.12
 ECHO_S_MAX = 12.0
-LIMITS = TransferLimits(
-    puts_max=8,
-    gets_max=10,
-    free_bytes_min=2_000,
-    barrier_ms=2_000,
-    shard_ms=4_000,
-    build_ms=10_000,
-    sweep_ms=2_000,
-    rows_merged_bytes_max=1_000,
-)
 PIPELINE = PipelineLimits(
     heartbeat_ms=500,
     silence_ms=2_500,
@@ -99,21 +67,26 @@ PIPELINE = PipelineLimits(
         pause_max_ms=1_000,
     ),
 )
-"""All of it shorter than in production: a storm is short, and what is given up in it should be tried again in it."""
+"""All shorter than in production: a storm is short, and what a run gives up should be retried within the storm."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TransferCluster(SimCluster):
     ledger: TransfersLedger
     engine: SimSparkEngine
-    seats: dict[HostId, BulkHandle] = field(default_factory=dict)
     pipelines: dict[HostId, Unit] = field(default_factory=dict)
     is_stormy: bool = False
-    limits: TransferLimits = LIMITS
 
-    def watch_shard(self, seat: SimShard, replica: ReplicaServer, environment: Environment) -> None:
-        assert isinstance(environment.disk, ProcessDisk)
-        TransferTaps(self.ledger, seat.own, environment.disk).watch(replica)
+    def watch_shard(
+        self,
+        shard: SimShard,
+        context: ShardServiceContext,
+        node: NodeContext,  # noqa: ARG002  # for subclasses
+    ) -> tuple[ShardService, ...]:
+        disk = context.environment.disk
+        assert isinstance(disk, ProcessDisk)
+        TransferTaps(self.ledger, shard.own, disk).watch(context.replica)
+        return ()
 
     def executor_units(self) -> list[Unit]:
         return [executor.unit for executor in self.engine.executors]
@@ -121,124 +94,52 @@ class TransferCluster(SimCluster):
     def close_answered(self, session: SessionId, down: Sequence[HostId]) -> None:
         self.ledger.closed(session, down)
         for node in self.nodes:
-            for seat in node.shards:
-                if not seat.unit.down and seat.taps is not None and seat.taps.inside is not None:
-                    self.ledger.held(node.host, seat.unit.name, seat.taps.inside.guards.closing)
+            for shard in node.shards:
+                if not shard.unit.down and shard.taps is not None and shard.taps.inside is not None:
+                    self.ledger.held(node.host, shard.unit.name, shard.taps.inside.guards.closing)
             process = node.bulk_process
             if not node.bulk.down and process is not None and process.guards is not None:
                 self.ledger.held(node.host, node.bulk.name, process.guards.closing)
 
     def jobs(self) -> dict[JobId, JobRecord]:
-        """As the node sees them that has come furthest."""
+        """As the node with the newest state sees them."""
         processes = [node.control_process for node in self.nodes if not node.control.down]
         stores = [one.topology.store for one in processes if one is not None and one.topology.store is not None]
-        furthest = max(stores, key=lambda store: store.revision.index)
-        jobs = [decode_stored(JobRecord, furthest.entries[key].value).value for key in furthest.keys(JOBS_PREFIX)]
+        newest = max(stores, key=lambda store: store.revision.index)
+        jobs = [decode_stored(JobRecord, newest.entries[key].value).value for key in newest.keys(JOBS_PREFIX)]
         return {job.id: job for job in jobs}
+
+    def add_pipeline(self, node: SimNode) -> None:
+        unit = self.world.unit(
+            f"{node.control.name}-pipe", partial(self._run_pipeline, node), machine=node.control.name, host_id=node.host
+        )
+        unit.expected_errors = node.bulk.expected_errors
+        self.pipelines[node.host] = unit
+
+    async def _run_pipeline(self, node: SimNode, environment: Environment) -> None:
+        unit = self.pipelines[node.host]
+        config = replace(pipeline_config(self.context(node, unit.name, unit.start_count)), limits=PIPELINE)
+        await _WatchedPipeline(environment, config, SimTransfers(environment, self.engine), self).run()
+
+    def note_files(self, move: FileMove) -> None:
+        node = next(one for one in self.nodes if one.host == move.source.host)
+        folder = f"{checkpoints_folder(node.folder)}/{move.source.checkpoint}"
+        self.ledger.sends_files(move, folder, self.world.disk_of(node.bulk.machine))
 
 
 def build_cluster(world: World) -> TransferCluster:
     """Nodes and executors that are not yet started."""
-    seats: dict[HostId, BulkHandle] = {}
-    engine = SimSparkEngine(world=world, seat=lambda host: seats[host])
+    engine = SimSparkEngine(world=world)
     ledger = TransfersLedger(fail=world.fail, now=world.now)
     cluster = TransferCluster(
-        world=world,
-        id=ClusterId(world.rng.uuid()),
-        barriers=BarrierLedger(world.fail),
-        ledger=ledger,
-        engine=engine,
-        seats=seats,
+        world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail), ledger=ledger, engine=engine
     )
     for number in range(NODES):
-        name, beside = f"n{number + 1}", SHARED_HARDWARE.get(number + 1)
-        world.machine(name, beside=None if beside is None else f"n{beside}").disk.lay_out(name)
-        node = add_node(cluster, number, f"{DATA}/{name}", run_bulk)
-        seats[node.host] = BulkHandle(node.bulk)
-        main = partial(run_pipeline, cluster=cluster, number=number)
-        unit = world.unit(f"{name}-pipe", main, machine=name, host_id=node.host)
-        unit.expected_errors = node.bulk.expected_errors
-        cluster.pipelines[node.host] = unit
-    engine.note_files = partial(_note_files, cluster)
-    engine.note_rows = ledger.sends_rows
+        cluster.add_pipeline(cluster.add_node(beside=SHARED_HARDWARE.get(number)))
+    engine.bulk_of, engine.note_files, engine.note_rows = cluster.bulk_of, cluster.note_files, ledger.sends_rows
     for number, machine in enumerate(EXECUTOR_MACHINES):
         engine.executors.append(SimExecutor(world, f"e{number + 1}", machine, engine))
     return cluster
-
-
-def _note_files(cluster: TransferCluster, move: FileMove) -> None:
-    node = next(one for one in cluster.nodes if one.host == move.source.host)
-    folder = f"{checkpoints_folder(node.folder)}/{move.source.checkpoint}"
-    cluster.ledger.sends_files(move, folder, cluster.world.disk_of(node.bulk.machine))
-
-
-class _Builds:
-    """`bulk.staging.LayerBuilding`."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-
-    async def build(self, job: BuildJob, deadline_s: float) -> BuildResult:
-        await asyncio.sleep(min(deadline_s, self._environment.rng.random()))
-        return await run_build(MemoryEngine(self._environment.disk), self._environment.disk, job)
-
-
-async def run_bulk(environment: Environment, cluster: SimCluster, number: int) -> None:
-    assert isinstance(cluster, TransferCluster)
-    assert isinstance(environment.disk, ProcessDisk)
-    node = cluster.nodes[number]
-    seat = cluster.seats[node.host]
-    node.bulk_process = seat.door = None
-
-    def front(stream_service: StreamService) -> Coroutine[Any, Any, None]:
-        seat.door = SimFlightServer(environment, stream_service)
-        return seat.door.run()
-
-    setup = BulkConfig(
-        introduction=cluster.introduction(node.host, "bulk"),
-        address=BULK_SOCKET,
-        control_address=CONTROL_SOCKET,
-        heartbeat_ms=HEARTBEAT_MS,
-        compactions=CompactionServiceLimits(),
-        wire=WIRE,
-        report=cluster.report(node.bulk.name),
-        pid=node.bulk.start_count,
-        transfers=TransferConfig(
-            staging_folder=staging_folder(node.folder),
-            checkpoints_folder=checkpoints_folder(node.folder),
-            flight=node.bulk.address(FLIGHT_PORT),
-            peers_address=node.bulk.address(VERBS_PORT),
-            shard_address=socket_of,
-            machine=node.bulk.machine.name,
-            isolation=SimIsolation(environment.disk),
-            building=_Builds(environment),
-            fronts=(front,),
-            limits=cluster.limits,
-        ),
-    )
-    node.bulk_process = BulkProcess(environment, setup, SimCompactions(environment))
-    await node.bulk_process.run()
-
-
-# ---- the pipeline
-
-
-async def run_pipeline(environment: Environment, cluster: TransferCluster, number: int) -> None:
-    node = cluster.nodes[number]
-    unit = cluster.pipelines[node.host]
-    places = ClusterAddresses(
-        own=node.host,
-        control_socket=CONTROL_SOCKET,
-        bulk_socket=BULK_SOCKET,
-        shard_socket_of=socket_of,
-        bulk_port=VERBS_PORT,
-        shard_port_first=SHARD_PORT,
-    )
-    introduction, report = cluster.introduction(node.host, NAME), cluster.report(unit.name)
-    setup = PipelineConfig(
-        introduction=introduction, places=places, wire=WIRE, report=report, pid=unit.start_count, limits=PIPELINE
-    )
-    await _WatchedPipeline(environment, setup, SimTransfers(environment, cluster.engine), cluster).run()
 
 
 class _WatchedPipeline(PipelineProcess):

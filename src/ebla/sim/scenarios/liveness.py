@@ -6,36 +6,15 @@ the checker compares every opinion with the truth; after the last one is over, a
 
 import asyncio
 import enum
-from dataclasses import dataclass
 
-import msgspec
-
-from ebla.control.control_process import ControlConfig, ControlProcess
-from ebla.control.group0.node import Group0Config
-from ebla.control.liveness.heartbeats import LivenessLimits
-from ebla.group0.members import Member, MemberRole
-from ebla.model.identity import Address, ClusterId, HostId, ShardNumber
-from ebla.observe.event_reporter import EventReporter
-from ebla.observe.metrics import Metrics
-from ebla.ports.environment import Environment
-from ebla.replica.shard_process import ShardConfig, ShardProcess
-from ebla.replica.shard_services import ShardDeps
-from ebla.sim.checkers.liveness import SAMPLE_S, LivenessBounds, LivenessChecker, LivenessNode
+from ebla.model.identity import ClusterId, ShardNumber
+from ebla.sim.checkers.liveness import SAMPLE_S, LivenessBounds, LivenessChecker
+from ebla.sim.checkers.rows_barriers import BarrierLedger
+from ebla.sim.clusters.nodes import LIMITS, SimCluster, SimNode
 from ebla.sim.scenario import Scenario
 from ebla.sim.world import Unit, World
-from ebla.storage.layers.memory_engine import MemoryEngine
-from ebla.storage.store import StoreLimits
-from ebla.wire.frames import Introduction
-from ebla.wire.limits import WireLimits
-from ebla.wire.verbs import ProcessStatus
 
 NODES = 4
-LIMITS = LivenessLimits()
-WIRE = WireLimits()
-CHILD_HEARTBEAT_MS = 1_000
-FEED_SILENCE_MS = 5_000
-CONTROL_PORT, SHARD_PORT = 7000, 7010
-SOCKET = Address("/data/run/control.sock")
 SETTLE_S = 12.0
 """From the last fault to the right opinion: silence noticed, one connection given up, one made, one beat answered."""
 STEADY_S = 10.0
@@ -53,22 +32,12 @@ class LivenessFault(enum.Enum):
     WALL_CLOCK = enum.auto()
 
 
-class NoChildProcesses:
-    """The shard is a unit of the world, which starts and ends it."""
-
-    def heard(self, name: str, pid: int) -> None:
-        pass
-
-    def statuses(self) -> tuple[ProcessStatus, ...]:
-        return ()
-
-
 async def run(world: World) -> None:
     nodes = build_nodes(world)
     for node in nodes:
-        node.control.start()
-        node.shard.start()
-    bounds = LivenessBounds(LIMITS.silence_ms / 1000, SETTLE_S, FEED_SILENCE_MS / 1000)
+        for unit in node.units():
+            unit.start()
+    bounds = LivenessBounds(LIMITS.peer_silence_ms / 1000, SETTLE_S, LIMITS.feed_silence_ms / 1000)
     checker = LivenessChecker(world, nodes, bounds)
     async with asyncio.TaskGroup() as tasks:
         sampling = tasks.create_task(_sample(checker))
@@ -90,111 +59,30 @@ async def _sample(checker: LivenessChecker) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-# ---- the nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Casting:
-    """What the two processes of one node run. Each life leaves its process in `nodes` for the checker."""
-
-    world: World
-    nodes: list[LivenessNode]
-    number: int
-    introduction: Introduction
-
-    async def control(self, environment: Environment) -> None:
-        addresses = [node.control.address(CONTROL_PORT) for node in self.nodes]
-        own = addresses[self.number]
-        setup = ControlConfig(
-            introduction=self.introduction,
-            address=own,
-            local_address=SOCKET,
-            group0=Group0Config(
-                member=Member(host=self.introduction.host, role=MemberRole.LEARNER, address=own),
-                cluster=_cluster_of(self.introduction),
-                cluster_name=self.introduction.cluster_name,
-                contacts=tuple(addresses),
-                folder="/data/group0",
-            ),
-            liveness=LIMITS,
-            wire=WIRE,
-            report=_report(self.world, self.nodes[self.number].control.name),
-            pid=self.number,
-            release="sim",
-        )
-        process = ControlProcess(environment, setup, NoChildProcesses(), asyncio.Event())
-        self.nodes[self.number].control_process = process
-        await process.run()
-
-    async def shard(self, environment: Environment) -> None:
-        unit = self.nodes[self.number].shard
-        setup = ShardConfig(
-            introduction=msgspec.structs.replace(self.introduction, process="shard-0"),
-            number=ShardNumber(0),
-            folder="/data/shard-0",
-            address=unit.address(SHARD_PORT),
-            local_address_of=lambda number: Address(f"/data/run/shard-{number}.sock"),
-            control_address=SOCKET,
-            heartbeat_ms=CHILD_HEARTBEAT_MS,
-            feed_silence_ms=FEED_SILENCE_MS,
-            wire=WIRE,
-            report=_report(self.world, unit.name),
-            pid=self.number,
-            store=StoreLimits(free_bytes_min=0),
-        )
-        process = ShardProcess(environment, setup, ShardDeps(engine=MemoryEngine(environment.disk), metrics=Metrics()))
-        self.nodes[self.number].shard_process = process
-        await process.run()
-
-
-def _cluster_of(introduction: Introduction) -> ClusterId:
-    assert introduction.cluster is not None
-    return introduction.cluster
-
-
-def build_nodes(world: World) -> list[LivenessNode]:
+def build_nodes(world: World) -> list[SimNode]:
     """Nodes that are not yet started."""
-    cluster = ClusterId(world.rng.uuid())
-    nodes: list[LivenessNode] = []
-    for number in range(NODES):
-        host = HostId(world.rng.uuid())
-        casting = _Casting(
-            world=world,
-            nodes=nodes,
-            number=number,
-            introduction=Introduction(host=host, cluster=cluster, cluster_name="sim"),
-        )
-        name = f"n{number + 1}"
-        control = world.unit(name, casting.control, host_id=host)
-        nodes.append(
-            LivenessNode(control=control, shard=world.unit(f"{name}-shard", casting.shard, machine=name, host_id=host))
-        )
-    return nodes
-
-
-def _report(world: World, name: str) -> EventReporter:
-    def log(event: str, details: object) -> None:
-        world.log(name, f"{event} {details}")
-
-    return log
+    cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail), stop_s=60.0)
+    for _ in range(NODES):
+        cluster.add_node(shards=(ShardNumber(0),))
+    return cluster.nodes
 
 
 # ---- the faults
 
 
-async def _storm(world: World, nodes: list[LivenessNode]) -> None:
+async def _storm(world: World, nodes: list[SimNode]) -> None:
     """One fault after another; two storms overlap."""
     ends_at = world.now() + world.seconds
     while world.now() < ends_at:
         await asyncio.sleep(world.rng.between(0.5, 8.0))
         node = world.rng.choice(nodes)
-        victim = world.rng.choice([node.control, node.control, node.shard])
+        victim = world.rng.choice([node.control, node.control, node.shards[0].unit])
         other = _partner(world, nodes, node, victim)
         await _strike(world, world.rng.choice(list(LivenessFault)), victim, other)
 
 
-def _partner(world: World, nodes: list[LivenessNode], node: LivenessNode, victim: Unit) -> Unit:
-    if victim is node.shard:
+def _partner(world: World, nodes: list[SimNode], node: SimNode, victim: Unit) -> Unit:
+    if victim is node.shards[0].unit:
         return node.control
     return world.rng.choice([other.control for other in nodes if other is not node])
 

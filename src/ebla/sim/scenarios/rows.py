@@ -12,7 +12,7 @@ from ebla.model.identity import ClusterId
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.rows_replicas import leftover_work, replica_difference, unexpected_stacks
-from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard, add_node
+from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard
 from ebla.sim.faults import links
 from ebla.sim.faults.fault import InjectedFault, heal, storm
 from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, harsh
@@ -47,8 +47,7 @@ async def run(world: World) -> None:
     drivers[0].start()
     await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
     drivers[1].start()
-    for number in range(CLIENTS):
-        world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
+    start_clients(world, load, CLIENTS, WORKERS)
     await _storms(world, cluster, drivers)
     await _judge(world, load)
 
@@ -87,8 +86,8 @@ def build_load(world: World) -> RowsLoad:
     """Nodes that are not yet started."""
     cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail))
     load = RowsLoad(cluster=cluster)
-    for number in range(NODES):
-        add_node(cluster, number)
+    for _ in range(NODES):
+        cluster.add_node()
     for shard in cluster.shards():
         record_deaths(world, load, shard)
     return load
@@ -114,10 +113,14 @@ async def _driver(environment: Environment, load: RowsLoad, home: SimNode) -> No
         await TopologyDriver(environment, load, home, tasks).run()
 
 
-async def _client(environment: Environment, load: RowsLoad) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(WORKERS):
-            tasks.create_task(RowsClient(environment, load, tasks).run())
+def start_clients(world: World, load: RowsLoad, clients: int, workers: int) -> None:
+    async def main(environment: Environment, name: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(workers):
+                tasks.create_task(RowsClient(environment, load, name).run())
+
+    for number in range(1, clients + 1):
+        world.unit(f"c{number}", functools.partial(main, name=f"c{number}")).start()
 
 
 async def wait_until(reached: Callable[[], bool], world: World, problem: str) -> None:
@@ -159,10 +162,8 @@ async def _judge(world: World, load: RowsLoad) -> None:
     load.stopping = True
     await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
     await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
-    async with asyncio.TaskGroup() as tasks:
-        client = RowsClient(world.scenario_environment("judge"), load, tasks)
-        problem = await _found(load, client)
-        client.close()
+    client = RowsClient(world.scenario_environment("judge"), load, "judge")
+    problem = await _found(load, client)
     world.check(problem is None, str(problem))
     counts = cluster.barriers
     world.check(ledger.acknowledged > world.seconds, f"only {ledger.acknowledged} writes were acknowledged")
@@ -187,7 +188,7 @@ async def _found(load: RowsLoad, client: RowsClient) -> str | None:
     view, now_s = process.view.current, process.environment.clock.wall_us() // 1_000_000
     for schema in load.tables.values():
         try:
-            problem = await replica_difference(view, schema.id, now_s, client.ask)
+            problem = await replica_difference(view, schema.id, now_s, client.read_replica)
         except EblaError as error:
             problem = f"{schema.full_name}: a replica cannot be read: {error}"
         if problem is not None:

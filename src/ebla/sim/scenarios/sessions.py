@@ -10,7 +10,6 @@ from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
 from ebla.sim.scenarios.schema import (
     CALM_S,
-    PORT,
     SAMPLE_S,
     ControlCluster,
     build_cluster,
@@ -30,14 +29,12 @@ PAUSE_S = 1.0
 
 async def run(world: World) -> None:
     cluster = build_cluster(world, NODES)
-    for node in cluster.nodes:
-        node.unit.start()
+    for unit in cluster.units():
+        unit.start()
     await until_all_normal(world, cluster)
     table = await _table(world, cluster)
-    addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
     load = SessionsLoad(
-        addresses=addresses,
-        introduction=cluster.introduction,
+        cluster=cluster,
         table=table,
         version=functools.partial(_version, cluster),
         begin=functools.partial(_begin, cluster),
@@ -46,14 +43,13 @@ async def run(world: World) -> None:
         sampling = tasks.create_task(_sample(world, cluster, load))
         for name in CLIENTS:
             world.unit(name, functools.partial(_client, name=name, load=load)).start()
-        await harsh(world, [node.unit for node in cluster.nodes], world.seconds, pause_s=PAUSE_S)
+        await harsh(world, cluster.units(), world.seconds, pause_s=PAUSE_S)
         await _judge(world, cluster, load)
         sampling.cancel()
 
 
 async def _table(world: World, cluster: ControlCluster) -> TableId:
-    addresses = {node.unit.name: node.unit.address(PORT) for node in cluster.nodes}
-    load = SchemaLoad(addresses=addresses, introduction=cluster.introduction, begin=cluster.begin)
+    load = SchemaLoad(cluster=cluster, begin=cluster.begin)
     client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     keyspace = KEYSPACES[0]
     await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
@@ -72,15 +68,15 @@ def _version(cluster: ControlCluster) -> TopologyVersion:
 
 def _begin(cluster: ControlCluster) -> OnSessionClosed:
     """INV-XFER-1: who has been up since now does not list it when the answer comes."""
-    start_count = [node.unit.start_count if not node.unit.down else None for node in cluster.nodes]
+    start_count = [node.control.start_count if not node.control.down else None for node in cluster.nodes]
 
     def closed(session: SessionId, answer: CloseSessionAnswer) -> None:
         for node, incarnation in zip(cluster.nodes, start_count, strict=True):
-            if node.unit.down or node.unit.start_count != incarnation or node.host in answer.down:
+            if node.control.down or node.control.start_count != incarnation or node.host in answer.down:
                 continue
             snapshot = node.snapshot
             if snapshot is None or session in snapshot.sessions:
-                cluster.world.fail(f"INV-XFER-1: {node.unit.name} does not know that session {session} is closed")
+                cluster.world.fail(f"INV-XFER-1: {node.control.name} does not know that session {session} is closed")
 
     return closed
 
@@ -88,7 +84,7 @@ def _begin(cluster: ControlCluster) -> OnSessionClosed:
 async def _sample(world: World, cluster: ControlCluster, load: SessionsLoad) -> None:
     while True:
         shown = {
-            (node.unit.name, node.unit.start_count): node.snapshot
+            (node.control.name, node.control.start_count): node.snapshot
             for node in cluster.nodes
             if node.snapshot is not None
         }

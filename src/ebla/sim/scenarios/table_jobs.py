@@ -2,7 +2,6 @@
 tablets move, versions pass, and everything fails that can."""
 
 import asyncio
-import functools
 
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.ports.environment import Environment
@@ -10,7 +9,7 @@ from ebla.sim.clusters.broker_nodes import build_cluster
 from ebla.sim.faults.fault import heal
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.scenarios.rows import add_driver, is_settled, record_deaths, wait_all_normal, wait_until
+from ebla.sim.scenarios.rows import add_driver, is_settled, record_deaths, start_clients, wait_all_normal, wait_until
 from ebla.sim.scenarios.transfers import FAULTS, find_problem_after_repair, require
 from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
 from ebla.sim.workloads.table_jobs_client import WriteJobsClient, WriteJobsLoad
@@ -36,8 +35,7 @@ async def run(world: World) -> None:
     driver = add_driver(world, load, cluster.nodes[DRIVEN_FROM])
     driver.start()
     await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
-    for number in range(CLIENTS):
-        world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
+    start_clients(world, load, CLIENTS, WORKERS)
     clients = [_add_jobs(world, jobs, number) for number in range(JOB_CLIENTS)]
     struck = [*cluster.units(), driver, *clients]
     await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
@@ -60,17 +58,11 @@ def _add_jobs(world: World, jobs: WriteJobsLoad, number: int) -> Unit:
     return unit
 
 
-async def _client(environment: Environment, load: RowsLoad) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(WORKERS):
-            tasks.create_task(RowsClient(environment, load, tasks).run())
-
-
 # ---- at the end
 
 
 async def _judge(world: World, jobs: WriteJobsLoad) -> None:
-    load, cluster, book = jobs.rows, jobs.cluster, jobs.cluster.book
+    load, cluster, ledger = jobs.rows, jobs.cluster, jobs.cluster.write_jobs
     load.stopping = True
     await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
     await wait_until(lambda: not jobs.running, world, "jobs still run long after all was healed")
@@ -78,22 +70,20 @@ async def _judge(world: World, jobs: WriteJobsLoad) -> None:
     reader = WriteJobsClient(world.scenario_environment("judge"), jobs, cluster.nodes[0].control)
     for table in (ON_TABLETS, ON_VNODES):
         await require(world, await _read(reader, table), f"{table} cannot be read as a whole at ALL")
-    async with asyncio.TaskGroup() as tasks:
-        client = RowsClient(world.scenario_environment("judge"), load, tasks)
-        for table in sorted(load.tables):
-            await client.scan(table, Level.ALL, 40)
-        problem = await find_problem_after_repair(cluster, load, client)
-        client.close()
+    client = RowsClient(world.scenario_environment("judge"), load, "judge")
+    for table in sorted(load.tables):
+        await client.scan(table, Level.ALL, 40)
+    problem = await find_problem_after_repair(cluster, load, client)
     await require(world, problem is None, str(problem))
     cluster.ledger.check_files()
-    await require(world, book.done * 10 > world.seconds, f"only {book.done} jobs were done")
+    await require(world, ledger.done * 10 > world.seconds, f"only {ledger.done} jobs were done")
     await require(world, jobs.reads > 0, "no table was read")
     world.log(
         "scenario",
-        f"{len(jobs.jobs)} jobs in {sum(job.runs for job in jobs.jobs)} runs: {book.done} done, {book.given_up} runs "
-        f"given up, {book.lacking} copies brought later; {cluster.ledger.adoptions} layers adopted, "
-        f"{cluster.ledger.merged_rows} rows merged; {jobs.reads} reads of tables, {jobs.failed_reads} failed; "
-        f"{load.ledger.acknowledged} writes acknowledged",
+        f"{len(jobs.jobs)} jobs in {sum(job.runs for job in jobs.jobs)} runs: {ledger.done} done, "
+        f"{ledger.given_up} runs given up, {ledger.lacking} copies brought later; "
+        f"{cluster.ledger.adoptions} layers adopted, {cluster.ledger.merged_rows} rows merged; "
+        f"{jobs.reads} reads of tables, {jobs.failed_reads} failed; {load.ledger.acknowledged} writes acknowledged",
     )
 
 

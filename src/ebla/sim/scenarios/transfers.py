@@ -19,7 +19,7 @@ from ebla.sim.faults import devices
 from ebla.sim.faults.fault import heal
 from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.scenarios.rows import add_driver, is_settled, record_deaths, wait_all_normal, wait_until
+from ebla.sim.scenarios.rows import add_driver, is_settled, record_deaths, start_clients, wait_all_normal, wait_until
 from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
 from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
 from ebla.sim.workloads.transfers_client import TransfersClient, TransfersLoad
@@ -58,8 +58,7 @@ async def run(world: World) -> None:
         writer = _add_writer(world, load, written, cluster.nodes[WRITER_NODE])
         for unit in (*askers, writer):
             unit.start()
-        for number in range(CLIENTS):
-            world.unit(f"c{number + 1}", functools.partial(_client, load=load)).start()
+        start_clients(world, load, CLIENTS, WORKERS)
         struck = [*cluster.units(), *cluster.executor_units(), driver, *askers, writer]
         cluster.is_stormy = True
         await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
@@ -93,12 +92,6 @@ async def _asker(environment: Environment, load: RowsLoad, home: SimNode, asked:
         await TransfersClient(environment, load, home, asked, tasks).run()
 
 
-async def _client(environment: Environment, load: RowsLoad) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(WORKERS):
-            tasks.create_task(RowsClient(environment, load, tasks).run())
-
-
 async def _watch_files(cluster: TransferCluster) -> None:
     while True:
         await asyncio.sleep(CHECK_FILES_S)
@@ -125,10 +118,8 @@ async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, asked: 
     cluster.engine.faults = NO_ENGINE_FAULTS
     for schema in load.tables.values():
         await require(world, await _healed(world, cluster, asked, schema.id), f"{schema.full_name} cannot be healed")
-    async with asyncio.TaskGroup() as tasks:
-        client = RowsClient(world.scenario_environment("judge"), load, tasks)
-        problem = await find_problem_after_repair(cluster, load, client)
-        client.close()
+    client = RowsClient(world.scenario_environment("judge"), load, "judge")
+    problem = await find_problem_after_repair(cluster, load, client)
     await require(world, problem is None, str(problem))
     for _ in range(int(SWEEP_WAIT_S * 2)):
         if _left(cluster, asked) is None:
@@ -188,7 +179,7 @@ async def find_problem_after_repair(cluster: TransferCluster, load: RowsLoad, cl
     view, now_s = process.view.current, process.environment.clock.wall_us() // 1_000_000
     for schema in load.tables.values():
         try:
-            problem = await replica_difference(view, schema.id, now_s, client.ask)
+            problem = await replica_difference(view, schema.id, now_s, client.read_replica)
         except EblaError as error:
             problem = f"{schema.full_name}: a replica cannot be read: {error}"
         if problem is not None:

@@ -138,7 +138,7 @@ AttemptLaunch = tuple[SimAttempt, OnAttemptEnd]
 class EngineAccess(Protocol):
     """What attempts need of their engine. `transfers_twin.Engine` is one."""
 
-    def seat(self, host: HostId) -> BulkHandle: ...
+    def bulk_of(self, host: HostId) -> BulkHandle: ...
 
     def note_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
         """What an attempt has read and is about to put."""
@@ -234,8 +234,8 @@ class AttemptRun:
         found = self._streams.get(host)
         if found is not None:
             return found
-        seat = self._executor.engine.seat(host)
-        stream = self._streams[host] = connect(self._executor.world, self._rng, self._executor.unit, seat)
+        bulk = self._executor.engine.bulk_of(host)
+        stream = self._streams[host] = connect(self._executor.world, self._rng, self._executor.unit, bulk)
         return stream
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ class AttemptRun:
 
     async def _fetch_once(self, source: TransferSource, path: str) -> bytes:
         stream = self._stream(source.host)
-        opened = await stream.ask(lambda door: _open_source(door, stream, source.ticket))
+        opened = await stream.call(lambda server: _open_source(server, stream, source.ticket))
         read = b""
         while True:
             await self._step()
-            piece = await stream.ask(partial(_read_piece, source=opened, path=path, offset=len(read)))
+            piece = await stream.call(partial(_read_piece, source=opened, path=path, offset=len(read)))
             if not piece:
                 return read
             read += piece
@@ -303,7 +303,7 @@ class AttemptRun:
         stream = self._stream(target.host)
         size = 0 if name == ROWS_NAME else sum(len(piece) for piece in pieces)
         put = FlightPut(ticket=target.ticket, attempt=self._attempt.id, name=name, size_bytes=size)
-        place = await stream.ask(lambda door: open_put(door, stream, put))
+        place = await stream.call(lambda server: open_put(server, stream, put))
         passed, known = 0, place.received_bytes
         for piece in pieces:
             begin = max(0, known - passed)
@@ -311,9 +311,9 @@ class AttemptRun:
             if begin < len(piece):
                 await self._step()
                 sent = self._on_the_way(piece[begin:])
-                await stream.ask(partial(append, place=place, data=sent))
+                await stream.call(partial(append, place=place, data=sent))
         await self._step()
-        return await stream.ask(partial(finish_put, place=place))
+        return await stream.call(partial(finish_put, place=place))
 
     # -- the short cut -----------------------------------------------------------------------------------------------
 
@@ -389,8 +389,8 @@ class AttemptRun:
         for _ in range(TRIES_MAX):
             try:
                 stream = self._stream(source.host)
-                opened = await stream.ask(partial(_open_source, stream=stream, ticket=source.ticket))
-                return await stream.ask(partial(_scan, source=opened, scan=scan))
+                opened = await stream.call(partial(_open_source, stream=stream, ticket=source.ticket))
+                return await stream.call(partial(_scan, source=opened, scan=scan))
             except TRANSIENT_ERRORS:
                 await self._again(source.host)
         raise Unreachable(f"the rows of {source.host} could not be read")
@@ -406,30 +406,30 @@ class AttemptRun:
 # ---- in the bulk process's life
 
 
-async def _open_source(door: SimFlightServer, stream: SimFlightStream, ticket: bytes) -> SourceStream:
-    source = door.stream_service.open_source(ticket)
+async def _open_source(server: SimFlightServer, stream: SimFlightStream, ticket: bytes) -> SourceStream:
+    source = server.service.open_source(ticket)
     stream.sources.append(source)
     return source
 
 
-async def _read_piece(door: SimFlightServer, source: SourceStream, path: str, offset: int) -> bytes:
-    file = door.environment.disk.open(f"{source.folder}/{path}")
+async def _read_piece(server: SimFlightServer, source: SourceStream, path: str, offset: int) -> bytes:
+    file = server.environment.disk.open(f"{source.folder}/{path}")
     try:
         piece = file.read(offset, max(CHUNK_BYTES_MIN, file.size() // CHUNKS_MAX))
     finally:
         file.close()
-    await door.stream_service.admit_sending(source, len(piece))
+    await server.service.admit_sending(source, len(piece))
     if not piece:
-        door.stream_service.close_source(source)
+        server.service.close_source(source)
     return piece
 
 
-async def _scan(door: SimFlightServer, source: SourceStream, scan: Callable[[SimCheckpointScan], Awaitable[T]]) -> T:
+async def _scan(server: SimFlightServer, source: SourceStream, scan: Callable[[SimCheckpointScan], Awaitable[T]]) -> T:
     try:
-        await door.stream_service.admit_sending(source, 1)
-        return await scan(SimCheckpointScan(source, door.environment.disk))
+        await server.service.admit_sending(source, 1)
+        return await scan(SimCheckpointScan(source, server.environment.disk))
     finally:
-        door.stream_service.close_source(source)
+        server.service.close_source(source)
 
 
 def _pieces(data: bytes) -> list[bytes]:

@@ -30,8 +30,12 @@ OUTAGE_MEAN_S = 4.0
 LOCAL_SHARE = 0.6
 
 
-def _unnoted(*_: object) -> None:
+def _ignore(*_: object) -> None:
     pass
+
+
+def _no_bulk(host: HostId) -> BulkHandle:
+    raise LookupError(f"no bulk process of {host} is known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +60,11 @@ NO_ENGINE_FAULTS = EngineFaults(
 
 @dataclass(slots=True, kw_only=True)
 class SimSparkEngine:
-    """What outlives every driver: the executors, and whether any of it can be used. `seat` finds the bulk process of a
-    node."""
+    """What outlives every driver: the executors, and whether the engine can be used."""
 
     world: World
-    seat: Callable[[HostId], BulkHandle]
+    bulk_of: Callable[[HostId], BulkHandle] = _no_bulk
+    """Finds the bulk process of a node."""
     executors: list[SimExecutor] = field(default_factory=list)
     faults: EngineFaults = field(default_factory=EngineFaults)
     generation: int = 0
@@ -71,9 +75,9 @@ class SimSparkEngine:
     """Attempts that went on though their job was over."""
     refused: int = 0
     """Attempts whose session was closed, or whose place had gone."""
-    note_files: Callable[[FileMove], None] = _unnoted
+    note_files: Callable[[FileMove], None] = _ignore
     """Before the first attempt at it."""
-    note_rows: Callable[[TransferId, Sequence[Item]], None] = _unnoted
+    note_rows: Callable[[TransferId, Sequence[Item]], None] = _ignore
 
     @property
     def is_away(self) -> bool:
@@ -216,7 +220,7 @@ class SimTransfers:
         """Often those on the target's own machine, which may try the short cut."""
         if not isinstance(work, FileMove) or not self._rng.happens(LOCAL_SHARE):
             return []
-        disk = self._engine.seat(work.target.host).unit.machine.disk
+        disk = self._engine.bulk_of(work.target.host).unit.machine.disk
         return [one for one in executors if one.unit.machine.disk is disk]
 
     def _ended(self, piece: _Piece, attempt: SimAttempt, end: "Sequence[TransferResult] | EblaError") -> None:

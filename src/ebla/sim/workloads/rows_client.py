@@ -1,18 +1,22 @@
-"""Clients that write and read rows through whichever shard they reach: single rows, batches, slices, pages, scans."""
+"""Clients that write and read rows through the router of any shard: single rows, batches, slices, pages, scans."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ebla.model.consistency import ConsistencyLevel as Level
-from ebla.model.errors import EblaError, InvalidRequest, NotFound
-from ebla.model.identity import HostId, Replica, ShardNumber
+from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound
+from ebla.model.identity import Replica
 from ebla.model.schema import TableSchema
-from ebla.observe.event_reporter import discard_event
+from ebla.node.shard_process import ShardServiceContext
 from ebla.ports.environment import Environment
+from ebla.request.router_types import Mutation, ReadPage, ReadQuery
 from ebla.sim.checkers.rows import AttemptedWrite, Cell, ReadInterval, RowsLedger
 from ebla.sim.clock import EPOCH_US
-from ebla.sim.clusters.nodes import SHARD_PORT, SHARDS, WIRE, SimCluster
+from ebla.sim.clusters.nodes import LIMITS, SimCluster, SimShard
+from ebla.sim.remote_calls import CallPath
+from ebla.sim.rng import SimRng
 from ebla.sim.workloads.rows_table import (
     ALL_KEYS,
     DELETION_KINDS,
@@ -24,20 +28,13 @@ from ebla.sim.workloads.rows_table import (
     row_span,
     timestamp_of,
 )
-from ebla.wire.peers import Peers, PeersContext
-from ebla.wire.row_messages import (
-    ReadRowsAnswer,
-    ReadRowsRequest,
-    RoutedWrite,
-    RouteReadAnswer,
-    RouteReadRequest,
-    RouteWriteRequest,
-    Span,
-)
-from ebla.wire.verbs import READ_ROWS, ROUTE_READ, ROUTE_WRITE, A, Q, Verb
+from ebla.storage.codec.key_codec import decode_token
+from ebla.wire.row_messages import Item, ReadRowsAnswer, ReadRowsRequest, Span
+
+T = TypeVar("T")
 
 DEADLINE_MS = 2_500
-LATE_MS_MAX = 100
+LATENCY_S = 0.002
 THINK_S = 0.15
 PAUSE_S = 0.4
 PAGE_TRIES_MAX = 12
@@ -80,26 +77,14 @@ class RowQuery:
 
 
 class RowsClient:
-    def __init__(self, environment: Environment, load: RowsLoad, tasks: asyncio.TaskGroup) -> None:
-        self._rng = environment.rng
+    def __init__(self, environment: Environment, load: RowsLoad, name: str) -> None:
+        """`name` is that of its unit, or of `environment` on the network."""
+        self._rng = SimRng(f"rows client {environment.rng.uuid()}")
         self._load = load
         self._ledger = load.ledger
+        self._name = name
         self._loop = asyncio.get_running_loop()
-        cluster = load.cluster
-        introduction = cluster.introduction(HostId(environment.rng.uuid()), "client")
-        context = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=introduction,
-            limits=WIRE,
-            report=discard_event,
-        )
-        self._peers = {number: Peers(tasks, context) for number in SHARDS}
-        for node in cluster.nodes:
-            for number, peers in self._peers.items():
-                peers.set_address(node.host, node.control.address(SHARD_PORT + number))
-        self._home: tuple[HostId, ShardNumber] = (cluster.nodes[0].host, SHARDS[0])
-        self._move()
+        self._home = self._rng.choice(load.cluster.shards())
 
     async def run(self) -> None:
         while not self._load.stopping:
@@ -116,7 +101,7 @@ class RowsClient:
         await asyncio.Event().wait()
 
     def _move(self) -> None:
-        self._home = (self._rng.choice(self._load.cluster.nodes).host, self._rng.choice(SHARDS))
+        self._home = self._rng.choice(self._load.cluster.shards())
 
     async def _act(self) -> None:
         table = self._rng.choice(sorted(self._load.tables))
@@ -134,41 +119,48 @@ class RowsClient:
         else:
             await self._write_passing()
 
-    async def call(self, verb: Verb[Q, A], request: Q) -> A:
-        host, number = self._home
-        began = self._loop.time()
+    async def _call(self, shard: SimShard, work: Callable[[ShardServiceContext], Coroutine[Any, Any, T]]) -> T:
+        """Runs `work` in the shard's current incarnation, as the CQL server of a real shard would."""
+        path = CallPath(
+            world=self._load.cluster.world, rng=self._rng, here=self._name, there=shard.unit, latency_s=LATENCY_S
+        )
+        context = shard.context
+
+        async def served() -> T:
+            assert context is not None
+            context.require_serving()
+            return await work(context)
+
         try:
-            return await self._peers[number].call(host, verb, request, DEADLINE_MS)
-        finally:
-            took_ms = (self._loop.time() - began) * 1000
-            if took_ms > DEADLINE_MS + LATE_MS_MAX:
-                self._load.found(f"a {verb.name} took {took_ms:.0f} ms, its deadline was {DEADLINE_MS}")
+            async with asyncio.timeout(DEADLINE_MS / 1000):
+                return await path.call(shard.calls, served, DEADLINE_MS / 1000)
+        except TimeoutError:
+            raise DeadlineExceeded("the client has given up") from None
 
-    async def ask(self, replica: Replica, request: ReadRowsRequest) -> ReadRowsAnswer:
-        """One replica, by itself."""
-        return await self._peers[replica.shard].call(replica.host, READ_ROWS, request, DEADLINE_MS)
+    async def _route_write(self, mutations: Sequence[Mutation], level: Level) -> None:
+        await self._call(self._home, lambda context: context.router.write(mutations, level, LIMITS.write_timeout_ms))
 
-    def close(self) -> None:
-        for peers in self._peers.values():
-            peers.close("done")
+    async def read_replica(self, replica: Replica, request: ReadRowsRequest) -> ReadRowsAnswer:
+        """From this replica alone."""
+        shard = self._load.cluster.shard(replica)
+        return await self._call(shard, lambda context: context.replica.read(request, DEADLINE_MS))
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
     async def _write(self, table: str, count: int) -> None:
         level = self._rng.choice(LEVELS)
         schema = self._load.tables[table]
-        drawn: dict[int, tuple[Cell, AttemptedWrite, RoutedWrite]] = {}
+        drawn: dict[int, tuple[Cell, AttemptedWrite, Mutation]] = {}
         for _ in range(count):
             cell = (table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
             kind = self._rng.randrange(0, 4 * DELETION_KINDS)
             tried = AttemptedWrite(timestamp_us=self._draw_us(), deletes=kind < DELETION_KINDS)
             item = item_of(schema, cell, tried, kind)
-            drawn[cell[1]] = (cell, tried, RoutedWrite(schema.id, (item,)))
+            drawn[cell[1]] = (cell, tried, _mutation(schema, item))
         for cell, tried, _ in drawn.values():
             self._ledger.tries(cell, tried)
-        request = RouteWriteRequest(tuple(write for _, _, write in drawn.values()), level)
         try:
-            await self.call(ROUTE_WRITE, request)
+            await self._route_write([mutation for _, _, mutation in drawn.values()], level)
         except EblaError as error:
             for cell, tried, _ in drawn.values():
                 self._load.found(self._ledger.failed(cell, tried, error))
@@ -187,7 +179,7 @@ class RowsClient:
         schema = self._load.passing[self._rng.choice(sorted(self._load.passing))]
         cell = ("", self._rng.randrange(0, PARTITIONS), 0)
         item = item_of(schema, cell, AttemptedWrite(timestamp_us=self._draw_us(), deletes=False), DELETION_KINDS)
-        await self.call(ROUTE_WRITE, RouteWriteRequest((RoutedWrite(schema.id, (item,)),), Level.QUORUM))
+        await self._route_write([_mutation(schema, item)], Level.QUORUM)
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
@@ -263,19 +255,24 @@ class RowsClient:
         )
         return True
 
-    async def _page(self, wanted: RowQuery, position: bytes) -> tuple[RouteReadAnswer, dict[Cell, int]]:
+    async def _page(self, wanted: RowQuery, position: bytes) -> tuple[ReadPage, dict[Cell, int]]:
         """Checked against what was acknowledged before it was asked for."""
         floors, began = self._ledger.floors(wanted.cells, wanted.level), self._loop.time()
-        request = RouteReadRequest(
-            table=self._load.tables[wanted.table].id,
-            spans=wanted.spans,
-            level=wanted.level,
-            rows_max=wanted.rows_max,
-            is_reversed=wanted.is_reversed,
-            position=position,
-        )
-        answer = await self.call(ROUTE_READ, request)
-        schema = self._load.cluster.schema(request.table)
+        table = self._load.tables[wanted.table].id
+
+        async def read(context: ShardServiceContext) -> ReadPage:
+            query = ReadQuery(
+                table=table,
+                spans=wanted.spans,
+                rows_max=wanted.rows_max,
+                now_s=context.environment.clock.wall_us() // 1_000_000,
+                is_reversed=wanted.is_reversed,
+                position=position,
+            )
+            return await context.router.read(query, wanted.level, LIMITS.read_timeout_ms)
+
+        answer = await self._call(self._home, read)
+        schema = self._load.cluster.schema(table)
         shown: dict[Cell, int] = {}
         for key, value in answer.items:
             try:
@@ -286,3 +283,7 @@ class RowsClient:
             self._load.found(f"a page of {wanted} has {len(answer.items)} rows")
         self._load.found(self._ledger.check_shown(floors, shown, ReadInterval(wanted.level, began, self._loop.time())))
         return answer, shown
+
+
+def _mutation(schema: TableSchema, item: Item) -> Mutation:
+    return Mutation(schema.id, decode_token(item[0]), (item,))

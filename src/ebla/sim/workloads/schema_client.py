@@ -1,21 +1,21 @@
 """Clients that create, alter and drop tables and keyspaces on whichever node they reach."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, EblaError, NotFound, Outcome
-from ebla.model.identity import Address, HostId
+from ebla.model.identity import HostId
 from ebla.model.schema import Column, ColumnKind
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.schema import AlterTableCall, CreateTableCall, DropTableCall, SchemaRecord
+from ebla.sim.clusters.nodes import CONTROL_PORT, WIRE, SimCluster
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
+from ebla.wire.frames import Lane
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.schema_messages import (
     AlterTableRequest,
@@ -55,8 +55,7 @@ OnSchemaAnswer = Callable[[SchemaAnswer], None]
 
 @dataclass(slots=True, kw_only=True)
 class SchemaLoad:
-    addresses: Mapping[str, Address]
-    introduction: Introduction
+    cluster: SimCluster
     begin: Callable[[], OnSchemaAnswer]
     """Called before each change; what it gives, with the answer."""
     record: SchemaRecord = field(default_factory=SchemaRecord)
@@ -70,15 +69,11 @@ class SchemaClient:
         self._rng = environment.rng
         self._name = name
         self._load = load
-        ours = load.introduction
-        introduction = Introduction(
-            host=HostId(environment.rng.uuid()), cluster=ours.cluster, cluster_name=ours.cluster_name, process=name
-        )
         self._context = PeersContext(
             transport=environment.transport,
             rng=environment.rng,
-            introduction=introduction,
-            limits=WireLimits(),
+            introduction=load.cluster.introduction(HostId(environment.rng.uuid()), name),
+            limits=WIRE,
             report=discard_event,
         )
         self._caller: RpcClientConnection | None = None
@@ -98,7 +93,7 @@ class SchemaClient:
 
     async def ask(self, wish: SchemaChange, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
         if self._caller is None:
-            address = self._load.addresses[self._rng.choice(sorted(self._load.addresses))]
+            address = self._rng.choice(self._load.cluster.nodes).control.address(CONTROL_PORT)
             self._caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
         answered = self._load.begin()
         answer = await self._caller.call(SCHEMA, SchemaRequest(wish), deadline_ms)

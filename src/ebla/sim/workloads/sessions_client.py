@@ -2,7 +2,7 @@
 answered, come too late, and vanish."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError, Refused
@@ -10,9 +10,9 @@ from ebla.model.identity import Address, HostId, JobId, SessionId, TableId, Topo
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.sessions import SessionsRecord
+from ebla.sim.clusters.nodes import CONTROL_PORT, WIRE, SimCluster
 from ebla.wire.client_connection import ConnectionTarget
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
+from ebla.wire.frames import Lane
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.transfer_messages import (
     CloseSessionAnswer,
@@ -32,8 +32,7 @@ OnSessionClosed = Callable[[SessionId, CloseSessionAnswer], None]
 
 @dataclass(slots=True, kw_only=True)
 class SessionsLoad:
-    addresses: Mapping[str, Address]
-    introduction: Introduction
+    cluster: SimCluster
     table: TableId
     version: Callable[[], TopologyVersion]
     """Some version that is known by now."""
@@ -48,15 +47,11 @@ class SessionsClient:
     def __init__(self, environment: Environment, name: str, load: SessionsLoad) -> None:
         self._rng = environment.rng
         self._load = load
-        ours = load.introduction
-        introduction = Introduction(
-            host=HostId(environment.rng.uuid()), cluster=ours.cluster, cluster_name=ours.cluster_name, process=name
-        )
         self._context = PeersContext(
             transport=environment.transport,
             rng=environment.rng,
-            introduction=introduction,
-            limits=WireLimits(),
+            introduction=load.cluster.introduction(HostId(environment.rng.uuid()), name),
+            limits=WIRE,
             report=discard_event,
         )
 
@@ -137,4 +132,4 @@ class SessionsClient:
             caller.close("asked")
 
     def _node(self) -> Address:
-        return self._load.addresses[self._rng.choice(sorted(self._load.addresses))]
+        return self._rng.choice(self._load.cluster.nodes).control.address(CONTROL_PORT)

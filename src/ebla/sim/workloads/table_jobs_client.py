@@ -6,7 +6,9 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from ebla.bulk.stream_service import SourceStream
 from ebla.model.consistency import ConsistencyLevel as Level
@@ -19,8 +21,9 @@ from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows import AttemptedWrite, Cell, ReadInterval
 from ebla.sim.clusters.broker_nodes import BrokerCluster
+from ebla.sim.clusters.nodes import SimShard
+from ebla.sim.remote_calls import CallPath
 from ebla.sim.rng import SimRng
-from ebla.sim.transfers.broker_calls import BrokerHandle, SimBrokerClient
 from ebla.sim.transfers.checkpoint_scans import SimCheckpointScan, merge_replicas, read_rows
 from ebla.sim.transfers.flight import SimFlightServer, SimFlightStream, append, connect, finish_put, open_put
 from ebla.sim.workloads.rows_client import RowsLoad
@@ -32,12 +35,16 @@ from ebla.storage.codec.row_codec import decode_row, is_head
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import without_deleted_rows
+from ebla.wire.errors import error_from_frame
+from ebla.wire.frames import encode
 from ebla.wire.table_calls import (
     ABORT_WRITE,
     COMMIT_WRITE,
     OPEN_READ,
     OPEN_WRITE,
     AbortWriteRequest,
+    CallAnswer,
+    CallRequest,
     CommitWriteRequest,
     OpenReadRequest,
     OpenWriteRequest,
@@ -45,11 +52,17 @@ from ebla.wire.table_calls import (
     ReadRange,
     StagedRun,
     StagingPlan,
+    TableCall,
     TableReadPlan,
 )
 from ebla.wire.transfer_messages import FlightPut
 
 A = TypeVar("A")
+Q = TypeVar("Q")
+
+LATENCY_S = 0.01
+TIMEOUT_SLACK_S = 3.0
+"""How long a caller waits beyond the deadline of its call."""
 
 OPEN_MS, COMMIT_MS, ABORT_MS, READ_MS = 12_000, 20_000, 10_000, 12_000
 THINK_S = 0.5
@@ -117,9 +130,8 @@ class WriteJobsClient:
         self._load = load
         self._cluster = load.cluster
         self._ledger = load.rows.ledger
-        self._book = load.cluster.book
+        self._write_jobs = load.cluster.write_jobs
         self._here = here
-        self._caller = SimBrokerClient(load.cluster.world, self._rng, here)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -149,9 +161,6 @@ class WriteJobsClient:
                 await self._write(job)
             finally:
                 job.under_way -= 1
-
-    def _seats(self) -> list[BrokerHandle]:
-        return list(self._cluster.calls.values())
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -183,31 +192,52 @@ class WriteJobsClient:
         schema = self._load.rows.tables[job.table]
         session = SessionId(self._rng.uuid())
         job.runs += 1
-        self._book.begins(job.id, session)
+        self._write_jobs.begins(job.id, session)
         asked = OpenWriteRequest(session=session, table=schema.id, level=job.level, job=job.name, batch=job.batch)
-        plan = await self._somewhere(lambda seat: self._caller.call(seat, OPEN_WRITE, asked, OPEN_MS))
+        plan = await self._somewhere(lambda shard: self._call(shard, OPEN_WRITE, asked, OPEN_MS))
         if plan.state is WriteJobState.DONE:
             job.is_over = True
             return
         self._cluster.world.log("jobs", f"{job.id} at {job.level.name} by {session}: {plan.timestamp_us}")
-        self._book.opened(job.id, session, plan.timestamp_us)
+        self._write_jobs.opened(job.id, session, plan.timestamp_us)
         run = self._drawn(job, session, plan)
         await self._stage(run)
         kind = self._rng.randrange(0, 100)
         if kind < 10:
             request = AbortWriteRequest(session, asked.table, job.name)
-            await self._somewhere(lambda seat: self._caller.call(seat, ABORT_WRITE, request, ABORT_MS))
-            self._book.given_up += 1
+            await self._somewhere(lambda shard: self._call(shard, ABORT_WRITE, request, ABORT_MS))
+            self._write_jobs.given_up += 1
         elif kind < 15:
-            self._book.given_up += 1  # its driver is gone; its session ends by its own time, or with the next run
+            self._write_jobs.given_up += 1  # its driver is gone; its session ends by its own time, or with the next run
         else:
             await self._commit(run)
 
-    async def _somewhere(self, ask: Callable[[BrokerHandle], Awaitable[A]]) -> A:
+    async def _call(self, shard: SimShard, which: TableCall[Q, A], request: Q, deadline_ms: int) -> A:
+        """To the broker of a shard. In production this is a CQL `CALL` statement.
+
+        Raises what the broker raised, or an error of the simulated connection."""
+        path = CallPath(
+            world=self._cluster.world, rng=self._rng, here=self._here.name, there=shard.unit, latency_s=LATENCY_S
+        )
+        broker = self._cluster.brokers.get(shard.unit.name)
+        payload = encode(CallRequest(deadline_ms, encode(request)))
+
+        async def served() -> bytes:
+            assert broker is not None
+            return await broker.call(which.name, payload)
+
+        data = await path.call(shard.calls, served, deadline_ms / 1000 + TIMEOUT_SLACK_S)
+        answer = msgspec.msgpack.decode(data, type=CallAnswer)
+        if answer.failure is not None:
+            raise error_from_frame(answer.failure)
+        decoded: Any = msgspec.msgpack.decode(answer.answer, type=which.answer)
+        return decoded  # type: ignore[no-any-return]  # decoded as what the call answers
+
+    async def _somewhere(self, ask: Callable[[SimShard], Awaitable[A]]) -> A:
         failure: EblaError = Unreachable("nobody was asked")
         for _ in range(TRIES_MAX):
             try:
-                return await ask(self._rng.choice(self._seats()))
+                return await ask(self._rng.choice(self._cluster.shards()))
             except EblaError as error:
                 failure = error
             await asyncio.sleep(self._rng.random())
@@ -264,12 +294,12 @@ class WriteJobsClient:
 
     async def _put(self, target: TransferTarget, items: Sequence[Item]) -> StagedRun:
         attempt, record = AttemptId(self._rng.uuid()), encode_rows(rows_batch(items))
-        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.seats[target.host])
+        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.bulk_of(target.host))
         try:
             put = FlightPut(ticket=target.ticket, attempt=attempt, name=ROWS_NAME, size_bytes=0)
-            place = await stream.ask(partial(open_put, stream=stream, put=put))
-            await stream.ask(partial(append, place=place, data=record))
-            answer = await stream.ask(partial(finish_put, place=place))
+            place = await stream.call(partial(open_put, stream=stream, put=put))
+            await stream.call(partial(append, place=place, data=record))
+            answer = await stream.call(partial(finish_put, place=place))
         finally:
             stream.closed = True
         if answer.checksum != zlib.crc32(record):
@@ -287,10 +317,10 @@ class WriteJobsClient:
                 self._cluster.ledger.sends_rows(transfer, items)
             self._load.late.append((request, run.job))
             try:
-                answer = await self._caller.call(self._rng.choice(self._seats()), COMMIT_WRITE, request, COMMIT_MS)
+                answer = await self._call(self._rng.choice(self._cluster.shards()), COMMIT_WRITE, request, COMMIT_MS)
             except EblaError as error:
                 self._cluster.world.log("jobs", f"{run.job.id} not committed: {error}")
-                if error.outcome is Outcome.NOT_APPLIED and not isinstance(error, Unreachable):
+                if error.outcome is Outcome.NOT_APPLIED:
                     self._check_unseen(run, error)
                 if isinstance(error, Stale):
                     return  # this run is over
@@ -299,12 +329,12 @@ class WriteJobsClient:
             if not answer.lacking:
                 run.job.is_over = True
                 self._cluster.world.log("jobs", f"{run.job.id} is done by {run.session}")
-                if self._book.acknowledged(run.session, run.plan.schema.id, run.job.level, tokens):
+                if self._write_jobs.acknowledged(run.session, run.plan.schema.id, run.job.level, tokens):
                     for cell, tried in run.cells.items():
                         self._ledger.was_acknowledged(cell, tried, run.job.level)
                 return
             for copy in answer.lacking:
-                self._book.lacking += 1
+                self._write_jobs.lacking += 1
                 await self._bring(run, copy.target, copy.range)
 
     def _check_unseen(self, run: WriteJobRun, error: EblaError) -> None:
@@ -338,7 +368,7 @@ class WriteJobsClient:
     async def _ask_late(self) -> None:
         """A driver that was frozen and does not know what has become of its job."""
         request, _ = self._rng.choice(self._load.late)
-        await self._caller.call(self._rng.choice(self._seats()), COMMIT_WRITE, request, COMMIT_MS)
+        await self._call(self._rng.choice(self._cluster.shards()), COMMIT_WRITE, request, COMMIT_MS)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -349,7 +379,7 @@ class WriteJobsClient:
         floors = self._ledger.floors(cells, level)
         request = OpenReadRequest(read=ReadId(self._rng.uuid()), table=schema.id, level=level)
         try:
-            plan = await self._somewhere(lambda seat: self._caller.call(seat, OPEN_READ, request, READ_MS))
+            plan = await self._somewhere(lambda shard: self._call(shard, OPEN_READ, request, READ_MS))
             shown: dict[Cell, int] = {}
             for piece in plan.pieces:
                 shown |= await self._piece(plan, piece, table)
@@ -377,10 +407,10 @@ class WriteJobsClient:
         raise Unavailable("too few sources are left")
 
     async def _rows(self, host: HostId, ticket: bytes, part: TokenRange) -> list[Item]:
-        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.seats[host])
+        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.bulk_of(host))
         try:
-            source = await stream.ask(partial(_open_read, stream=stream, asked=(ticket, part)))
-            return await stream.ask(partial(_scan, source=source, part=part))
+            source = await stream.call(partial(_open_read, stream=stream, asked=(ticket, part)))
+            return await stream.call(partial(_scan, source=source, part=part))
         finally:
             stream.closed = True
 
@@ -403,15 +433,15 @@ def _token(item: Item) -> Token:
 # ---- in the bulk process's life
 
 
-async def _open_read(door: SimFlightServer, stream: SimFlightStream, asked: tuple[bytes, TokenRange]) -> SourceStream:
-    source = await door.stream_service.open_read(*asked)
+async def _open_read(server: SimFlightServer, stream: SimFlightStream, asked: tuple[bytes, TokenRange]) -> SourceStream:
+    source = await server.service.open_read(*asked)
     stream.sources.append(source)
     return source
 
 
-async def _scan(door: SimFlightServer, source: SourceStream, part: TokenRange) -> list[Item]:
+async def _scan(server: SimFlightServer, source: SourceStream, part: TokenRange) -> list[Item]:
     try:
-        await door.stream_service.admit_sending(source, 1)
-        return (await read_rows(SimCheckpointScan(source, door.environment.disk), part))[0]
+        await server.service.admit_sending(source, 1)
+        return (await read_rows(SimCheckpointScan(source, server.environment.disk), part))[0]
     finally:
-        door.stream_service.close_source(source)
+        server.service.close_source(source)

@@ -19,7 +19,7 @@ from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TopologyVersion
 from ebla.model.schema import Column, ColumnKind, decode_schema
 from ebla.ports.environment import Environment
-from ebla.sim.clusters.nodes import CONTROL_PORT, CONTROL_SOCKET, SHARD_PORT, SHARDS, WIRE, SimNode
+from ebla.sim.clusters.nodes import SHARDS, SimNode
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
 from ebla.storage.codec.key_codec import encode_token
@@ -43,7 +43,7 @@ from ebla.topology.tablet_map import TabletMap, TabletTransition
 from ebla.topology.tablet_stages import StageAction, stage_row, tablet_stream
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.group0_messages import ExecuteRequest
-from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.peers import Peers
 from ebla.wire.row_messages import ReadRowsRequest, Span, StreamRowsRequest
 from ebla.wire.schema_messages import (
     AlterTableRequest,
@@ -111,25 +111,18 @@ class TopologyDriver:
         self._late: list[LateStreamChunk] = []
         self.view = TopologyView()
         name = f"driver-{home.control.name}"
-        introduction = self._cluster.introduction(home.host, name)
-        context = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=introduction,
-            limits=WIRE,
-            report=self._cluster.report(name),
-        )
+        own = self._cluster.context(home, name, 1)
+        context = self._cluster.peers_context(environment, own, name)
         self._own, self._controls = Peers(tasks, context), Peers(tasks, context)
-        self._own.set_address(home.host, CONTROL_SOCKET)
+        self._own.set_address(home.host, own.control_socket)
         self._shards = {number: Peers(tasks, context) for number in SHARDS}
+        ports = own.options.ports
         for node in self._cluster.nodes:
-            self._controls.set_address(node.host, node.control.address(CONTROL_PORT))
+            self._controls.set_address(node.host, node.control.address(ports.control))
             for number, peers in self._shards.items():
-                peers.set_address(node.host, node.control.address(SHARD_PORT + number))
-        setup = TopologyFollowerConfig(
-            name=name, pid=1, host=home.host, clock=environment.clock, report=self._cluster.report(name)
-        )
-        self._follower = TopologyFollower(self._own, setup, self.view, _Following(), self._report_of)
+                peers.set_address(node.host, node.control.address(ports.shards_from + number))
+        config = TopologyFollowerConfig(name=name, pid=1, host=home.host, clock=environment.clock, report=own.report)
+        self._follower = TopologyFollower(self._own, config, self.view, _Following(), self._report_of)
 
     def _report_of(self, view: View) -> ChildReport:
         return ChildReport(

@@ -23,14 +23,14 @@ from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
 from ebla.pipeline.job_plans import ReplicaRange, replica_ranges
 from ebla.ports.environment import Environment
-from ebla.sim.clusters.nodes import CONTROL_SOCKET, WIRE, SimNode
+from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
 from ebla.wire.group0_pages import ReadPager
-from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.peers import Peers
 from ebla.wire.transfer_messages import CloseSessionRequest, OpenSessionRequest
 from ebla.wire.verbs import CLOSE_SESSION, GROUP0_EXECUTE, GROUP0_READ, OPEN_SESSION
 
@@ -66,16 +66,9 @@ class TransfersClient:
         self._home = home
         self._asked = asked
         name = f"asker-{home.control.name}"
-        introduction = load.cluster.introduction(home.host, name)
-        context = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=introduction,
-            limits=WIRE,
-            report=load.cluster.report(name),
-        )
-        self._own = Peers(tasks, context)
-        self._own.set_address(home.host, CONTROL_SOCKET)
+        node = load.cluster.context(home, name, 1)
+        self._own = Peers(tasks, load.cluster.peers_context(environment, node, name))
+        self._own.set_address(home.host, node.control_socket)
 
     async def run(self) -> None:
         while True:

@@ -16,8 +16,8 @@ from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTar
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows import AttemptedWrite
 from ebla.sim.clock import EPOCH_US
-from ebla.sim.clusters.nodes import BULK_SOCKET, CONTROL_SOCKET, SHARD_PORT, WIRE, SimNode, socket_of
-from ebla.sim.clusters.transfer_nodes import VERBS_PORT, TransferCluster
+from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.transfer_nodes import TransferCluster
 from ebla.sim.rng import SimRng
 from ebla.sim.transfers.flight import append, connect, finish_put, open_put
 from ebla.sim.workloads.rows_client import RowsLoad
@@ -28,8 +28,7 @@ from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import merge_streams
-from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
-from ebla.wire.peers import PeersContext
+from ebla.transfers.cluster_client import WireClusterClient
 from ebla.wire.transfer_messages import (
     AdoptRequest,
     CloseSessionRequest,
@@ -105,26 +104,11 @@ class TransfersWriter:
     async def run(self) -> None:
         self._written.writing = 0
         name = f"writer-{self._home.control.name}"
-        introduction = self._cluster.introduction(self._home.host, name)
-        report = self._cluster.report(name)
-        context = PeersContext(
-            transport=self._environment.transport,
-            rng=self._environment.rng,
-            introduction=introduction,
-            limits=WIRE,
-            report=report,
-        )
-        places = ClusterAddresses(
-            own=self._home.host,
-            control_socket=CONTROL_SOCKET,
-            bulk_socket=BULK_SOCKET,
-            shard_socket_of=socket_of,
-            bulk_port=VERBS_PORT,
-            shard_port_first=SHARD_PORT,
-        )
+        node = self._cluster.context(self._home, name, 1)
+        peers = self._cluster.peers_context(self._environment, node, name)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WRITERS):
-                tasks.create_task(self._keep_writing(WireClusterClient(tasks, context, places)))
+                tasks.create_task(self._keep_writing(WireClusterClient(tasks, peers, node.cluster_addresses)))
 
     async def _keep_writing(self, doors: WireClusterClient) -> None:
         while True:
@@ -218,13 +202,13 @@ class TransfersWriter:
         await self._adopt(doors, to, opening, target)
 
     async def _put(self, target: TransferTarget, run: StagedRowsRun, *, cut: bool = False) -> None:
-        stream = connect(self._cluster.world, self._rng, self._here(), self._cluster.seats[target.host])
+        stream = connect(self._cluster.world, self._rng, self._here(), self._cluster.bulk_of(target.host))
         try:
             put = FlightPut(ticket=target.ticket, attempt=run.attempt, name=ROWS_NAME, size_bytes=0)
-            place = await stream.ask(partial(open_put, stream=stream, put=put))
+            place = await stream.call(partial(open_put, stream=stream, put=put))
             for record in run.records[:-1] if cut else run.records:
-                await stream.ask(partial(append, place=place, data=record))
-            await stream.ask(partial(finish_put, place=place))
+                await stream.call(partial(append, place=place, data=record))
+            await stream.call(partial(finish_put, place=place))
         finally:
             stream.closed = True
 
