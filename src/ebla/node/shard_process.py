@@ -202,9 +202,7 @@ class _Shard:
             peers=peers,
             metrics=process.deps.metrics,
         )
-        self._rows = RowsFront(
-            router, environment.clock, config.router, context.require_serving
-        )
+        self._rows = RowsFront(router, environment.clock, config.router, context.require_serving)
         self._services = process.deps.services(context)
 
     def _new_follower(self) -> TopologyFollower:

@@ -1,9 +1,9 @@
 """Clients that write and read rows through the router of any shard: single rows, batches, slices, pages, scans."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound
@@ -119,7 +119,7 @@ class RowsClient:
         else:
             await self._write_passing()
 
-    async def _call(self, shard: SimShard, work: Callable[[ShardServiceContext], Coroutine[Any, Any, T]]) -> T:
+    async def _call(self, shard: SimShard, work: Callable[[ShardServiceContext], Awaitable[T]]) -> T:
         """Runs `work` in the shard's current incarnation, as the CQL server of a real shard would."""
         path = CallPath(
             world=self._load.cluster.world, rng=self._rng, here=self._name, there=shard.unit, latency_s=LATENCY_S
