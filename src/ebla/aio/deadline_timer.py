@@ -1,9 +1,9 @@
-"""One loop timer for all deadlines of a connection.
+"""One loop timer for many deadlines.
 
-Almost every request is answered long before its deadline, so a timer each would be armed and cancelled for nothing.
-Here one timer stands at the earliest deadline that was ever noted and not yet looked at; when it fires, the owner
-goes through what is under way (a bounded number) and names the earliest that is left. Noting a deadline is then one
-comparison, and an answered request costs nothing at all.
+Almost every request is answered long before its deadline, so a timer per request would be armed and cancelled for
+nothing. Here one timer is set to the earliest deadline noted since it last fired. When it fires, the owner checks its
+requests in flight (a bounded number) and returns the earliest deadline that is left. Noting a deadline then costs one
+comparison, and an answered request costs nothing.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 Expire = Callable[[float], float]
-"""Given the time, end what has passed its deadline and return the earliest deadline left, or infinity."""
+"""Called with the time: ends what has passed its deadline and returns the earliest deadline left, or infinity."""
 
 
 class DeadlineTimer:

@@ -1,8 +1,7 @@
-"""An answer that is yet to come, told in the very step that gives it.
+"""A future whose callback runs in the same step as `set_result`.
 
-As much of a future as is needed, without the loop between: a future's callbacks run with the loop's next step, behind
-the rest of the step that gave the answer. Where one answer is all that somebody waits for, that rest is a good part of
-the way; where there are many, a handle for each is.
+The callbacks of an asyncio future run in the loop's next step, after the rest of the step that set the result. For a
+lone request that rest is a good part of its latency; for many requests, a loop handle each is a good part of the cost.
 """
 
 import asyncio
@@ -13,8 +12,8 @@ T = TypeVar("T")
 
 
 class EagerFuture(Generic[T]):
-    """Given once, by `set_result` or `set_exception`, unless it was cancelled before. One callback, which must not
-    fail: it would break the step of whoever gives the answer."""
+    """Set once, by `set_result` or `set_exception`, unless it was cancelled before. It has one callback, which must not
+    raise: that would break the step that sets the result."""
 
     __slots__ = ("_callback", "_error", "_is_done", "_result")
 
@@ -34,23 +33,23 @@ class EagerFuture(Generic[T]):
         return self._error
 
     def result(self) -> T:
-        assert self._is_done, "it is not given yet"
+        assert self._is_done, "the result is not set yet"
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # it is done, and T may be None itself
 
     def set_result(self, result: T) -> None:
-        assert not self._is_done, "it is given once"
+        assert not self._is_done, "the result is set once"
         self._result = result
         self._end()
 
     def set_exception(self, error: Exception) -> None:
-        assert not self._is_done, "it is given once"
+        assert not self._is_done, "the result is set once"
         self._error = error
         self._end()
 
     def cancel(self, message: str = "") -> bool:
-        """Nobody waits any more. False where it was given already."""
+        """The caller no longer waits. False if the result was set already."""
         if self._is_done:
             return False
         self._error = asyncio.CancelledError(message)
@@ -61,7 +60,7 @@ class EagerFuture(Generic[T]):
         if self._is_done:
             callback(self)
             return
-        assert self._callback is None, "one is told"
+        assert self._callback is None, "there is one callback"
         self._callback = callback
 
     def _end(self) -> None:
@@ -72,10 +71,10 @@ class EagerFuture(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._is_done:
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.add_done_callback(lambda _reply: None if told.done() else told.set_result(None))
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.add_done_callback(lambda _reply: None if woken.done() else woken.set_result(None))
             try:
-                yield from told
+                yield from woken
             finally:
                 self.cancel()
         return self.result()

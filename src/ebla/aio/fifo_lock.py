@@ -1,7 +1,7 @@
-"""A lock for the tasks of one loop, in the order they ask.
+"""A lock for the tasks of one loop, acquired in the order of the requests.
 
-Free, it is taken by a comparison. asyncio's own takes two coroutines and five calls, and two of them stand on the way
-of every commit.
+Acquiring a free lock is one comparison. asyncio's own takes two coroutines and five calls, and every commit acquires
+two locks.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ from collections import deque
 
 
 class FifoLock:
-    """`async with`, or where it counts: `if not turn.try_take(): await turn.take()`, and `release` in a `finally`."""
+    """Use `async with`. On a hot path: `if not lock.try_acquire(): await lock.acquire()`, and `release` in a
+    `finally`."""
 
     __slots__ = ("_waiting", "is_held")
 
@@ -18,7 +19,7 @@ class FifoLock:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def try_acquire(self) -> bool:
-        """While anybody waits it is taken, so nobody is overtaken."""
+        """The lock is held as long as a task waits for it, so no task is overtaken."""
         if self.is_held:
             return False
         self.is_held = True
@@ -27,22 +28,22 @@ class FifoLock:
     async def acquire(self) -> None:
         if self.try_acquire():
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(granted)
         try:
-            await place
+            await granted
         except asyncio.CancelledError:
-            # Given the turn and cancelled in the same step of the loop: the next one must have it, or nobody ever will.
-            if place.done() and not place.cancelled():
+            # Granted and cancelled in the same step of the loop: pass the lock on, or it would never be released.
+            if granted.done() and not granted.cancelled():
                 self.release()
             raise
 
     def release(self) -> None:
-        assert self.is_held, "only whoever has the turn leaves it"
+        assert self.is_held, "only the holder releases the lock"
         while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
+            granted = self._waiting.popleft()
+            if not granted.done():
+                granted.set_result(None)
                 return
         self.is_held = False
 

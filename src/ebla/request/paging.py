@@ -1,11 +1,12 @@
-"""Pages: rows gathered up to a limit, and positions from which the next page goes on. Pure.
+"""Pages of rows, and positions from which the next page continues. Pure.
 
-A position is a key and how many rows its partition may still give. It names no replica and no version of the topology,
-so it holds across migrations, restarts and routers. INV-ROWS-9: pages show each row once, in the order of the read.
+A position is a key and the number of rows its partition may still give. It names no replica and no version of the
+topology, so it stays valid across migrations, restarts and routers. INV-ROWS-9: pages show each row once, in the order
+of the read.
 
     format (1) | flags (1) | rows left in the partition (4, -1: no limit) | key | checksum (4)
 
-The checksum is of the table's id too: a position of another table, or a damaged one, is refused and not misread.
+The checksum covers the table's id too: a damaged position, or one of another table, is refused and not misread.
 """
 
 import enum
@@ -45,7 +46,7 @@ class _Flag(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """The rest of the read begins at `bound`; that of a reversed one goes up to and without it."""
+    """The rest of the read begins at `bound`; the rest of a reversed read ends before it."""
 
     bound: bytes
     partition_rows_left: int | None = None
@@ -59,7 +60,7 @@ def encode_position(position: ReadPosition, table: TableId, *, is_reversed: bool
 
 
 def decode_position(data: bytes, query: ReadQuery) -> ReadPosition:
-    """Raises `InvalidRequest` where it is none of this query's."""
+    """Raises `InvalidRequest` if the position does not belong to this query."""
     if len(data) < _BEGIN.size + _CHECKSUM_BYTES:
         raise InvalidRequest(f"a paging position of {len(data)} bytes is too short", advice=_ADVICE)
     stored, flags, left = _BEGIN.unpack_from(data)
@@ -97,7 +98,7 @@ def check_query(query: ReadQuery) -> None:
 
 
 class PageBuilder:
-    """The page of one request as it grows, and what of the spans is left to read."""
+    """The page of one request as it grows, and the spans that are left to read."""
 
     def __init__(self, query: ReadQuery, bytes_max: int) -> None:
         self._query = query
@@ -123,7 +124,7 @@ class PageBuilder:
 
     @property
     def entered_partition(self) -> tuple[bytes, int] | None:
-        """The partition in which the rest begins, and what it may still give, where that is less than others may."""
+        """The partition in which the rest begins, and the rows it may still give, if these are fewer than the limit."""
         if (
             0 < self._partition_left < self._query.partition_rows_max
             and enclosing_partition(self._bound) == self._prefix
@@ -132,8 +133,8 @@ class PageBuilder:
         return None
 
     def take(self, page: SettledPage, spans: Sequence[Span], row_context: LiveRowContext) -> bool:
-        """Adds what is live of the part of the rest that comes next, read of these spans. False: what follows on them
-        must not be taken now, for the page is full or this part is not known to its end."""
+        """Adds the live rows of the next part of the rest, which was read from these spans. False: nothing that follows
+        may be added now, because the page is full or this part is not known to its end."""
         for key, value in page.items:
             if is_head(value):
                 self._take_head(key, value, row_context)
@@ -156,7 +157,7 @@ class PageBuilder:
         return ReadPage(tuple(self.items), self._position())
 
     def _position(self) -> bytes:
-        """Empty: there is nothing behind the page."""
+        """Empty: nothing follows the page."""
         if not self.rest:
             return b""
         left = None
@@ -167,12 +168,12 @@ class PageBuilder:
 
     @property
     def _bound(self) -> bytes:
-        """Where the rest begins: its least key, or for a reversed read the one it goes up to, which is b"" (and no
-        partition) where nothing of an endless span has been read."""
+        """Where the rest begins: its least key, or for a reversed read the key it ends before. That is b"" (and no
+        partition) as long as nothing of an unbounded span has been read."""
         return (self.rest[-1][1] or b"") if self._query.is_reversed else self.rest[0][0]
 
     def _may_give(self, key: bytes) -> bool:
-        """Whether the limit of its partition allows another row."""
+        """Whether the limit per partition allows another row of this key's partition."""
         if not self._query.partition_rows_max:
             return True
         prefix = split_key(key)[0]
@@ -187,7 +188,7 @@ class PageBuilder:
         self._partition_left -= 1
 
     def _take_head(self, key: bytes, value: bytes, row_context: LiveRowContext) -> None:
-        """Heads that were read only for what they delete are in none of the spans."""
+        """Heads that were read only for their deletions are outside the spans."""
         if has_static(value, row_context.schema, row_context.now_s) and contains_key(self.rest, key):
             self.items.append((key, value))
             self._bytes_left -= len(key) + len(value)

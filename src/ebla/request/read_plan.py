@@ -1,5 +1,5 @@
-"""Which replicas a read asks: spans cut into pieces with one replica set each, and of a set those that a level needs,
-nearest first. Pure.
+"""Which replicas a read contacts: spans are split by replica set, and of each set the nearest replicas that the level
+needs are chosen. Pure.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _PLANS_MAX = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpans:
-    """Spans, ascending, that the same shards serve: a page of it takes one request to each."""
+    """Spans, ascending, that the same replica set serves: a page of them takes one request to each contact."""
 
     spans: tuple[Span, ...]
     replicas: ReplicaSet
@@ -31,7 +31,7 @@ class ReplicaSpans:
 
 
 def split_by_replicas(replicas: TableReplicas, spans: Sequence[Span]) -> Iterator[ReplicaSpans]:
-    """In ascending order. Spans of one stretch of the ring come together, up to one that goes on beyond it."""
+    """In ascending order. Spans inside one token range of the ring come together; one that leaves the range is cut."""
     gathered: list[Span] = []
     stretch_end = TOKEN_MIN - 1
     shards: ReplicaSet = ()
@@ -58,22 +58,22 @@ def replica_spans(
     replicas: TableReplicas, spans: Sequence[Span], partition_rows_max: int, *, is_reversed: bool
 ) -> Iterator[ReplicaSpans]:
     """In the order of the read."""
-    found: Iterable[ReplicaSpans] = split_by_replicas(replicas, spans)
+    parts: Iterable[ReplicaSpans] = split_by_replicas(replicas, spans)
     if is_reversed:
-        found = reversed(list(found))
-    for piece in found:
-        yield ReplicaSpans(piece.spans, piece.replicas, partition_rows_max) if partition_rows_max else piece
+        parts = reversed(list(parts))
+    for part in parts:
+        yield ReplicaSpans(part.spans, part.replicas, partition_rows_max) if partition_rows_max else part
 
 
 def is_one_token(spans: Sequence[Span]) -> bool:
-    """Whether all spans are inside one token: a row with its head, slices, a partition. They are one piece, wherever
-    stretches end."""
+    """Whether all spans are inside one token: a row with its head, slices, a partition. They always have one replica
+    set."""
     start, end = spans[0][0], spans[-1][1]
     return end is not None and len(start) >= TOKEN_BYTES < len(end) and start[:TOKEN_BYTES] == end[:TOKEN_BYTES]
 
 
 def first_token(start: bytes) -> int:
-    """The least token of a key at or after this one. A shorter start is one of zeros behind it."""
+    """The least token of a key at or after this one. A start shorter than a token counts as if zeros followed."""
     return decode_token(start.ljust(TOKEN_BYTES, b"\0"))
 
 
@@ -87,7 +87,7 @@ def last_token(end: bytes | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReadReplicaPlan:
-    """Whom to ask, the nearest first, and who may stand in for one of them."""
+    """The replicas to contact, nearest first, and spares that may replace one of them."""
 
     contacts: ReplicaSet
     spares: ReplicaSet
@@ -100,13 +100,13 @@ class ReadReplicaPlan:
 
 @dataclass(frozen=True, slots=True)
 class RepairRoute:
-    """Who has to know what a read has shown, and how many of them must before it is shown: as for a write, so that it
-    is also seen by reads that a change under way sends elsewhere."""
+    """The replicas that must have what a read returned, and how many of them before it is returned. The same as for a
+    write: reads that a topology change sends elsewhere must see it too."""
 
     targets: ReplicaSet
     needed: tuple[RequiredReplies, ...]
     is_changing: bool
-    """Some of them are not read from now."""
+    """Some targets are not read from at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +118,17 @@ class RouterLocation:
 
 
 class ReadPlanner:
-    """Choices at one version, with those down that are down now; each is made once."""
+    """Read plans for one view and one set of unavailable replicas. Each is computed once."""
 
-    def __init__(self, view: View, place: RouterLocation, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
+    def __init__(
+        self, view: View, location: RouterLocation, down: frozenset[HostId], refused: frozenset[Replica]
+    ) -> None:
         left = frozenset(host for host, node in view.snapshot.nodes.items() if node.state is NodeState.LEFT)
         self.view = view
-        self._place = place
+        self._location = location
         self._down = down
         self._refused = refused
-        self._away = UnavailableReplicas(left | down, refused)
+        self._unavailable = UnavailableReplicas(left | down, refused)
         self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
         self._plans: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], ReadReplicaPlan] = {}
 
@@ -152,32 +154,32 @@ class ReadPlanner:
         replicas = sets.of(table)
         writing = replicas.writing(token)
         targets = (*writing.natural, *writing.pending)
-        needed = sets.required_write_replies(table, token, level, self._place.datacenter)
+        needed = sets.required_write_replies(table, token, level, self._location.datacenter)
         reading = replicas.reading(token)
         return RepairRoute(targets, needed, any(each not in reading for each in targets))
 
-    def is_away(self, replica: Replica) -> bool:
-        return self._away.has(replica)
+    def is_unavailable(self, replica: Replica) -> bool:
+        return self._unavailable.has(replica)
 
     def _choose(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
         counts = table_replicas(self.view, table).counts(replicas)
-        needed = required_replies(level, counts, self._place.datacenter)
-        there = [each for each in replicas if not self._away.has(each)]
-        return choose_replicas(sort_by_distance(there, self._place, self._datacenters), needed, self._datacenters)
+        needed = required_replies(level, counts, self._location.datacenter)
+        there = [each for each in replicas if not self._unavailable.has(each)]
+        return choose_replicas(sort_by_distance(there, self._location, self._datacenters), needed, self._datacenters)
 
 
 def sort_by_distance(
-    replicas: Iterable[Replica], place: RouterLocation, datacenters: Mapping[HostId, str]
+    replicas: Iterable[Replica], location: RouterLocation, datacenters: Mapping[HostId, str]
 ) -> ReplicaSet:
-    """The own shard, the own node, the own datacenter, the others; among equals in the order of the set, which differs
-    from tablet to tablet and so spreads the reads."""
+    """This shard, this node, this datacenter, the others. Equal distances keep the order of the set, which differs
+    from tablet to tablet and so spreads reads."""
 
     def distance(replica: Replica) -> int:
-        if replica == place.own:
+        if replica == location.own:
             return 0
-        if replica.host == place.own.host:
+        if replica.host == location.own.host:
             return 1
-        return 2 if datacenters[replica.host] == place.datacenter else 3
+        return 2 if datacenters[replica.host] == location.datacenter else 3
 
     return tuple(sorted(replicas, key=distance))
 
@@ -185,7 +187,7 @@ def sort_by_distance(
 def choose_replicas(
     there: ReplicaSet, needed: tuple[RequiredReplies, ...], datacenters: Mapping[HostId, str]
 ) -> ReadReplicaPlan:
-    """As few of those that are there as meet the level. Raises `TooFewReplicas`."""
+    """As few available replicas as meet the level. Raises `TooFewReplicas`."""
     contacts: list[Replica] = []
     spares: list[Replica] = []
     lacking = {each.datacenter: each.count for each in needed}
@@ -234,7 +236,7 @@ def find_spare(
 def replace_slow(
     chosen: ReadReplicaPlan, is_slow: Callable[[Replica], bool], datacenter_of: Callable[[Replica], str]
 ) -> ReadReplicaPlan:
-    """Spares in the place of those that seem to have stopped. These become the last spares."""
+    """Replaces contacts that seem to have stopped by spares; they become the last spares."""
     slow = [each for each in chosen.contacts if is_slow(each)]
     if not slow:
         return chosen
@@ -254,13 +256,14 @@ def replace_slow(
 SINGLE_REPLICA_LEVELS = frozenset(
     level for level, rule in LEVELS.items() if rule.count == 1 and rule.scope is not ReplicaScope.EACH_DATACENTER
 )
-"""Levels that one near replica meets alone."""
+"""Levels that a single replica meets."""
 
 
 def gc_before_s(view: View, table: TableId, now_s: int) -> int:
-    """Before that, tombstones and expired cells may be gone at some replicas and not at others; 0: at none.
+    """Tombstones and expired cells from before this time may be gone at some replicas and not at others; 0: at none.
 
-    Where they go after a repair the replicas hardly differ in when, and 0 is safe: it only finds more differences."""
+    If they are purged after a repair, replicas hardly differ in when they do it. 0 is safe: it only finds more
+    differences."""
     options = view.schemas[table].options
     match options.tombstone_gc:
         case TombstoneGc.TIMEOUT:

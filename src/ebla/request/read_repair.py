@@ -1,9 +1,10 @@
-"""What replicas lacked when a read found them to differ, written to as many as the level needs before the rows are
-shown: a later read at the same level then finds them too (INV-ROWS-6), and one at ALL leaves all replicas of what it
-read with the same (INV-ROWS-10).
+"""Read repair: when replicas differ, what they lack is written to as many as the level needs before rows are returned.
 
-A repair is an ordinary write with the timestamps it always had. It also goes to the replicas that a change under way is
-about to read from, or may go back to: otherwise a row that was read and is on too few of them would be gone again.
+A later read at the same level then finds these rows too (INV-ROWS-6), and a read at ALL leaves all replicas of what it
+read equal (INV-ROWS-10).
+
+A repair is an ordinary write with the old timestamps. It also goes to replicas that a topology change in progress is
+about to read from, or may go back to. Otherwise a row that was read, and is on too few of them, would be gone again.
 """
 
 import asyncio
@@ -26,21 +27,21 @@ MissingItems = Mapping[Replica, Sequence[Item]]
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """For keys that are written alike."""
+    """The repair of all keys that have the same targets."""
 
     route: RepairRoute
     have: tuple[Replica, ...]
-    """They lack nothing."""
+    """Replicas that lack nothing."""
     items: Mapping[Replica, tuple[Item, ...]]
-    """What is sent to whom."""
+    """What each replica is sent."""
 
 
 def plan_repairs(
-    planner: ReadPlanner, replica_query: ReplicaQuery, lacking: MissingItems, answered: Collection[Replica]
+    planner: ReadPlanner, replica_query: ReplicaQuery, missing: MissingItems, answered: Collection[Replica]
 ) -> Iterator[RepairPlan]:
-    """By the replicas that a write of each item would go to."""
+    """One plan for each set of replicas that a write of the items would go to."""
     groups: dict[RepairRoute, dict[Replica, dict[bytes, bytes]]] = {}
-    for replica, items in lacking.items():
+    for replica, items in missing.items():
         for key, value in items:
             route = planner.repair_route(replica_query.data.table, decode_token(key), replica_query.level)
             groups.setdefault(route, {}).setdefault(replica, {})[key] = value
@@ -48,7 +49,7 @@ def plan_repairs(
         sent = dict(by_replica)
         if route.is_changing:
             every = {key: value for items in by_replica.values() for key, value in items.items()}
-            sent |= {each: every for each in route.targets if each not in answered and not planner.is_away(each)}
+            sent |= {each: every for each in route.targets if each not in answered and not planner.is_unavailable(each)}
         have = tuple(each for each in answered if each not in by_replica)
         yield RepairPlan(route, have, {replica: tuple(sorted(items.items())) for replica, items in sent.items()})
 
@@ -74,32 +75,32 @@ def repair_requests(version: TopologyVersion, table: TableId, items: Sequence[It
 
 
 class ReadRepair:
-    """One plan being carried out."""
+    """One plan in progress."""
 
-    def __init__(self, parts: RouterDeps, replica_query: ReplicaQuery, plan: RepairPlan) -> None:
-        self._parts = parts
-        self._question = replica_query
+    def __init__(self, deps: RouterDeps, replica_query: ReplicaQuery, plan: RepairPlan) -> None:
+        self._deps = deps
+        self._query = replica_query
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._done = list(plan.have)
         self._waiting: dict[Replica, None] = dict.fromkeys(plan.items)
         self._failures: dict[Replica, EblaError] = {}
-        self._look: asyncio.Future[None] = self._loop.create_future()
+        self._decided: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def target_count(self) -> int:
         return len(self._plan.items)
 
     def start(self) -> None:
-        """All requests are on their way when this returns, and hold their version until they end."""
+        """All requests are sent when this returns. They hold their version until they end."""
         for target, items in self._plan.items.items():
-            self._parts.view.hold(self._question.version)
-            self._parts.tasks.create_task(self._write(target, items))
+            self._deps.view.hold(self._query.version)
+            self._deps.tasks.create_task(self._write(target, items))
 
     async def wait_met(self) -> None:
         """Raises `Stale`, `ReadTimeout` and `ReadFailed`."""
         if not self._is_met:
-            await self._look
+            await self._decided
         if self._is_met:
             return
         stale = next((error for error in self._failures.values() if isinstance(error, Stale)), None)
@@ -112,21 +113,21 @@ class ReadRepair:
             failures=tuple(self._failures.items()),
             only_time_lacked=self._meets((*self._done, *silent)),
         )
-        raise read_error(self._question.level, self._plan.route.needed, standing)
+        raise read_error(self._query.level, self._plan.route.needed, standing)
 
     @property
     def _is_met(self) -> bool:
         return self._meets(self._done)
 
     def _meets(self, replicas: Collection[Replica]) -> bool:
-        return level_is_met(self._plan.route.needed, replicas, self._question.datacenter_of)
+        return level_is_met(self._plan.route.needed, replicas, self._query.datacenter_of)
 
     async def _write(self, target: Replica, items: Sequence[Item]) -> None:
-        replica_query = self._question
+        replica_query = self._query
         try:
             for request in repair_requests(replica_query.version, replica_query.data.table, items):
                 left_ms = max(1, int((replica_query.expires_at - self._loop.time()) * 1000))
-                answer = await self._parts.clients.write(target, request, left_ms)
+                answer = await self._deps.clients.write(target, request, left_ms)
                 for one in answer.failures:
                     raise ERROR_TAGS.get(one.error, InternalError)(one.message, advice=one.advice)
         except Exception as error:  # a defect below must fail this read, not the shard
@@ -137,10 +138,10 @@ class ReadRepair:
             self._done.append(target)
         finally:
             del self._waiting[target]
-            self._parts.view.release(replica_query.version)
+            self._deps.view.release(replica_query.version)
         if self._is_met or not self._meets((*self._done, *self._waiting)):
             self._wake()
 
     def _wake(self) -> None:
-        if not self._look.done():
-            self._look.set_result(None)
+        if not self._decided.done():
+            self._decided.set_result(None)

@@ -1,8 +1,8 @@
-"""Several replicas' answers become one, and what each of them lacks becomes its repair. Pure.
+"""Merges the answers of several replicas into one page, and finds what each of them lacks. Pure.
 
-Cells are merged by the one rule of `model.rows`, and what a partition's head deletes at one replica is taken from the
-rows of all. Each answer is known up to the same key and no further (`short_reads.py`): beyond it a replica that did not
-send a row does not lack it. INV-ROWS-7: whatever is shown was written, with the timestamp that it has.
+Cells are merged by the one rule of `model.rows`. What a partition's head deletes at one replica is deleted from the
+rows of all. Answers are compared up to the key that all of them cover (`short_reads.py`): beyond it, a replica that did
+not send a row does not lack it. INV-ROWS-7: whatever is returned was written, with the timestamp that it has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,14 +38,14 @@ class ReplicaAnswer:
     replica: Replica
     page: ReadRowsAnswer
     heads: tuple[Item, ...] = ()
-    """Heads of partitions in the page that were asked for apart from it (`missing_heads`)."""
+    """Heads of partitions in the page that were read separately (`missing_heads`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOptions:
     row_context: LiveRowContext
     gc_before_s: int
-    """What was deleted or has expired before is no difference: a replica may have dropped it and be right."""
+    """Deletions and expirations from before this time are no difference: a replica may have purged them rightly."""
     is_reversed: bool = False
     partition_rows_max: int = 0
 
@@ -58,52 +58,52 @@ class ReconcileOptions:
 class ReconcileResult:
     page: SettledPage
     repairs: Mapping[Replica, tuple[Item, ...]]
-    """Those that lack nothing are not in it."""
+    """Without the replicas that lack nothing."""
 
 
 def digests_match(answers: Sequence[ReadRowsAnswer]) -> bool:
     return all(answer.digest == answers[0].digest for answer in answers)
 
 
-def page_of_matching(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], terms: ReconcileOptions) -> SettledPage:
-    """What one replica's data says where all digests are the same as its own."""
-    end = common_end(answers, is_reversed=terms.is_reversed)
+def page_of_matching(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], options: ReconcileOptions) -> SettledPage:
+    """The page of the replica that sent data, if all digests equal its own."""
+    end = common_end(answers, is_reversed=options.is_reversed)
     items: Sequence[Item] = data.items
     if len(answers) > 1 and end is not None:
-        items = [item for item in items if not is_beyond(item[0], end, is_reversed=terms.is_reversed)]
-    if not terms.partition_rows_max:
+        items = [item for item in items if not is_beyond(item[0], end, is_reversed=options.is_reversed)]
+    if not options.partition_rows_max:
         return SettledPage(tuple(items), end)
-    stops = partition_stops(items, terms.partition_rows_max, terms.row_context)
-    return settle_page(items, end, stops, terms.limit)
+    stops = partition_stops(items, options.partition_rows_max, options.row_context)
+    return settle_page(items, end, stops, options.limit)
 
 
-def reconcile_answers(answers: Sequence[ReplicaAnswer], terms: ReconcileOptions) -> ReconcileResult:
-    """Of two or more replicas."""
-    end = common_end((one.page for one in answers), is_reversed=terms.is_reversed)
+def reconcile_answers(answers: Sequence[ReplicaAnswer], options: ReconcileOptions) -> ReconcileResult:
+    """Merges the answers of two or more replicas."""
+    end = common_end((one.page for one in answers), is_reversed=options.is_reversed)
     stops: dict[bytes, bytes] = {}
-    if terms.partition_rows_max:
-        found = (partition_stops(one.page.items, terms.partition_rows_max, terms.row_context) for one in answers)
-        stops = merge_stops(found, is_reversed=terms.is_reversed)
-    known = [_known(one, end, stops, terms) for one in answers]
-    merged = _merged(known, terms.row_context.schema)
+    if options.partition_rows_max:
+        found = (partition_stops(one.page.items, options.partition_rows_max, options.row_context) for one in answers)
+        stops = merge_stops(found, is_reversed=options.is_reversed)
+    known = [_known(one, end, stops, options) for one in answers]
+    merged = _merged(known, options.row_context.schema)
     items = [
         (key, value)
-        for key, value in sorted(merged.items(), reverse=terms.is_reversed)
-        if value is not None and not is_beyond(key, end, is_reversed=terms.is_reversed)
+        for key, value in sorted(merged.items(), reverse=options.is_reversed)
+        if value is not None and not is_beyond(key, end, is_reversed=options.is_reversed)
     ]
-    lacks = _Lacks(terms, merged)
+    lacks = _Lacks(options, merged)
     repairs = {one.replica: lacks.items_for(have) for one, have in zip(answers, known)}
     return ReconcileResult(
-        settle_page(items, end, stops, terms.limit), {replica: found for replica, found in repairs.items() if found}
+        settle_page(items, end, stops, options.limit), {replica: found for replica, found in repairs.items() if found}
     )
 
 
 def missing_heads(answers: Iterable[ReadRowsAnswer], spans: Sequence[Span], *, is_reversed: bool) -> tuple[bytes, ...]:
-    """The partitions of these pages whose heads are to be asked for: what other replicas have deleted stands there.
+    """The partitions of these pages whose heads have to be read: they hold what other replicas have deleted.
 
-    A reversed read meets heads only behind their rows, or not at all where it was cut off. Another read misses those
-    of partitions in whose middle it begins. They are not asked for together with the rows: a large head would fill the
-    page, and the read would not come any further."""
+    A reversed read reaches a head only after its rows, or not at all if it was cut off. A forward read misses the head
+    of a partition in whose middle it begins. Heads are not read together with the rows: a large head would fill the
+    page, and the read would make no progress."""
     prefixes = {split_key(key)[0]: None for page in answers for key, _ in page.items}
     if is_reversed:
         return tuple(prefixes)
@@ -111,19 +111,19 @@ def missing_heads(answers: Iterable[ReadRowsAnswer], spans: Sequence[Span], *, i
 
 
 def _known(
-    one: ReplicaAnswer, end: bytes | None, stops: Mapping[bytes, bytes], terms: ReconcileOptions
+    one: ReplicaAnswer, end: bytes | None, stops: Mapping[bytes, bytes], options: ReconcileOptions
 ) -> dict[bytes, bytes]:
-    """What the replica has of that of which every page speaks."""
-    items = [item for item in one.page.items if not is_beyond(item[0], end, is_reversed=terms.is_reversed)]
-    known = dict(cut_at_stops(items, stops, is_reversed=terms.is_reversed))
+    """What the replica has, up to where every page is known."""
+    items = [item for item in one.page.items if not is_beyond(item[0], end, is_reversed=options.is_reversed)]
+    known = dict(cut_at_stops(items, stops, is_reversed=options.is_reversed))
     for key, value in one.heads:
         mine = known.get(key)
-        known[key] = value if mine is None else merge_values(mine, value, terms.row_context.schema)
+        known[key] = value if mine is None else merge_values(mine, value, options.row_context.schema)
     return known
 
 
 def _merged(known: Sequence[Mapping[bytes, bytes]], schema: TableSchema) -> dict[bytes, bytes | None]:
-    """Every key's merged value; None where heads leave nothing of it."""
+    """Every key's merged value; None if heads delete all of it."""
     merged: dict[bytes, bytes] = {}
     for have in known:
         for key, value in have.items():
@@ -148,13 +148,15 @@ def _uncovered(key: bytes, value: bytes, heads: Mapping[bytes, PartitionHead], s
 
 
 class _Lacks:
-    """What a replica lacks of the merged whole."""
+    """What a replica lacks of the merged page."""
 
-    def __init__(self, terms: ReconcileOptions, merged: Mapping[bytes, bytes | None]) -> None:
-        self._schema = terms.row_context.schema
+    def __init__(self, options: ReconcileOptions, merged: Mapping[bytes, bytes | None]) -> None:
+        self._schema = options.row_context.schema
         self._merged = merged
         self._heads = _heads_of(merged)
-        rule = GcRule((GcSpan(WHOLE_RING, terms.gc_before_s),), _ANY_TIMESTAMP_US) if terms.gc_before_s else GcRule()
+        rule = (
+            GcRule((GcSpan(WHOLE_RING, options.gc_before_s),), _ANY_TIMESTAMP_US) if options.gc_before_s else GcRule()
+        )
         self._collector = TombstoneCollector(rule)
 
     def items_for(self, have: Mapping[bytes, bytes]) -> tuple[Item, ...]:
@@ -164,7 +166,7 @@ class _Lacks:
             if mine is not None and not is_head(mine):
                 left = _uncovered(key, mine, self._heads, self._schema)
                 if left != mine:
-                    # However old the deletion is, this replica shows what it covers, and must have it.
+                    # However old the deletion is, this replica still returns what it covers, and must have it.
                     head = head_key(split_key(key)[0])
                     deleting = self._merged[head]
                     assert deleting is not None, "heads cover rows, nothing covers heads"

@@ -1,4 +1,4 @@
-"""What a router is made of, and what it asks of those around it."""
+"""Types of the router: mutations and queries, its limits, and the interfaces it depends on."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ebla.wire.row_messages import (
 
 
 class Mutation(msgspec.Struct, frozen=True, gc=False):
-    """Items of one partition, with their timestamps: sent twice it has the effect of once."""
+    """Items of one partition, with their timestamps: sending it twice has the effect of once."""
 
     table: TableId
     token: int
@@ -37,13 +37,13 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
     is_reversed: bool = False
     partition_rows_max: int = 0
     position: bytes = b""
-    """Where the page before ended; empty: at the beginning."""
+    """Where the previous page ended; empty: start at the beginning."""
 
 
 class ReadPage(msgspec.Struct, frozen=True):
     items: tuple[Item, ...]
     position: bytes
-    """For the next page; empty: there is none."""
+    """Where the next page starts; empty: there is none."""
 
 
 class LocalReplica(Protocol):
@@ -71,22 +71,22 @@ class ReplicaClients(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLimits:
     writes_in_flight_max: int = 32_768
-    """Copies of a write may still be under way after its client was answered; it counts until the last one ended."""
+    """A write counts until its last replica has replied, which may be after its client was answered."""
     write_bytes_in_flight_max: int = DEFAULT_LIMITS.shard_requests_bytes_max
     target_writes_max: int = 4_096
-    """Copies for one replica shard that wait or are sent and not answered. More make new writes wait, or do without
-    that copy."""
+    """Writes for one replica shard that wait or are sent and not answered. Beyond this, new writes wait or skip the
+    replica."""
     target_bytes_max: int = 16 << 20
     waiting_writes_max: int = 4_096
     """Requests that wait for room at a replica."""
     lag_wait_ms: int = 200
-    """How long a write waits for room at a replica that answers, but slowly, and that it could do without."""
+    """How long a write waits for room at a replica that answers slowly and that it could skip."""
     stalled_ms: int = 500
-    """A replica that has answered nothing for so long is not waited for where it can be done without."""
+    """A replica that has not answered for this long is not waited for, if the level can be met without it."""
     frame_writes_max: int = 256
     frame_bytes_max: int = 1 << 20
     frames_in_flight_max: int = 4
-    """Of one target. With so many under way, writes gather and leave together with the next answer."""
+    """For one target. With this many in flight, writes gather and leave together after the next answer."""
     write_bytes_max: int = 8 << 20
     """Of one mutation, which must fit a frame."""
     request_writes_max: int = 10_000
@@ -118,4 +118,4 @@ class RouterDeps:
     limits: RouterLimits
     metrics: Metrics
     tasks: asyncio.TaskGroup
-    """What a request leaves running behind it lives here and ends with it. Nothing in it may raise."""
+    """Requests that outlive their read or write run here. Nothing in it may raise."""

@@ -1,11 +1,11 @@
-"""How much of several replicas' pages is known, and from where a read goes on. Pure.
+"""Short-read protection: up to which key several replicas' pages are known, and where a read continues. Pure.
 
-A page that was cut off says nothing of the keys beyond its last one. Two replicas have rows 1 to 9, and each has missed
-other deletions; asked for two rows, one answers 1 and 2, the other 3 (having deleted 1 and 2) and 4. Merged, 3 and 4
-would be the first two live rows, although the first replica may hold a deletion of 3. So nothing beyond the smallest
-last key of pages that were cut off is shown (for reversed reads, beyond the greatest): what lies there is asked again.
+A page that was cut off says nothing about keys beyond its last one. For example: two replicas have rows 1 to 9, and
+each has missed different deletions. Asked for two rows, one answers 1 and 2, the other 3 (it has deleted 1 and 2) and
+4. Merged, 3 and 4 would be the first two live rows, although the first replica may hold a deletion of 3. So nothing
+beyond the smallest last key of the cut pages is returned (for reversed reads, beyond the greatest). It is read again.
 
-With a limit for each partition every partition of a page may be cut off in the same way, though the page is whole.
+With a limit per partition, every partition of a page may be cut off in the same way, even if the page is complete.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from ebla.wire.row_messages import Item, ReadRowsAnswer, Span
 
 @dataclass(frozen=True, slots=True)
 class LiveRowContext:
-    """Under which terms rows are live."""
+    """What decides whether a row is live."""
 
     schema: TableSchema
     now_s: int
@@ -28,15 +28,15 @@ class LiveRowContext:
 
 @dataclass(frozen=True, slots=True)
 class SettledPage:
-    """What is known for certain, in the order of the read."""
+    """The part of a merged page that is known for certain, in the order of the read."""
 
     items: tuple[Item, ...]
     end: bytes | None
-    """The last key of which all is known; None: all of the spans is."""
+    """The last key up to which everything is known; None: the end of the spans."""
 
 
 def common_end(pages: Iterable[ReadRowsAnswer], *, is_reversed: bool) -> bytes | None:
-    """The last key of which every page speaks; None: they all speak of everything that was asked."""
+    """The last key that every page covers; None: all pages cover everything that was asked for."""
     ends = [page.last_key for page in pages if not page.is_whole]
     if not ends:
         return None
@@ -50,10 +50,10 @@ def is_beyond(key: bytes, end: bytes | None, *, is_reversed: bool) -> bool:
 
 
 def partition_stops(page: Sequence[Item], rows_max: int, row_context: LiveRowContext) -> dict[bytes, bytes]:
-    """By partition, the last row of a page in the partitions in which the replica stopped at the limit.
+    """The last row in each partition in which the replica stopped at the limit.
 
     Replicas count the rows that are live by their own version of the schema. Counting every row that may be live finds
-    at least as many: a partition is at most taken for cut off when it is not, and asked for once more."""
+    at least as many: at worst a complete partition is taken for cut off and read once more."""
     counts: dict[bytes, int] = {}
     last: dict[bytes, bytes] = {}
     for key, value in page:
@@ -78,7 +78,7 @@ def merge_stops(stops: Iterable[Mapping[bytes, bytes]], *, is_reversed: bool) ->
 
 
 def cut_at_stops(items: Sequence[Item], stops: Mapping[bytes, bytes], *, is_reversed: bool) -> tuple[Item, ...]:
-    """Without the rows beyond the stop of their partition. Heads stay: no limit is about them."""
+    """Drops the rows beyond the stop of their partition. Heads stay: no limit counts them."""
     if not stops:
         return tuple(items)
     kept = []
@@ -98,7 +98,7 @@ class PartitionLimit:
 def settle_page(
     items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, bytes], limit: PartitionLimit
 ) -> SettledPage:
-    """Merged items, cut where a partition has fewer live rows than its limit although some replica stopped in it: the
+    """Merged items, cut at a partition that has fewer live rows than its limit although some replica stopped in it: the
     rest of that partition is not known."""
     live: dict[bytes, int] = dict.fromkeys(stops, 0)
     for key, value in items:
@@ -118,19 +118,19 @@ def settle_page(
 
 
 def spans_after(spans: Sequence[Span], after: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
-    """The spans behind a key, in the order of the read."""
+    """The spans after a key, in the order of the read."""
     return clip_spans(spans, (b"", after) if is_reversed else (after + b"\0", None))
 
 
 def spans_after_rows(spans: Sequence[Span], prefix: bytes, *, is_reversed: bool) -> tuple[Span, ...]:
-    """The spans behind the rows of a partition. In a reversed read its head is still to come."""
+    """The spans after the rows of a partition. In a reversed read its head is still to come."""
     return clip_spans(spans, (b"", row_key(prefix)) if is_reversed else (prefix_end(prefix), None))
 
 
 def split_partition(
     spans: Sequence[Span], prefix: bytes, *, is_reversed: bool
 ) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """What is left of a partition, and what comes behind it."""
+    """What is left of a partition, and what comes after it."""
     end = prefix_end(prefix)
     return clip_spans(spans, (prefix, end)), clip_spans(spans, (b"", prefix) if is_reversed else (end, None))
 
@@ -144,7 +144,7 @@ def contains_key(spans: Iterable[Span], key: bytes) -> bool:
 
 
 def partitions_entered_midway(spans: Sequence[Span]) -> tuple[bytes, ...]:
-    """The partitions in whose middle a span begins, and whose heads are in none of the spans."""
+    """The partitions inside which a span begins and whose heads are in none of the spans."""
     prefixes = [enclosing_partition(start) for start, _ in spans]
     found = {prefix: None for prefix in prefixes if prefix is not None and not contains_key(spans, head_key(prefix))}
     return tuple(found)

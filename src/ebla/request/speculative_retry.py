@@ -1,9 +1,9 @@
-"""When a read asks one replica more: the one it waits for is slower than it mostly is. Pure.
+"""Speculative retry: when a read is sent to one more replica because the first is slower than usual. Pure.
 
-Each target's recent times are kept, and a request that takes longer than most of them did is repeated elsewhere. The
-share of requests that may be repeated is bounded, so that an overloaded cluster is not loaded further. A target that
-lets several requests in a row become overdue, as a stopped process does before anybody knows, is passed over for a
-while: waiting for it again and again would use up the share.
+The recent latencies of each target are kept. A request that takes longer than their percentile is sent to another
+replica as well. The share of requests that may be retried is bounded, so that an overloaded cluster is not loaded
+further. A target with several overdue requests in a row (a stopped process that is not known to be down yet) is avoided
+for a while: waiting for it each time would use up the share.
 """
 
 from collections import deque
@@ -16,20 +16,20 @@ from ebla.model.identity import Replica
 class SpeculativeRetryLimits:
     percentile: int = 99
     samples_max: int = 256
-    """Times kept of one target."""
+    """Latencies kept per target."""
     samples_between: int = 32
-    """The percentile is worked out anew after so many."""
+    """The percentile is recomputed after this many samples."""
     delay_min_ms: float = 2.0
     delay_max_ms: float = 500.0
-    """Also the delay of a target of which nothing is known yet."""
+    """Also the delay for a target without samples."""
     share_percent: int = 10
-    """Of requests, that may be repeated."""
+    """The share of requests that may be retried."""
     burst: int = 32
-    """So many may be repeated at once after a quiet time."""
+    """How many may be retried at once after a quiet time."""
     overdue_in_a_row: int = 3
     avoid_ms: int = 1_000
     targets_max: int = 16_384
-    """Known at a time. Replicas come and go; when there are more, all is learned anew."""
+    """Targets known at a time. Replicas come and go; beyond this number all samples are dropped."""
 
     def __post_init__(self) -> None:
         assert 0 < self.percentile < 100
@@ -54,19 +54,19 @@ class SpeculativeRetry:
         self._limits = limits or SpeculativeRetryLimits()
         self._targets: dict[Replica, _Target] = {}
         self._credit_percent = self._limits.burst * 100
-        self._passed_over = 0
+        self._avoided = 0
 
     def delay_ms(self, target: Replica) -> float:
-        """How long an answer is waited for before another replica is asked too."""
+        """How long to wait for an answer before another replica is asked too."""
         known = self._targets.get(target)
         return self._limits.delay_max_ms if known is None else known.delay_ms
 
     def sent(self) -> None:
-        """A request has gone out, which earns a part of a repetition."""
+        """A request was sent, which earns a part of a retry."""
         self._credit_percent = min(self._limits.burst * 100, self._credit_percent + self._limits.share_percent)
 
     def may_retry(self) -> bool:
-        """Takes one repetition from what is allowed."""
+        """Spends one retry, if any is left."""
         if self._credit_percent < 100:
             return False
         self._credit_percent -= 100
@@ -75,12 +75,12 @@ class SpeculativeRetry:
     def answered(self, target: Replica, took_ms: float) -> None:
         known = self._target(target)
         known.overdue = 0
-        self._back(known)
+        self._stop_avoiding(known)
         known.times_ms.append(took_ms)
         known.since += 1
         if known.since >= self._limits.samples_between:
             known.since = 0
-            known.delay_ms = self._usual_ms(known)
+            known.delay_ms = self._percentile_ms(known)
 
     def overdue(self, target: Replica, now_ms: int) -> None:
         """An answer did not come within the delay, or did not come at all."""
@@ -88,36 +88,36 @@ class SpeculativeRetry:
         known.overdue += 1
         if known.overdue >= self._limits.overdue_in_a_row and known.avoid_until_ms is None:
             known.avoid_until_ms = now_ms + self._limits.avoid_ms
-            self._passed_over += 1
+            self._avoided += 1
 
     def is_avoided(self, target: Replica, now_ms: int) -> bool:
-        if not self._passed_over:
+        if not self._avoided:
             return False
         known = self._targets.get(target)
         if known is None or known.avoid_until_ms is None:
             return False
         if now_ms < known.avoid_until_ms:
             return True
-        self._back(known)
-        # One more overdue answer is enough now: it has not answered anything since.
+        self._stop_avoiding(known)
+        # It has not answered since, so one more overdue answer is enough now.
         known.overdue = self._limits.overdue_in_a_row - 1
         return False
 
-    def _back(self, known: _Target) -> None:
+    def _stop_avoiding(self, known: _Target) -> None:
         if known.avoid_until_ms is not None:
             known.avoid_until_ms = None
-            self._passed_over -= 1
+            self._avoided -= 1
 
     def _target(self, target: Replica) -> _Target:
         known = self._targets.get(target)
         if known is None:
             if len(self._targets) >= self._limits.targets_max:
                 self._targets.clear()
-                self._passed_over = 0
+                self._avoided = 0
             known = self._targets[target] = _Target(self._limits)
         return known
 
-    def _usual_ms(self, known: _Target) -> float:
+    def _percentile_ms(self, known: _Target) -> float:
         times_ms = sorted(known.times_ms)
         usual_ms = times_ms[len(times_ms) * self._limits.percentile // 100]
         return min(self._limits.delay_max_ms, max(self._limits.delay_min_ms, usual_ms))

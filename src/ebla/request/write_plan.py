@@ -1,7 +1,7 @@
-"""Where a write goes and what must come back, from one view of the topology. Pure.
+"""Which replicas a write is sent to and how many must acknowledge it, by one view of the topology. Pure.
 
-The level is counted of all natural and pending replicas, whoever is up. Copies are sent to those that are up; where
-they are too few for the level, nothing is sent at all.
+The level counts all natural and pending replicas, whether they are up or not. The write is sent to those that are up.
+If these are too few for the level, nothing is sent at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,24 +19,24 @@ from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 
 PLANS_MAX = 16_384
-"""Of one view and level. A tablet has one; a vnode one per shard."""
+"""For one view and level. A tablet has one plan, a vnode one per shard."""
 
 
 class WriteReplicaPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """One object for all writes that go the same way, known by its identity."""
+    """One object for all writes with the same targets, compared by identity."""
 
     targets: ReplicaSet
-    """Those that are up, natural ones first."""
+    """Replicas that are up, natural ones first."""
     skipped: ReplicaSet
-    """Those that are not. They get what they missed by read repair."""
+    """Replicas that are not up. Read repair brings them what they missed."""
     rule: AckRule
     is_available: bool
-    """Those that are up can bring the level."""
+    """The replicas that are up can meet the level."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnavailableReplicas:
-    """Who is not there to be sent anything: hosts that are down or left, shards that take no connection."""
+    """Replicas that nothing is sent to: on hosts that are down or have left, or that accept no connection."""
 
     hosts: frozenset[HostId]
     shards: frozenset[Replica]
@@ -49,20 +49,20 @@ def plan_write(
     replicas: WriteReplicas,
     needed: tuple[RequiredReplies, ...],
     datacenters: Mapping[HostId, str],
-    away: UnavailableReplicas,
+    unavailable: UnavailableReplicas,
 ) -> WriteReplicaPlan:
     targets: list[Replica] = []
     skipped: list[Replica] = []
     for replica in (*replicas.natural, *replicas.pending):
-        (skipped if away.has(replica) else targets).append(replica)
+        (skipped if unavailable.has(replica) else targets).append(replica)
     counts_for = tuple(_requirements_of(datacenters[target.host], needed) for target in targets)
     return _plan(targets, skipped, make_ack_rule([each.count for each in needed], counts_for))
 
 
-def plan_without(plan: WriteReplicaPlan, left_out: frozenset[Replica]) -> WriteReplicaPlan:
-    """The same write with fewer copies; what must come back stays as it was."""
-    kept = [position for position, target in enumerate(plan.targets) if target not in left_out]
-    dropped = tuple(target for target in plan.targets if target in left_out)
+def plan_without(plan: WriteReplicaPlan, skipped_now: frozenset[Replica]) -> WriteReplicaPlan:
+    """The same write for fewer replicas; the required acknowledgements stay."""
+    kept = [position for position, target in enumerate(plan.targets) if target not in skipped_now]
+    dropped = tuple(target for target in plan.targets if target in skipped_now)
     rule = make_ack_rule(plan.rule.needed, [plan.rule.counts_for[position] for position in kept])
     return _plan([plan.targets[position] for position in kept], plan.skipped + dropped, rule)
 
@@ -76,29 +76,29 @@ def _requirements_of(datacenter: str, needed: tuple[RequiredReplies, ...]) -> tu
 
 
 class _TablePlans:
-    """Plans of one table at one level, by the replicas they are for: each is worked out once."""
+    """Plans of one table at one level, by their replicas. Each is computed once."""
 
-    __slots__ = ("_known", "_make", "_replicas")
+    __slots__ = ("_cache", "_known", "_level", "_replicas")
 
-    def __init__(self, book: "WritePlanCache", replicas: TableReplicas, level: ConsistencyLevel) -> None:
+    def __init__(self, cache: "WritePlanCache", replicas: TableReplicas, level: ConsistencyLevel) -> None:
         self._replicas = replicas
         self._known: dict[tuple[ReplicaSet, ReplicaSet], WriteReplicaPlan] = {}
-        self._make = (book, level)
+        self._cache = cache
+        self._level = level
 
     def plan(self, token: int) -> WriteReplicaPlan:
         writing = self._replicas.writing(token)
         key = (writing.natural, writing.pending)
         found = self._known.get(key)
         if found is None:
-            book, level = self._make
             if len(self._known) >= PLANS_MAX:
                 self._known.clear()
-            found = self._known[key] = book.compute_plan(self._replicas, writing, level)
+            found = self._known[key] = self._cache.compute_plan(self._replicas, writing, self._level)
         return found
 
 
 class WritePlanCache:
-    """The plans of one view and one idea of who is up. Another one is made when either changes."""
+    """The plans for one view and one set of unavailable replicas. A new cache is made when either changes."""
 
     def __init__(self, view: View, datacenter: str, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
         left = frozenset(host for host, node in view.snapshot.nodes.items() if node.state is NodeState.LEFT)
@@ -106,7 +106,7 @@ class WritePlanCache:
         self._down = down
         self._refused = refused
         self._datacenter = datacenter
-        self._away = UnavailableReplicas(left | down, refused)
+        self._unavailable = UnavailableReplicas(left | down, refused)
         self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
         self._tables: dict[tuple[TableId, ConsistencyLevel], _TablePlans] = {}
 
@@ -115,7 +115,7 @@ class WritePlanCache:
         return view is self.view and down is self._down and refused is self._refused
 
     def plan(self, table: TableId, token: int, level: ConsistencyLevel) -> WriteReplicaPlan:
-        """Raises `NotFound` where the view has no such table."""
+        """Raises `NotFound` if the view has no such table."""
         key = (table, level)
         found = self._tables.get(key)
         if found is None:
@@ -127,7 +127,7 @@ class WritePlanCache:
     ) -> WriteReplicaPlan:
         pending = count_by_datacenter(writing.pending, self._datacenters)
         needed = required_replies(level, replicas.counts(writing.natural), self._datacenter, pending)
-        return plan_write(writing, needed, self._datacenters, self._away)
+        return plan_write(writing, needed, self._datacenters, self._unavailable)
 
 
 def table_replicas(view: View, table: TableId) -> TableReplicas:
@@ -140,7 +140,7 @@ def table_replicas(view: View, table: TableId) -> TableReplicas:
 
 
 def too_few_replicas(plan: WriteReplicaPlan, level: ConsistencyLevel) -> TooFewReplicas:
-    """What is said of a plan that is not available."""
+    """The error for a plan that is not available."""
     required = sum(plan.rule.needed)
     alive = sum(min(want, want + spare) for want, spare in zip(plan.rule.needed, plan.rule.spare))
     return TooFewReplicas(
@@ -153,16 +153,16 @@ def too_few_replicas(plan: WriteReplicaPlan, level: ConsistencyLevel) -> TooFewR
 
 @dataclass(frozen=True, slots=True)
 class FullTarget:
-    """A target that takes no more copies for now."""
+    """A target whose outbox is full."""
 
     target: Replica
-    is_given_up: bool
-    """It has answered nothing for long, or the write has waited for it long enough."""
+    is_abandoned: bool
+    """It has not answered for long, or the write has waited for it long enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipTargets:
-    """Send, without copies for these; read repair mends it."""
+    """Send the write without these targets; read repair brings them what they missed."""
 
     targets: frozenset[Replica]
 
@@ -173,13 +173,13 @@ class WaitForTarget:
 
 
 def choose_when_full(plans: Sequence[WriteReplicaPlan], full: Sequence[FullTarget]) -> SkipTargets | WaitForTarget:
-    """What writes do whose targets have no room. A replica that lags but answers is waited for, which is how its
-    pace reaches the clients; one that does not answer holds nobody up who can do without it, and memory does not grow
-    for it."""
+    """What to do when targets have no room. A replica that lags but answers is waited for: this is the back-pressure
+    that reaches clients. A replica that does not answer delays no write that can do without it, and uses no more
+    memory."""
     for each in full:
-        if not each.is_given_up:
+        if not each.is_abandoned:
             return WaitForTarget(each.target)
-    left_out = frozenset(each.target for each in full)
-    if all(plan_without(plan, left_out).is_available for plan in plans):
-        return SkipTargets(left_out)
+    skipped_now = frozenset(each.target for each in full)
+    if all(plan_without(plan, skipped_now).is_available for plan in plans):
+        return SkipTargets(skipped_now)
     return WaitForTarget(full[0].target)

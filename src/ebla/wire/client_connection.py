@@ -1,12 +1,12 @@
-"""The calling side of one connection: greeting, requests under way, their deadlines, back-pressure.
+"""The client side of one connection: greeting, requests in flight, their deadlines, back-pressure.
 
-Requests go one way only, from whoever connected; the other direction has a connection of its own. A request is
-answered at most once, because its id leaves the table with the first answer, the deadline, or the cancel, whichever
-is first; what arrives for an id that is not in the table is dropped. So frames may be lost, repeated or overtake one
-another, as they do in the simulator, and the worst that follows is a deadline.
+Requests go one way only, from the side that connected; the other direction has a connection of its own. A request is
+answered at most once: its id leaves the table with the first answer, the deadline or the cancellation, and a frame for
+an id that is not in the table is dropped. So frames may be lost, repeated or overtake one another, as they do in the
+simulator. The worst that follows is a deadline.
 
-What a caller may rely on: its request runs at most once (INV-WIRE-1), an error that says "not applied" is true for
-good (INV-WIRE-2), an answer belongs to its request (INV-WIRE-3), and the call ends by its deadline (INV-WIRE-4).
+What a caller may rely on: its request runs at most once (INV-WIRE-1), an error that says "not applied" stays true
+(INV-WIRE-2), an answer belongs to its request (INV-WIRE-3), and the call ends by its deadline (INV-WIRE-4).
 """
 
 import asyncio
@@ -54,21 +54,21 @@ from ebla.wire.verbs import A, Notice, Q, Verb
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTarget:
-    """Whom a connection is for. `expected_host` is None only where the host is yet to be learned."""
+    """What a connection is for. `expected_host` is None only if the host is not known yet."""
 
     lane: Lane
     expected_host: HostId | None = None
 
 
 _Outcome = asyncio.Future[msgspec.Raw | EblaError]
-"""Given the answer's body or the error; never raises by itself, so one that nobody awaits any more makes no noise."""
+"""Holds the answer's body or the error. It never raises, so an abandoned one logs no warning."""
 
 _Pending = tuple[_Outcome, float, int]
-"""A request that is sent and not answered: its outcome, its deadline, its bytes. A plain tuple: one per request."""
+"""A request in flight: its outcome, deadline and bytes. A plain tuple, because there is one per request."""
 
 
 class RpcClientConnection:
-    """Give `open` to a transport's `connect`, then `wait_ready`, then `call` and `send`."""
+    """Pass `open` to a transport's `connect`, then `wait_ready`, then `call` and `send`."""
 
     def __init__(self, introduction: Introduction, target: ConnectionTarget, limits: WireLimits) -> None:
         self._introduction = introduction
@@ -80,7 +80,7 @@ class RpcClientConnection:
         self._next_id = 1
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
-        self._withdrawn = False
+        self._has_cancelled = False
         self._silent_deadlines = 0
         self._silent_since = 0.0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -91,7 +91,7 @@ class RpcClientConnection:
         self.welcome: WelcomeFrame | None = None
         self.closed_cause: str | None = None
 
-    # ---- the life of the connection
+    # ---- opening and closing
 
     def open(self, link: Link) -> "RpcClientConnection":
         assert self._link is None
@@ -112,7 +112,7 @@ class RpcClientConnection:
         return self
 
     async def wait_ready(self) -> WelcomeFrame:
-        """Returns once the peer has accepted the greeting. The caller sets the bound."""
+        """Returns once the peer has accepted the greeting. The caller sets the timeout."""
         await self._greeted.wait()
         if self.welcome is None or self.closed_cause is not None:
             raise Unreachable(f"{self._peer_name()}: {self.closed_cause}")
@@ -195,9 +195,9 @@ class RpcClientConnection:
     # ---- requests
 
     async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        """Asks and waits. Raises what the peer raised, with the same class and outcome; `Overloaded` where there was
-        no room in time, `Unreachable` where nothing was sent, `ConnectionLost` and `DeadlineExceeded` where the
-        outcome is not known. Cancelling the caller's task cancels the work at the peer."""
+        """Sends the request and waits for the answer. Raises what the peer raised, with the same class and outcome;
+        `Overloaded` if there was no room in time, `Unreachable` if nothing was sent, `ConnectionLost` and
+        `DeadlineExceeded` if the outcome is unknown. Cancelling the caller's task cancels the work at the peer."""
         expires_at = self._loop.time() + deadline_ms / 1000
         if self._waiting or not self._has_room():
             deadline_ms = await self._wait_for_room(verb, expires_at)
@@ -223,14 +223,14 @@ class RpcClientConnection:
         try:
             result = await outcome
         except asyncio.CancelledError:
-            self._withdraw(request_id)
+            self._cancel(request_id)
             raise
         if isinstance(result, EblaError):
             raise result
         return self._decode_answer(verb, result)
 
     def send(self, notice: Notice[Q], message: Q) -> bool:
-        """Sends without an answer, at once. False: dropped: the connection is not ready, or its queue is full."""
+        """Sends a notice at once. False: it was dropped, because the connection is not ready or its queue is full."""
         link = self._link
         if self.welcome is None or link is None or self.closed_cause is not None:
             return False
@@ -262,11 +262,11 @@ class RpcClientConnection:
         if self._waiting:
             self._admit_waiting()
 
-    def _withdraw(self, request_id: int) -> None:
+    def _cancel(self, request_id: int) -> None:
         entry = self._pending.pop(request_id, None)
         if entry is not None and self._link is not None:
             self._pending_bytes -= entry[2]
-            self._withdrawn = True
+            self._has_cancelled = True
             self._link.send(encode(CancelFrame(request_id)))
             self._admit_waiting()
 
@@ -280,7 +280,7 @@ class RpcClientConnection:
                 earliest = expires_at
         for request_id in passed:
             outcome = self._pending[request_id][0]
-            self._withdraw(request_id)
+            self._cancel(request_id)
             if not outcome.done():
                 outcome.set_result(DeadlineExceeded(f"{self._peer_name()} did not answer in time"))
         if passed:
@@ -288,10 +288,10 @@ class RpcClientConnection:
         return earliest
 
     def _note_silence(self, now: float, deadlines: int) -> None:
-        """Deadlines that passed with no frame since. One connection may be dead while the network is not (a router that
-        forgot it, say), and TCP by itself tells after tens of seconds only: a new one is worth a try before. The time
-        besides the number, because a process that was halted finds all its deadlines passed at once, and the answers
-        not yet read."""
+        """Counts deadlines that passed without a frame from the peer. One connection may be dead while the network
+        works (a middlebox forgot it, say), and TCP reports that only after tens of seconds: closing it lets a new one
+        be tried. The time is checked as well as the number: a process that was stopped and continues finds all its
+        deadlines passed at once, with the answers not read yet."""
         if self._silent_deadlines == 0:
             self._silent_since = now
         self._silent_deadlines += deadlines
@@ -305,27 +305,27 @@ class RpcClientConnection:
     def _has_room(self) -> bool:
         limits = self._limits
         if self.closed_cause is not None:
-            return True  # nothing to wait for: the call fails by itself
+            return True  # nothing to wait for: the call fails at once
         if len(self._pending) >= limits.in_flight_requests_max or self._pending_bytes >= limits.in_flight_bytes_max:
             return False
-        return not self._withdrawn or self._is_queue_short()
+        return not self._has_cancelled or self._is_queue_short()
 
     def _is_queue_short(self) -> bool:
-        """Bytes of requests that ended early may still lie in the link's queue: a peer that does not read must not
-        make us fill it with ever new requests. Where none ended early, what is under way counts every byte queued."""
+        """Bytes of requests that ended early may still be in the link's queue, and a peer that does not read must not
+        make us fill it with new requests. If none ended early, the requests in flight count every queued byte."""
         queued = 0 if self._link is None else self._link.queued_bytes
-        self._withdrawn = queued > 0
+        self._has_cancelled = queued > 0
         return queued < self._limits.in_flight_bytes_max
 
     async def _wait_for_room(self, verb: Verb[Q, A], expires_at: float) -> int:
-        """Waits in line and returns what is left of the deadline, in milliseconds."""
+        """Waits its turn and returns what is left of the deadline, in milliseconds."""
         limits = self._limits
         if len(self._waiting) >= limits.waiting_requests_max:
             raise Overloaded(f"{verb.name} to {self._peer_name()}: {len(self._waiting)} requests already wait")
         await needs_task()
         try:
             async with asyncio.timeout_at(min(expires_at, self._loop.time() + limits.admission_wait_ms / 1000)):
-                await self._stand_in_line()
+                await self._wait_turn()
         except TimeoutError:
             raise Overloaded(
                 f"{verb.name} to {self._peer_name()}: no room among {limits.in_flight_requests_max} requests and "
@@ -333,7 +333,7 @@ class RpcClientConnection:
             ) from None
         return math.ceil((expires_at - self._loop.time()) * 1000)
 
-    async def _stand_in_line(self) -> None:
+    async def _wait_turn(self) -> None:
         turn: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(turn)
         self._admit_waiting()
@@ -341,14 +341,14 @@ class RpcClientConnection:
             try:
                 await turn
             except asyncio.CancelledError:
-                # The turn may have come in the same loop turn as the cancel: it goes to the next in line, not lost.
+                # The turn may have come in the same loop step as the cancellation: it goes to the next in line.
                 if turn in self._waiting:
                     self._waiting.remove(turn)
                 self._admit_waiting()
                 raise
             if self._has_room():
                 return
-            # Between being woken and running here, a call that saw an empty line took the room: first in line again.
+            # Between being woken and running here, a call that saw an empty line took the room: go first in line again.
             turn = self._loop.create_future()
             self._waiting.appendleft(turn)
 

@@ -1,7 +1,7 @@
 """Errors across the wire: the same class with the same outcome on the caller's side.
 
-An error that this version does not know, or whose outcome it would understate, becomes an `InternalError` that keeps
-the text: a caller must never believe "not applied" of something that may have happened.
+An error that this version does not know, or whose outcome it would understate, becomes an `InternalError` with the same
+text. A caller must never believe "not applied" of something that may have happened.
 """
 
 from ebla.model.errors import (
@@ -37,7 +37,7 @@ from ebla.wire.frames import FailureFrame
 
 
 class UnknownPeerError(InternalError):
-    """A newer peer's error that this version has no class for; the peer says that nothing was applied."""
+    """An error of a newer peer that this version has no class for; the peer says that nothing was applied."""
 
     outcome = Outcome.NOT_APPLIED
 
@@ -69,13 +69,13 @@ ERROR_TAGS: dict[str, type[EblaError]] = {
     "bad_protocol": BadProtocol,
     "bad_credentials": BadCredentials,
 }
-"""Tags are never reused, as verbs' numbers are not."""
+"""Tags are never reused, like the numbers of verbs."""
 
 _TAG_OF: dict[type[EblaError], str] = {kind: tag for tag, kind in ERROR_TAGS.items()}
 
 
 def failure_frame(request_id: int, error: EblaError) -> FailureFrame:
-    """An error of a class that has no tag travels as its nearest ancestor that has one."""
+    """An error whose class has no tag is sent as its nearest ancestor that has one."""
     tag = next((_TAG_OF[kind] for kind in type(error).__mro__ if kind in _TAG_OF), "internal")
     return FailureFrame(id=request_id, error=tag, outcome=error.outcome, message=error.message, advice=error.advice)
 

@@ -1,10 +1,10 @@
 """The frames of a connection between two processes, and their one codec.
 
 Every frame is one msgpack array that begins with its tag. Fields are only appended, with defaults, and tags are never
-reused, so that either side may be one version ahead. The transport adds the length; a frame here is whole.
+reused, so that either side may be one version ahead. The transport adds the length; a frame here is complete.
 
-A body is the verb's own struct. It is encoded in the same pass as its frame and decoded in a second one, by whoever
-knows the verb: until then it stays the bytes it arrived as.
+A body is the struct of the verb. It is encoded in the same pass as its frame, and decoded in a second one by the code
+that knows the verb. Until then it stays bytes.
 """
 
 import enum
@@ -25,7 +25,7 @@ class Lane(enum.IntEnum):
     CONTROL = 2
     DATA = 3
     JOIN = 4
-    """A node that has no certificate yet. Nothing but the hand-over of the authority is served here."""
+    """For a node that has no certificate yet. Only the hand-over of the certificate authority is served here."""
 
 
 class RefusalReason(enum.IntEnum):
@@ -37,7 +37,7 @@ class RefusalReason(enum.IntEnum):
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a process says of itself. `cluster` is None until the node belongs to one."""
+    """How a process introduces itself. `cluster` is None until the node belongs to one."""
 
     host: HostId
     cluster: ClusterId | None
@@ -47,7 +47,7 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class HelloFrame(msgspec.Struct, frozen=True, array_like=True, tag=1, kw_only=True):
-    """The first frame of whoever connected. `expected_host` is who it believes to have reached."""
+    """The first frame of the side that connected. `expected_host` is the host it expects to have reached."""
 
     oldest: int
     newest: int
@@ -65,7 +65,7 @@ class WelcomeFrame(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 class RefusalFrame(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: int
-    """A `RefusalReason`, or one that only a newer peer knows."""
+    """A `RefusalReason`, or a value that only a newer peer knows."""
     message: str
 
 
@@ -96,7 +96,7 @@ class CancelFrame(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class NoticeFrame(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
-    """A notice: no answer, no deadline, may be lost."""
+    """A notice: it has no answer and no deadline, and may be lost."""
 
     notice: int
     body: msgspec.Raw
@@ -114,12 +114,12 @@ encode = _encoder.encode
 
 
 def with_body(body: object) -> msgspec.Raw:
-    """A struct in the place of a body: the encoder writes it there in the same pass. Only the type is bent."""
+    """A struct as the body of a frame: the encoder writes it in the same pass. Only the static type is a lie."""
     return body  # type: ignore[return-value]  # the encoder takes any struct where Raw stands; see above
 
 
 def decode(data: bytes) -> WireFrame:
-    """Raises `InvalidRequest` for bytes that are no frame."""
+    """Raises `InvalidRequest` for bytes that are not a frame."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Every bound of a connection, with its unit."""
+"""The bounds of a connection."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 class WireLimits:
     frame_bytes_max: int = 16 * 1024 * 1024
     in_flight_requests_max: int = 1024
-    """Requests of one caller that are sent and not answered."""
+    """Requests of one client that are sent and not answered."""
     in_flight_bytes_max: int = 32 * 1024 * 1024
     waiting_requests_max: int = 4096
-    """Requests of one caller that wait for room; one more is refused at once."""
+    """Requests of one client that wait for room; one more is refused at once."""
     admission_wait_ms: int = 1000
     """How long one of them waits before it is refused."""
     notice_queue_bytes_max: int = 8 * 1024 * 1024
-    """One-way messages are dropped while more than this waits for the network."""
+    """Notices are dropped while more bytes than this wait for the network."""
     running_requests_max: int = 1024
-    """Requests of one connection that a server works on at once."""
+    """Requests of one connection that a server runs at once."""
     answer_queue_bytes_max: int = 64 * 1024 * 1024
-    """A peer that leaves more than this unread is cut off."""
+    """A peer that leaves more answers than this unread is disconnected."""
     served_links_max: int = 4096
     unintroduced_links_max: int = 256
-    """Connections from which no greeting has come yet."""
+    """Connections that have not greeted yet."""
     hello_ms: int = 5000
     connect_ms: int = 3000
-    """For connecting and greeting together, on the side that connects."""
+    """For connecting and greeting together, on the client side."""
     silent_deadlines_max: int = 3
     silent_ms_max: int = 3000
-    """A connection on which this many deadlines passed, and this long went by since the first, without a frame from the
-    peer, is made anew."""
+    """A connection is closed and reopened after this many deadlines and this much time without a frame from the
+    peer."""
     backoff_first_ms: int = 50
     backoff_max_ms: int = 1000
     deadline_slack_ms: int = 5
-    """Passed deadlines are noticed at most this late, so that one timer serves many of them."""
+    """Passed deadlines are noticed at most this late, so that one timer serves many."""
 
     def __post_init__(self) -> None:
         assert self.frame_bytes_max >= 1024

@@ -1,8 +1,8 @@
-"""Connections to other nodes: one per host and lane, made on first use, kept, and made again after they end.
+"""Connections to other nodes: one per host and lane, opened on first use, kept, and reopened after they end.
 
-After a failure the next attempt waits, twice as long each time up to a bound, and by chance a little less, so that
-nodes that lost the same peer do not all come back at once. A call that comes in the meantime waits for that attempt
-if its deadline allows and is told `Unreachable` otherwise: nothing was sent.
+After a failure the next attempt waits with exponential back-off and jitter, so that nodes that lost the same peer do
+not all come back at once. A call in the meantime waits for that attempt if its deadline allows. Otherwise it raises
+`Unreachable`: nothing was sent.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class RouteState(enum.StrEnum):
 
 
 class _Route:
-    """The way to one host on one lane. `changed` is replaced at every change of state, so a waiter misses none."""
+    """The connection to one host on one lane. `changed` is replaced at each change of state, so a waiter misses none."""
 
     def __init__(self, host: HostId, lane: Lane, address: Address) -> None:
         self.host = host
@@ -54,7 +54,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteStatus:
-    """A route as people see it."""
+    """A route, for operators."""
 
     host: HostId
     lane: Lane
@@ -75,7 +75,7 @@ class PeersContext:
 
 
 class Peers:
-    """Its connections live in the task group given here and end with it."""
+    """Its connections run in the task group and end with it."""
 
     def __init__(self, tasks: asyncio.TaskGroup, context: PeersContext) -> None:
         self._tasks = tasks
@@ -83,22 +83,22 @@ class Peers:
         self._loop = asyncio.get_running_loop()
         self._addresses: dict[HostId, Address] = {}
         self._routes: dict[tuple[int, Lane], _Route] = {}
-        """By the host's number: the hash of its id and its equality would run Python code for every message."""
-        self.on_refused: Callable[[HostId, bool], None] = _nobody_told
-        """Told when an attempt to connect to a host fails, and again when there is a connection or no route any more.
-        A connection that ends is no refusal yet: the next attempt will show."""
+        """By the host's integer: hashing and comparing its id would run Python code for every message."""
+        self.on_refused: Callable[[HostId, bool], None] = _ignore_refusal
+        """Called when an attempt to connect to a host fails, and again when there is a connection or no route any more.
+        A connection that ends does not count as refused: the next attempt decides."""
 
-    # ---- who is where
+    # ---- addresses
 
     def set_address(self, host: HostId, address: Address) -> None:
-        """Where the host listens. A change ends connections to the old place."""
+        """Where the host listens. A change closes connections to the old address."""
         if self._addresses.get(host) == address:
             return
         self._addresses[host] = address
         self._drop_routes(host, f"host {host} moved to {address}")
 
     def keep(self, host: HostId, lane: Lane) -> None:
-        """Connects ahead of the first message, which would be lost otherwise if it is a notice."""
+        """Connects before the first message: a notice without a connection would be lost."""
         self._route(host, lane)
 
     def forget(self, host: HostId) -> None:
@@ -139,7 +139,7 @@ class Peers:
         return await caller.call(verb, request, deadline_ms)
 
     def send(self, host: HostId, notice: Notice[Q], message: Q) -> bool:
-        """Sends without an answer. False: dropped, because there is no connection now or its queue is full."""
+        """Sends a notice. False: it was dropped, because there is no connection or its queue is full."""
         caller = self._route(host, notice.lane).caller
         return caller is not None and caller.send(notice, message)
 
@@ -203,8 +203,8 @@ class Peers:
             await asyncio.sleep(wait_ms / 1000)
 
     async def _use(self, route: _Route, caller: RpcClientConnection) -> None:
-        """Holds the connection until it ends. The count of failures goes back only once it has lasted a while: a
-        peer that accepts and hangs up at once must meet a growing back-off too."""
+        """Holds the connection until it ends. The count of failures is reset only if it lasted a while: a peer that
+        accepts and closes at once must meet a growing back-off too."""
         route.caller, route.error = caller, ""
         self._note_refused(route, False)
         route.move(RouteState.READY)
@@ -226,12 +226,12 @@ class Peers:
         route.failures += 1
         changed = cause != route.error
         route.error = cause
-        if changed:  # the same failure is told once, not once a second
+        if changed:  # report the same failure once, not once a second
             details = {"host": str(route.host), "lane": route.lane.name, "address": str(route.address), "cause": cause}
             self._context.report("wire.peer_unreachable", details)
 
 
-def _nobody_told(_host: HostId, _is_refused: bool) -> None:
+def _ignore_refusal(_host: HostId, _is_refused: bool) -> None:
     pass
 
 
@@ -240,7 +240,7 @@ def _unreachable(route: _Route) -> Unreachable:
 
 
 def backoff_ms(failures: int, limits: WireLimits, rng: Rng) -> int:
-    """Between half and the whole of a step that doubles with each failure, up to the bound."""
+    """Between half and all of a step that doubles with each failure, up to the bound."""
     step = min(limits.backoff_max_ms, limits.backoff_first_ms * 2 ** min(max(0, failures - 1), 20))
     return rng.randrange(step // 2, step + 1)
 
@@ -248,7 +248,7 @@ def backoff_ms(failures: int, limits: WireLimits, rng: Rng) -> int:
 async def connect(
     context: PeersContext, address: Address, target: ConnectionTarget
 ) -> tuple[RpcClientConnection, WelcomeFrame]:
-    """One connection, greeted and ready, or `Unreachable` within the bound. The caller closes it."""
+    """One connection, greeted and ready; raises `Unreachable` after `connect_ms`. The caller closes it."""
     caller = RpcClientConnection(context.introduction, target, context.limits)
     try:
         async with asyncio.timeout(context.limits.connect_ms / 1000):

@@ -99,13 +99,13 @@ def test_tables_that_are_not_there_yet_or_any_more() -> None:
         WritePlanCache(view(half_made), "dc1", NOBODY, NOWHERE).plan(TABLE, 5, L.ONE)
 
 
-def test_a_target_without_room_is_waited_for_unless_it_is_given_up_and_not_needed() -> None:
+def test_a_target_without_room_is_waited_for_unless_it_is_abandoned_and_not_needed() -> None:
     quorum, everyone = planned(AT_REST), planned(AT_REST, L.ALL)
-    assert choose_when_full([quorum], [FullTarget(C, is_given_up=False)]) == WaitForTarget(C)
-    assert choose_when_full([quorum], [FullTarget(C, is_given_up=True)]) == SkipTargets(frozenset({C}))
-    assert choose_when_full([everyone], [FullTarget(C, is_given_up=True)]) == WaitForTarget(C)
-    assert choose_when_full([quorum, everyone], [FullTarget(C, is_given_up=True)]) == WaitForTarget(C)
-    both = [FullTarget(B, is_given_up=True), FullTarget(C, is_given_up=True)]
+    assert choose_when_full([quorum], [FullTarget(C, is_abandoned=False)]) == WaitForTarget(C)
+    assert choose_when_full([quorum], [FullTarget(C, is_abandoned=True)]) == SkipTargets(frozenset({C}))
+    assert choose_when_full([everyone], [FullTarget(C, is_abandoned=True)]) == WaitForTarget(C)
+    assert choose_when_full([quorum, everyone], [FullTarget(C, is_abandoned=True)]) == WaitForTarget(C)
+    both = [FullTarget(B, is_abandoned=True), FullTarget(C, is_abandoned=True)]
     assert choose_when_full([quorum], both) == WaitForTarget(B)
-    mixed = [FullTarget(B, is_given_up=True), FullTarget(C, is_given_up=False)]
+    mixed = [FullTarget(B, is_abandoned=True), FullTarget(C, is_abandoned=False)]
     assert choose_when_full([quorum], mixed) == WaitForTarget(C)
