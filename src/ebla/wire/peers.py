@@ -31,7 +31,7 @@ class RouteState(enum.StrEnum):
 
 
 class _Route:
-    """The connection to one host on one lane. `changed` is replaced at each change of state, so a waiter misses none."""
+    """The connection to one host on one lane. `changed` is replaced at each change of state; a waiter misses none."""
 
     def __init__(self, host: HostId, lane: Lane, address: Address) -> None:
         self.host = host
