@@ -50,7 +50,7 @@ MUTATIONS = (
         module="ebla.control.topology.schema_service",
         function="SchemaService._plan",
         find=(
-            "await self._deps.group0.running.calls.read_barrier(self._remaining_ms(expires_at))\n"
+            "await self._deps.group0.running.client.read_barrier(self._remaining_ms(expires_at))\n"
             "snapshot = self._deps.topology.snapshot\n"
             "drawn"
         ),

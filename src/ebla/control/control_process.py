@@ -1,6 +1,6 @@
-"""The control process of a node: answers its peers and its children, and holds an opinion of the former.
+"""The control process of a node: serves its peers and its children, and watches which peers are up.
 
-What it is made of comes from outside: the same function runs on real and on simulated surroundings.
+Its environment comes from outside: the same code runs on the real and the simulated one.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ from ebla.wire.verbs import (
 
 
 class ChildProcesses(Protocol):
-    """The node's other processes, as control speaks of them."""
+    """The node's other processes, as control sees them."""
 
     def heard(self, name: str, pid: int) -> None: ...
 
@@ -77,16 +77,16 @@ class ControlConfig:
     pid: int
     release: str
     child_names: tuple[str, ...] = ()
-    """Children that barriers wait for besides those that `ChildProcesses` names: where somebody else starts them."""
+    """Children that barriers wait for besides those that `ChildProcesses` names, if they are started elsewhere."""
     shard_count: int = 1
     num_tokens: int = 16
     bulk_job_life_ms: int = DEFAULT_LIMITS.bulk_job_life_ms
     want_pipeline: Callable[[bool], None] | None = None
-    """Told whenever it changes whether the pipeline is to run here; None: it never is."""
+    """Called when it changes whether the pipeline should run here; None: it never should."""
 
 
 class ControlProcess:
-    """`stop` is set here when somebody asks the node to stop, and from outside on a signal; `ready` once it listens."""
+    """`stop` is set here on a stop request, and from outside on a signal; `ready` once it listens."""
 
     def __init__(
         self, environment: Environment, config: ControlConfig, children: ChildProcesses, stop: asyncio.Event
@@ -105,10 +105,10 @@ class ControlProcess:
         self._beats: dict[str, ChildBeatRequest] = {}
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
-        """Why this node must stop, where its cluster or its own disk says so."""
+        """Why this node must stop, if its cluster or its own disk requires it."""
 
     async def run(self) -> None:
-        """Serves until cancelled. Raises where an address is taken."""
+        """Serves until cancelled. Raises if an address is in use."""
         config, environment = self._config, self._environment
         async with asyncio.TaskGroup() as tasks:
             context = PeersContext(
@@ -120,8 +120,7 @@ class ControlProcess:
             )
             peers = Peers(tasks, context)
             self._group0 = Group0Node(environment, config.group0, context, peers)
-            # The wall clock may step back between two starts; then a restart shows only as a different number, which
-            # is all that is asked of it.
+            # The wall clock may step back between two starts. The incarnation only has to differ.
             liveness = HeartbeatConfig(
                 clock=environment.clock, members=self._group0, limits=config.liveness, incarnation=self._started_wall_us
             )
@@ -152,7 +151,7 @@ class ControlProcess:
                 server.serve(STATUS, self._status)
                 schema.serve_on(server)
                 sessions.serve_on(server)
-            for_own.serve(STOP, self._stop_asked)
+            for_own.serve(STOP, self._stop_requested)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
                 await environment.transport.listen(config.address, for_peers.accept),
@@ -174,10 +173,10 @@ class ControlProcess:
                     server.close("the node stops")
 
     async def _run_group0(self, group0: Group0Node) -> None:
-        """A node that was removed, may not come back as it is, or has a disk that is full or broken stops in order and
-        says why."""
+        """A node that was removed, must not run as configured, or has a full or broken disk stops in order and reports
+        why."""
         try:
-            await group0.run(self._holds_up)
+            await group0.run(self._is_up)
         except* (EblaError, OSError) as refusals:
             self.gave_up = str(next(leaf_errors(refusals)))
             self._stop.set()
@@ -185,7 +184,7 @@ class ControlProcess:
 
     async def _follow_topology(self, group0: Group0Node, joins: JoinDriver) -> None:
         await group0.started.wait()
-        if group0.is_running:  # it may have ended in the same turn, and says why itself
+        if group0.is_running:  # it may have ended in the same step, and reports why itself
             self.topology.attach(group0.running.machine)
             try:
                 await joins.run()
@@ -223,7 +222,7 @@ class ControlProcess:
 
     def _new_feed(self, group0: Group0Node, for_own: Server, for_peers: Server) -> TopologyFeedService:
         async def read_barrier(deadline_ms: int) -> Revision:
-            return await group0.running.calls.read_barrier(deadline_ms)
+            return await group0.running.client.read_barrier(deadline_ms)
 
         feed = TopologyFeedService(
             self.topology,
@@ -255,8 +254,8 @@ class ControlProcess:
         named = {status.name for status in self._children.statuses()} | set(self._config.child_names)
         return tuple(sorted(name for name in named if takes_part(name)))
 
-    def _holds_up(self, host: HostId) -> bool:
-        return all(opinion.state is PeerState.UP for opinion in self.opinions() if opinion.host == host)
+    def _is_up(self, host: HostId) -> bool:
+        return all(peer.state is PeerState.UP for peer in self.opinions() if peer.host == host)
 
     def opinions(self) -> tuple[PeerLiveness, ...]:
         return () if self._liveness is None else self._liveness.opinions()
@@ -271,8 +270,8 @@ class ControlProcess:
             pid=self._config.pid,
         )
 
-    def _stop_asked(self, request: StopRequest, call: IncomingCall) -> EmptyAnswer:
-        self._config.report("node.stop_asked", {"by": call.peer.process, "reason": request.reason})
+    def _stop_requested(self, request: StopRequest, call: IncomingCall) -> EmptyAnswer:
+        self._config.report("node.stop_requested", {"by": call.peer.process, "reason": request.reason})
         self._stop.set()
         return EmptyAnswer()
 
@@ -293,7 +292,7 @@ class ControlProcess:
             address=str(config.address),
             started_wall_us=self._started_wall_us,
             processes=(own, *self._processes()),
-            peers=tuple(_as_status(opinion, now_ms) for opinion in self.opinions()),
+            peers=tuple(_as_status(peer, now_ms) for peer in self.opinions()),
             uptime_ms=now_ms - self._started_boot_ms,
             release=config.release,
             group0=report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,
@@ -316,21 +315,21 @@ class ControlProcess:
         return topology_status(self.topology.snapshot, waits_for)
 
 
-def _as_status(opinion: PeerLiveness, now_ms: int) -> PeerStatus:
+def _as_status(peer: PeerLiveness, now_ms: int) -> PeerStatus:
     return PeerStatus(
-        host=opinion.host,
-        address=str(opinion.peer),
-        up=opinion.state is PeerState.UP,
-        heard_ms_ago=None if opinion.heard_ms is None else now_ms - opinion.heard_ms,
-        round_trip_us=opinion.round_trip_us,
-        since_ms_ago=now_ms - opinion.since_ms,
+        host=peer.host,
+        address=str(peer.peer),
+        up=peer.state is PeerState.UP,
+        heard_ms_ago=None if peer.heard_ms is None else now_ms - peer.heard_ms,
+        round_trip_us=peer.round_trip_us,
+        since_ms_ago=now_ms - peer.since_ms,
     )
 
 
 def with_versions(
     statuses: Sequence[ProcessStatus], reports: Mapping[str, ChildReport], beats: Mapping[str, ChildBeatRequest]
 ) -> tuple[ProcessStatus, ...]:
-    """What a predecessor of the same name said is not held to be its successor's."""
+    """A report of an earlier process of the same name does not count for its successor."""
     return tuple(_with_version(one, reports.get(one.name), beats.get(one.name)) for one in statuses)
 
 
@@ -354,12 +353,16 @@ def topology_status(snapshot: Snapshot, waits_for: str) -> TopologyStatus:
 
 PLACE_MS = 250
 
-_IN_THE_RING = (NodeState.NORMAL, NodeState.REBUILDING)
+_IN_RING = (NodeState.NORMAL, NodeState.REBUILDING)
 
 
 def should_run_pipeline(own: Node | None, processes: Sequence[ProcessStatus], *, leads: bool, runs: bool) -> bool:
-    """`own`: this node as the topology has it. A start of Java takes the processor for a while: it waits until clients
-    are served. One that runs is not ended because a shard is started anew."""
-    if not leads or own is None or own.state not in _IN_THE_RING:
+    """Whether the pipeline should run beside this control process. `own`: this node in the topology.
+
+    The pipeline runs on the leader of group 0. Two may run for a moment, on the leader and on a former one that does
+    not know yet. That is safe, since they act by sessions and conditional commits; one is only cheaper. Starting Java
+    takes the processor for a while, so it waits until clients are served. A running pipeline is not stopped because a
+    shard restarts."""
+    if not leads or own is None or own.state not in _IN_RING:
         return False
     return runs or any(process.serving for process in processes if process.name.startswith(SHARD_PREFIX))

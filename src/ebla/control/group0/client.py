@@ -1,7 +1,8 @@
-"""Asking group 0: transactions, locks, membership changes and reads, on any node, each with a deadline.
+"""A node's own access to group 0: transactions, locks, membership changes and reads, each with a deadline.
 
-A command is offered to the leader, again and again under the same call id, until it shows up in this node's own log or
-the deadline passes. The store applies a call once, so offering it again is safe; giving up is the only way to not know.
+A command is offered to the leader, repeatedly under the same call id, until it appears in this node's own log or the
+deadline passes. The store applies a call once, so offering it again is safe. Only a call that gives up does not know
+its outcome.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ from ebla.wire.group0_messages import ProposeRequest
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import GROUP0_PROPOSE
 
-LOOK_SLACK_MS = 5
+CHECK_SLACK_MS = 5
 
 _CHANGE_OF_ROLE = {
     MemberRole.VOTER: MemberChangeKind.ADD_VOTER,
@@ -64,24 +65,24 @@ class Group0ClientLimits:
     key_characters_max: int = 512
     value_bytes_max: int = 512 * 1024
     command_bytes_max: int = 1024 * 1024
-    offer_again_ms: int = 500
-    """How long to wait for a command to be applied before it is offered again; the leader may be another by then."""
-    take_up_ms: int = 200
-    """How long another node may take to answer that it has taken up a command. A frozen leader must not hold it up."""
-    look_again_ms: int = 50
-    """The same where it could not be offered."""
-    read_again_ms: int = 500
+    reoffer_ms: int = 500
+    """How long to wait for a command to be applied before it is offered again; the leader may have changed by then."""
+    accept_ms: int = 200
+    """How long another node may take to accept a command. A frozen leader must not block it."""
+    retry_ms: int = 50
+    """The same if the command could not be offered."""
+    reread_ms: int = 500
 
 
 class Forgot(EblaError):
-    """The call was repeated so late that its answer is no longer kept."""
+    """The call was repeated so late that its answer is no longer cached."""
 
     outcome = Outcome.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class ClientIncarnation:
-    """Who asks: a host, and which of its lives, so that calls of an earlier life are never mistaken for new ones."""
+    """A host and its incarnation, so that calls of an earlier incarnation are never mistaken for new ones."""
 
     host: HostId
     incarnation: int
@@ -93,35 +94,37 @@ class Group0Client:
         caller: ClientIncarnation,
         machine: Group0StateMachine,
         raft: RaftDriver[Group0Store],
-        way: tuple[Peers, Group0Transport],
+        peers: Peers,
+        transport: Group0Transport,
     ) -> None:
         self._caller = caller
         self._machine = machine
         self._raft = raft
-        self._peers, self._wire = way
+        self._peers = peers
+        self._transport = transport
         self._limits = Group0ClientLimits()
         self._serials = itertools.count(1)
-        self._open: dict[int, _Waiting] = {}
-        """Calls under way by serial, oldest first: every one before the first has been answered."""
+        self._open: dict[int, _OpenCall] = {}
+        """Open calls by serial, oldest first: every serial before the first has been answered."""
         self._loop = asyncio.get_running_loop()
-        self._looks = DeadlineTimer(self._loop, LOOK_SLACK_MS, self._look)
+        self._checks = DeadlineTimer(self._loop, CHECK_SLACK_MS, self._check)
         self._forwarding: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled: a change of leader may have taken what was offered with it, so all is offered anew."""
+        """Until cancelled. A change of leader may have lost what was offered, so everything is offered again."""
         async with asyncio.TaskGroup() as tasks:
             self._forwarding = tasks
             try:
                 while True:
                     await self._raft.wait_status_changed()
-                    self._look(math.inf)
+                    self._check(math.inf)
             finally:
                 self._forwarding = None
 
     # ---- changes
 
     def transact(self, transaction: Transaction, deadline_ms: int) -> EagerFuture[CommandAnswer]:
-        """The answer of the store. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
+        """The store's answer. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
         self._check_sizes(transaction)
         return self._execute(transaction, EntryKind.COMMAND, deadline_ms)
 
@@ -136,17 +139,17 @@ class Group0Client:
     # ---- reads
 
     async def read_barrier(self, deadline_ms: int) -> Revision:
-        """Returns once this node has applied every write that was answered, anywhere, before the call."""
+        """Returns once this node has applied every write that was answered on any node before the call."""
         reason = "no leader is known"
         try:
             async with asyncio.timeout(deadline_ms / 1000):
                 while True:
                     try:
-                        async with asyncio.timeout(self._limits.read_again_ms / 1000):
+                        async with asyncio.timeout(self._limits.reread_ms / 1000):
                             index = await self._raft.read_index()
                     except Unavailable as error:
                         reason = error.message
-                        await asyncio.sleep(self._limits.read_again_ms / 10_000)
+                        await asyncio.sleep(self._limits.reread_ms / 10_000)
                         continue
                     except TimeoutError:
                         continue
@@ -155,10 +158,10 @@ class Group0Client:
         except TimeoutError:
             raise Unavailable(f"no quorum of group 0 answered within {deadline_ms} ms ({reason})") from None
 
-    # ---- what other nodes ask of a leader
+    # ---- for other nodes, on the leader
 
     def accept_proposal(self, request: ProposeRequest, by: HostId) -> None:
-        """Puts another node's command before the leader, if that is us; raises `Refused` otherwise."""
+        """Proposes another node's command if this node leads; raises `Refused` otherwise."""
         if not self._raft.is_leader:
             raise Refused("this node does not lead group 0")
         self._raft.propose(request.payload, request.kind, PeerId(peer_number(by)))
@@ -166,9 +169,9 @@ class Group0Client:
     # ---- how a command gets into the log
 
     def _execute(self, body: CommandBody, kind: EntryKind, deadline_ms: int) -> EagerFuture[CommandAnswer]:
-        """Not a coroutine: where this node leads, which is where most calls are made, there is nothing to wait for but
-        the answer, and a task for each call would cost as much as all else here. Cancelling the reply withdraws the
-        call, as far as it can be."""
+        """Not a coroutine: on the leader, where most calls are made, there is nothing to wait for but the answer, and a
+        task per call would cost as much as everything else here. Cancelling the future withdraws the call, as far as
+        possible."""
         serial = next(self._serials)
         call = CallId(
             client=self._caller.host,
@@ -178,69 +181,69 @@ class Group0Client:
         )
         payload = self._payload(Group0Command(call, body))
         outcome: EagerFuture[CommandAnswer] = EagerFuture()
-        waiting = _Waiting(
+        open_call = _OpenCall(
             open=self._open, call=call, command=(payload, kind), outcome=outcome, deadline_ms=deadline_ms
         )
-        waiting.expires_at = self._loop.time() + deadline_ms / 1000
-        self._open[serial] = waiting
-        self._machine.on_answer(call, waiting.told)
-        self._offer(waiting)
+        open_call.expires_at = self._loop.time() + deadline_ms / 1000
+        self._open[serial] = open_call
+        self._machine.on_answer(call, open_call.answered)
+        self._offer(open_call)
         return outcome
 
-    def _offer(self, waiting: "_Waiting") -> None:
-        """Puts the command before the leader, and sees to it that it is looked at again."""
+    def _offer(self, open_call: "_OpenCall") -> None:
+        """Offers the command to the leader, and schedules the next check."""
         state = self._raft.core.state
         leader = state.role.leader
         if leader == state.peer:
-            waiting.sent = True
-            self._raft.propose(*waiting.command)
-            self._look_after(waiting, self._limits.offer_again_ms)
+            open_call.sent = True
+            self._raft.propose(*open_call.command)
+            self._check_after(open_call, self._limits.reoffer_ms)
             return
-        host = None if leader == NO_PEER else self._wire.host_of(leader)
+        host = None if leader == NO_PEER else self._transport.host_of(leader)
         if host is None or self._forwarding is None:
-            waiting.reason = "no leader of group 0 is known"
-            self._look_after(waiting, self._limits.look_again_ms)
+            open_call.reason = "no leader of group 0 is known"
+            self._check_after(open_call, self._limits.retry_ms)
             return
-        waiting.look_at = math.inf
-        self._forwarding.create_task(self._forward(waiting, host))
+        open_call.check_at = math.inf
+        self._forwarding.create_task(self._forward(open_call, host))
 
-    async def _forward(self, waiting: "_Waiting", leader: HostId) -> None:
-        payload, kind = waiting.command
-        remaining_ms = math.ceil((waiting.expires_at - self._loop.time()) * 1000)
+    async def _forward(self, open_call: "_OpenCall", leader: HostId) -> None:
+        payload, kind = open_call.command
+        remaining_ms = math.ceil((open_call.expires_at - self._loop.time()) * 1000)
         request = ProposeRequest(kind, payload)
         try:
-            await self._peers.call(leader, GROUP0_PROPOSE, request, min(self._limits.take_up_ms, remaining_ms))
+            await self._peers.call(leader, GROUP0_PROPOSE, request, min(self._limits.accept_ms, remaining_ms))
         except EblaError as error:
-            waiting.sent |= error.outcome is not Outcome.NOT_APPLIED
-            waiting.reason = error.message
-            self._look_after(waiting, self._limits.look_again_ms)
+            open_call.sent |= error.outcome is not Outcome.NOT_APPLIED
+            open_call.reason = error.message
+            self._check_after(open_call, self._limits.retry_ms)
         else:
-            waiting.sent = True
-            self._look_after(waiting, self._limits.offer_again_ms)
+            open_call.sent = True
+            self._check_after(open_call, self._limits.reoffer_ms)
 
-    def _look_after(self, waiting: "_Waiting", pause_ms: int) -> None:
-        waiting.look_at = min(waiting.expires_at, self._loop.time() + pause_ms / 1000)
-        if waiting.look_at < self._looks.armed_at:
-            self._looks.note(waiting.look_at)
+    def _check_after(self, open_call: "_OpenCall", pause_ms: int) -> None:
+        open_call.check_at = min(open_call.expires_at, self._loop.time() + pause_ms / 1000)
+        if open_call.check_at < self._checks.armed_at:
+            self._checks.note(open_call.check_at)
 
-    def _look(self, now: float) -> float:
-        """Offers again, or gives up, what has had no answer for its pause. Not what is just being forwarded."""
+    def _check(self, now: float) -> float:
+        """Offers calls without an answer again, or gives them up. Not those that are just being forwarded."""
         earliest = math.inf
-        for waiting in list(self._open.values()):
-            if waiting.look_at <= now and waiting.look_at < math.inf:
-                self._look_at(waiting)
-            elif waiting.look_at < earliest:
-                earliest = waiting.look_at
+        for open_call in list(self._open.values()):
+            if open_call.check_at <= now and open_call.check_at < math.inf:
+                self._check_one(open_call)
+            elif open_call.check_at < earliest:
+                earliest = open_call.check_at
         return earliest
 
-    def _look_at(self, waiting: "_Waiting") -> None:
-        if not waiting.outcome.done() and self._loop.time() < waiting.expires_at:
-            self._offer(waiting)
+    def _check_one(self, open_call: "_OpenCall") -> None:
+        if not open_call.outcome.done() and self._loop.time() < open_call.expires_at:
+            self._offer(open_call)
             return
-        del self._open[waiting.call.serial]
-        self._machine.forget(waiting.call)
-        if not waiting.outcome.done():
-            waiting.outcome.set_exception(waiting.gave_up())
+        del self._open[open_call.call.serial]
+        self._machine.forget(open_call.call)
+        if not open_call.outcome.done():
+            open_call.outcome.set_exception(open_call.timeout_error())
 
     def _payload(self, command: Group0Command) -> bytes:
         data = encode_command(command)
@@ -268,33 +271,35 @@ class Group0Client:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Waiting:
-    """A call under way, and what is known of its chances, for the error if time runs out."""
+class _OpenCall:
+    """An open call, and what is known about it for the error if the deadline passes."""
 
-    open: "dict[int, _Waiting]"
+    open: "dict[int, _OpenCall]"
     call: CallId
     command: tuple[bytes, EntryKind]
     outcome: EagerFuture[CommandAnswer]
     deadline_ms: int
     expires_at: float = math.inf
-    look_at: float = math.inf
-    """When it is looked at if there is no answer by then."""
+    check_at: float = math.inf
+    """When to offer it again, if there is no answer by then."""
     sent: bool = False
     reason: str = ""
 
-    def told(self, answer: CommandAnswer) -> None:
+    def answered(self, answer: CommandAnswer) -> None:
         del self.open[self.call.serial]
         if not self.outcome.done():
             self.outcome.set_result(answer)
 
-    def gave_up(self) -> EblaError:
+    def timeout_error(self) -> EblaError:
         because = f" ({self.reason})" if self.reason else ""
         if self.sent:
             return DeadlineExceeded(
                 f"group 0 did not answer within {self.deadline_ms} ms{because}",
-                advice="the change may have happened or may yet: read before trying again",
+                advice="the change may have happened or may still happen: read before trying again",
             )
-        return Unavailable(f"group 0 took nothing up within {self.deadline_ms} ms{because}", advice="try again later")
+        return Unavailable(
+            f"group 0 did not accept the command within {self.deadline_ms} ms{because}", advice="try again later"
+        )
 
 
 def _raft_change(body: ChangeMembers, context: bytes) -> MembershipChange:
@@ -305,7 +310,7 @@ def _raft_change(body: ChangeMembers, context: bytes) -> MembershipChange:
 
 
 def revision_of(answer: CommandAnswer) -> Revision:
-    """The revision of a change that happened; raises the error that fits where it did not."""
+    """The revision of a change that was applied; raises an error that says why if it was not."""
     if isinstance(answer, Done):
         return answer.revision
     raise error_of(answer)
@@ -315,9 +320,9 @@ def error_of(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> Eb
     match answer:
         case ConditionFailed(key=key, actual=actual):
             is_now = "does not exist" if actual is None else f"is at index {actual.index}"
-            return Refused(f"a condition does not hold: {key} {is_now}", advice="read it again and decide anew")
+            return Refused(f"a condition does not hold: {key} {is_now}", advice="read it again and decide again")
         case LockRevoked():
-            return Stale("the lock was revoked by a later one", advice="acquire it anew and start over")
+            return Stale("the lock was revoked by a later one", advice="acquire it again and start over")
         case Rejected(reason=reason):
             return InvalidRequest(reason)
         case Forgotten(reason=reason):

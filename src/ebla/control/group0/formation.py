@@ -1,6 +1,6 @@
-"""How a node comes into group 0: finds the others, creates the group or is taken in, and is told when it is out.
+"""How a node gets into group 0: it finds the other nodes, then creates the group or joins it.
 
-Who creates is decided in `group0/discovery.py`. Here are the questions and the durable steps between them.
+`group0/discovery.py` decides which node creates it. Here are the calls and the durable steps between them.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from ebla.wire.verbs import GROUP0_DISCOVER, GROUP0_JOIN
 
 @dataclass(frozen=True, slots=True)
 class FormationLimits:
-    ask_again_ms: int = 500
-    ask_deadline_ms: int = 1_000
+    retry_ms: int = 500
+    call_deadline_ms: int = 1_000
     join_deadline_ms: int = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormationConfig:
     member: Member
-    """Ourselves, as a learner."""
+    """This node, as a learner."""
     cluster: ClusterId
     cluster_name: str
     contacts: tuple[Address, ...]
@@ -40,45 +40,45 @@ class FormationConfig:
 
 
 CreateFirstState = Callable[[HistoryId], Awaitable[int]]
-"""Makes the first state of a new group durable, and gives the id of its log. Begun again, it changes nothing."""
+"""Makes the first state of a new group durable and returns the id of its log. Idempotent."""
 
 
 class Formation:
-    def __init__(self, context: PeersContext, marks: JoinStateFile, config: FormationConfig) -> None:
+    def __init__(self, context: PeersContext, join_state: JoinStateFile, config: FormationConfig) -> None:
         self._context = context
-        self._marks = marks
+        self._join_state = join_state
         self._config = config
         self._state: Discovery | None = None
         self._saving = asyncio.Lock()
         self.waits_for = ""
         """For people: what the node waits for while it is in no cluster."""
 
-    async def settle(self, begin: CreateFirstState) -> tuple[Member, ...]:
-        """Returns once this node belongs to group 0, or is a learner that waits for its first state. Gives the members
-        that are known from joining; none where the node's own log will tell."""
-        mark = self._marks.mark
+    async def join_or_create(self, create: CreateFirstState) -> tuple[Member, ...]:
+        """Returns once this node belongs to group 0, or is a learner that waits for its first state. Returns the
+        members known from joining; none if the node's own log has them."""
+        mark = self._join_state.mark
         match mark.stage:
             case JoinStage.REMOVED:
                 raise removed_error(self._config.member)
             case JoinStage.MEMBER:
                 return ()
             case JoinStage.FOUNDING:
-                return await self._found(begin)
+                return await self._create(create)
             case JoinStage.JOINING:
                 return (await self._join_any()).members
             case JoinStage.FRESH:
-                return await self._discover(begin)
+                return await self._discover(create)
 
     async def answer(self, request: DiscoverRequest) -> DiscoveryReply:
-        """What a node that is in no cluster answers. Whom it now knows of is durable first (INV-FORM-1)."""
+        """The answer of a node that is in no cluster. The nodes it knows are durable first (INV-FORM-1)."""
         if self._state is None:
-            raise Refused("this node has not begun to look for others yet")
+            raise Refused("this node has not started discovery yet")
         self._state = discovery.record_request(self._state, request.address, request.known)
         await self._save_known()
         return discovery.reply_of(self._state)
 
-    async def _discover(self, begin: CreateFirstState) -> tuple[Member, ...]:
-        config, mark = self._config, self._marks.mark
+    async def _discover(self, create: CreateFirstState) -> tuple[Member, ...]:
+        config, mark = self._config, self._join_state.mark
         contacts = (*config.contacts, *mark.known)
         self._state = discovery.start_discovery(
             config.member.host, config.member.address, config.cluster_name, contacts
@@ -86,20 +86,20 @@ class Formation:
         while True:
             match discovery.decide(self._state):
                 case FoundCluster():
-                    # The choice is durable before its effect: whoever died in between founds the same group again,
-                    # and never joins another one beside it.
+                    # The decision is durable before its effect: a node that crashed in between creates the same group
+                    # again, and never joins another one.
                     await self._mark(JoinStage.FOUNDING, history=HistoryId(self._context.rng.uuid()))
-                    return await self._found(begin)
+                    return await self._create(create)
                 case JoinCluster():
                     await self._mark(JoinStage.JOINING, join_id=self._context.rng.uuid())
                     return (await self._join_any()).members
                 case WaitForNodes(ask=ask, reason=reason):
                     await self._wait(ask, reason)
 
-    async def _found(self, begin: CreateFirstState) -> tuple[Member, ...]:
-        history = self._marks.mark.history
+    async def _create(self, create: CreateFirstState) -> tuple[Member, ...]:
+        history = self._join_state.mark.history
         self.waits_for = ""
-        log_id = await begin(history)
+        log_id = await create(history)
         await self._mark(JoinStage.MEMBER, log_id=log_id)
         return ()
 
@@ -111,19 +111,19 @@ class Formation:
         before = self._state
         async with asyncio.TaskGroup() as tasks:
             for address in ask:
-                tasks.create_task(self._ask(address))
+                tasks.create_task(self._contact(address))
         if isinstance(discovery.decide(self._state), WaitForNodes) and self._state == before:
-            await asyncio.sleep(self._config.limits.ask_again_ms / 1000)
+            await asyncio.sleep(self._config.limits.retry_ms / 1000)
 
-    async def _ask(self, address: Address) -> None:
+    async def _contact(self, address: Address) -> None:
         assert self._state is not None
         request = DiscoverRequest(self._config.member.address, self._state.known)
         try:
             caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
             try:
-                answer = await caller.call(GROUP0_DISCOVER, request, self._config.limits.ask_deadline_ms)
+                answer = await caller.call(GROUP0_DISCOVER, request, self._config.limits.call_deadline_ms)
             finally:
-                caller.close("asked")
+                caller.close("done")
         except EblaError:
             self._state = discovery.forget_reply(self._state, address)
             return
@@ -131,43 +131,43 @@ class Formation:
         await self._save_known()
 
     async def _join_any(self) -> JoinAnswer:
-        """Asks one after another whoever is known, until a member takes us in. Repeating it is safe."""
+        """Contacts the known nodes one after another, until a member adds this node. Idempotent."""
         while True:
             for address in self._candidates():
                 try:
                     caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
                     try:
-                        request = JoinRequest(self._as_newcomer())
+                        request = JoinRequest(self._as_new_member())
                         answer = await caller.call(GROUP0_JOIN, request, self._config.limits.join_deadline_ms)
                     finally:
-                        caller.close("asked")
+                        caller.close("done")
                 except InvalidRequest:
-                    raise  # no other member, and no later time, will answer differently
+                    raise  # another member, or a later attempt, would answer the same
                 except EblaError as error:
                     self.waits_for = f"{address}: {error.message}"
                     continue
                 await self._mark(JoinStage.JOINING, history=answer.history)
                 self.waits_for = ""
                 return answer
-            await asyncio.sleep(self._config.limits.ask_again_ms / 1000)
+            await asyncio.sleep(self._config.limits.retry_ms / 1000)
 
-    def _as_newcomer(self) -> Member:
-        return msgspec.structs.replace(self._config.member, join_id=self._marks.mark.join_id)
+    def _as_new_member(self) -> Member:
+        return msgspec.structs.replace(self._config.member, join_id=self._join_state.mark.join_id)
 
     def _candidates(self) -> tuple[Address, ...]:
-        known = dict.fromkeys((*self._config.contacts, *self._marks.mark.known))
+        known = dict.fromkeys((*self._config.contacts, *self._join_state.mark.known))
         return tuple(address for address in known if address != self._config.member.address)
 
     async def _save_known(self) -> None:
-        """One at a time: two questions may come at once, and the later save must hold what both taught."""
+        """One at a time: two requests may arrive at once, and the later save must include what both taught."""
         async with self._saving:
             assert self._state is not None
-            if self._marks.mark.stage is JoinStage.FRESH:
-                await self._marks.save(msgspec.structs.replace(self._marks.mark, known=self._state.known))
+            if self._join_state.mark.stage is JoinStage.FRESH:
+                await self._join_state.save(msgspec.structs.replace(self._join_state.mark, known=self._state.known))
 
     async def _mark(self, stage: JoinStage, **fields: object) -> None:
         async with self._saving:
-            await self._marks.save(msgspec.structs.replace(self._marks.mark, stage=stage, **fields))
+            await self._join_state.save(msgspec.structs.replace(self._join_state.mark, stage=stage, **fields))
 
 
 def removed_error(member: Member) -> Refused:

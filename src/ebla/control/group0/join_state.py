@@ -1,6 +1,6 @@
 """What a node must remember of group 0 outside its log: how far it got in joining, and how often it started.
 
-It stands beside the group 0 folder, not in it. A member whose folder is gone must not come back with an empty log
+The file is beside the group 0 folder, not in it. A member whose folder is gone must not come back with an empty log
 under its old id: it may have voted and acknowledged, and would take that back.
 """
 
@@ -19,13 +19,13 @@ NO_HISTORY = HistoryId(uuid.UUID(int=0))
 
 class JoinStage(enum.StrEnum):
     FRESH = "fresh"
-    """Looking for others. May create or join."""
+    """Discovering other nodes. May create or join."""
     FOUNDING = "founding"
-    """Decided to create the group, under the history of the mark; its first state may or may not be durable yet."""
+    """Decided to create the group, with the history saved here; its first state may not be durable yet."""
     JOINING = "joining"
-    """Taken in as a learner, or about to be; holds no state yet."""
+    """Added as a learner, or about to be; holds no state yet."""
     MEMBER = "member"
-    """Holds state. What it said to others counts."""
+    """Holds state. Other members rely on what it acknowledged."""
     REMOVED = "removed"
 
 
@@ -33,11 +33,11 @@ class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stage: JoinStage = JoinStage.FRESH
     incarnation: int = 0
     known: tuple[Address, ...] = ()
-    """Every address heard of while fresh (INV-FORM-1 needs it to survive a restart)."""
+    """Every address learned during discovery (INV-FORM-1 needs it to survive a restart)."""
     history: HistoryId = NO_HISTORY
     join_id: uuid.UUID | None = None
     log_id: int = 0
-    """Of the log in which a member's state is kept. Another one there, or none, means that the log was lost."""
+    """Of the log with the member's state. If the log has another id, or is missing, it was lost."""
 
 
 _encoder = msgspec.msgpack.Encoder()

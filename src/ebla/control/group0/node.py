@@ -1,7 +1,8 @@
-"""Group 0 on one node: gets the node in, runs its Raft peer, follows its members, and notices when it is out.
+"""Group 0 on one node: joins or creates the group, runs its Raft peer, follows its members, and notices its removal.
 
-The parts: `formation.py` finds or founds the group, `raft_server.py` keeps the log, `group0_machine.py` holds the
-store, `group0_calls.py` asks on behalf of this node, `voter_choice.py` acts for the leader, `group0_doors.py` answers.
+The parts: `formation.py` finds or creates the group, `control/raft/driver.py` keeps the log, `state_machine.py` holds
+the store, `client.py` makes this node's calls, `voter_assignment.py` acts for the leader, `service.py` serves the
+verbs.
 """
 
 import asyncio
@@ -48,34 +49,34 @@ class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group0Config:
     member: Member
-    """Ourselves, in the role of a newcomer."""
+    """This node, as a new member."""
     cluster: ClusterId
     cluster_name: str
     contacts: tuple[Address, ...]
     folder: str
-    """Of this group alone; the mark stands beside it."""
+    """Of this group only; the join state is a file beside it."""
     tick_ms: int = DEFAULT_LIMITS.raft_tick_ms
     election_ticks: int = 10
     snapshot_entries_max: int = 10_000
     snapshot_bytes_max: int = 64 * 1024 * 1024
     kept_entries: int = 1_000
     lost_leader_ms: int = 10_000
-    """Without a leader for this long, ask whether we are still a member."""
+    """After this long without a leader, ask other members whether this node was removed."""
     formation: FormationLimits = field(default_factory=FormationLimits)
 
 
 class Group0Node:
-    """`run` until cancelled; it ends by itself, with an error that says why, only where this node must stop."""
+    """`run` until cancelled. It ends earlier only with an error, if this node must stop."""
 
     def __init__(self, environment: Environment, config: Group0Config, context: PeersContext, peers: Peers) -> None:
         self._environment = environment
         self.config = config
         self._context = context
         self._peers = peers
-        self.marks = JoinStateFile(environment.disk, f"{config.folder}-mark")
+        self.join_state = JoinStateFile(environment.disk, f"{config.folder}-mark")
         self.formation = Formation(
             context,
-            self.marks,
+            self.join_state,
             FormationConfig(
                 member=config.member,
                 cluster=config.cluster,
@@ -100,7 +101,7 @@ class Group0Node:
         return self._running
 
     def peers(self) -> tuple[Address, ...]:
-        """Where the other nodes listen, sorted: the members, and whom the options name and who has not left."""
+        """Where the other nodes listen, sorted: the members, and the configured contacts that have not left."""
         members = () if self._running is None else tuple(self._running.store.members.values())
         present = {member.address for member in members if member.present}
         left = {member.address for member in members} - present
@@ -109,21 +110,21 @@ class Group0Node:
     async def run(self, alive: Alive) -> None:
         config = self.config
         self._environment.disk.make_folder(config.folder)
-        mark = await self.marks.load()
-        await self.marks.save(msgspec.structs.replace(mark, incarnation=mark.incarnation + 1))
-        taken_in_by = await self.formation.settle(self._begin)
-        running = await self._open(taken_in_by)
+        mark = await self.join_state.load()
+        await self.join_state.save(msgspec.structs.replace(mark, incarnation=mark.incarnation + 1))
+        known_members = await self.formation.join_or_create(self._create)
+        running = await self._open(known_members)
         ticket = running.machine.watch(self._follow, MEMBERS_PREFIX)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(running.raft.run())
-                tasks.create_task(running.calls.run())
+                tasks.create_task(running.client.run())
                 tasks.create_task(running.voters.run(alive))
-                tasks.create_task(self._ask_whether_removed(running))
+                tasks.create_task(self._watch_for_removal(running))
                 self._running = running
                 self.started.set()
                 await self.removed.wait()
-                await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=JoinStage.REMOVED))
+                await self.join_state.save(msgspec.structs.replace(self.join_state.mark, stage=JoinStage.REMOVED))
                 raise removed_error(config.member)
         finally:
             running.machine.unwatch(ticket)
@@ -131,8 +132,8 @@ class Group0Node:
 
     # ---- opening
 
-    async def _begin(self, history: HistoryId) -> int:
-        """The first state of a new group: ourselves as its only voter, and the cluster's name."""
+    async def _create(self, history: HistoryId) -> int:
+        """Creates the first state of a new group: this node as its only voter, and the cluster's identity."""
         config = self.config
         store = Group0Store((HistoryStart(history, 0),))
         store.index = 1
@@ -148,22 +149,22 @@ class Group0Node:
         self._context.report("group0.created", {"history": str(history), "cluster": config.cluster_name})
         return log_id
 
-    async def _open(self, taken_in_by: tuple[Member, ...]) -> "RunningGroup0":
-        mark = self.marks.mark
-        raft, machine, wire = self._assemble(mark.history)
+    async def _open(self, known_members: tuple[Member, ...]) -> "RunningGroup0":
+        mark = self.join_state.mark
+        raft, machine, transport = self._assemble(mark.history)
         await raft.open()
         if mark.stage is JoinStage.MEMBER and raft.log.log_id != mark.log_id:
             raise lost_folder_error(self.config.folder, mark)
-        wire.learn((*taken_in_by, *machine.store.members.values()))
+        transport.learn((*known_members, *machine.store.members.values()))
         caller = ClientIncarnation(self.config.member.host, mark.incarnation)
-        calls = Group0Client(caller, machine, raft, (self._peers, wire))
-        voters = VoterAssigner(calls, raft.core, lambda: machine.store.members)
-        return RunningGroup0(raft=raft, machine=machine, wire=wire, calls=calls, voters=voters)
+        client = Group0Client(caller, machine, raft, self._peers, transport)
+        voters = VoterAssigner(client, raft.core, lambda: machine.store.members)
+        return RunningGroup0(raft=raft, machine=machine, transport=transport, client=client, voters=voters)
 
     def _assemble(self, history: HistoryId) -> tuple[RaftDriver[Group0Store], Group0StateMachine, Group0Transport]:
         config = self.config
         machine = Group0StateMachine(Group0Store((HistoryStart(history, 0),)))
-        wire = Group0Transport(config.member, self._peers, machine)
+        transport = Group0Transport(config.member, self._peers, machine)
         options = RaftOptions(
             peer=PeerId(peer_number(config.member.host)),
             tick_ms=config.tick_ms,
@@ -179,12 +180,12 @@ class Group0Node:
             snapshot_entries_max=config.snapshot_entries_max,
             snapshot_bytes_max=config.snapshot_bytes_max,
             kept_entries=config.kept_entries,
-            before_first_snapshot=self._becomes_member,
+            before_first_snapshot=self._save_membership,
         )
-        return RaftDriver(self._environment, raft_config, machine, wire), machine, wire
+        return RaftDriver(self._environment, raft_config, machine, transport), machine, transport
 
-    async def _becomes_member(self, log_id: int) -> None:
-        await self.marks.save(msgspec.structs.replace(self.marks.mark, stage=JoinStage.MEMBER, log_id=log_id))
+    async def _save_membership(self, log_id: int) -> None:
+        await self.join_state.save(msgspec.structs.replace(self.join_state.mark, stage=JoinStage.MEMBER, log_id=log_id))
 
     # ---- following the members
 
@@ -192,17 +193,17 @@ class Group0Node:
         for change in step.changes:
             if change.key.startswith(MEMBERS_PREFIX):
                 member = self.running.machine.store.members[change.key]
-                self.running.wire.learn((member,))
+                self.running.transport.learn((member,))
                 if member.host == self.config.member.host and not member.present:
                     self.removed.set()
 
     def peer_connected(self, host: HostId, lane: Lane) -> None:
-        """A peer that greets on Raft's own lane has its log open and waits for what we have."""
+        """A peer that connects on the Raft lane has its log open and waits for appends."""
         if lane is Lane.RAFT and self._running is not None:
             self._running.raft.post(PeerReachable(PeerId(peer_number(host))))
 
-    async def _ask_whether_removed(self, running: "RunningGroup0") -> None:
-        """A removed node is sent nothing any more, so it may never see the entry that removed it."""
+    async def _watch_for_removal(self, running: "RunningGroup0") -> None:
+        """A removed node is sent nothing more, so it may never see the entry that removed it."""
         silent_ms = 0
         pause_ms = self.config.lost_leader_ms // 10
         while True:
@@ -232,8 +233,8 @@ class RunningGroup0:
 
     raft: RaftDriver[Group0Store]
     machine: Group0StateMachine
-    wire: Group0Transport
-    calls: Group0Client
+    transport: Group0Transport
+    client: Group0Client
     voters: VoterAssigner
 
     @property
@@ -242,4 +243,4 @@ class RunningGroup0:
 
     def leader_host(self) -> HostId | None:
         leader = self.raft.core.leader
-        return None if leader == NO_PEER else self.wire.host_of(leader)
+        return None if leader == NO_PEER else self.transport.host_of(leader)

@@ -1,8 +1,8 @@
-"""What group 0 holds, in pages that fit a frame.
+"""Reads the content of group 0 in pages that fit a frame.
 
-All pages of a state are of one revision: the node keeps the entries of that moment, which never change, until they are
-asked for no more. Where it has forgotten them (it was started again, or another node is asked), a new state begins with
-its first page; whoever asks sees that by the revision.
+All pages of a read have one revision: the node keeps the entries of that revision, which are immutable, until the read
+ends. If it no longer has them (it restarted, or the caller switched to another node), a new read starts with its first
+page; the caller sees that by the revision.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from ebla.group0.store import Group0Store, KeyEntry
 from ebla.model.transaction import Revision
 
 ROW_BYTES = 64
-"""What a key takes in a frame besides its name and value."""
+"""The size of a key in a frame besides its name and value."""
 PAGED_READS_MAX = 16
 PAGED_READ_IDLE_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class PageLimits:
-    """A quarter of a frame, and no more keys than a loop makes rows of without a pause that others notice."""
+    """A quarter of a frame, and no more keys than the loop can encode without a noticeable pause."""
 
     bytes_max: int = 4 * 1024 * 1024
     keys_max: int = 10_000
@@ -29,7 +29,7 @@ class PageLimits:
 
 @dataclass(frozen=True, slots=True)
 class KeySelection:
-    """Keys, and everything below the prefixes; each once, the keys first."""
+    """Keys, and everything under the prefixes; each once, the keys first."""
 
     keys: tuple[str, ...]
     prefixes: tuple[str, ...]
@@ -57,7 +57,7 @@ class _State:
     entries: Mapping[str, KeyEntry]
 
     def page(self, start: int, limits: PageLimits) -> KeyPage:
-        """The rows from this number on, at least one if there is any."""
+        """The rows from this number on, at least one if there are any."""
         rows: list[tuple[str, KeyEntry]] = []
         size = 0
         for key in self.keys[start : start + limits.keys_max]:
@@ -70,33 +70,33 @@ class _State:
 
 
 class PagedReads:
-    """Those of which pages are still to come, the one that was asked for last at the end."""
+    """Reads with pages still to come, the most recently used last."""
 
     def __init__(self, limits: PageLimits) -> None:
         self._limits = limits
         self._states: dict[tuple[KeySelection, Revision], tuple[_State, float]] = {}
         self._sweep_due = False
 
-    def holds(self, wanted: KeySelection, at: Revision | None) -> bool:
-        return at is not None and (wanted, at) in self._states
+    def holds(self, selection: KeySelection, at: Revision | None) -> bool:
+        return at is not None and (selection, at) in self._states
 
-    def page(self, store: Group0Store, wanted: KeySelection, at: Revision | None, start: int) -> KeyPage:
-        """From row `start` of the state at that revision, or the first of the state as it is now."""
-        state, is_kept = self._find(store, wanted, at)
+    def page(self, store: Group0Store, selection: KeySelection, at: Revision | None, start: int) -> KeyPage:
+        """From row `start` of the state at that revision, or the first page of the current state."""
+        state, is_kept = self._find(store, selection, at)
         page = state.page(max(start, 0) if state.revision == at else 0, self._limits)
-        self._states.pop((wanted, state.revision), None)
+        self._states.pop((selection, state.revision), None)
         if page.more:
-            self._keep(wanted, state if is_kept else _State(state.revision, state.keys, store.entries.copy()))
+            self._keep(selection, state if is_kept else _State(state.revision, state.keys, store.entries.copy()))
         return page
 
-    def _find(self, store: Group0Store, wanted: KeySelection, at: Revision | None) -> tuple[_State, bool]:
-        if at is not None and (kept := self._states.get((wanted, at))) is not None:
+    def _find(self, store: Group0Store, selection: KeySelection, at: Revision | None) -> tuple[_State, bool]:
+        if at is not None and (kept := self._states.get((selection, at))) is not None:
             return kept[0], True
-        return _State(store.revision, wanted.keys_in(store), store.entries), False
+        return _State(store.revision, selection.keys_in(store), store.entries), False
 
-    def _keep(self, wanted: KeySelection, state: _State) -> None:
+    def _keep(self, selection: KeySelection, state: _State) -> None:
         loop = asyncio.get_running_loop()
-        self._states[(wanted, state.revision)] = (state, loop.time())
+        self._states[(selection, state.revision)] = (state, loop.time())
         while len(self._states) > PAGED_READS_MAX:
             del self._states[next(iter(self._states))]
         if not self._sweep_due:
@@ -104,7 +104,7 @@ class PagedReads:
             loop.call_later(PAGED_READ_IDLE_MS / 1000, self._sweep)
 
     def _sweep(self) -> None:
-        """A state that is kept keeps values that were overwritten since."""
+        """A kept state holds on to values that were overwritten since."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - PAGED_READ_IDLE_MS / 1000
         self._states = {key: kept for key, kept in self._states.items() if kept[1] > oldest}
@@ -114,8 +114,8 @@ class PagedReads:
 
 
 def change_sets_of_a_page(steps: Iterable[ChangeSet], limits: PageLimits) -> tuple[tuple[ChangeSet, ...], bool] | None:
-    """As many whole steps as fit, and whether all did. None where the first is too large by itself: what an installed
-    snapshot changed is one step."""
+    """As many whole change sets as fit, and whether all did. None if the first alone is too large: an installed
+    snapshot is one change set."""
     taken: list[ChangeSet] = []
     size = count = 0
     for step in steps:

@@ -1,4 +1,4 @@
-"""The verbs of group 0, for other nodes and for the operator of this one. Each asks a part and answers."""
+"""Serves the verbs of group 0, for other nodes and for the operator of this one."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ from ebla.wire.verbs import (
 
 DEFAULT_PAGE_LIMITS = PageLimits()
 SMALL_READ_KEYS_MAX = 8
-"""That fit one whatever their values are."""
+"""So few keys fit into one page whatever their values are."""
 
 
 class Group0Service:
@@ -78,7 +78,7 @@ class Group0Service:
         self._peers = peers
         self._rng = rng
         self._page_limits = page_limits
-        self._states = PagedReads(page_limits)
+        self._reads = PagedReads(page_limits)
 
     def serve_peers(self, server: Server) -> None:
         server.serve_notice(RAFT, self._raft)
@@ -91,7 +91,7 @@ class Group0Service:
         server.serve(GROUP0_TRANSFER, self._transfer)
 
     def serve_operator(self, server: Server, *, shared: bool = False) -> None:
-        """`shared`: the server serves the peers too, whose verbs are there already."""
+        """`shared`: the server also serves the peers, whose verbs are registered already."""
         server.serve(GROUP0_READ, self._read)
         server.serve_future(GROUP0_EXECUTE, self._execute, ExecuteAnswer)
         server.serve(GROUP0_WATCH, self._watch)
@@ -104,22 +104,22 @@ class Group0Service:
     # ---- between peers
 
     def _raft(self, notice: RaftMessages, _call: IncomingCall) -> None:
-        """Messages of another history, or before there is a peer to hear them, are as good as lost."""
+        """Drops messages of another history, and those that arrive before the Raft peer runs."""
         try:
             running = self._group0.running
         except Unavailable:
             return
-        # As numbers: to compare two of them as they are runs Python code, for every message.
+        # Compared as integers: comparing UUIDs runs Python code, for every message.
         if notice.history.int != running.machine.store.chain[-1].history.int:
             return
-        running.wire.learn_sender(notice.host, notice.address)
+        running.transport.learn_sender(notice.host, notice.address)
         running.raft.post_all(notice.messages)
 
     async def _chunk(self, chunk: SnapshotChunk, _call: IncomingCall) -> SnapshotChunkAnswer:
         return await self._of_history(chunk.history).raft.receive_chunk(chunk)
 
     def _propose(self, request: ProposeRequest, call: IncomingCall) -> EmptyAnswer:
-        self._group0.running.calls.accept_proposal(request, call.peer.host)
+        self._group0.running.client.accept_proposal(request, call.peer.host)
         return EmptyAnswer()
 
     async def _discover(self, request: DiscoverRequest, _call: IncomingCall) -> DiscoverAnswer:
@@ -129,11 +129,11 @@ class Group0Service:
         return DiscoverAnswer(await self._group0.formation.answer(request))
 
     async def _join(self, request: JoinRequest, call: IncomingCall) -> JoinAnswer:
-        """Takes a newcomer in as a learner. Asked again by one that waits for its first state, it is done already. The
-        same host under another join id has lost what it held: it may have voted, and what the leader knows of its log
-        is no longer true, so it must not start over."""
+        """Adds a new node as a learner. Idempotent for one that waits for its first state. The same host with another
+        join id has lost its data: it may have voted, and what the leader knows of its log is no longer true, so it must
+        not start over."""
         running, member = self._group0.running, request.member
-        await running.calls.read_barrier(call.work_ms())
+        await running.client.read_barrier(call.work_ms())
         known = running.store.members.get(member_key(member.host))
         if known is not None and known.join_id != member.join_id:
             raise InvalidRequest(
@@ -142,7 +142,7 @@ class Group0Service:
             )
         if known is None:
             newcomer = msgspec.structs.replace(member, role=MemberRole.LEARNER)
-            revision_of(await running.calls.change_members((newcomer,), None, call.work_ms()))
+            revision_of(await running.client.change_members((newcomer,), None, call.work_ms()))
         return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))
 
     def _membership(self, request: MembershipRequest, _call: IncomingCall) -> MembershipAnswer:
@@ -169,7 +169,7 @@ class Group0Service:
                     await running.raft.wait_status_changed()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"host {request.host} did not take over the lead in time", advice="see ebla group0 members"
+                f"host {request.host} did not take over leadership in time", advice="see ebla group0 members"
             ) from None
         return EmptyAnswer()
 
@@ -177,9 +177,9 @@ class Group0Service:
 
     async def _read(self, request: Group0ReadRequest, call: IncomingCall) -> Group0ReadAnswer:
         running = self._group0.running
-        # Pages of a state that was read after a barrier need none of their own.
-        if request.quorum and not (request.start and self._states.holds(_wanted(request), request.at)):
-            await running.calls.read_barrier(call.work_ms())
+        # Later pages of a state that was read after a barrier need no barrier.
+        if request.quorum and not (request.start and self._reads.holds(_selection(request), request.at)):
+            await running.client.read_barrier(call.work_ms())
         store = running.store
         if not request.prefixes and len(request.keys) <= SMALL_READ_KEYS_MAX:
             entries = [(key, store.get(key)) for key in dict.fromkeys(request.keys)]
@@ -187,12 +187,12 @@ class Group0Service:
                 FoundKeyValue(key, entry.value, entry.revision) for key, entry in entries if entry is not None
             )
             return Group0ReadAnswer(store.revision, found)
-        page = self._states.page(store, _wanted(request), request.at, request.start)
+        page = self._reads.page(store, _selection(request), request.at, request.start)
         rows = tuple(FoundKeyValue(key, entry.value, entry.revision) for key, entry in page.rows)
         return Group0ReadAnswer(page.revision, rows, page.more)
 
     def _execute(self, request: ExecuteRequest, call: IncomingCall) -> EagerFuture[CommandAnswer]:
-        return self._group0.running.calls.transact(request.transaction, call.work_ms())
+        return self._group0.running.client.transact(request.transaction, call.work_ms())
 
     async def _watch(self, request: WatchRequest, call: IncomingCall) -> WatchAnswer:
         running = self._group0.running
@@ -202,11 +202,11 @@ class Group0Service:
             return self._reset(running, request)
         woken = asyncio.Event()
 
-        def look(step: ChangeSet) -> None:
+        def wake(step: ChangeSet) -> None:
             if changes_under(step.changes, request.prefix):
                 woken.set()
 
-        ticket = running.machine.watch(look, request.prefix)
+        ticket = running.machine.watch(wake, request.prefix)
         try:
             steps = store.recent.after(after.index, request.prefix)
             if steps == ():
@@ -228,12 +228,12 @@ class Group0Service:
         )
         if not all_taken:
             return WatchAnswer(revision=Revision(after.history, taken[-1].index), reset=False, changes=changes)
-        # A node that lags behind where the caller has come from elsewhere must not send it back, or it would be told
-        # the same changes twice.
+        # A node that lags behind a caller that came from another node must not move it back, or it would receive the
+        # same changes twice.
         return WatchAnswer(revision=max(after, running.store.revision), reset=False, changes=changes)
 
     async def _lock(self, _request: LockRequest, call: IncomingCall) -> LockAnswer:
-        lock, revision = await self._group0.running.calls.acquire_lock(self._rng, call.work_ms())
+        lock, revision = await self._group0.running.client.acquire_lock(self._rng, call.work_ms())
         return LockAnswer(lock, revision)
 
     def _members(self, _request: MembersRequest, _call: IncomingCall) -> Group0Report:
@@ -241,16 +241,16 @@ class Group0Service:
 
     async def _change_member(self, request: ChangeMemberRequest, call: IncomingCall) -> ExecuteAnswer:
         running = self._group0.running
-        await running.calls.read_barrier(call.work_ms())
+        await running.client.read_barrier(call.work_ms())
         known = running.store.members.get(member_key(request.host))
         if known is None and request.address is None:
             raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
         member = known or Member(host=request.host, role=request.role, address=request.address or Address(""))
         wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
-        answer = await running.calls.change_members((wanted,), request.lock, call.work_ms())
+        answer = await running.client.change_members((wanted,), request.lock, call.work_ms())
         return ExecuteAnswer(answer)
 
-    # ---- parts of the above
+    # ---- shared
 
     def _is_member(self) -> bool:
         return self._group0.is_running and self._group0.running.store.index > 0
@@ -269,12 +269,12 @@ class Group0Service:
 
     def _reset(self, running: RunningGroup0, request: WatchRequest) -> WatchAnswer:
         at = request.after if request.start else None
-        page = self._states.page(running.store, KeySelection((), (request.prefix,)), at, request.start)
+        page = self._reads.page(running.store, KeySelection((), (request.prefix,)), at, request.start)
         changes = tuple(WatchedChange(key, entry.value, entry.revision.index) for key, entry in page.rows)
         return WatchAnswer(revision=page.revision, reset=True, changes=changes, more=page.more)
 
 
-def _wanted(request: Group0ReadRequest) -> KeySelection:
+def _selection(request: Group0ReadRequest) -> KeySelection:
     return KeySelection(request.keys, request.prefixes)
 
 

@@ -1,7 +1,7 @@
-"""Group 0's store as the state machine of a Raft group: entries in, answers to whoever waits, steps to the feed.
+"""Group 0's store as the state machine of a Raft group: applies entries, answers calls, and publishes change sets.
 
-Every node applies every entry, so the node that asked finds the answer in its own log: nothing has to travel back, and
-what it asked for is visible to it when the answer comes (read your writes).
+Every node applies every entry, so the node that made a call finds the answer in its own log: nothing has to travel
+back, and the change is visible to it when the answer comes (read your writes).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from ebla.raft.membership import MembershipChange
 from ebla.raft.messages import Entry
 
 CallKey = tuple[int, int, int]
-"""Client, incarnation, serial. The client's id as a number, whose hash needs no Python code."""
+"""Client, incarnation, serial. The client's id as an integer, which hashes without Python code."""
 Watcher = Callable[[ChangeSet], None]
 
 
@@ -34,7 +34,7 @@ class Group0StateMachine:
         self._tickets = itertools.count()
         self._watchers: dict[int, tuple[str, Watcher]] = {}
 
-    # ---- what the Raft server calls
+    # ---- for the Raft driver
 
     def apply(self, entry: Entry) -> None:
         if not entry.data:
@@ -50,7 +50,7 @@ class Group0StateMachine:
             self._reached(entry.index)
 
     def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
-        """Whether the Raft membership shall follow: not where the lock was revoked or the change is not legal."""
+        """Whether the Raft membership follows: not if the lock was revoked or the change is illegal."""
         if not change.context:
             self.store.skip(entry.index)
             self._reached(entry.index)
@@ -64,15 +64,15 @@ class Group0StateMachine:
         return applied.members_changed
 
     def freeze(self) -> Iterator[bytes]:
-        """The state as it is now, in chunks that may be taken later."""
+        """The state as it is now, in chunks that may be read later."""
         return snapshot.encode(snapshot.freeze(self.store))
 
     def receiver(self) -> snapshot.StoreBuilder:
         return snapshot.StoreBuilder()
 
     def install(self, store: Group0Store) -> None:
-        """A later state takes the place of ours. Whoever waits for the answer of a call that the snapshot covers gets
-        it from the snapshot's own memory of answers."""
+        """A later state replaces ours. A call that the snapshot covers gets its answer from the snapshot's answer
+        cache."""
         before, self.store = self.store, store
         step = None if before.index == 0 else store.follow(before)
         for key in list(self._answers):
@@ -86,17 +86,17 @@ class Group0StateMachine:
             self._publish_to_all(step)
         self._reached(store.index)
 
-    # ---- what the rest of the node calls
+    # ---- for the rest of the node
 
-    def on_answer(self, call: CallId, told: Callable[[CommandAnswer], None]) -> None:
-        """Calls `told` when an entry with this call is applied here, at most once, unless `forget` comes before."""
-        self._answers[key_of(call)] = told
+    def on_answer(self, call: CallId, callback: Callable[[CommandAnswer], None]) -> None:
+        """Calls `callback` when an entry with this call is applied here, at most once, unless `forget` comes first."""
+        self._answers[key_of(call)] = callback
 
     def forget(self, call: CallId) -> None:
         self._answers.pop(key_of(call), None)
 
     async def wait_applied(self, index: int) -> None:
-        """Returns once the store has seen this index. The caller sets the bound."""
+        """Returns once the store has applied this index. The caller sets the deadline."""
         if self.store.index >= index:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,9 +104,9 @@ class Group0StateMachine:
         await future
 
     def watch(self, watcher: Watcher, prefix: str = "") -> int:
-        """Calls `watcher` with every step that changes something below the prefix, in order, until `unwatch`. A step of
-        several changes may also come if all are outside it, and so does whatever a snapshot changes; what a fresh node
-        is sent as its first state is named below the prefix alone."""
+        """Calls `watcher` with every change set that touches the prefix, in order, until `unwatch`. It may also get one
+        with several changes that are all outside the prefix, and everything that a snapshot changes. The first state of
+        a new node is filtered by the prefix."""
         ticket = next(self._tickets)
         self._watchers[ticket] = (prefix, watcher)
         return ticket
@@ -115,14 +115,14 @@ class Group0StateMachine:
         self._watchers.pop(ticket, None)
 
     def _settle(self, key: CallKey, answer: CommandAnswer) -> None:
-        told = self._answers.pop(key, None)
-        if told is not None:
-            told(answer)
+        callback = self._answers.pop(key, None)
+        if callback is not None:
+            callback(answer)
 
     def _publish(self, step: ChangeSet) -> None:
         changes = step.changes
         if len(changes) == 1:
-            # Most steps, and most of them are none of most watchers' business.
+            # Fast path: most change sets have one key, which few watchers care about.
             key = changes[0].key
             for prefix, watcher in list(self._watchers.values()):
                 if key.startswith(prefix):
@@ -135,7 +135,7 @@ class Group0StateMachine:
             watcher(step)
 
     def _publish_first_state(self) -> None:
-        """Everything is new, and may be a great deal: only what is watched is named."""
+        """Everything is new and may be large, so each watcher gets only what is under its prefix."""
         for prefix, watcher in list(self._watchers.values()):
             if changes := self.store.content(prefix):
                 watcher(ChangeSet(self.store.index, changes))

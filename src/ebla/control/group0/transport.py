@@ -1,4 +1,4 @@
-"""The way from one peer of group 0 to another: hosts instead of numbers, messages fenced by the history."""
+"""Carries Raft messages between the peers of group 0: maps peer numbers to hosts, and fences messages by history."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
@@ -23,7 +23,7 @@ class Group0Transport:
         self._sendings = 0
 
     def learn(self, members: Iterable[Member]) -> None:
-        """Where members are. Of those that left only the address is forgotten: numbers are for ever."""
+        """Learns the addresses of members. For those that left, only the address is dropped: numbers are permanent."""
         for member in members:
             self._hosts[PeerId(peer_number(member.host))] = member.host
             if member.present:
@@ -32,15 +32,15 @@ class Group0Transport:
                 self._peers.forget(member.host)
 
     def learn_sender(self, host: HostId, address: Address) -> None:
-        """Somebody writes to us as a peer. Members whose entry we hold stand where that says."""
+        """A host sends to us as a peer. For known members, the address in their entry counts."""
         peer = PeerId(peer_number(host))
         if peer not in self._hosts:
             self._hosts[peer] = host
             self._set_address(host, address)
 
     def _set_address(self, host: HostId, address: Address) -> None:
-        """Followers have nothing to say to each other until their leader is dead. Were the way between them made only
-        then, the first call for votes would be lost, and the next comes an election timeout later."""
+        """Followers have nothing to send to each other until their leader is dead. If they connected only then, the
+        first vote request would be lost, and the next comes an election timeout later."""
         self._peers.set_address(host, address)
         if host != self._own.host:
             self._peers.keep(host, Lane.RAFT)

@@ -1,4 +1,4 @@
-"""The leader's care for the vote: who should be a voter is decided in `group0/voters.py`, one change at a time."""
+"""The leader keeps the right members voting: `group0/voters.py` decides which, and changes are made one at a time."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,19 +14,19 @@ from ebla.raft.core import RaftCore
 from ebla.raft.messages import PeerId
 from ebla.raft.roles import Leader
 
-LOOK_MS = 1_000
+CHECK_MS = 1_000
 CHANGE_DEADLINE_MS = 5_000
 LAG_ENTRIES_MAX = 64
-"""A learner this close to the leader is caught up: it is within what a busy group commits in a few rounds."""
+"""A learner within this distance of the leader has caught up: a busy group commits as much in a few rounds."""
 
 Alive = Callable[[HostId], bool]
 
 
 def next_voter_change(members: Mapping[str, Member], core: RaftCore, alive: Alive) -> tuple[Member, ...]:
-    """The members that should have another role, as they should be. Empty where nothing should change now.
+    """The members whose role should change, with their new role. Empty if nothing should change now.
 
-    A learner that is not caught up is not promoted: it would count towards the quorum and hold up every commit until
-    it is. A voter gives up its seat only in the very change that fills it again.
+    A learner that has not caught up is not promoted: it would count towards the quorum and delay every commit until it
+    has. A voter is demoted only in the same change that promotes its replacement.
     """
     role = core.role
     if not isinstance(role, Leader) or core.membership.is_joint:
@@ -36,8 +36,8 @@ def next_voter_change(members: Mapping[str, Member], core: RaftCore, alive: Aliv
     ready = tuple(member for member in present if member.host in wanted and _may_vote(member, role, core))
     promoted = tuple(member for member in ready if member.role is MemberRole.LEARNER)
     surplus = [member for member in present if member.role is MemberRole.VOTER and member.host not in wanted]
-    seats_after = sum(member.role is MemberRole.VOTER for member in present) + len(promoted)
-    demoted = surplus[: max(0, seats_after - len(wanted))]
+    voters_after = sum(member.role is MemberRole.VOTER for member in present) + len(promoted)
+    demoted = surplus[: max(0, voters_after - len(wanted))]
     return (
         *(msgspec.structs.replace(member, role=MemberRole.VOTER) for member in promoted),
         *(msgspec.structs.replace(member, role=MemberRole.LEARNER) for member in demoted),
@@ -52,18 +52,18 @@ def _may_vote(member: Member, role: Leader, core: RaftCore) -> bool:
 
 
 class VoterAssigner:
-    def __init__(self, calls: Group0Client, core: RaftCore, members: Callable[[], Mapping[str, Member]]) -> None:
-        self._calls = calls
+    def __init__(self, client: Group0Client, core: RaftCore, members: Callable[[], Mapping[str, Member]]) -> None:
+        self._client = client
         self._core = core
         self._members = members
 
     async def run(self, alive: Alive) -> None:
-        """Until cancelled. Does nothing where this node does not lead."""
+        """Until cancelled. Does nothing unless this node leads."""
         while True:
-            await asyncio.sleep(LOOK_MS / 1000)
+            await asyncio.sleep(CHECK_MS / 1000)
             change = next_voter_change(self._members(), self._core, alive)
             if change:
                 try:
-                    await self._calls.change_members(change, None, CHANGE_DEADLINE_MS)
+                    await self._client.change_members(change, None, CHANGE_DEADLINE_MS)
                 except EblaError:
-                    continue  # looked at again in a second, by whoever leads then
+                    continue  # the next leader, or this one, tries again in a second

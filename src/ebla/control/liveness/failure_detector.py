@@ -1,15 +1,15 @@
-"""Which peers are held to be up, as data. Pure: answers and time in, opinions out.
+"""Decides which peers are up. Pure: round trips and time in, states out.
 
-Only a completed round trip counts as hearing from a peer, and it counts from the moment the question left. A peer
-whose words arrive but whom ours do not reach is down for both sides, so a link that is cut in one direction splits no
-two nodes' opinions of each other. And an answer that lay in a queue while this process was stopped proves nothing.
+Only a completed round trip counts as hearing from a peer, and it counts from the moment the request left. A peer whose
+messages arrive but that ours do not reach is down for both sides, so a link that is cut in one direction gives both nodes
+the same view of each other. And an answer that waited in a queue while this process was stopped proves nothing.
 
-What it promises, with `silence_ms` as its one limit:
+What it promises, with `silence_ms` as its only limit:
 
-- INV-LIVE-1: a peer held to be up was alive, and reachable both ways, within the last `silence_ms`;
-- INV-LIVE-2: a peer that has answered a question of the last `silence_ms` is held to be up.
+- INV-LIVE-1: a peer considered up was alive, and reachable both ways, within the last `silence_ms`;
+- INV-LIVE-2: a peer that has answered a request of the last `silence_ms` is considered up.
 
-Nothing here is proof: a silent peer may be alive and serving. Whoever needs it to be gone uses a lease or a fence.
+Nothing here is proof: a silent peer may be alive and serving. Code that needs it to be gone uses a lease or a fence.
 """
 
 import enum
@@ -33,24 +33,24 @@ class RoundTrip:
     host: HostId
     incarnation: int
     asked_ms: int
-    """When the question left: the peer was alive after that."""
+    """When the request left: the peer was alive after that."""
     round_trip_us: int | None
-    """None where the time would include the making of a connection."""
+    """None if the time would include setting up a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLiveness:
-    """What this node holds of one peer. Times are of this node's boot clock."""
+    """What this node knows about one peer. Times are of this node's boot clock."""
 
     peer: Address
     state: PeerState
     since_ms: int
-    """When the standing last changed, or the peer last started anew."""
+    """When the state last changed, or the peer last restarted."""
     host: HostId | None = None
-    """Who answered there last; None until somebody did."""
+    """The host that last answered there; None until one did."""
     incarnation: int = 0
     heard_ms: int | None = None
-    """When the youngest question that it answered had left."""
+    """When the latest request that it answered had left."""
     round_trip_us: int | None = None
     """Smoothed: an eighth of each new measurement."""
     deviation_us: int = 0
@@ -61,28 +61,28 @@ class FailureDetector:
     def __init__(self, silence_ms: int) -> None:
         assert silence_ms > 0
         self.silence_ms = silence_ms
-        self._opinions: dict[Address, PeerLiveness] = {}
+        self._peers: dict[Address, PeerLiveness] = {}
 
-    def opinions(self) -> tuple[PeerLiveness, ...]:
-        """One for each peer, in the order of their addresses."""
-        return tuple(self._opinions[peer] for peer in sorted(self._opinions))
+    def peers(self) -> tuple[PeerLiveness, ...]:
+        """One for each peer, sorted by address."""
+        return tuple(self._peers[peer] for peer in sorted(self._peers))
 
     def watch(self, peers: Sequence[Address], now_ms: int) -> None:
-        """From now on these peers and no others. A new one is down until it answers."""
-        self._opinions = {
-            peer: self._opinions.get(peer, PeerLiveness(peer=peer, state=PeerState.DOWN, since_ms=now_ms))
+        """Watches exactly these peers. A new one is down until it answers."""
+        self._peers = {
+            peer: self._peers.get(peer, PeerLiveness(peer=peer, state=PeerState.DOWN, since_ms=now_ms))
             for peer in peers
         }
 
     def answered(self, answer: RoundTrip, now_ms: int) -> PeerLiveness | None:
-        """Returns the new opinion where the peer came up or came back as another."""
-        before = self._opinions.get(answer.peer)
+        """Returns the new state if the peer came up or restarted."""
+        before = self._peers.get(answer.peer)
         if before is None or now_ms - answer.asked_ms >= self.silence_ms:
             return None
         same = before.host == answer.host and before.incarnation == answer.incarnation
         if same and before.heard_ms is not None and before.state is PeerState.UP:
             heard = replace(before, heard_ms=max(before.heard_ms, answer.asked_ms))
-            self._opinions[answer.peer] = _measured(heard, answer.round_trip_us)
+            self._peers[answer.peer] = _measured(heard, answer.round_trip_us)
             return None
         fresh = PeerLiveness(
             peer=answer.peer,
@@ -92,17 +92,17 @@ class FailureDetector:
             incarnation=answer.incarnation,
             heard_ms=answer.asked_ms,
         )
-        self._opinions[answer.peer] = _measured(fresh, answer.round_trip_us)
-        return self._opinions[answer.peer]
+        self._peers[answer.peer] = _measured(fresh, answer.round_trip_us)
+        return self._peers[answer.peer]
 
-    def look(self, now_ms: int) -> list[PeerLiveness]:
-        """Returns the opinions that turned to down."""
-        turned: list[PeerLiveness] = []
-        for peer, opinion in self._opinions.items():
+    def check(self, now_ms: int) -> list[PeerLiveness]:
+        """Returns the peers that went down."""
+        went_down: list[PeerLiveness] = []
+        for peer, opinion in self._peers.items():
             if opinion.state is PeerState.UP and self._silent(opinion, now_ms):
-                turned.append(replace(opinion, state=PeerState.DOWN, since_ms=now_ms))
-                self._opinions[peer] = turned[-1]
-        return turned
+                went_down.append(replace(opinion, state=PeerState.DOWN, since_ms=now_ms))
+                self._peers[peer] = went_down[-1]
+        return went_down
 
     def _silent(self, opinion: PeerLiveness, now_ms: int) -> bool:
         assert opinion.heard_ms is not None
@@ -110,7 +110,7 @@ class FailureDetector:
 
 
 def _measured(opinion: PeerLiveness, sample_us: int | None) -> PeerLiveness:
-    """The estimator of TCP's retransmission timer (RFC 6298): slow enough for one late answer not to show as news."""
+    """The estimator of TCP's retransmission timer (RFC 6298): slow enough to ignore one late answer."""
     if sample_us is None:
         return opinion
     if opinion.round_trip_us is None:
@@ -124,10 +124,10 @@ def _measured(opinion: PeerLiveness, sample_us: int | None) -> PeerLiveness:
 
 
 def down_hosts(
-    members: Iterable[Member], opinions: Sequence[PeerLiveness], own: HostId, watched_since_ms: int
+    members: Iterable[Member], peers: Sequence[PeerLiveness], own: HostId, watched_since_ms: int
 ) -> tuple[HostId, ...]:
-    """Sorted. A peer that is watched since a later moment than `watched_since_ms` and was never heard counts as up:
-    control has just started or the peer has just come, and nobody is given up before he had the time to answer."""
+    """The nodes that requests need not be sent to, sorted. A peer that is watched only since after `watched_since_ms` and
+    was never heard from counts as up: control or the peer has just started, and the peer had no time to answer yet."""
     up = {opinion.host for opinion in opinions if opinion.state is PeerState.UP}
     given_up = {
         opinion.peer for opinion in opinions if opinion.heard_ms is not None or opinion.since_ms <= watched_since_ms

@@ -1,7 +1,7 @@
-"""Heartbeats to every other member and the opinion that follows from their answers.
+"""Heartbeats to every other member, and the view of the peers that follows from their answers.
 
-What an answer or its absence means is decided in `failure_detector.py`. Beats overlap: the next one does not wait for
-the answer to the last, so that neither one lost frame nor a long round trip is mistaken for silence.
+`failure_detector.py` decides what an answer or its absence means. Heartbeats overlap: the next one does not wait for the
+answer to the last, so that neither one lost frame nor a long round trip is mistaken for silence.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ class LivenessLimits:
     heartbeat_ms: int = DEFAULT_LIMITS.peer_heartbeat_ms
     silence_ms: int = DEFAULT_LIMITS.peer_silence_ms
     in_flight_max: int = 16
-    """Beats to one peer that are under way at once."""
+    """Heartbeats to one peer in flight at once."""
 
 
 class PeerAddresses(Protocol):
     def peers(self) -> tuple[Address, ...]:
-        """Where the control processes of the other members listen, sorted. May differ from call to call."""
+        """Where the control processes of the other members listen, sorted. May change between calls."""
         ...
 
 
@@ -41,7 +41,7 @@ class HeartbeatConfig:
     members: PeerAddresses
     limits: LivenessLimits
     incarnation: int
-    """Another number with each start of this process, so that a restart shows even between two beats."""
+    """A different number at each start of this process, so that a restart between two heartbeats shows."""
 
 
 class HeartbeatMonitor:
@@ -58,12 +58,12 @@ class HeartbeatMonitor:
         self._in_flight: dict[Address, int] = {}
         self._serial = 0
         self.on_change: Callable[[], None] = _nothing
-        """Called when an opinion has changed from up to down or back."""
+        """Called when a peer went up or down."""
 
     def opinions(self) -> tuple[PeerLiveness, ...]:
-        """What this node holds of each peer now: a reader never sees an `up` that has run out."""
-        self._look()
-        return self._detector.opinions()
+        """The state of each peer now: a reader never sees an `up` that has expired."""
+        self._check()
+        return self._detector.peers()
 
     def serve_on(self, server: Server) -> None:
         server.serve(HEARTBEAT, self._answer)
@@ -81,31 +81,31 @@ class HeartbeatMonitor:
                 for peer in members:
                     if peer not in watchers:
                         watchers[peer] = tasks.create_task(self._watch(peer, tasks))
-                self._look()
+                self._check()
                 await asyncio.sleep(self._limits.heartbeat_ms / 1000)
 
     def _answer(self, request: HeartbeatRequest, _call: IncomingCall) -> HeartbeatAnswer:
         return HeartbeatAnswer(request.serial, self._incarnation)
 
-    def _look(self) -> None:
-        for opinion in self._detector.look(self._clock.boot_ms()):
-            self._tell(opinion)
+    def _check(self) -> None:
+        for opinion in self._detector.check(self._clock.boot_ms()):
+            self._report_change(opinion)
 
     async def _watch(self, peer: Address, tasks: asyncio.TaskGroup) -> None:
         while True:
-            host = await self._meet(peer)
+            host = await self._identify(peer)
             started_ms = self._clock.boot_ms()
-            while not self._given_up(peer, started_ms):
+            while not self._is_lost(peer, started_ms):
                 if self._in_flight.get(peer, 0) < self._limits.in_flight_max:
                     tasks.create_task(self._beat(peer, host))
                 await asyncio.sleep(self._limits.heartbeat_ms / 1000)
 
-    async def _meet(self, peer: Address) -> HostId:
-        """Asks who is there, until somebody answers. Also before each return of a peer that was down: another host
-        may have taken its address, and beats to the old one would be refused there for ever.
+    async def _identify(self, peer: Address) -> HostId:
+        """Finds out which host is there, until one answers. Also each time before a peer that was down returns: another
+        host may have taken its address, which would reject heartbeats for the old one forever.
 
-        Connections from before are dropped. One whose end the peer has forgotten (it lost power, or closed while the
-        path was cut) swallows every beat without a word, and the peer would be held to be down for ever.
+        Earlier connections are dropped. If the peer no longer knows one (it lost power, or closed it during a
+        partition), that connection swallows every heartbeat, and the peer would be considered down forever.
         """
         while True:
             try:
@@ -113,7 +113,7 @@ class HeartbeatMonitor:
             except EblaError:
                 await asyncio.sleep(self._limits.heartbeat_ms / 1000)
                 continue
-            caller.close("introduced")
+            caller.close("identified")
             self._forget(peer)
             host = self._hosts[peer] = welcome.introduction.host
             self._peers.set_address(host, peer)
@@ -128,7 +128,7 @@ class HeartbeatMonitor:
             request = HeartbeatRequest(self._serial, self._incarnation)
             answer = await self._peers.call(host, HEARTBEAT, request, self._limits.silence_ms)
         except EblaError:
-            return  # an error is silence, and how long that lasts is all that counts
+            return  # an error counts as silence
         finally:
             self._in_flight[peer] -= 1
         round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
@@ -137,11 +137,11 @@ class HeartbeatMonitor:
         )
         changed = self._detector.answered(answered, self._clock.boot_ms())
         if changed is not None:
-            self._tell(changed)
+            self._report_change(changed)
 
-    def _given_up(self, peer: Address, started_ms: int) -> bool:
+    def _is_lost(self, peer: Address, started_ms: int) -> bool:
         now_ms = self._clock.boot_ms()
-        state = {opinion.peer: opinion.state for opinion in self._detector.opinions()}
+        state = {opinion.peer: opinion.state for opinion in self._detector.peers()}
         return state.get(peer) is not PeerState.UP and now_ms - started_ms >= self._limits.silence_ms
 
     def _connected(self, host: HostId) -> bool:
@@ -155,7 +155,7 @@ class HeartbeatMonitor:
         if host is not None and host not in self._hosts.values():
             self._peers.forget(host)
 
-    def _tell(self, opinion: PeerLiveness) -> None:
+    def _report_change(self, opinion: PeerLiveness) -> None:
         details = {"peer": str(opinion.peer), "host": str(opinion.host), "round_trip_us": opinion.round_trip_us}
         self._context.report(f"liveness.peer_{opinion.state.value}", details)
         self.on_change()

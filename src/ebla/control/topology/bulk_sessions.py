@@ -155,7 +155,7 @@ class BulkSessionService:
         applied = apply_command(snapshot, command)
         if isinstance(applied, CommandRefused):
             raise Refused(applied.reason)
-        answer = await self._deps.group0.running.calls.transact(applied.transaction, within_ms)
+        answer = await self._deps.group0.running.client.transact(applied.transaction, within_ms)
         match answer:
             case Done():
                 return applied.snapshot
@@ -167,7 +167,7 @@ class BulkSessionService:
                 assert_never(answer)
 
     async def _read(self, within_ms: int) -> Snapshot:
-        await self._deps.group0.running.calls.read_barrier(within_ms)
+        await self._deps.group0.running.client.read_barrier(within_ms)
         return self._deps.topology.snapshot
 
     def _remaining_ms(self, expires_at: float) -> int:

@@ -65,7 +65,7 @@ class JoinDriver:
         if not self._commands_for_own(snapshot) and not own_refusal(snapshot, self._own):
             return
         try:
-            await running.calls.read_barrier(COMMIT_MS)
+            await running.client.read_barrier(COMMIT_MS)
         except EblaError as error:
             self.waits_for = error.message
             return
@@ -130,7 +130,7 @@ class JoinDriver:
             self._report_wait(f"{names} is refused: {applied.reason}")
             return applied.reason
         try:
-            answer = await self._deps.group0.running.calls.transact(applied.transaction, COMMIT_MS)
+            answer = await self._deps.group0.running.client.transact(applied.transaction, COMMIT_MS)
         except EblaError as error:
             return error.message
         if not isinstance(answer, Done):

@@ -101,7 +101,7 @@ class SchemaService:
         raise _partly("time ran out") if changed else why or _out_of_time()
 
     async def _plan(self, change: SchemaChange, expires_at: float) -> tuple[SchemaChangePlan, Snapshot]:
-        await self._deps.group0.running.calls.read_barrier(self._remaining_ms(expires_at))
+        await self._deps.group0.running.client.read_barrier(self._remaining_ms(expires_at))
         snapshot = self._deps.topology.snapshot
         drawn = TableId(self._deps.rng.uuid())
         return plan_schema_change(change, PlanningState(snapshot, self._deps.down()), drawn), snapshot
@@ -114,7 +114,7 @@ class SchemaService:
         remaining_ms = self._remaining_ms(expires_at)
         if remaining_ms == 0:
             return None
-        calls = self._deps.group0.running.calls
+        calls = self._deps.group0.running.client
         try:
             answer = await calls.transact(applied.transaction, max(1, int(remaining_ms * (1 - FIND_OUT_SHARE))))
         except EblaError as error:
@@ -135,7 +135,7 @@ class SchemaService:
         """After a commit without an answer. If its result is there, that is the answer. If not, it may still come:
         group 0 was offered it, and only its log could show that it never will."""
         try:
-            await self._deps.group0.running.calls.read_barrier(deadline_ms)
+            await self._deps.group0.running.client.read_barrier(deadline_ms)
         except EblaError as error:
             raise _unknown_outcome(error) from cause
         snapshot = self._deps.topology.snapshot

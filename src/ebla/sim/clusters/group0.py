@@ -88,7 +88,7 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
         snapshot_entries_max=40,
         kept_entries=10,
         lost_leader_ms=3_000,
-        formation=FormationLimits(ask_again_ms=300),
+        formation=FormationLimits(retry_ms=300),
     )
     async with asyncio.TaskGroup() as tasks:
         peers = Peers(tasks, context)

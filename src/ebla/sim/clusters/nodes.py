@@ -221,7 +221,7 @@ class SimCluster:
         unit = node.control
         config = control_config(self.context(node, unit.name, unit.start_count))
         group0 = replace(
-            config.group0, snapshot_entries_max=60, kept_entries=20, formation=FormationLimits(ask_again_ms=300)
+            config.group0, snapshot_entries_max=60, kept_entries=20, formation=FormationLimits(retry_ms=300)
         )
         config = replace(config, group0=group0, num_tokens=4, release="sim")
         names = (*(f"shard-{shard.own.shard}" for shard in node.shards), "bulk")

@@ -95,7 +95,7 @@ def _state(cluster: Group0Cluster) -> str:
     parts = []
     for node in cluster.nodes.values():
         assert node.group0 is not None
-        stage = node.group0.marks.mark.stage
+        stage = node.group0.join_state.mark.stage
         waits = node.group0.formation.waits_for if stage is not JoinStage.MEMBER else ""
         parts.append(f"{node.name} {stage}{f' ({waits})' if waits else ''}")
     return ", ".join(parts)

@@ -52,7 +52,7 @@ def test_whom_a_fresh_node_answers_it_still_knows_after_a_power_cut() -> None:
         await marks.load()
         forming = formation(environment, marks)
         async with asyncio.TaskGroup() as tasks:
-            settling = tasks.create_task(forming.settle(never_begin))
+            settling = tasks.create_task(forming.join_or_create(never_begin))
             await asyncio.sleep(0.1)
             reply = await forming.answer(DiscoverRequest(ASKER, ()))
             assert isinstance(reply, FreshNode)
