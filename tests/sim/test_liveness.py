@@ -47,7 +47,7 @@ pytestmark = runs_in(in_a_settled_world)
 
 def opinions(node: SimNode) -> tuple[PeerLiveness, ...]:
     assert node.control_process is not None
-    return node.control_process.opinions()
+    return node.control_process.peers()
 
 
 def of(node: SimNode, peer: SimNode) -> PeerLiveness:

@@ -248,17 +248,17 @@ class ControlProcess:
             return ()
         config = self._config
         watched_since_ms = self._environment.clock.boot_ms() - config.liveness.silence_ms
-        return down_hosts(store.members.values(), self.opinions(), config.introduction.host, watched_since_ms)
+        return down_hosts(store.members.values(), self.peers(), config.introduction.host, watched_since_ms)
 
     def _expected(self) -> tuple[str, ...]:
         named = {status.name for status in self._children.statuses()} | set(self._config.child_names)
         return tuple(sorted(name for name in named if takes_part(name)))
 
     def _is_up(self, host: HostId) -> bool:
-        return all(peer.state is PeerState.UP for peer in self.opinions() if peer.host == host)
+        return all(peer.state is PeerState.UP for peer in self.peers() if peer.host == host)
 
-    def opinions(self) -> tuple[PeerLiveness, ...]:
-        return () if self._liveness is None else self._liveness.opinions()
+    def peers(self) -> tuple[PeerLiveness, ...]:
+        return () if self._liveness is None else self._liveness.peers()
 
     def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
         ours = self._config.introduction
@@ -292,7 +292,7 @@ class ControlProcess:
             address=str(config.address),
             started_wall_us=self._started_wall_us,
             processes=(own, *self._processes()),
-            peers=tuple(_as_status(peer, now_ms) for peer in self.opinions()),
+            peers=tuple(_as_status(peer, now_ms) for peer in self.peers()),
             uptime_ms=now_ms - self._started_boot_ms,
             release=config.release,
             group0=report_of(self._group0.running) if self._group0 is not None and self._group0.is_running else None,

@@ -45,7 +45,7 @@ class CommitRig:
         self.lagging: Snapshot | None = None
         """What this node shows until it has done a read barrier."""
         self.group0 = cast(
-            "Group0Node", SimpleNamespace(running=SimpleNamespace(calls=self, raft=self), is_running=True)
+            "Group0Node", SimpleNamespace(running=SimpleNamespace(client=self, raft=self), is_running=True)
         )
         self.barriers = BarrierClient(host(1), self._on_own, cast("Peers", self), lambda: self.down)
         self.reported: list[str] = []

@@ -1,8 +1,8 @@
 """Decides which peers are up. Pure: round trips and time in, states out.
 
 Only a completed round trip counts as hearing from a peer, and it counts from the moment the request left. A peer whose
-messages arrive but that ours do not reach is down for both sides, so a link that is cut in one direction gives both nodes
-the same view of each other. And an answer that waited in a queue while this process was stopped proves nothing.
+messages arrive but that ours do not reach is down for both sides, so a link that is cut in one direction gives both
+nodes the same view of each other. And an answer that waited in a queue while this process was stopped proves nothing.
 
 What it promises, with `silence_ms` as its only limit:
 
@@ -98,40 +98,39 @@ class FailureDetector:
     def check(self, now_ms: int) -> list[PeerLiveness]:
         """Returns the peers that went down."""
         went_down: list[PeerLiveness] = []
-        for peer, opinion in self._peers.items():
-            if opinion.state is PeerState.UP and self._silent(opinion, now_ms):
-                went_down.append(replace(opinion, state=PeerState.DOWN, since_ms=now_ms))
-                self._peers[peer] = went_down[-1]
+        for address, peer in self._peers.items():
+            if peer.state is PeerState.UP and self._silent(peer, now_ms):
+                went_down.append(replace(peer, state=PeerState.DOWN, since_ms=now_ms))
+                self._peers[address] = went_down[-1]
         return went_down
 
-    def _silent(self, opinion: PeerLiveness, now_ms: int) -> bool:
-        assert opinion.heard_ms is not None
-        return now_ms - opinion.heard_ms >= self.silence_ms
+    def _silent(self, peer: PeerLiveness, now_ms: int) -> bool:
+        assert peer.heard_ms is not None
+        return now_ms - peer.heard_ms >= self.silence_ms
 
 
-def _measured(opinion: PeerLiveness, sample_us: int | None) -> PeerLiveness:
+def _measured(peer: PeerLiveness, sample_us: int | None) -> PeerLiveness:
     """The estimator of TCP's retransmission timer (RFC 6298): slow enough to ignore one late answer."""
     if sample_us is None:
-        return opinion
-    if opinion.round_trip_us is None:
-        return replace(opinion, round_trip_us=sample_us, deviation_us=sample_us // 2)
-    away = abs(sample_us - opinion.round_trip_us)
+        return peer
+    if peer.round_trip_us is None:
+        return replace(peer, round_trip_us=sample_us, deviation_us=sample_us // 2)
+    away = abs(sample_us - peer.round_trip_us)
     return replace(
-        opinion,
-        round_trip_us=opinion.round_trip_us + (sample_us - opinion.round_trip_us) // 8,
-        deviation_us=opinion.deviation_us + (away - opinion.deviation_us) // 4,
+        peer,
+        round_trip_us=peer.round_trip_us + (sample_us - peer.round_trip_us) // 8,
+        deviation_us=peer.deviation_us + (away - peer.deviation_us) // 4,
     )
 
 
 def down_hosts(
     members: Iterable[Member], peers: Sequence[PeerLiveness], own: HostId, watched_since_ms: int
 ) -> tuple[HostId, ...]:
-    """The nodes that requests need not be sent to, sorted. A peer that is watched only since after `watched_since_ms` and
-    was never heard from counts as up: control or the peer has just started, and the peer had no time to answer yet."""
-    up = {opinion.host for opinion in opinions if opinion.state is PeerState.UP}
-    given_up = {
-        opinion.peer for opinion in opinions if opinion.heard_ms is not None or opinion.since_ms <= watched_since_ms
-    }
+    """The nodes that requests need not be sent to, sorted. A peer that is watched only since after `watched_since_ms`
+    and was never heard from counts as up: control or the peer has just started, and the peer had no time to answer
+    yet."""
+    up = {peer.host for peer in peers if peer.state is PeerState.UP}
+    given_up = {peer.peer for peer in peers if peer.heard_ms is not None or peer.since_ms <= watched_since_ms}
     down = (
         member.host
         for member in members

@@ -1,7 +1,7 @@
 """Heartbeats to every other member, and the view of the peers that follows from their answers.
 
-`failure_detector.py` decides what an answer or its absence means. Heartbeats overlap: the next one does not wait for the
-answer to the last, so that neither one lost frame nor a long round trip is mistaken for silence.
+`failure_detector.py` decides what an answer or its absence means. Heartbeats overlap: the next one does not wait for
+the answer to the last, so that neither one lost frame nor a long round trip is mistaken for silence.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class HeartbeatMonitor:
         self.on_change: Callable[[], None] = _nothing
         """Called when a peer went up or down."""
 
-    def opinions(self) -> tuple[PeerLiveness, ...]:
+    def peers(self) -> tuple[PeerLiveness, ...]:
         """The state of each peer now: a reader never sees an `up` that has expired."""
         self._check()
         return self._detector.peers()
@@ -88,8 +88,8 @@ class HeartbeatMonitor:
         return HeartbeatAnswer(request.serial, self._incarnation)
 
     def _check(self) -> None:
-        for opinion in self._detector.check(self._clock.boot_ms()):
-            self._report_change(opinion)
+        for peer in self._detector.check(self._clock.boot_ms()):
+            self._report_change(peer)
 
     async def _watch(self, peer: Address, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -141,7 +141,7 @@ class HeartbeatMonitor:
 
     def _is_lost(self, peer: Address, started_ms: int) -> bool:
         now_ms = self._clock.boot_ms()
-        state = {opinion.peer: opinion.state for opinion in self._detector.peers()}
+        state = {peer.peer: peer.state for peer in self._detector.peers()}
         return state.get(peer) is not PeerState.UP and now_ms - started_ms >= self._limits.silence_ms
 
     def _connected(self, host: HostId) -> bool:
@@ -155,9 +155,9 @@ class HeartbeatMonitor:
         if host is not None and host not in self._hosts.values():
             self._peers.forget(host)
 
-    def _report_change(self, opinion: PeerLiveness) -> None:
-        details = {"peer": str(opinion.peer), "host": str(opinion.host), "round_trip_us": opinion.round_trip_us}
-        self._context.report(f"liveness.peer_{opinion.state.value}", details)
+    def _report_change(self, peer: PeerLiveness) -> None:
+        details = {"peer": str(peer.peer), "host": str(peer.host), "round_trip_us": peer.round_trip_us}
+        self._context.report(f"liveness.peer_{peer.state.value}", details)
         self.on_change()
 
 

@@ -59,13 +59,13 @@ class LivenessChecker:
             node.control_process is not None
             and node.shards[0].process is not None
             and node.shards[0].process.serves()
-            and all(opinion.state is PeerState.UP for opinion in node.control_process.opinions())
+            and all(opinion.state is PeerState.UP for opinion in node.control_process.peers())
             for node in self._nodes
         )
 
     def _check_opinions(self, node: SimNode, process: ControlProcess) -> None:
         others = {other.control.host: other.control for other in self._nodes}
-        for opinion in process.opinions():
+        for opinion in process.peers():
             peer = others[opinion.peer.host]
             impossible_s = self._lasted(self._impossible_since, (node.control.name, peer.name))
             easy_s = self._lasted(self._easy_since, self._lives(node.control, peer))

@@ -118,6 +118,6 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
 
 def _alive(liveness: HeartbeatMonitor) -> Callable[[HostId], bool]:
     def alive(host: HostId) -> bool:
-        return all(one.state is PeerState.UP for one in liveness.opinions() if one.host == host)
+        return all(one.state is PeerState.UP for one in liveness.peers() if one.host == host)
 
     return alive

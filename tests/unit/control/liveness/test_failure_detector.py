@@ -25,14 +25,14 @@ def answer(asked_ms: int, round_trip_us: int | None = 800, incarnation: int = 1,
 
 
 def only(detector: FailureDetector) -> PeerLiveness:
-    (opinion,) = detector.opinions()
+    (opinion,) = detector.peers()
     return opinion
 
 
 def test_a_peer_is_down_until_it_answers() -> None:
     detector = watching()
     assert only(detector) == PeerLiveness(peer=PEER, state=PeerState.DOWN, since_ms=0)
-    assert detector.look(10_000) == []
+    assert detector.check(10_000) == []
     came_up = detector.answered(answer(10_100), 10_100)
     assert came_up == only(detector)
     assert came_up == PeerLiveness(
@@ -50,17 +50,17 @@ def test_a_peer_is_down_until_it_answers() -> None:
 def test_silence_turns_a_peer_down_once_exactly_at_the_bound() -> None:
     detector = watching()
     detector.answered(answer(1_000), 1_000)
-    assert detector.look(3_999) == []
-    (turned,) = detector.look(4_000)
+    assert detector.check(3_999) == []
+    (turned,) = detector.check(4_000)
     assert (turned.state, turned.since_ms, turned.heard_ms) == (PeerState.DOWN, 4_000, 1_000)
-    assert detector.look(9_000) == []
+    assert detector.check(9_000) == []
     assert only(detector).since_ms == 4_000
 
 
 def test_a_peer_that_returns_is_up_at_once_and_news() -> None:
     detector = watching()
     detector.answered(answer(1_000), 1_000)
-    detector.look(5_000)
+    detector.check(5_000)
     assert detector.answered(answer(6_000), 6_000) is not None
     assert (only(detector).state, only(detector).since_ms) == (PeerState.UP, 6_000)
 
@@ -117,7 +117,7 @@ def test_an_answer_to_an_old_question_proves_nothing_and_order_does_not_matter()
     detector.answered(answer(6_000), 6_100)
     detector.answered(answer(5_500), 6_200)
     assert only(detector).heard_ms == 6_000
-    assert [turned.since_ms for turned in detector.look(9_000)] == [9_000]
+    assert [turned.since_ms for turned in detector.check(9_000)] == [9_000]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2_000), st.booleans()), max_size=60))
@@ -129,6 +129,6 @@ def test_the_standing_is_exactly_whether_an_answer_came_within_the_bound(steps: 
         if answers:
             detector.answered(answer(now), now)
             heard = now
-        detector.look(now)
+        detector.check(now)
         expected = heard is not None and now - heard < SILENCE_MS
         assert (only(detector).state is PeerState.UP) == expected
