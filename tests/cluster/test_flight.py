@@ -97,7 +97,7 @@ class Session:
 def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
     async def run() -> A:
         async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-            return await admin_client(transport, nodes.nodes[0], 30_000).ask(
+            return await admin_client(transport, nodes.nodes[0], 30_000).call(
                 Address(str(socket)), verb, request, verb.lane
             )
 

@@ -66,7 +66,7 @@ async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[Cq
     """Everything that was sent back, and whether the connection was closed."""
     async with asyncio.TaskGroup() as tasks:
         wired = Wired(parted, tasks)
-        connection, outlet = wired.connection, wired.outlet
+        connection, outlet = wired.connection, wired.transport
         for size in steps:
             connection.received(data[:size])
             data = data[size:]

@@ -1,1 +1,1 @@
-"""What a program outside the nodes asks them, and how it puts the answers together."""
+"""Clients of nodes for programs outside of them: status, topology, jobs."""

@@ -1,4 +1,4 @@
-"""A cluster as its nodes' answers show it. Pure: answers in, one view out, for tables and for JSON."""
+"""Combines the answers of nodes to one view of the cluster, for tables and JSON. Pure."""
 
 import enum
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class NodeStatus(enum.StrEnum):
 
 
 class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that was asked, and what came of it. `trouble` says why there is no answer."""
+    """The result of probing a node. `trouble` is the reason if there is no answer."""
 
     name: str
     address: str
@@ -38,7 +38,7 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     last_exit: str
     version: int | None = None
-    """Of the topology, as it has installed it."""
+    """The topology version that it has installed."""
     serving: bool = False
     trouble: str = ""
 
@@ -48,7 +48,7 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_pipeline(self) -> bool:
-        """It comes and goes, and nothing is served by it."""
+        """The pipeline starts and stops with leadership, and serves no requests."""
         return self.name == PIPELINE
 
 
@@ -58,16 +58,16 @@ class RingView(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     fence: int
     state: str
-    """The node's own; empty: the topology does not know it yet."""
+    """The state of the node; empty: the topology does not have it yet."""
     normal: int
-    """Nodes in the ring."""
+    """Number of nodes in the ring."""
     members: int
     transition: str
     waits_for: str
 
 
 class Group0View(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's place in group 0, as it says itself. `lag` is what its leader knows it to be behind."""
+    """A node's role in group 0, from its own answer. `lag` is from the leader."""
 
     role: str
     votes: bool
@@ -79,7 +79,7 @@ class Group0View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. Where it could not be asked itself, `state` is the opinion of those that could."""
+    """One node. If it was not probed itself, `state` is what the other nodes report."""
 
     name: str
     host: HostId | None
@@ -87,9 +87,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeStatus
     uptime_ms: int | None
     round_trip_us: int | None
-    """As measured by the first other node that knows one."""
+    """Measured by the first other node that has one."""
     held_up_by: int
-    """How many of the others that answered hold it to be up."""
+    """Number of other nodes that answered and consider it up."""
     asked_others: int
     processes: tuple[ProcessView, ...]
     trouble: str
@@ -102,15 +102,15 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_not_serving(self) -> str:
-        """What keeps a node that answers from serving rows, in words; empty: it serves."""
+        """Why a node that answers does not serve rows; empty: it serves."""
         if self.state is NodeStatus.DOWN:
             return ""
         if self.ring is None:
-            return "it has not been told the topology"
+            return "it has not received the topology"
         if self.ring.waits_for:
             return self.ring.waits_for
         if self.ring.state != TopologyState.NORMAL:
-            return "it has no place in the ring yet"
+            return "it is not in the ring yet"
         waiting = [_why_not_serving(process) for process in self.processes if not process.is_pipeline]
         return "; ".join(words for words in waiting if words)
 
@@ -124,7 +124,7 @@ def _why_not_serving(process: ProcessView) -> str:
 
 
 class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pipeline of the leader says of itself."""
+    """The state of the leader's pipeline."""
 
     state: str
     cause: str = ""

@@ -1,6 +1,6 @@
-"""Jobs for the pipeline, from outside: asked for, looked at, followed to their end, cancelled.
+"""Submits, reads, follows and cancels jobs of the pipeline.
 
-A job is a key of group 0. Whoever asks writes it and may go; the pipeline of the leader takes it up from there.
+A job is a key of group 0. The client writes it and may leave; the pipeline of the leader starts it.
 """
 
 from collections.abc import AsyncIterator
@@ -36,22 +36,22 @@ PREFIX_LETTERS_MIN = 4
 
 
 class JobClient:
-    def __init__(self, ask: VerbCaller, ports: tuple[Clock, Rng], deadline_ms: int = 10_000) -> None:
-        """`ask` is for the control process of any node."""
-        self._ask = ask
-        self._clock, self._rng = ports
+    def __init__(self, call: VerbCaller, *, clock: Clock, rng: Rng, deadline_ms: int = 10_000) -> None:
+        """`call` reaches the control process of any node."""
+        self._call = call
+        self._clock, self._rng = clock, rng
         self._deadline_ms = deadline_ms
 
-    # ---- looking
+    # ---- reading
 
     async def jobs(self) -> list[JobRecord]:
-        """All that are known, in the order in which they were asked for."""
-        found = await read_all_pages(self._ask, Group0ReadRequest(keys=(), prefixes=(JOBS_PREFIX,)), self._deadline_ms)
+        """All known jobs, in the order of submission."""
+        found = await read_all_pages(self._call, Group0ReadRequest(keys=(), prefixes=(JOBS_PREFIX,)), self._deadline_ms)
         jobs = [decode_stored(JobRecord, one.value).value for one in found.found]
         return sorted(jobs, key=lambda job: (job.submitted_ms, job.id))
 
     async def find(self, text: str) -> JobRecord:
-        """By its id, or the first letters of it."""
+        """By its id, or its first letters."""
         if len(text) < PREFIX_LETTERS_MIN:
             raise InvalidRequest(
                 f"{text!r} is too little of a job's id", advice=f"name {PREFIX_LETTERS_MIN} letters of it or more"
@@ -64,16 +64,16 @@ class JobClient:
         return alike[0]
 
     async def pipeline(self) -> PipelineState | None:
-        """What the pipeline last said of itself; None: none has ever run."""
-        found = await read_all_pages(self._ask, Group0ReadRequest(keys=(PIPELINE_KEY,)), self._deadline_ms)
+        """The last stored state of the pipeline; None: none has ever run."""
+        found = await read_all_pages(self._call, Group0ReadRequest(keys=(PIPELINE_KEY,)), self._deadline_ms)
         return next((decode_stored(PipelineState, one.value).value for one in found.found), None)
 
     async def follow(self, job: JobId) -> AsyncIterator[JobRecord]:
-        """Each state of it until it has ended. Raises `NotFound` where it is gone."""
+        """Every state of the job until it has ended. Raises `NotFound` if it was deleted."""
         pages = WatchPager(job_key(job))
         while True:
-            told = await self._ask(GROUP0_WATCH, pages.request(WATCH_MS), WATCH_MS + self._deadline_ms)
-            answer = pages.take(told)
+            page = await self._call(GROUP0_WATCH, pages.request(WATCH_MS), WATCH_MS + self._deadline_ms)
+            answer = pages.take(page)
             if answer is None:
                 continue
             if answer.reset and not answer.changes:
@@ -86,10 +86,10 @@ class JobClient:
                 if record.state in ENDED_STATES:
                     return
 
-    # ---- asking
+    # ---- changing
 
     async def submit(self, spec: JobSpec, what: str, life_ms: int = LIFETIME_DEFAULT_MS) -> JobRecord:
-        """Written when this returns. The id makes it safe to write it again where an answer was lost."""
+        """The job is written when this returns. Its id makes it safe to repeat the write if an answer was lost."""
         submitted_ms = self._clock.wall_us() // 1000
         job = JobRecord(id=JobId(self._rng.uuid()), spec=spec, what=what, submitted_ms=submitted_ms, life_ms=life_ms)
         for number in range(ATTEMPTS_MAX):
@@ -99,15 +99,15 @@ class JobClient:
                 if error.outcome is Outcome.NOT_APPLIED or number == ATTEMPTS_MAX - 1:
                     raise
                 continue
-            # One that is there already is this one: nobody else draws its id.
+            # An existing job with this id is this one, since ids are random.
             if isinstance(answer, Done | ConditionFailed):
                 return job
             raise Refused(f"the job was not written: {answer}")
         raise AssertionError("the last try raises or returns")
 
     async def cancel(self, job: JobId) -> JobRecord:
-        """One that was never begun is cancelled when this returns, also where no pipeline runs. Any other is asked to
-        end, and does so a while later."""
+        """A job that never started is cancelled when this returns, also if no pipeline runs. Any other job gets a
+        cancel request, and ends some time later."""
         for _ in range(ATTEMPTS_MAX):
             stored, revision = await self._read(job)
             record = stored.value
@@ -117,7 +117,7 @@ class JobClient:
                 return record
             wanted = msgspec.structs.replace(record, cancel_requested=True)
             if record.state is JobState.WAITING and record.session is None:
-                # Whoever begins it writes a session first, so nothing of it can have happened.
+                # The pipeline writes a session before it starts a job, so nothing of this job has happened.
                 ended_ms = self._clock.wall_us() // 1000
                 wanted = msgspec.structs.replace(wanted, state=JobState.CANCELLED, ended_ms=ended_ms)
             answer = await self._write((KeyUnchanged(job_key(job), revision),), stored.with_value(wanted))
@@ -126,7 +126,7 @@ class JobClient:
         raise Unavailable(f"job {job} changes too quickly to be cancelled", advice="try again")
 
     async def _read(self, job: JobId) -> tuple[StoredValue[JobRecord], Revision]:
-        found = await read_all_pages(self._ask, Group0ReadRequest(keys=(job_key(job),)), self._deadline_ms)
+        found = await read_all_pages(self._call, Group0ReadRequest(keys=(job_key(job),)), self._deadline_ms)
         if not found.found:
             raise _gone(job)
         return decode_stored(JobRecord, found.found[0].value), found.found[0].revision
@@ -134,11 +134,11 @@ class JobClient:
     async def _write(self, conditions: tuple[Condition, ...], stored: StoredValue[JobRecord]) -> CommandAnswer:
         put = PutKey(job_key(stored.value.id), encode_stored(stored))
         request = ExecuteRequest(Transaction(conditions, (put,)))
-        return (await self._ask(GROUP0_EXECUTE, request, self._deadline_ms)).answer
+        return (await self._call(GROUP0_EXECUTE, request, self._deadline_ms)).answer
 
 
 def _gone(job: JobId) -> NotFound:
-    return NotFound(f"job {job} is not there any more", advice="only the latest ones are kept")
+    return NotFound(f"job {job} does not exist any more", advice="only the latest ones are kept")
 
 
 def has_failed(job: JobRecord) -> bool:

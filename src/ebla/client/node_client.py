@@ -1,4 +1,4 @@
-"""The operator's questions to one node, each over a connection of its own."""
+"""Calls to one node, each over its own connection, and reads of group 0 in pages."""
 
 from collections.abc import Awaitable
 from typing import Protocol
@@ -17,42 +17,42 @@ from ebla.wire.verbs import GROUP0_READ, STATUS, STOP, A, Q, StatusAnswer, Statu
 
 
 class AdminClient:
-    """`address` is the node's own Unix socket, or its control address where the context has certificates."""
+    """`address` is the node's Unix socket, or its control address if the context has certificates."""
 
     def __init__(self, context: PeersContext, deadline_ms: int) -> None:
         self._context = context
         self._deadline_ms = deadline_ms
 
     async def status(self, address: Address) -> StatusAnswer:
-        return await self.ask(address, STATUS, StatusRequest())
+        return await self.call(address, STATUS, StatusRequest())
 
     async def stop(self, address: Address, reason: str) -> None:
-        """Returns once the node has taken note; it goes some time after."""
-        await self.ask(address, STOP, StopRequest(reason))
+        """Returns once the node has accepted the request; it stops some time later."""
+        await self.call(address, STOP, StopRequest(reason))
 
-    async def ask(self, address: Address, verb: Verb[Q, A], request: Q, lane: Lane = Lane.CONTROL) -> A:
-        caller, _ = await connect(self._context, address, ConnectionTarget(lane))
+    async def call(self, address: Address, verb: Verb[Q, A], request: Q, lane: Lane = Lane.CONTROL) -> A:
+        connection, _ = await connect(self._context, address, ConnectionTarget(lane))
         try:
-            return await caller.call(verb, request, self._deadline_ms)
+            return await connection.call(verb, request, self._deadline_ms)
         finally:
-            caller.close("answered")
+            connection.close("answered")
 
 
 class VerbCaller(Protocol):
-    """One question to a process of a node."""
+    """Calls a verb of one process of a node."""
 
     def __call__(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> Awaitable[A]: ...
 
 
-async def read_all_pages(ask: VerbCaller, request: Group0ReadRequest, deadline_ms: int) -> Group0ReadAnswer:
-    """However much it is; the time is for each page."""
+async def read_all_pages(call: VerbCaller, request: Group0ReadRequest, deadline_ms: int) -> Group0ReadAnswer:
+    """Reads all pages; the timeout is for each page."""
     pages = ReadPager(request)
-    while (whole := pages.take(await ask(GROUP0_READ, pages.request(), deadline_ms))) is None:
+    while (whole := pages.take(await call(GROUP0_READ, pages.request(), deadline_ms))) is None:
         pass
     return whole
 
 
-async def read_topology(ask: VerbCaller, deadline_ms: int) -> tuple[Snapshot, Revision]:
+async def read_topology(call: VerbCaller, deadline_ms: int) -> tuple[Snapshot, Revision]:
     """Linearizable."""
-    whole = await read_all_pages(ask, Group0ReadRequest(keys=(), prefixes=(PREFIX,), quorum=True), deadline_ms)
+    whole = await read_all_pages(call, Group0ReadRequest(keys=(), prefixes=(PREFIX,), quorum=True), deadline_ms)
     return from_group0({entry.key: (entry.value, entry.revision) for entry in whole.found}), whole.revision

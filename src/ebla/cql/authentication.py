@@ -1,8 +1,7 @@
-"""Who may connect: everyone, or who knows a name's password.
+"""Authentication of clients: none, or by name and password.
 
-Passwords are kept as scrypt hashes, which are slow on purpose: one is worked out in a thread, few at a time. Drivers
-open many connections with the same password, so that a proof that held once is remembered, by a hash under a key that
-this process alone has and forgets.
+Passwords are stored as scrypt hashes, which are slow on purpose: they are computed in threads, a few at a time. Drivers
+open many connections with the same password, so verified passwords are cached as HMACs under a per-process key.
 """
 
 import asyncio
@@ -31,11 +30,11 @@ _KNOWN_MAX = 1_024
 class ClientAuthentication(Protocol):
     @property
     def authenticator(self) -> str | None:
-        """What AUTHENTICATE names; None: nobody is asked who they are."""
+        """The class name that AUTHENTICATE sends; None: no authentication."""
         ...
 
     async def authenticate(self, token: bytes) -> str:
-        """Raises `BadCredentials`, and `Overloaded` where too many ask at once."""
+        """The user's name. Raises `BadCredentials`, and `Overloaded` if too many clients log in at once."""
         ...
 
 
@@ -80,10 +79,10 @@ def parse_password_hash(text: str) -> PasswordHash:
         )
         if scheme != _SCHEME or not found.digest:
             raise ValueError(scheme)
-        found.is_of("")  # costs that scrypt does not take are found here, not at the first login
+        found.is_of("")  # detects invalid scrypt costs here, not at the first login
     except (ValueError, MemoryError, binascii.Error):
         raise InvalidRequest(
-            "this is no password hash", advice="it begins with scrypt$ and is made by `ebla hash-password`"
+            "this is no password hash", advice="create one with `ebla hash-password`; it begins with scrypt$"
         ) from None
     return found
 
@@ -99,43 +98,45 @@ class PasswordAuthentication:
     def __init__(self, users: Mapping[str, PasswordHash], rng: Rng) -> None:
         self._users = dict(users)
         self._key = rng.bytes(32)
-        # A name that nobody has takes as long to refuse as one that is known.
-        self._nobody = PasswordHash(cost=COST, block=BLOCK, parallel=PARALLEL, salt=rng.bytes(SALT_BYTES), digest=b"\0")
-        self._known: dict[bytes, None] = {}
-        self._turns = asyncio.Semaphore(_CHECKS_AT_ONCE_MAX)
+        # Rejecting an unknown name must take as long as rejecting a wrong password.
+        self._unknown_user = PasswordHash(
+            cost=COST, block=BLOCK, parallel=PARALLEL, salt=rng.bytes(SALT_BYTES), digest=b"\0"
+        )
+        self._verified: dict[bytes, None] = {}
+        self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE_MAX)
         self._waiting = 0
 
     async def authenticate(self, token: bytes) -> str:
         name, password = read_sasl_plain(token)
-        proof = hmac.digest(self._key, token, "sha256")
-        if proof in self._known:
+        cache_key = hmac.digest(self._key, token, "sha256")
+        if cache_key in self._verified:
             return name
         if self._waiting >= _CHECKS_WAITING_MAX:
-            raise Overloaded(f"{self._waiting} clients already wait for their passwords to be looked at")
+            raise Overloaded(f"{self._waiting} clients already wait for the check of their passwords")
         self._waiting += 1
         try:
-            async with self._turns:
-                holds = proof in self._known or await self._holds(name, password)
+            async with self._checks:
+                is_valid = cache_key in self._verified or await self._verify(name, password)
         finally:
             self._waiting -= 1
-        if not holds:
+        if not is_valid:
             raise BadCredentials(f"Provided username {name} and/or password are incorrect")
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        self._known[proof] = None
+        if len(self._verified) >= _KNOWN_MAX:
+            self._verified.clear()
+        self._verified[cache_key] = None
         return name
 
-    async def _holds(self, name: str, password: str) -> bool:
-        known = self._users.get(name, self._nobody)
+    async def _verify(self, name: str, password: str) -> bool:
+        known = self._users.get(name, self._unknown_user)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, known.is_of, password) and name in self._users
 
 
 def read_sasl_plain(token: bytes) -> tuple[str, str]:
-    """SASL PLAIN: who to act as (left empty), name and password, apart by zero bytes."""
+    """SASL PLAIN: authorization id (empty), name and password, separated by zero bytes."""
     parts = token.split(b"\0")
     if len(parts) != 3:
-        raise BadProtocol("the credentials are not of the form that SASL PLAIN has: an empty part, a name, a password")
+        raise BadProtocol("the credentials are not in SASL PLAIN format: an empty part, a name, a password")
     try:
         name, password = parts[1].decode(), parts[2].decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Names of a statement to what they stand for: tables that are stored, and tables that show a node's own state."""
+"""Resolves the names in a statement to stored tables and to virtual tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -14,13 +14,13 @@ from ebla.topology.snapshot import Keyspace
 
 
 class VirtualTable(Protocol):
-    """Rows worked out when they are asked for, from what this node knows."""
+    """A table whose rows are computed on read, from the state of this node."""
 
     @property
     def schema(self) -> TableSchema: ...
 
     async def rows(self) -> Iterable[Mapping[str, Any]]:
-        """By column name, as `model.values.encode` takes them; columns that are missing are null."""
+        """Values by column name, as `model.values.encode` accepts them; missing columns are null."""
         ...
 
 
@@ -33,7 +33,7 @@ VirtualTables = Mapping[tuple[str, str], VirtualTable]
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """At one version of the topology."""
+    """The tables at one version of the topology."""
 
     view: View
     virtual: VirtualTables
@@ -42,7 +42,7 @@ class Catalog(msgspec.Struct, frozen=True):
         return name in self.view.snapshot.keyspaces or any(keyspace == name for keyspace, _ in self.virtual)
 
     def keyspace(self, name: str) -> Keyspace:
-        """One that users made."""
+        """A keyspace that users can alter."""
         found = self.view.snapshot.keyspaces.get(name)
         if found is None and self.has_keyspace(name):
             raise InvalidRequest(f"{name} keyspace is not user-modifiable.")
@@ -68,7 +68,7 @@ class Catalog(msgspec.Struct, frozen=True):
         raise NotFound(f"unconfigured table {name.name}")
 
     def stored(self, name: TableName, session_keyspace: str | None) -> StoredTable:
-        """For a write."""
+        """The table of a write."""
         found = self.table(name, session_keyspace)
         if not isinstance(found, StoredTable):
             raise InvalidRequest(f"{found.schema.full_name} shows the state of the node and cannot be written")

@@ -1,4 +1,4 @@
-"""The statement that would create what is there. Pure."""
+"""CREATE statements for existing keyspaces and tables. Pure."""
 
 import re
 
@@ -25,7 +25,7 @@ _SHOWN_OPTIONS = (
 
 
 def quote_name(name: str) -> str:
-    """A name as it must be written to mean this one."""
+    """A name, quoted if CQL requires it."""
     if _PLAIN.fullmatch(name) and name.upper() not in RESERVED_WORDS:
         return name
     return '"' + name.replace('"', '""') + '"'

@@ -1,4 +1,4 @@
-"""DESCRIBE, answered by the server: what is there and the statements that would create it. Pure."""
+"""DESCRIBE: lists schema elements, and the statements that would create them. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,7 +13,7 @@ from ebla.wire.cql.messages import ColumnSpec, Rows
 
 _TEXT = SCALARS["text"]
 Entry = tuple[str | None, ...]
-"""Keyspace, kind, name, and the statement where one is shown."""
+"""Keyspace, kind, name, and the CREATE statement if it is shown."""
 
 _NOUNS = {
     DescribeTarget.TYPE: "User defined type",
@@ -139,7 +139,7 @@ def _find_table(reader: _SchemaReader) -> TableSchema | None:
 
 
 def _anything(reader: _SchemaReader) -> Iterator[Entry]:
-    """A bare name: a keyspace before a table, as elsewhere."""
+    """A bare name: a keyspace takes precedence over a table, as in Cassandra."""
     name = reader.statement.name
     if reader.statement.keyspace is None and name in reader.keyspaces:
         yield reader.keyspace_entry(name)
@@ -166,4 +166,4 @@ _WORK: dict[DescribeTarget, tuple[bool, Callable[[_SchemaReader], Iterator[Entry
     DescribeTarget.TABLE: (True, _table),
     DescribeTarget.ANY: (True, _anything),
 }
-"""By what is asked for: whether statements are shown, and how its entries are found."""
+"""By target: whether statements are shown, and how the entries are found."""

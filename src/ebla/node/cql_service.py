@@ -110,8 +110,8 @@ class CqlService:
 
     def on_view_installed(self, view: View) -> None:
         self._clients.follow(view.snapshot)
-        self._versions.note(view, self._context.environment.clock.wall_us())
-        self._events.look(view, self._context.view.down)
+        self._versions.record(view, self._context.environment.clock.wall_us())
+        self._events.publish_changes(view, self._context.view.down)
 
     def close(self) -> None:
         self._passing.close()
@@ -125,7 +125,7 @@ class CqlService:
         try:
             while True:
                 if listens:
-                    self._events.look(self._context.view.current, self._context.view.down)
+                    self._events.publish_changes(self._context.view.current, self._context.view.down)
                 elif self._context.serves():
                     self._listen()
                     listens = True

@@ -73,7 +73,7 @@ class JobsShell:
 
         async def run() -> T:
             self.group0.new_loop()
-            jobs = JobClient(self.group0.ask, (LoopClock(), self.rng))
+            jobs = JobClient(self.group0.ask, clock=LoopClock(), rng=self.rng)
             access = JobCommandContext(
                 jobs=jobs,
                 snapshot=a_snapshot(),

@@ -176,8 +176,8 @@ def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
 @pytest.mark.parametrize(
     ("node", "told"),
     [
-        (with_ring(None), "not serving: it has not been told the topology"),
-        (with_ring(ring_of("bootstrapping")), "not serving: it has no place in the ring yet"),
+        (with_ring(None), "not serving: it has not received the topology"),
+        (with_ring(ring_of("bootstrapping")), "not serving: it is not in the ring yet"),
         (with_ring(ring_of("none", "the barrier of version 3")), "not serving: the barrier of version 3"),
         (with_shard(serving=False), "not serving: shard-0 does not serve yet"),
         (with_shard(state=ProcessState.STARTING), "not serving: shard-0 is starting"),

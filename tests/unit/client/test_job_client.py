@@ -24,7 +24,7 @@ WISH = CompareReplicas(TABLE)
 def run(work: Callable[[JobClient, SmallGroup0], Awaitable[None]]) -> None:
     async def within() -> None:
         group0 = SmallGroup0()
-        await work(JobClient(group0.ask, (LoopClock(), SimRng("client"))), group0)
+        await work(JobClient(group0.ask, clock=LoopClock(), rng=SimRng("client")), group0)
 
     in_simulated_time(within())
 
@@ -62,7 +62,7 @@ async def test_a_cancel_does_not_undo_what_the_pipeline_writes_meanwhile(
             group0.put_job(progressed)
         return await ask(verb, request, deadline_ms)
 
-    cancelled = await JobClient(raced, (LoopClock(), SimRng("raced"))).cancel(job.id)
+    cancelled = await JobClient(raced, clock=LoopClock(), rng=SimRng("raced")).cancel(job.id)
     assert cancelled == group0.job(job.id)
     assert (cancelled.cancel_requested, cancelled.progress.step) == (True, "comparing")
 

@@ -65,8 +65,8 @@ def error_of(frame: CqlFrame) -> tuple[int, str]:
     return reader.integer(), reader.string()
 
 
-class KeptOutlet:
-    """`connection.Outlet`."""
+class RecordingTransport:
+    """`ClientTransport`."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -177,13 +177,13 @@ class Wired:
     """A connection on an outlet that keeps everything."""
 
     def __init__(self, parted: Parted, tasks: asyncio.TaskGroup) -> None:
-        self.outlet = KeptOutlet()
-        self.connection = ServerConnection(parted.parts(tasks), self.outlet, PEER)
+        self.transport = RecordingTransport()
+        self.connection = ServerConnection(parted.parts(tasks), self.transport, PEER)
 
     def ask(self, *frames: bytes) -> list[CqlFrame]:
         """What is answered in the same step."""
         self.connection.received(b"".join(frames))
-        return self.outlet.taken()
+        return self.transport.taken()
 
     def greet(self) -> None:
         (ready,) = self.ask(request(Opcode.STARTUP, STARTUP_BODY))

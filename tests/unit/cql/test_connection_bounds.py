@@ -35,17 +35,17 @@ def test_with_too_many_under_way_nothing_more_is_read() -> None:
         frames = [execute(bytes([number]), stream=number) for number in range(10)]
         wired.ask(*frames)
         assert list(futures.made) == [bytes([number]) for number in range(3)]
-        assert not wired.outlet.reads()
+        assert not wired.transport.reads()
         futures.made[b"\1"].set_result(None)
         await settled()
         assert list(futures.made)[-1] == b"\3"
-        assert not wired.outlet.reads()
+        assert not wired.transport.reads()
         for number in range(10):
             if not futures.made[bytes([number])].done():
                 futures.made[bytes([number])].set_result(None)
             await settled()
-        assert wired.outlet.reads()
-        assert sorted(each.stream for each in wired.outlet.taken()) == list(range(10))
+        assert wired.transport.reads()
+        assert sorted(each.stream for each in wired.transport.taken()) == list(range(10))
 
     with_connection(work, parted)
     assert parted.load.bytes == 0
@@ -58,7 +58,7 @@ def test_large_requests_count_by_their_bytes() -> None:
     async def work(wired: Wired) -> None:
         wired.ask(query("x" * 600, stream=1), query("y" * 600, stream=2), query("z", stream=3))
         assert len(futures.made) == 2
-        assert not wired.outlet.reads()
+        assert not wired.transport.reads()
         futures.made["x" * 600].set_result(None)
         await settled()
         assert len(futures.made) == 3
@@ -89,17 +89,17 @@ def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() ->
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
         wired.connection.writing_paused()
-        assert not wired.outlet.reads()
+        assert not wired.transport.reads()
         wired.ask(execute(b"c"))
         assert b"c" not in futures.made
-        wired.outlet.queued_bytes = 100
+        wired.transport.queued_bytes = 100
         futures.made[b"a"].set_result(None)
         await settled()
-        assert wired.outlet.closed is None
-        wired.outlet.queued_bytes = 101
+        assert wired.transport.closed is None
+        wired.transport.queued_bytes = 101
         futures.made[b"b"].set_result(None)
         await settled()
-        assert wired.outlet.closed is not None
+        assert wired.transport.closed is not None
 
     with_connection(work, parted)
     assert [event for event, _ in parted.reports] == ["cql.client_too_slow"]
@@ -112,9 +112,9 @@ def test_a_client_that_reads_again_is_read_from_again() -> None:
         wired.connection.writing_paused()
         assert wired.ask(execute(b"c")) == []
         wired.connection.writing_resumed()
-        (answer,) = wired.outlet.taken()
+        (answer,) = wired.transport.taken()
         assert answer.body == VOID
-        assert wired.outlet.reads()
+        assert wired.transport.reads()
 
     with_connection(work, parted)
 
@@ -124,7 +124,7 @@ async def test_before_the_greeting_only_little_is_taken(wired: Wired, /) -> None
     other = Wired(Parted(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
     (answer,) = other.ask(request(Opcode.STARTUP, b"\0" * 101))
     assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-    assert other.outlet.closed is not None
+    assert other.transport.closed is not None
     wired.ask(query("x" * 70_000))
 
 
@@ -141,7 +141,7 @@ def test_when_a_client_is_gone_nobody_waits_for_its_requests() -> None:
         wired.connection.lost()
         await settled()
         assert futures.made[b"b"].cancelled()
-        assert wired.outlet.sent == b""
+        assert wired.transport.sent == b""
 
     with_connection(work, parted)
     assert parted.load.bytes == 0
@@ -172,12 +172,12 @@ def test_it_ends_when_what_is_under_way_has_ended() -> None:
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a", stream=5))
         wired.connection.end("the shard stops")
-        assert not wired.outlet.reads()
-        assert wired.outlet.closed is None
+        assert not wired.transport.reads()
+        assert wired.transport.closed is None
         futures.made[b"a"].set_result(None)
         await settled()
-        assert [each.stream for each in wired.outlet.taken()] == [5]
-        assert wired.outlet.closed == "the shard stops"
+        assert [each.stream for each in wired.transport.taken()] == [5]
+        assert wired.transport.closed == "the shard stops"
 
     with_connection(work, Parted(execution=futures.told()))
 
@@ -185,7 +185,7 @@ def test_it_ends_when_what_is_under_way_has_ended() -> None:
 @runs_in(with_connection)
 async def test_an_idle_one_ends_at_once(wired: Wired, /) -> None:
     wired.connection.end("the shard stops")
-    assert wired.outlet.closed == "the shard stops"
+    assert wired.transport.closed == "the shard stops"
 
 
 def test_a_write_given_up_by_the_shard_is_told_of() -> None:
@@ -195,7 +195,7 @@ def test_a_write_given_up_by_the_shard_is_told_of() -> None:
         wired.ask(execute(b"a"))
         futures.made[b"a"].cancel()
         await settled()
-        (answer,) = wired.outlet.taken()
+        (answer,) = wired.transport.taken()
         assert error_of(answer)[0] == CqlCode.SERVER_ERROR
 
     with_connection(work, Parted(execution=futures.told()))

@@ -348,7 +348,7 @@ def test_a_driver_at_the_wrong_shard_is_told_the_right_one(cql: Cql) -> None:
 
 
 def test_a_paging_state_says_where_to_go_on() -> None:
-    state = PagingState(format=PAGING_STATE_FORMAT, position=b"position", left=5, prefix=b"prefix", shown=2)
+    state = PagingState(format=PAGING_STATE_FORMAT, position=b"position", left=5, prefix=b"prefix", partition_rows=2)
     assert decode_paging_state(encode_paging_state(state)) == state
 
 

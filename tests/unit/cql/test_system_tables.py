@@ -323,10 +323,10 @@ def test_ids_as_time_based_ones() -> None:
 
 def test_versions_that_were_seen(cql: Cql) -> None:
     seen = VersionHistory()
-    seen.note(cql.view.current, 1)
-    seen.note(cql.view.current, 2)
+    seen.record(cql.view.current, 1)
+    seen.record(cql.view.current, 2)
     cql.run("CREATE TABLE u (k int PRIMARY KEY)")
-    seen.note(cql.view.current, 3)
+    seen.record(cql.view.current, 3)
     first, second = seen.rows()
     assert first[0] == 1
     assert second[:2] == (3, cql.view.current.version)

@@ -99,7 +99,7 @@ async def _collect_shard(transport: TcpTransport, node: LocalNode, number: int) 
     """Its metrics, or why there are none."""
     try:
         admin = admin_client(transport, node, CALL_TIMEOUT_MS)
-        answer = await admin.ask(Address(str(node.folder.shard_socket(number))), METRICS, MetricsRequest())
+        answer = await admin.call(Address(str(node.folder.shard_socket(number))), METRICS, MetricsRequest())
     except EblaError as error:
         return f"shard {number} of {node.name}: {error}"
     return (node.name, str(number)), answer
@@ -109,7 +109,7 @@ async def _collect_bulk(transport: TcpTransport, node: LocalNode) -> ProcessMetr
     try:
         admin = admin_client(transport, node, CALL_TIMEOUT_MS)
         place = Address(str(node.folder.bulk_socket))
-        status = await admin.ask(place, BULK_STATUS, BulkStatusRequest(), BULK_STATUS.lane)
+        status = await admin.call(place, BULK_STATUS, BulkStatusRequest(), BULK_STATUS.lane)
     except EblaError as error:
         return f"bulk process of {node.name}: {error}"
     return (node.name, ""), bulk_metrics(status)

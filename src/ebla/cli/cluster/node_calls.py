@@ -96,7 +96,7 @@ def read_snapshot(data: Path, name: str | None = None) -> Snapshot:
 def control_caller(transport: TcpTransport, node: LocalNode) -> VerbCaller:
     async def call(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
         admin = admin_client(transport, node, deadline_ms)
-        return await admin.ask(Address(str(node.folder.control_socket)), verb, request)
+        return await admin.call(Address(str(node.folder.control_socket)), verb, request)
 
     return call
 

@@ -96,7 +96,7 @@ async def _run(node: LocalNode, local: dict[HostId, LocalNode], work: Callable[[
 
         snapshot, _ = await read_topology(call, TIMEOUT_MS)
         status = await call(STATUS, StatusRequest(), TIMEOUT_MS)
-        jobs = JobClient(call, (SystemClock(), SystemRng()), TIMEOUT_MS)
+        jobs = JobClient(call, clock=SystemClock(), rng=SystemRng(), deadline_ms=TIMEOUT_MS)
         leader_status = await call_leader(None if status.group0 is None else status.group0.leader)
         names = tuple((each.name, host) for host, each in local.items())
         return await work(

@@ -1,4 +1,4 @@
-"""Text to tokens, by one regular expression: it runs once for every statement that is not prepared."""
+"""Splits text into tokens, by one regular expression. It runs once for every statement that is not prepared."""
 
 import enum
 import re
@@ -20,26 +20,26 @@ class TokenKind(enum.IntEnum):
     UUID = 7
     BLOB = 8
     MARKER = 9
-    """`?`; a named one is a colon and a name, which only the parser can tell from the colon of a map."""
+    """`?`. A named marker is a colon and a name; only the parser can distinguish its colon from that of a map."""
     SIGN = 10
     """Punctuation and operators."""
     END = 11
 
 
 class LexToken(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A struct because a statement has dozens."""
+    """A msgspec struct because a statement has dozens."""
 
     kind: TokenKind
     text: str
-    """Quotes removed, doubled ones made single."""
+    """Without the quotes; doubled quotes inside are single."""
     start: int
     upper: str
-    """A name in upper case, for keywords; empty for a quoted one, which is never a keyword."""
+    """A name in upper case, to compare with keywords; empty for a quoted name, which is never a keyword."""
 
 
 _HEX = "[0-9a-fA-F]"
 _UNIT = "(?:[yY]|[mM][oO]|[wW]|[dD]|[hH]|[mM][sS]|[mM]|[sS]|[uU][sS]|µ[sS]|[nN][sS])"
-_SPACE = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*.*?\*/)*+"  # possessive: what is no token behind much space fails at once
+_SPACE = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*.*?\*/)*+"  # possessive, to avoid backtracking
 _PATTERN = re.compile(
     rf"""
     {_SPACE}(?:
@@ -75,7 +75,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class TextPosition:
-    """As people count: lines from 1, columns from 0."""
+    """Lines count from 1, columns from 0, as in Cassandra's messages."""
 
     line: int
     column: int
@@ -90,7 +90,7 @@ def text_position(text: str, start: int) -> TextPosition:
 
 
 def tokenize(text: str) -> list[LexToken]:
-    """All tokens, the last one being the end. Raises `BadSyntax` at the first character that begins none."""
+    """All tokens; the last one is END. Raises `BadSyntax` at the first character that starts no token."""
     found: list[LexToken] = []
     position = 0
     match_at = _PATTERN.match

@@ -1,4 +1,4 @@
-"""Constants of a statement as values of a column's type, in wire form. Pure."""
+"""Converts literals to values of a column's type, in wire form. Pure."""
 
 import datetime
 import ipaddress
@@ -96,7 +96,7 @@ def parse_date(text: str) -> int:
 
 
 def days_of(year: int, month: int, day: int) -> int:
-    """Of the Gregorian calendar, reaching further than Python's own does: 400 years always have as many days."""
+    """Days of the Gregorian calendar beyond the range of Python's: every 400 years have the same number of days."""
     cycles, within = divmod(year, 400)
     inside = datetime.date(within + 400, month, day)
     return (inside - _EPOCH_DAY).days + (cycles - 1) * 146_097
@@ -156,7 +156,7 @@ def _iso_duration(text: str) -> tuple[int, int, int]:
 
 
 def literal_value(kind: CqlType, literal: Literal, name: str) -> bytes:
-    """The wire form of a constant for a receiver. Raises `InvalidRequest` where it is none of the type."""
+    """The wire form of a literal. Raises `InvalidRequest` if it is not a value of the type."""
     if not isinstance(kind, ScalarType):
         raise _misfit(literal, kind, name)
     try:
@@ -205,13 +205,13 @@ def _number_value(kind: ScalarType, literal: NumberLiteral, name: str) -> bytes:
     if literal.is_integer and (scalar in _INTEGERS or scalar in (Scalar.TIMESTAMP, Scalar.TIME)):
         return encode(kind, int(literal.text))
     if literal.is_integer and scalar is Scalar.DATE:
-        # As a number a date is counted from the least one there is, as its wire form is.
+        # As a number, a date counts from the earliest date, as in the wire form.
         return encode(kind, int(literal.text) - (1 << 31))
     raise _misfit(literal, kind, name)
 
 
 def rounded(kind: ScalarType, number: Any) -> Any:
-    """A number as its type holds it: a float that is too large is infinite."""
+    """A number as its type stores it: a float that is too large becomes infinite."""
     if kind.scalar is Scalar.FLOAT and math.isfinite(number) and abs(number) > _FLOAT_MAX:
         return math.copysign(math.inf, number)
     return number

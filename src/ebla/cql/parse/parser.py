@@ -1,4 +1,4 @@
-"""CQL text to a statement. Pure; raises `BadSyntax` with line and column, `InvalidRequest` for a type that is none."""
+"""Parses CQL text to a statement. Pure; raises `BadSyntax` with line and column, `InvalidRequest` for unknown types."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP of keyspaces and tables; DESCRIBE."""
+"""Parses CREATE, ALTER and DROP of keyspaces and tables, and DESCRIBE."""
 
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.select_parser import ordering
@@ -36,7 +36,7 @@ UNSUPPORTED_OBJECTS = {
     "SERVICE": "service levels",
     "SERVICE_LEVEL": "service levels",
 }
-"""What may follow CREATE, ALTER or DROP and is not there."""
+"""What may follow CREATE, ALTER or DROP in CQL and is not supported here."""
 
 
 def create(reader: TokenStream) -> SchemaStatement:
@@ -98,7 +98,7 @@ def _if_exists(reader: TokenStream) -> bool:
 
 
 class _TableParts:
-    """What is gathered while the brackets of CREATE TABLE are read."""
+    """The columns and key of a CREATE TABLE, while its brackets are parsed."""
 
     def __init__(self) -> None:
         self.columns: list[ColumnDefinition] = []

@@ -1,4 +1,4 @@
-"""SELECT."""
+"""Parses SELECT."""
 
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.statements import (
@@ -16,7 +16,7 @@ from ebla.cql.parse.where_parser import table_name, using, where
 
 
 def select(reader: TokenStream) -> SelectStatement:
-    """After the word itself."""
+    """After the word SELECT."""
     if reader.at_word("JSON") and not _is_column(reader):
         raise UnsupportedFeature("SELECT JSON")
     distinct = reader.at_word("DISTINCT") and not _is_column(reader)
@@ -59,7 +59,7 @@ def select(reader: TokenStream) -> SelectStatement:
 
 
 def _is_column(reader: TokenStream) -> bool:
-    """Whether a word that may also be a keyword is a column here: `SELECT json FROM`, `SELECT distinct, a FROM`."""
+    """Whether a possible keyword is a column name here: `SELECT json FROM`, `SELECT distinct, a FROM`."""
     following = reader.peek()
     return following.upper in ("FROM", "AS") or (
         following.kind is TokenKind.SIGN and following.text in (",", "(", ".", "[")
@@ -96,7 +96,7 @@ def _selector(reader: TokenStream) -> Selector:
 
 
 def _count(reader: TokenStream) -> FunctionCall:
-    """`count(*)` and `count(1)` count rows, `count(column)` its values."""
+    """`count(*)` and `count(1)` count rows, `count(column)` counts its values."""
     following = reader.peek(2)
     if following.text in ("*", "1") and following.kind in (TokenKind.SIGN, TokenKind.INTEGER):
         for _ in range(3):

@@ -1,6 +1,6 @@
-"""Statements of CQL as parsed, one dataclass each. Names are folded; nothing is looked up yet.
+"""CQL statements as parsed, one dataclass each. Names are in lower case unless quoted; nothing is resolved yet.
 
-`keyspace` is None where the statement names none: then the connection's is meant.
+`keyspace` is None if the statement names none: then the keyspace of the connection applies.
 """
 
 import enum
@@ -46,7 +46,7 @@ class Operator(enum.StrEnum):
 
 
 class ColumnRelation(msgspec.Struct, frozen=True, kw_only=True):
-    """`column op value`. For IN: `values` (or one marker for the whole list in `value`)."""
+    """`column op value`. For IN: `values`, or one marker for the whole list in `value`."""
 
     column: str
     operator: Operator
@@ -75,7 +75,7 @@ class TokenRelation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiColumnRelation:
-    """`(a, b) op (x, y)`, also with IN, and with one marker for a whole tuple or for the list of them."""
+    """`(a, b) op (x, y)`, also with IN, and with one marker for a whole tuple or list of tuples."""
 
     columns: tuple[str, ...]
     operator: Operator
@@ -221,12 +221,12 @@ class TruncateStatement:
 # ---- schema
 
 PropertyValue = str | dict[str, str]
-"""As text: `'…'`, numbers, booleans and durations by their text; maps of such."""
+"""The text of a string, number, boolean or duration, or a map of such texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """Of WITH, in the order written; names in lower case."""
+    """The options after WITH, in text order; names in lower case."""
 
     items: tuple[tuple[str, PropertyValue], ...] = ()
 
@@ -275,7 +275,7 @@ class CreateTableStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterTableStatement:
-    """One of the four kinds of change, the others empty."""
+    """One of the four kinds of change; the others are empty."""
 
     table: TableName
     added: tuple[ColumnDefinition, ...] = ()
@@ -314,7 +314,7 @@ class DescribeTarget(enum.StrEnum):
     INDEX = "index"
     VIEW = "materialized view"
     ANY = ""
-    """A bare name: a keyspace, a table, …, whichever is there."""
+    """A bare name: a keyspace, a table, …, whichever exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +327,7 @@ class DescribeStatement:
 
 @dataclass(frozen=True, slots=True)
 class CallStatement:
-    """`CALL keyspace.name(argument)`: something that is no statement of CQL, asked for by who has logged in."""
+    """`CALL keyspace.name(argument)`: an extension by which logged-in clients call services of the node."""
 
     keyspace: str
     name: str
@@ -336,7 +336,7 @@ class CallStatement:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedStatement:
-    """Understood, and not there: `what` is for the error (`"CREATE INDEX"`, `"IF conditions"`, …)."""
+    """Valid CQL that this server does not support: `what` is for the error (`"CREATE INDEX"`, `"IF conditions"`, …)."""
 
     what: str
 

@@ -1,4 +1,4 @@
-"""Terms: literals, markers, collections, calls, arithmetic."""
+"""Parses terms: literals, markers, collections, calls, arithmetic."""
 
 from ebla.cql.parse.lexer import LexToken, TokenKind
 from ebla.cql.parse.terms import (
@@ -177,7 +177,7 @@ def _at_type(reader: TokenStream) -> bool:
 
 
 def type_name(reader: TokenStream) -> CqlType:
-    """A type, gathered up to where its brackets close."""
+    """A type, up to its last closing bracket."""
     if reader.token.kind is TokenKind.STRING:
         raise UnsupportedFeature(f"the custom type {reader.token.text!r}")
     words: list[str] = []
@@ -203,7 +203,7 @@ def type_name(reader: TokenStream) -> CqlType:
 
 
 def call(reader: TokenStream) -> FunctionCall:
-    """`name(…)` or `keyspace.name(…)`; `token(…)` too."""
+    """`name(…)` or `keyspace.name(…)`, also `token(…)`."""
     if reader.accept_word("TOKEN"):
         name = "token"
     else:
@@ -231,7 +231,7 @@ def arguments(reader: TokenStream) -> tuple[Term | ColumnName, ...]:
 
 
 def argument(reader: TokenStream) -> Term | ColumnName:
-    """A term, or a column where no bracket follows its name."""
+    """A term, or a column if no bracket follows its name."""
     token = reader.token
     if token.kind is TokenKind.QUOTED_NAME and not reader.next_is_sign("("):
         return ColumnName(reader.name())

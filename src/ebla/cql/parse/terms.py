@@ -1,4 +1,4 @@
-"""Terms of CQL as parsed: what may stand where a value does. No types yet: a term meets its column when it is bound."""
+"""Terms of CQL as parsed: expressions that yield a value. Types are added when they are bound."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ebla.model.cql_types import CqlType
 
 
 class BindMarker(msgspec.Struct, frozen=True):
-    """A value that comes with the request. Markers are numbered in the order of the text; `name` is None for `?`."""
+    """A value sent with the request. Markers are numbered in text order; `name` is None for `?`."""
 
     number: int
     name: str | None = None
@@ -26,7 +26,7 @@ class StringLiteral:
 
 @dataclass(frozen=True, slots=True)
 class NumberLiteral:
-    """The text as written: only a type tells what it is. NaN and Infinity are numbers too."""
+    """The text as written: its meaning depends on the type. NaN and Infinity are numbers, too."""
 
     text: str
     is_integer: bool
@@ -81,7 +81,7 @@ class TypeHint:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """In lower case, with the keyspace in front where one was written (`system.now`)."""
+    """The name is in lower case, with its keyspace if one was written (`system.now`)."""
 
     name: str
     arguments: "tuple[Term | ColumnName, ...]"
@@ -89,7 +89,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`+`, `-`, `*`, `/`, `%` between terms; a sign before one is `0 - term`."""
+    """`+`, `-`, `*`, `/`, `%` between terms; a unary minus is `0 - term`."""
 
     operator: str
     left: "Term"
@@ -98,7 +98,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class ColumnName:
-    """Folded to lower case unless it was quoted."""
+    """In lower case unless it was quoted."""
 
     name: str
 

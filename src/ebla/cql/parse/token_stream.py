@@ -1,4 +1,4 @@
-"""The tokens of one statement, read from left to right: what every part of the parser shares."""
+"""The tokens of one statement, read from left to right by all parts of the parser."""
 
 from typing import NoReturn
 
@@ -17,11 +17,11 @@ _RESERVED_WORDS = """
     USING VIEW WHERE WITH
 """
 RESERVED_WORDS = frozenset(_RESERVED_WORDS.split())
-"""Words that are names only in quotes."""
+"""Words that can be names only in quotes."""
 
 
 class UnsupportedFeature(Exception):
-    """The statement is understood as far as to know that it asks for something there is not."""
+    """The statement uses a feature of CQL that this server does not have."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -40,7 +40,7 @@ class TokenStream:
         self._nesting = 0
         self.markers: list[BindMarker] = []
 
-    # ---- looking
+    # ---- peeking
 
     @property
     def token(self) -> LexToken:
@@ -60,7 +60,7 @@ class TokenStream:
         token = self.peek()
         return token.kind is TokenKind.SIGN and token.text == sign
 
-    # ---- taking
+    # ---- consuming
 
     def take(self) -> LexToken:
         token = self._tokens[self._at]
@@ -69,7 +69,7 @@ class TokenStream:
         return token
 
     def accept_word(self, first: str, *others: str) -> bool:
-        """Takes these words if they are what follows, in this order."""
+        """Consumes these words if they come next, in this order."""
         if self._tokens[self._at].upper != first:
             return False
         for ahead, word in enumerate(others, 1):
@@ -94,7 +94,7 @@ class TokenStream:
             self.fail(f"expecting '{sign}'")
 
     def name(self, what: str = "a name") -> str:
-        """An identifier: folded to lower case unless it is quoted."""
+        """An identifier, in lower case unless it is quoted."""
         token = self.token
         if token.kind is TokenKind.QUOTED_NAME:
             if not token.text:
@@ -127,7 +127,7 @@ class TokenStream:
         return marker
 
     def _marker_name(self) -> str:
-        """Any word will do, reserved or not."""
+        """Any word, reserved or not."""
         token = self.take()
         return token.text if token.kind is TokenKind.QUOTED_NAME else token.text.lower()
 

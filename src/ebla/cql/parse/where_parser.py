@@ -1,4 +1,4 @@
-"""Tables, USING and WHERE: what several statements have."""
+"""Parses table names, USING and WHERE, which several statements share."""
 
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.statements import (
@@ -36,7 +36,7 @@ def table_name(reader: TokenStream) -> TableName:
 
 
 def using(reader: TokenStream, *allowed: str) -> UsingClause:
-    """`USING a AND b`, if it is there."""
+    """`USING a AND b`, if present."""
     if not reader.accept_word("USING"):
         return UsingClause()
     found: dict[str, Term] = {}
@@ -53,7 +53,7 @@ def using(reader: TokenStream, *allowed: str) -> UsingClause:
 
 
 def where(reader: TokenStream) -> tuple[Relation, ...]:
-    """After the word itself."""
+    """After the word WHERE."""
     relations = [*_relation(reader)]
     while reader.accept_word("AND"):
         relations += _relation(reader)
@@ -71,7 +71,7 @@ def _relation(reader: TokenStream) -> tuple[Relation, ...]:
 
 
 def _in_parentheses(reader: TokenStream) -> tuple[Relation, ...]:
-    """Several columns, or a relation that somebody put into parentheses."""
+    """A relation of several columns, or a relation in parentheses."""
     if reader.peek().kind in (TokenKind.NAME, TokenKind.QUOTED_NAME) and reader.peek(2).text in (",", ")"):
         return (_multi_column_relation(reader),)
     reader.take()

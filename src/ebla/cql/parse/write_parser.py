@@ -1,4 +1,4 @@
-"""INSERT, UPDATE, DELETE, BATCH, TRUNCATE."""
+"""Parses INSERT, UPDATE, DELETE, BATCH and TRUNCATE."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ LIGHTWEIGHT = "IF conditions (lightweight transactions)"
 
 
 def insert(reader: TokenStream) -> InsertStatement:
-    """After the word itself."""
+    """After the word INSERT."""
     reader.expect_word("INTO")
     table = table_name(reader)
     if reader.at_word("JSON"):
@@ -66,7 +66,7 @@ def update(reader: TokenStream) -> UpdateStatement:
 
 
 def _check_once(reader: TokenStream, assignments: Sequence[Assignment]) -> None:
-    """A column that is assigned as a whole has no other change beside it."""
+    """A column that is assigned as a whole allows no other change in the statement."""
     changes = Counter(one.column for one in assignments)
     for one in assignments:
         if isinstance(one, AssignColumn) and changes[one.column] > 1:

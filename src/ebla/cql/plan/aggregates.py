@@ -1,4 +1,4 @@
-"""Aggregates: many values become one. Pure."""
+"""Aggregate functions. Pure."""
 
 from collections.abc import Callable
 from decimal import Context, Decimal, InvalidOperation, localcontext
@@ -11,15 +11,15 @@ from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import decode, encode
 
-NAMES = frozenset({"count", "min", "max", "sum", "avg"})
+AGGREGATE_NAMES = frozenset({"count", "min", "max", "sum", "avg"})
 _BITS = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.BIGINT: 64}
 _EXACT = Context(prec=1_000, Emin=-999_999_999, Emax=999_999_999)
-"""Sums of decimals are exact up to that many digits; a wilder mix of scales is rounded to them."""
+"""Sums of decimals are exact up to this many digits, and rounded beyond."""
 _NUMBERS = frozenset({*_BITS, Scalar.VARINT, Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL})
 
 
 class Accumulator(Protocol):
-    """One aggregate of one request, while rows come in."""
+    """The state of one aggregate in one request."""
 
     def add(self, value: bytes | None) -> None: ...
 
@@ -27,7 +27,7 @@ class Accumulator(Protocol):
 
 
 class CountAccumulator:
-    """Of rows, or of values that are not null."""
+    """Counts rows, or values that are not null."""
 
     def __init__(self, *, of_rows: bool) -> None:
         self._of_rows = of_rows
@@ -46,21 +46,23 @@ class MinMaxAccumulator:
         self._kind = kind
         self._greatest = greatest
         self._value: bytes | None = None
-        self._place = b""
+        self._comparable = b""
 
     def add(self, value: bytes | None) -> None:
         if value is None:
             return
-        place = encode_comparable(self._kind, value)
-        if self._value is None or ((place > self._place) is self._greatest and place != self._place):
-            self._value, self._place = value, place
+        comparable = encode_comparable(self._kind, value)
+        if self._value is None or (
+            (comparable > self._comparable) is self._greatest and comparable != self._comparable
+        ):
+            self._value, self._comparable = value, comparable
 
     def result(self) -> bytes | None:
         return self._value
 
 
 class SumAccumulator:
-    """Whole numbers of a fixed size wrap around, as their type does elsewhere."""
+    """Integers of fixed size wrap around, as in Cassandra."""
 
     def __init__(self, kind: ScalarType, *, average: bool) -> None:
         self._kind = kind
@@ -75,10 +77,10 @@ class SumAccumulator:
             self._count += 1
 
     def result(self) -> bytes:
-        found = self._averaged() if self._average else self._total
-        return encode(self._kind, rounded(self._kind, self._within(found)))
+        found = self._average_value() if self._average else self._total
+        return encode(self._kind, rounded(self._kind, self._wrap(found)))
 
-    def _averaged(self) -> Any:
+    def _average_value(self) -> Any:
         if not self._count:
             return self._total
         if isinstance(self._total, int):
@@ -88,7 +90,7 @@ class SumAccumulator:
             return _average(self._total, self._count)
         return self._total / self._count
 
-    def _within(self, number: Any) -> Any:
+    def _wrap(self, number: Any) -> Any:
         bits = _BITS.get(self._kind.scalar)
         if bits is None:
             return number
@@ -96,7 +98,7 @@ class SumAccumulator:
 
 
 def _average(total: Decimal, count: int) -> Decimal:
-    """With as many digits behind the point as the sum has, the half going to the even one: as elsewhere."""
+    """With the scale of the sum, rounded half to even, as in Cassandra."""
     with localcontext(_EXACT):
         exponent = total.as_tuple().exponent
         assert isinstance(exponent, int), "a column holds no NaN"
@@ -106,8 +108,8 @@ def _average(total: Decimal, count: int) -> Decimal:
             raise InvalidRequest(f"the average of {count} values has over {_EXACT.prec} digits") from error
 
 
-def aggregate(name: str, kind: CqlType | None) -> tuple[CqlType, Callable[[], Accumulator]]:
-    """The result's type and a maker, for a column of a type; None: of rows."""
+def aggregate_function(name: str, kind: CqlType | None) -> tuple[CqlType, Callable[[], Accumulator]]:
+    """The type of the result, and a factory of accumulators. `kind` is the type of the argument; None: rows."""
     if name == "count":
         return SCALARS["bigint"], lambda: CountAccumulator(of_rows=kind is None)
     if kind is None:

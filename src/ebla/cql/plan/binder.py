@@ -1,6 +1,6 @@
-"""Terms become sources: small functions that give a value when the request's own values are there.
+"""Compiles terms to value sources: functions from the values of a request to a value.
 
-What can be worked out when a statement is prepared is worked out then: a constant costs nothing per request.
+Constants are computed when a statement is prepared, and cost nothing per request.
 """
 
 import math
@@ -57,7 +57,7 @@ _NUMBERS = frozenset(
 
 @dataclass(slots=True)
 class BoundRequest:
-    """The values of one request, in the order of the statement's markers, and its moment."""
+    """The values of one request, in the order of the statement's markers, and its time."""
 
     values: Sequence[BoundValue]
     now_us: int
@@ -68,7 +68,7 @@ ValueSource = Callable[[BoundRequest], BoundValue]
 
 
 class TermReceiver(msgspec.Struct, frozen=True):
-    """What a term is for: a column, an element of one, LIMIT…"""
+    """What receives the value of a term: a column, an element of a collection, LIMIT…"""
 
     name: str
     type: CqlType
@@ -76,7 +76,7 @@ class TermReceiver(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class Binder:
-    """Compiles the terms of one statement and gathers what its markers stand for."""
+    """Compiles the terms of one statement, and records the receivers of its markers."""
 
     keyspace: str
     table: str
@@ -90,7 +90,7 @@ class Binder:
             if receiver is None and not all_known:
                 continue
             if receiver is None:
-                raise InvalidRequest(f"bind marker {marker.number + 1} has no place where its type would be known")
+                raise InvalidRequest(f"bind marker {marker.number + 1} has no known type")
             found.append(
                 ColumnSpec(
                     keyspace=self.keyspace, table=self.table, name=marker.name or receiver.name, type=receiver.type
@@ -186,7 +186,7 @@ class Binder:
                 parts.append(value)
             return join(parts)
 
-        return _folded(bound, all(is_constant(source) for source in sources))
+        return _evaluate_if_constant(bound, all(is_constant(source) for source in sources))
 
     # ---- functions
 
@@ -202,25 +202,25 @@ class Binder:
                 f"Type error: cannot assign result of function {call.name} (type {found.result}) to "
                 f'"{receiver.name}" of type {receiver.type}'
             )
-        function = self.choose(call, fitting)
+        function = self.choose_overload(call, fitting)
         return self._applied(function, [self._argument(one) for one in call.arguments])
 
-    def choose(self, call: FunctionCall, among: Sequence[CqlFunction]) -> CqlFunction:
-        """The one whose arguments these can be."""
+    def choose_overload(self, call: FunctionCall, among: Sequence[CqlFunction]) -> CqlFunction:
+        """The overload that accepts these arguments."""
         arguments = [self._argument(one) for one in call.arguments]
         for function in among:
             if len(function.arguments) == len(arguments) and all(
-                self.could_be(one, kind) for one, kind in zip(arguments, function.arguments)
+                self.could_have_type(one, kind) for one, kind in zip(arguments, function.arguments)
             ):
                 return function
-        shown = "; ".join(f"({', '.join(map(str, one.arguments))})" for one in among)
+        signatures = "; ".join(f"({', '.join(map(str, one.arguments))})" for one in among)
         raise InvalidRequest(
-            f"Invalid call to function {call.name}, none of its type signatures match (known: {shown})"
+            f"Invalid call to function {call.name}, none of its type signatures match (known: {signatures})"
         )
 
     def _argument(self, argument: Term | ColumnName) -> Term:
         if isinstance(argument, ColumnName):
-            raise InvalidRequest(f"a column ({argument.name}) cannot stand here: only values can")
+            raise InvalidRequest(f"a column ({argument.name}) is not allowed here, only values are")
         return argument
 
     def _applied(self, function: CqlFunction, arguments: Sequence[Term]) -> ValueSource:
@@ -230,12 +230,12 @@ class Binder:
         ]
 
         def bound(request: BoundRequest) -> BoundValue:
-            return function.work([_given(source(request)) for source in sources], request)
+            return function.work([_require_set(source(request)) for source in sources], request)
 
-        return _folded(bound, function.is_pure and all(is_constant(source) for source in sources))
+        return _evaluate_if_constant(bound, function.is_pure and all(is_constant(source) for source in sources))
 
-    def could_be(self, term: Term, kind: CqlType) -> bool:
-        """Whether a term can be a value of this type, as far as can be told before it is bound."""
+    def could_have_type(self, term: Term, kind: CqlType) -> bool:
+        """Whether a term can be a value of this type, as far as is known before binding."""
         match term:
             case BindMarker() | NullLiteral():
                 return True
@@ -260,7 +260,7 @@ class Binder:
         whole = kind.scalar not in (Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL)
 
         def bound(request: BoundRequest) -> BoundValue:
-            one, other = _given(left(request)), _given(right(request))
+            one, other = _require_set(left(request)), _require_set(right(request))
             if one is None or other is None:
                 return None
             try:
@@ -269,7 +269,7 @@ class Binder:
                 raise InvalidRequest(f"the '{term.operator}' operation has no {kind} as its result") from error
             return encode(kind, rounded(kind, found))
 
-        return _folded(bound, is_constant(left) and is_constant(right))
+        return _evaluate_if_constant(bound, is_constant(left) and is_constant(right))
 
 
 def _calculate(operator: str, left: Any, right: Any, whole: bool) -> Any:
@@ -294,7 +294,7 @@ def _calculate(operator: str, left: Any, right: Any, whole: bool) -> Any:
 
 
 class _Constant:
-    """A source that gives the same value to every request."""
+    """A source with the same value for every request."""
 
     __slots__ = ("value",)
 
@@ -314,15 +314,15 @@ def is_constant(source: ValueSource) -> bool:
 
 
 def _no_bytes(_count: int) -> bytes:
-    raise AssertionError("a constant draws nothing")
+    raise AssertionError("a constant uses no randomness")
 
 
-def _folded(source: ValueSource, constant: bool) -> ValueSource:
-    """Worked out now where nothing of the request is needed."""
-    return _constant(_given(source(BoundRequest((), 0, _no_bytes)))) if constant else source
+def _evaluate_if_constant(source: ValueSource, constant: bool) -> ValueSource:
+    """Evaluates a constant source now."""
+    return _constant(_require_set(source(BoundRequest((), 0, _no_bytes)))) if constant else source
 
 
-def _given(value: BoundValue) -> bytes | None:
+def _require_set(value: BoundValue) -> bytes | None:
     if isinstance(value, Unset):
         raise InvalidRequest("Invalid unset value for an argument")
     return value
@@ -333,7 +333,7 @@ def _join_list(parts: list[bytes | None]) -> bytes:
 
 
 def _join_set(element: CqlType) -> Callable[[list[bytes | None]], bytes]:
-    """Elements in their type's order, each once: a set is shown sorted, whatever the order it was written in."""
+    """Elements in the order of their type, without duplicates: a set is always sorted."""
 
     def join(parts: list[bytes | None]) -> bytes:
         kept = {part: None for part in parts if part is not None}
@@ -353,7 +353,7 @@ def _join_map(key: CqlType) -> Callable[[list[bytes | None]], bytes]:
 
 
 def is_assignable(source: CqlType, target: CqlType) -> bool:
-    """Whether every value of one type is one of the other: the same, or the same bytes with a weaker promise."""
+    """Whether every value of one type is a value of the other, with the same bytes."""
     one, other = freeze(source), freeze(target)
     if one == other:
         return True
@@ -388,7 +388,7 @@ _WIDER = frozenset(
 
 
 def invalid_value_test(kind: CqlType) -> Callable[[bytes], bool]:
-    """Whether bytes are *not* a value of the type; as quick as the type allows."""
+    """A function that is true if bytes are *not* a value of the type; as fast as the type allows."""
     if isinstance(kind, ScalarType):
         if kind.scalar is Scalar.BLOB:
             return _never
@@ -417,7 +417,7 @@ def _is_no_text(data: bytes) -> bool:
 def values_in_marker_order(
     parameters: QueryParameters, markers: Sequence[BindMarker], variables: Sequence[ColumnSpec]
 ) -> Sequence[BoundValue]:
-    """The values in the order of the markers, whether they came by place or by name."""
+    """The values in the order of the markers, whether sent by position or by name."""
     if parameters.names is None:
         if len(parameters.values) != len(markers):
             raise InvalidRequest(
@@ -434,7 +434,7 @@ def values_in_marker_order(
 
 
 def contains_duration(kind: CqlType) -> bool:
-    """Such values have no order: a month is sometimes longer than thirty days."""
+    """Values with durations have no order: a month may be longer or shorter than thirty days."""
     match kind:
         case ScalarType(scalar=scalar):
             return scalar is Scalar.DURATION
@@ -447,5 +447,5 @@ def contains_duration(kind: CqlType) -> bool:
 
 
 def comparable(kind: CqlType, value: bytes) -> bytes:
-    """Equal for equal values, and in their order where they have one."""
+    """Bytes that are equal for equal values, and sort like them if they have an order."""
     return value if contains_duration(kind) else encode_comparable(kind, value)

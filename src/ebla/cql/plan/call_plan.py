@@ -1,4 +1,4 @@
-"""CALL compiled: a name, and one blob that goes to it as it is. What it does and answers is not CQL's business."""
+"""CALL: passes one blob to a service of the node, and returns its blob. CQL does not know what they contain."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from ebla.model.errors import InvalidRequest
 from ebla.wire.cql.messages import ColumnSpec, Rows
 
 KEYSPACE = "ebla"
-"""In which calls stand. There need be no such keyspace."""
+"""The keyspace of all calls. It need not exist."""
 BLOB = SCALARS["blob"]
 
 
 class CallService(Protocol):
-    """Who carries calls out."""
+    """Executes calls."""
 
     @property
     def names(self) -> Collection[str]: ...
 
     async def call(self, name: str, payload: bytes) -> bytes:
-        """A failure of what is asked for stands in the answer, with its outcome. Raises nothing that is foreseen."""
+        """A failed call returns its error and outcome in the answer. Raises no expected error."""
         ...
 
 
@@ -37,12 +37,12 @@ class CallPlan:
     def payload_of(self, bound: BoundRequest) -> bytes:
         value = self.argument(bound)
         if not isinstance(value, bytes):
-            raise InvalidRequest(f"{KEYSPACE}.{self.name} is given a blob, not null")
+            raise InvalidRequest(f"{KEYSPACE}.{self.name} takes a blob, not null")
         return value
 
 
 def plan_call(statement: CallStatement, names: Collection[str], markers: tuple[BindMarker, ...]) -> CallPlan:
-    """Raises `InvalidRequest` where there is no such call."""
+    """Raises `InvalidRequest` if there is no such call."""
     name = statement.name
     if statement.keyspace != KEYSPACE or name not in names:
         known = ", ".join(f"{KEYSPACE}.{one}" for one in sorted(names)) or "none on this node"

@@ -1,4 +1,4 @@
-"""Relations looked at row by row: for ALLOW FILTERING, and for tables that are not stored. Pure."""
+"""Relations evaluated row by row: for ALLOW FILTERING, and for virtual tables. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,10 +22,10 @@ from ebla.wire.cql.messages import Unset
 
 RowTest = Callable[[RowValues], bool]
 RowFilter = Callable[[BoundRequest], RowTest]
-"""Given a request's values: the test that its rows must pass."""
+"""Takes the values of a request, and returns the test for its rows."""
 
 ColumnIndex = Callable[[Column], int]
-"""Where a column's value stands in a row."""
+"""The index of a column's value in a row."""
 
 _COMPARE: dict[Operator, Callable[[bytes, bytes], bool]] = {
     Operator.EQUAL: lambda one, other: one == other,
@@ -74,11 +74,11 @@ class FilterBuilder:
         source = self._source(term, column.name, kind)
 
         def bound(request: BoundRequest) -> RowTest:
-            wanted = comparable(kind, _given(source(request), column.name))
+            expected = comparable(kind, _require_value(source(request), column.name))
 
             def test(values: RowValues) -> bool:
                 value = values[place]
-                return value is not None and compare(comparable(kind, value), wanted)
+                return value is not None and compare(comparable(kind, value), expected)
 
             return test
 
@@ -89,11 +89,11 @@ class FilterBuilder:
         choices = self._choices(column, relation)
 
         def bound(request: BoundRequest) -> RowTest:
-            wanted = {comparable(kind, value) for value in choices(request)}
+            expected = {comparable(kind, value) for value in choices(request)}
 
             def test(values: RowValues) -> bool:
                 value = values[place]
-                return value is not None and comparable(kind, value) in wanted
+                return value is not None and comparable(kind, value) in expected
 
             return test
 
@@ -103,9 +103,9 @@ class FilterBuilder:
         if relation.values is None:
             assert relation.value is not None
             whole = self._source(relation.value, f"in({column.name})", ListType(column.type))
-            return lambda request: _elements(_given(whole(request), column.name))
+            return lambda request: _elements(_require_value(whole(request), column.name))
         sources = [self._source(term, column.name, column.type) for term in relation.values]
-        return lambda request: [_given(source(request), column.name) for source in sources]
+        return lambda request: [_require_value(source(request), column.name) for source in sources]
 
     def _contains(self, column: Column, relation: ColumnRelation) -> RowFilter:
         place, kind = self._place(column), column.type
@@ -115,16 +115,16 @@ class FilterBuilder:
         source = self._source(relation.value, f"{'key' if by_key else 'value'}({column.name})", element)
 
         def bound(request: BoundRequest) -> RowTest:
-            wanted = _given(source(request), column.name)
+            expected = _require_value(source(request), column.name)
 
             def test(values: RowValues) -> bool:
                 value = values[place]
                 if value is None:
                     return False
                 if not isinstance(kind, MapType):
-                    return wanted in split_elements(value, 1)
+                    return expected in split_elements(value, 1)
                 parts = split_elements(value, 2)
-                return wanted in (parts[::2] if by_key else parts[1::2])
+                return expected in (parts[::2] if by_key else parts[1::2])
 
             return test
 
@@ -140,13 +140,13 @@ class FilterBuilder:
         source = self._source(relation.value, f"value({column.name})", kind.value)
 
         def bound(request: BoundRequest) -> RowTest:
-            wanted_key = _given(key(request), column.name)
-            wanted = comparable(kind.value, _given(source(request), column.name))
+            expected_key = _require_value(key(request), column.name)
+            expected = comparable(kind.value, _require_value(source(request), column.name))
 
             def test(values: RowValues) -> bool:
                 parts = split_elements(values[place] or b"\0\0\0\0", 2)
-                found = dict(zip(parts[::2], parts[1::2])).get(wanted_key)
-                return found is not None and compare(comparable(kind.value, found), wanted)
+                found = dict(zip(parts[::2], parts[1::2])).get(expected_key)
+                return found is not None and compare(comparable(kind.value, found), expected)
 
             return test
 
@@ -165,15 +165,15 @@ class FilterBuilder:
             return tuple(comparable(column.type, value or b"") for column, value in zip(columns, values))
 
         def bound(request: BoundRequest) -> RowTest:
-            wanted = [key_of(one) for one in choices(request)]
+            expected = [key_of(one) for one in choices(request)]
 
             def test(values: RowValues) -> bool:
                 found = key_of([values[place] for place in places])
                 if found is None:
                     return False
                 if relation.operator is Operator.IN:
-                    return found in wanted
-                other = wanted[0]
+                    return found in expected
+                other = expected[0]
                 return other is not None and _compare_tuples(relation.operator, found[: len(other)], other)
 
             return test
@@ -191,7 +191,8 @@ class FilterBuilder:
         if relation.operator is Operator.IN:
             whole = self._source(relation.value, f"in({columns[0].name})", ListType(kind))
             return lambda request: [
-                _all_of(split_fields(one), columns) for one in _elements(_given(whole(request), columns[0].name))
+                _all_of(split_fields(one), columns)
+                for one in _elements(_require_value(whole(request), columns[0].name))
             ]
         part = self._tuple(columns, relation.value)
         return lambda request: [part(request)]
@@ -201,9 +202,9 @@ class FilterBuilder:
             if len(term.elements) > len(columns):
                 raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
             sources = [self._source(one, column.name, column.type) for one, column in zip(term.elements, columns)]
-            return lambda request: [_given(source(request), columns[0].name) for source in sources]
+            return lambda request: [_require_value(source(request), columns[0].name) for source in sources]
         whole = self._source(term, columns[0].name, TupleType(tuple(column.type for column in columns)))
-        return lambda request: _all_of(split_fields(_given(whole(request), columns[0].name)), columns)
+        return lambda request: _all_of(split_fields(_require_value(whole(request), columns[0].name)), columns)
 
     # ---- tokens
 
@@ -214,11 +215,11 @@ class FilterBuilder:
         compare = _COMPARE[relation.operator]
 
         def bound(request: BoundRequest) -> RowTest:
-            wanted = comparable(SCALARS["bigint"], _given(source(request), "token"))
+            expected = comparable(SCALARS["bigint"], _require_value(source(request), "token"))
 
             def test(values: RowValues) -> bool:
                 token = token_of(composite_key([values[place] or b"" for place in places]))
-                return compare(comparable(SCALARS["bigint"], int(token).to_bytes(8, signed=True)), wanted)
+                return compare(comparable(SCALARS["bigint"], int(token).to_bytes(8, signed=True)), expected)
 
             return test
 
@@ -230,11 +231,11 @@ class FilterBuilder:
         sources = []
         for argument, column in zip(term.arguments, self._schema.partition_key):
             if not isinstance(argument, Term):
-                raise InvalidRequest("a column cannot stand here: only values can")
+                raise InvalidRequest("a column is not allowed here, only values are")
             sources.append(self._source(argument, column.name, column.type))
 
         def token(request: BoundRequest) -> bytes:
-            key = composite_key([_given(source(request), "token") for source in sources])
+            key = composite_key([_require_value(source(request), "token") for source in sources])
             return int(token_of(key)).to_bytes(8, signed=True)
 
         return token
@@ -277,7 +278,7 @@ def _elements(value: bytes) -> list[bytes]:
         raise InvalidRequest(f"Invalid list for an IN restriction: {error}") from error
 
 
-def _given(value: bytes | Unset | None, name: str) -> bytes:
+def _require_value(value: bytes | Unset | None, name: str) -> bytes:
     if value is None:
         raise InvalidRequest(f"Invalid null value in condition for column {name}")
     if isinstance(value, Unset):

@@ -1,4 +1,4 @@
-"""Functions of CQL that turn values into a value. Aggregates and what needs a row (writetime, ttl) stand elsewhere."""
+"""Scalar functions of CQL. Aggregates, and functions of stored cells (writetime, ttl), are in other modules."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.values import validation_error
 
 _UUID_EPOCH_100NS = 0x01B21DD213814000
-"""1970 as timeuuids count: in steps of 100 ns since 1582."""
+"""1970 in the unit of timeuuids: 100 ns since 1582."""
 _MILLISECONDS_PER_DAY = 86_400_000
 _DATE_BIAS = 1 << 31
 
 
 class CallContext(Protocol):
-    """What a call may ask of the request it is part of."""
+    """What a function may use of the request."""
 
     now_us: int
 
@@ -35,7 +35,7 @@ class CqlFunction:
     result: CqlType
     work: FunctionBody
     is_pure: bool = True
-    """The same arguments give the same value: it may be worked out once."""
+    """The result depends on the arguments alone, so it may be computed once."""
 
 
 _TEXT, _BLOB, _BIGINT = SCALARS["text"], SCALARS["blob"], SCALARS["bigint"]
@@ -47,7 +47,7 @@ _TIMESTAMP, _DATE, _TIME = SCALARS["timestamp"], SCALARS["date"], SCALARS["time"
 
 
 def timeuuid_of(now_us: int, node: bytes) -> bytes:
-    """A version 1 uuid of this microsecond; `node` are 8 random bytes for clock sequence and node."""
+    """A version 1 UUID of this microsecond; `node` is 8 random bytes for clock sequence and node."""
     ticks = now_us * 10 + _UUID_EPOCH_100NS + node[0] % 10
     sequence = int.from_bytes(node[:2]) & 0x3FFF | 0x8000
     low, middle, high = ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000
@@ -66,9 +66,9 @@ def timeuuid_ms(data: bytes) -> int:
 
 
 def _bound_timeuuid(rest: bytes) -> FunctionBody:
-    """The least or greatest timeuuid of a millisecond, by Cassandra's order of signed bytes."""
+    """The lowest or highest timeuuid of a millisecond, in Cassandra's order of signed bytes."""
 
-    def work(values: Values, _moment: CallContext) -> bytes | None:
+    def work(values: Values, _context: CallContext) -> bytes | None:
         if values[0] is None:
             return None
         milliseconds = int.from_bytes(values[0], signed=True)
@@ -86,7 +86,7 @@ def _long(number: int) -> bytes:
 def _day(milliseconds: int) -> bytes:
     day = milliseconds // _MILLISECONDS_PER_DAY
     if not -_DATE_BIAS <= day < _DATE_BIAS:
-        raise InvalidRequest(f"{milliseconds} ms since 1970 is beyond the dates there are")
+        raise InvalidRequest(f"{milliseconds} ms since 1970 is out of the range of dates")
     return (day + _DATE_BIAS).to_bytes(4)
 
 
@@ -94,8 +94,8 @@ def _date_ms(data: bytes) -> int:
     return (int.from_bytes(data) - _DATE_BIAS) * _MILLISECONDS_PER_DAY
 
 
-def _as_is(number: Callable[[bytes], int], shape: Callable[[int], bytes]) -> FunctionBody:
-    def work(values: Values, _moment: CallContext) -> bytes | None:
+def _conversion(number: Callable[[bytes], int], shape: Callable[[int], bytes]) -> FunctionBody:
+    def work(values: Values, _context: CallContext) -> bytes | None:
         return None if values[0] is None else shape(number(values[0]))
 
     return work
@@ -116,16 +116,18 @@ def _conversions() -> list[CqlFunction]:
     made = []
     for kind, number in _TIME_SOURCES:
         made += [
-            CqlFunction(name="todate", arguments=(kind,), result=_DATE, work=_as_is(number, _day)),
-            CqlFunction(name="to_date", arguments=(kind,), result=_DATE, work=_as_is(number, _day)),
-            CqlFunction(name="totimestamp", arguments=(kind,), result=_TIMESTAMP, work=_as_is(number, _long)),
-            CqlFunction(name="to_timestamp", arguments=(kind,), result=_TIMESTAMP, work=_as_is(number, _long)),
-            CqlFunction(name="tounixtimestamp", arguments=(kind,), result=_BIGINT, work=_as_is(number, _long)),
-            CqlFunction(name="to_unix_timestamp", arguments=(kind,), result=_BIGINT, work=_as_is(number, _long)),
+            CqlFunction(name="todate", arguments=(kind,), result=_DATE, work=_conversion(number, _day)),
+            CqlFunction(name="to_date", arguments=(kind,), result=_DATE, work=_conversion(number, _day)),
+            CqlFunction(name="totimestamp", arguments=(kind,), result=_TIMESTAMP, work=_conversion(number, _long)),
+            CqlFunction(name="to_timestamp", arguments=(kind,), result=_TIMESTAMP, work=_conversion(number, _long)),
+            CqlFunction(name="tounixtimestamp", arguments=(kind,), result=_BIGINT, work=_conversion(number, _long)),
+            CqlFunction(name="to_unix_timestamp", arguments=(kind,), result=_BIGINT, work=_conversion(number, _long)),
         ]
     made += [
-        CqlFunction(name="dateof", arguments=(_TIMEUUID,), result=_TIMESTAMP, work=_as_is(timeuuid_ms, _long)),
-        CqlFunction(name="unixtimestampof", arguments=(_TIMEUUID,), result=_BIGINT, work=_as_is(timeuuid_ms, _long)),
+        CqlFunction(name="dateof", arguments=(_TIMEUUID,), result=_TIMESTAMP, work=_conversion(timeuuid_ms, _long)),
+        CqlFunction(
+            name="unixtimestampof", arguments=(_TIMEUUID,), result=_BIGINT, work=_conversion(timeuuid_ms, _long)
+        ),
     ]
     for name in ("mintimeuuid", "min_timeuuid"):
         made.append(
@@ -138,24 +140,24 @@ def _conversions() -> list[CqlFunction]:
     return made
 
 
-def _now(_values: Values, moment: CallContext) -> bytes:
-    return timeuuid_of(moment.now_us, moment.random_bytes(8))
+def _now(_values: Values, context: CallContext) -> bytes:
+    return timeuuid_of(context.now_us, context.random_bytes(8))
 
 
 def _current() -> list[CqlFunction]:
-    def time_of_day(_values: Values, moment: CallContext) -> bytes:
-        return _long(moment.now_us % (_MILLISECONDS_PER_DAY * 1000) * 1000)
+    def time_of_day(_values: Values, context: CallContext) -> bytes:
+        return _long(context.now_us % (_MILLISECONDS_PER_DAY * 1000) * 1000)
 
     works: tuple[tuple[tuple[str, ...], CqlType, FunctionBody], ...] = (
         (("now", "currenttimeuuid", "current_timeuuid"), _TIMEUUID, _now),
         (
             ("currenttimestamp", "current_timestamp"),
             _TIMESTAMP,
-            lambda _values, moment: _long(moment.now_us // 1000),
+            lambda _values, context: _long(context.now_us // 1000),
         ),
-        (("currentdate", "current_date"), _DATE, lambda _values, moment: _day(moment.now_us // 1000)),
+        (("currentdate", "current_date"), _DATE, lambda _values, context: _day(context.now_us // 1000)),
         (("currenttime", "current_time"), _TIME, time_of_day),
-        (("uuid",), _UUID, lambda _values, moment: _random_uuid(moment)),
+        (("uuid",), _UUID, lambda _values, context: _random_uuid(context)),
     )
     return [
         CqlFunction(name=name, arguments=(), result=kind, work=work, is_pure=False)
@@ -164,19 +166,19 @@ def _current() -> list[CqlFunction]:
     ]
 
 
-def _random_uuid(moment: CallContext) -> bytes:
-    return uuid.UUID(bytes=moment.random_bytes(16), version=4).bytes
+def _random_uuid(context: CallContext) -> bytes:
+    return uuid.UUID(bytes=context.random_bytes(16), version=4).bytes
 
 
 # ---- blobs
 
 
-def _same(values: Values, _moment: CallContext) -> bytes | None:
+def _same(values: Values, _context: CallContext) -> bytes | None:
     return values[0]
 
 
 def _checked(kind: ScalarType) -> FunctionBody:
-    def work(values: Values, _moment: CallContext) -> bytes | None:
+    def work(values: Values, _context: CallContext) -> bytes | None:
         data = values[0]
         if data is not None and (reason := validation_error(kind, data)) is not None:
             raise InvalidRequest(f"In call to function blobas{kind}, value 0x{data.hex()} is no {kind}: {reason}")
@@ -207,11 +209,11 @@ def _by_name(functions: Sequence[CqlFunction]) -> dict[str, tuple[CqlFunction, .
 
 
 FUNCTIONS = MappingProxyType(_by_name([*_current(), *_conversions(), *_blobs()]))
-"""By name, each with the ones that differ in their arguments' types."""
+"""The overloads of each name."""
 
 
 def overloads_of(name: str) -> tuple[CqlFunction, ...]:
-    """Raises `InvalidRequest` for a name that is none."""
+    """Raises `InvalidRequest` for an unknown name."""
     found = FUNCTIONS.get(name.removeprefix("system."))
     if found is None:
         raise InvalidRequest(f"Unknown function '{name}'")

@@ -1,8 +1,8 @@
-"""Key restrictions with their values as spans of stored keys. Pure.
+"""Turns key restrictions with their values into spans of stored keys. Pure.
 
-The order of stored keys is the order of rows, descending columns included, so every restriction of a key is a list of
-spans. A slice of several columns whose directions differ is several of them: `(a, b) > (x, y)` is `a = x and b > y`, or
-`a > x`, and where a descends the second stands before the first.
+Stored keys sort in the order of rows, also for descending columns, so every key restriction is a list of spans. A slice
+over several columns with different directions is several spans: `(a, b) > (x, y)` is `a = x and b > y`, or `a > x`; if
+`a` descends, the second span comes first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,6 @@ from ebla.model.token import TOKEN_MAX, TOKEN_MIN
 from ebla.storage.codec.key_codec import (
     encode_clustering,
     encode_token,
-    head_key,
     prefix_end,
     row_key,
 )
@@ -22,19 +21,19 @@ from ebla.wire.row_messages import Span
 
 @dataclass(frozen=True, slots=True)
 class SliceBound:
-    """One end of a slice, over the clustering columns from the slice's first on."""
+    """One bound of a slice, for the clustering columns from the first one of the slice on."""
 
     values: tuple[bytes, ...]
     is_lower: bool
-    """What is sought is greater, as the type orders it; otherwise smaller."""
+    """Rows must be greater, in the order of the type; else smaller."""
     inclusive: bool
 
 
 def row_spans(
     columns: Sequence[Column], prefix: bytes, equal: Sequence[bytes], ends: Sequence[SliceBound]
 ) -> list[Span]:
-    """The rows of a partition (`prefix`) whose first clustering columns equal these values and whose next ones lie
-    between these ends; without heads."""
+    """The rows of a partition (`prefix`) whose first clustering columns equal these values, and whose next columns are
+    within these bounds; without the partition head."""
     base = row_key(prefix, encode_clustering(columns, equal))
     if len(equal) == len(columns):
         return [(base, base + b"\0")]
@@ -59,14 +58,8 @@ def _end_spans(columns: Sequence[Column], base: bytes, end: SliceBound) -> list[
     return coalesce(spans)
 
 
-def with_head(prefix: bytes, spans: Sequence[Span]) -> list[Span]:
-    """The partition's head comes along with every read of it: what it deletes is deleted in every slice."""
-    head = head_key(prefix)
-    return coalesce([(head, head + b"\0"), *spans])
-
-
 def token_span(low: int, high: int) -> list[Span]:
-    """Tokens from one to another, both included."""
+    """Tokens from `low` to `high`, both inclusive."""
     if low > high:
         return []
     low = max(low, TOKEN_MIN)
@@ -74,7 +67,7 @@ def token_span(low: int, high: int) -> list[Span]:
 
 
 def coalesce(spans: Iterable[Span]) -> list[Span]:
-    """Ascending, apart from each other, none empty."""
+    """Ascending, disjoint, without empty spans."""
     joined: list[Span] = []
     for start, end in sorted(spans, key=_place):
         if end is not None and start >= end:
@@ -89,7 +82,7 @@ def coalesce(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """Both ascending and apart."""
+    """Both must be ascending and disjoint."""
     found: list[Span] = []
     for start, end in one:
         for other_start, other_end in other:

@@ -1,4 +1,4 @@
-"""INSERT, UPDATE and DELETE compiled once: a request's values in, mutations of partitions out. Pure."""
+"""INSERT, UPDATE, DELETE and BATCH: compiled once, then turn the values of a request into mutations. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,20 +51,20 @@ from ebla.wire.row_messages import Item
 TTL_S_MAX = 20 * 365 * 24 * 3600
 _KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
 TIMESTAMP_MIN = -(1 << 63)
-"""Nothing is written at it: it stands for no timestamp at all."""
+"""Not a valid write time: it means "no timestamp"."""
 
 KnownLists = dict[bytes, ListElements]
-"""Live elements of lists, by the key of the row that has them (static ones: of the head)."""
+"""Live elements of lists, by the key of their row; for static lists, by the key of the partition head."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTime:
-    """When a request writes, unless it says otherwise."""
+    """The time of a write, unless the statement sets its own."""
 
     timestamp_us: int
     now_s: int
     sequence: int = 0
-    """Of the statement in its batch."""
+    """Index of the statement in its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +76,23 @@ class ModificationPlan:
     row_changes: tuple[RowChange, ...]
     static_changes: tuple[RowChange, ...]
     marks_row: bool
-    """An INSERT leaves a marker."""
+    """INSERT writes a row marker."""
     deletes_rows: bool
     timestamp: ValueSource | None = None
     ttl: ValueSource | None = None
     timeout: ValueSource | None = None
     lists_read: tuple[Column, ...] = ()
-    """Lists whose elements the statement names by index or value: they must be read first."""
+    """Lists whose elements the statement names by index or value. They must be read before the write."""
     plain: "PlainInsert | None" = None
 
-    def mutations(self, request: BoundRequest, moment: WriteTime, known: KnownLists | None = None) -> list[Mutation]:
-        if self.plain is not None and self.uses_default_times and moment.timestamp_us != TIMESTAMP_MIN:
-            mutation = self.plain.mutation(request, moment.timestamp_us)
+    def mutations(
+        self, request: BoundRequest, write_time: WriteTime, known: KnownLists | None = None
+    ) -> list[Mutation]:
+        if self.plain is not None and self.uses_default_times and write_time.timestamp_us != TIMESTAMP_MIN:
+            mutation = self.plain.mutation(request, write_time.timestamp_us)
             if mutation is not None:
                 return [mutation]
-        times = self._times(request, moment)
+        times = self._times(request, write_time)
         if self.plain is not None and times.ttl_s == 0:
             mutation = self.plain.mutation(request, times.timestamp_us)
             if mutation is not None:
@@ -99,7 +101,7 @@ class ModificationPlan:
 
     @property
     def uses_default_times(self) -> bool:
-        """Whether it has no times of its own."""
+        """Whether neither the statement nor the table sets timestamp or TTL."""
         return self.timestamp is None and self.ttl is None and self.schema.options.default_ttl_s == 0
 
     def _mutation(self, key: bytes, request: BoundRequest, times: CellTimes, known: KnownLists) -> Mutation:
@@ -113,9 +115,9 @@ class ModificationPlan:
     def _head_items(self, prefix: bytes, request: BoundRequest, times: CellTimes, known: KnownLists) -> Iterable[Item]:
         head = EMPTY_HEAD
         if self.static_changes:
-            draft = self._draft(self.static_changes, request, times, known.get(head_key(prefix), {}))
+            row_builder = self._built_row(self.static_changes, request, times, known.get(head_key(prefix), {}))
             head = PartitionHead(
-                static=Row(marker=None, deletion=None, cells=draft.cells, collections=draft.collections)
+                static=Row(marker=None, deletion=None, cells=row_builder.cells, collections=row_builder.collections)
             )
         if self.deletes_rows and not self._names_rows:
             head = self._range_head(prefix, request, times)
@@ -124,7 +126,7 @@ class ModificationPlan:
 
     @property
     def _names_rows(self) -> bool:
-        """Whether the key is given to its end."""
+        """Whether the statement names full primary keys."""
         return self.restrictions.clustering_width == len(self.schema.clustering) and not self.restrictions.ends
 
     def _range_head(self, prefix: bytes, request: BoundRequest, times: CellTimes) -> PartitionHead:
@@ -154,43 +156,43 @@ class ModificationPlan:
             yield from ((key, row) for key in keys)
 
     def _row(self, request: BoundRequest, times: CellTimes, known: ListElements) -> bytes:
-        """What is written of a row; nothing where nothing is given."""
-        draft = self._draft(self.row_changes, request, times, known)
+        """The encoded row; empty if there is nothing to write."""
+        row_builder = self._built_row(self.row_changes, request, times, known)
         marker = RowMarker(times.timestamp_us, times.ttl_s, times.expires_s) if self.marks_row else None
         deletion = times.deletion() if self.deletes_rows else None
-        row = Row(marker=marker, deletion=deletion, cells=draft.cells, collections=draft.collections)
+        row = Row(marker=marker, deletion=deletion, cells=row_builder.cells, collections=row_builder.collections)
         return b"" if row == Row() else encode_row(row, self.schema.version, self.schema.layouts[-1])
 
-    def _draft(
+    def _built_row(
         self, changes: Sequence[RowChange], request: BoundRequest, times: CellTimes, known: ListElements
     ) -> RowBuilder:
-        draft = RowBuilder(times=times, known_lists=known)
-        for draft.turn, change in enumerate(changes):
-            change(draft, request)
-        return draft
+        row_builder = RowBuilder(times=times, known_lists=known)
+        for row_builder.turn, change in enumerate(changes):
+            change(row_builder, request)
+        return row_builder
 
     # ---- times
 
-    def _times(self, request: BoundRequest, moment: WriteTime) -> CellTimes:
-        timestamp_us = moment.timestamp_us
+    def _times(self, request: BoundRequest, write_time: WriteTime) -> CellTimes:
+        timestamp_us = write_time.timestamp_us
         if self.timestamp is not None:
-            given = self.timestamp(request)
-            if given is None:
+            bound_value = self.timestamp(request)
+            if bound_value is None:
                 raise InvalidRequest("Invalid null value of timestamp")
-            if not isinstance(given, Unset):
-                timestamp_us = int.from_bytes(given, signed=True)
+            if not isinstance(bound_value, Unset):
+                timestamp_us = int.from_bytes(bound_value, signed=True)
         if timestamp_us == TIMESTAMP_MIN:
             raise InvalidRequest(f"Out of bound timestamp, must be in [{TIMESTAMP_MIN + 1}, {(1 << 63) - 1}]")
         return CellTimes(
-            timestamp_us=timestamp_us, ttl_s=self._ttl_s(request), now_s=moment.now_s, sequence=moment.sequence
+            timestamp_us=timestamp_us, ttl_s=self._ttl_s(request), now_s=write_time.now_s, sequence=write_time.sequence
         )
 
     def _ttl_s(self, request: BoundRequest) -> int:
         default_s = self.schema.options.default_ttl_s
-        given = self.ttl(request) if self.ttl is not None else None
-        if self.ttl is None or given is None or isinstance(given, Unset):
-            return 0 if given is None and self.ttl is not None else default_s
-        seconds = int.from_bytes(given, signed=True)
+        bound_value = self.ttl(request) if self.ttl is not None else None
+        if self.ttl is None or bound_value is None or isinstance(bound_value, Unset):
+            return 0 if bound_value is None and self.ttl is not None else default_s
+        seconds = int.from_bytes(bound_value, signed=True)
         if seconds < 0:
             raise InvalidRequest(f"A TTL must be greater or equal to 0, but was {seconds}")
         if seconds > TTL_S_MAX:
@@ -200,18 +202,17 @@ class ModificationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainInsert:
-    """The common write: one row, every value given, nothing null, no TTL. Its stored form is joined from the values as
-    they came."""
+    """The fast path of most writes: one row, no nulls, no TTL. The stored row is built from the request's bytes."""
 
     schema: TableSchema
     partition: tuple[KeyValueSource, ...]
     clustering: tuple[KeyValueSource, ...]
     sources: tuple[ValueSource | None, ...]
-    """By the place of the column in the stored row."""
+    """In the order of the columns in the stored row."""
     marked: bool
 
     def mutation(self, request: BoundRequest, timestamp_us: int) -> Mutation | None:
-        """None where the row is not that plain after all."""
+        """None if the row is not plain after all."""
         schema = self.schema
         cells: list[bytes | None] = []
         is_empty = not self.marked
@@ -243,8 +244,8 @@ class PlainInsert:
 def plan_modification(
     statement: Modification, schema: TableSchema, markers: tuple[BindMarker, ...], *, part_of_batch: bool = False
 ) -> ModificationPlan:
-    """Raises `InvalidRequest` with what is wrong. Of `markers`, a part of a batch may have only some."""
-    builder = _Builder(
+    """Raises `InvalidRequest`. A statement of a batch may use only some of the `markers`."""
+    builder = _PlanBuilder(
         schema=schema,
         binder=Binder(keyspace=schema.keyspace, table=schema.name, markers=markers),
         part_of_batch=part_of_batch,
@@ -259,7 +260,7 @@ def plan_modification(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Builder:
+class _PlanBuilder:
     schema: TableSchema
     binder: Binder
     part_of_batch: bool
@@ -267,7 +268,7 @@ class _Builder:
     static: list[RowChange] = field(default_factory=list)
     lists: dict[int, Column] = field(default_factory=dict)
     plain_sources: dict[int, ValueSource] | None = field(default_factory=dict)
-    """By column number, as long as nothing forbids a plain row."""
+    """By column number; None once something rules out a plain row."""
 
     def insert(self, statement: InsertStatement) -> ModificationPlan:
         if len(statement.columns) != len(statement.values):
@@ -309,7 +310,7 @@ class _Builder:
             self._check_key(restrictions)
             self._check_statics(restrictions, "DELETE")
         elif not restrictions.has_partition:
-            self._refuse_missing()
+            self._raise_missing_key()
         return self._plan(restrictions, statement.using, deletes_rows=not statement.columns)
 
     # ---- columns
@@ -403,10 +404,10 @@ class _Builder:
         if found.ends and not slices:
             raise InvalidRequest("Slice restrictions are not supported on the clustering columns in this statement")
         if found.filters:
-            self._refuse_filters(found)
+            self._raise_for_filters(found)
         return found
 
-    def _refuse_filters(self, found: Restrictions) -> None:
+    def _raise_for_filters(self, found: Restrictions) -> None:
         names = [name for relation in found.filters for name in columns_of(relation)]
         columns = [self.schema.by_name[name] for name in names]
         others = [column.name for column in columns if column.kind not in _KEYS]
@@ -422,14 +423,14 @@ class _Builder:
             )
         check_filtering(self.schema, found)
 
-    def _refuse_missing(self) -> None:
+    def _raise_missing_key(self) -> None:
         names = ", ".join(column.name for column in self.schema.partition_key)
         raise InvalidRequest(f"Some partition key parts are missing: {names}")
 
     def _check_key(self, found: Restrictions) -> None:
-        """A row's whole key, or a partition's where only static columns change."""
+        """Requires the full primary key, or the partition key if only static columns change."""
         if not found.has_partition:
-            self._refuse_missing()
+            self._raise_missing_key()
         missing = self.schema.clustering[found.clustering_width :]
         if missing and (self.row or not self.static):
             raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
@@ -503,7 +504,7 @@ def _element_type(column: Column) -> CqlType:
 
 
 def key_positions(restrictions: Restrictions) -> tuple[int, ...]:
-    """The markers of the partition key's columns, for drivers that work out the token; none where some is no marker."""
+    """The markers of the partition key columns, from which drivers compute the token; empty if one is not a marker."""
     positions = [group.position for group in restrictions.partition if group.is_single]
     found = tuple(position for position in positions if position is not None)
     return found if len(found) == len(restrictions.partition) else ()
@@ -520,7 +521,7 @@ class BatchPlan:
 def plan_batch(
     statement: BatchStatement, schema_of: Callable[[TableName], TableSchema], markers: tuple[BindMarker, ...]
 ) -> BatchPlan:
-    """Raises `InvalidRequest` with what is wrong."""
+    """Raises `InvalidRequest`."""
     using = statement.using
     parts: list[ModificationPlan] = []
     variables: list[ColumnSpec] = []
@@ -533,9 +534,9 @@ def plan_batch(
     own = outer.variables(all_known=False)
     for one in statement.statements:
         schema = schema_of(one.table)
-        plan = plan_modification(_timed(one, statement), schema, markers, part_of_batch=True)
+        plan = plan_modification(_with_batch_timestamp(one, statement), schema, markers, part_of_batch=True)
         parts.append(plan)
-        # The batch's own timestamp stands in every part and counts once: it is the first of the text.
+        # The batch's own timestamp is a variable of every part, but counts once: it is the first marker of the text.
         shared = 1 if isinstance(using.timestamp, BindMarker) else 0
         variables += plan.variables[shared:]
     if own and parts:
@@ -544,11 +545,11 @@ def plan_batch(
         )
     found = (*own, *variables)
     if len(found) != len(markers):
-        raise InvalidRequest("some bind markers have no place where their type would be known")
+        raise InvalidRequest("some bind markers have no known type")
     return BatchPlan(kind=statement.kind, parts=tuple(parts), variables=found, timeout=timeout)
 
 
-def _timed(one: Modification, batch: BatchStatement) -> Modification:
+def _with_batch_timestamp(one: Modification, batch: BatchStatement) -> Modification:
     if batch.using.timestamp is None:
         return one
     if one.using.timestamp is not None:

@@ -1,8 +1,8 @@
-"""SELECT of one row by its whole primary key: what most reads are, and the only ones that have to be this quick.
+"""The fast path of SELECT for one row by its full primary key, which most reads are.
 
-It says the same as the plan it is made from, in fewer steps: one key, one read, the needed cells cut from a plain row.
-Anything unusual (static columns, write times, LIMIT, functions) has no such short way, and a row that is not plain is
-left to the plan's own reader.
+It returns the same as the plan it is made from, in fewer steps: one key, one read, and the needed cells sliced from a
+plain row. Plans with static columns, write times, LIMIT or functions have no fast path, and rows that are not plain are
+decoded by the plan's own decoder.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from ebla.wire.row_messages import Item
 
 
 class PointRead(msgspec.Struct, frozen=True, gc=False):
-    """The row that one request asks for."""
+    """The row that one request reads."""
 
     partition: Sequence[bytes]
     clustering: bytes
@@ -42,13 +42,13 @@ class PointSelectPlan:
     partition: tuple[KeyValueSource, ...]
     clustering: tuple[KeyValueSource, ...]
     partition_places: tuple[tuple[int, int], ...]
-    """Where in the answer which part of the partition key stands."""
+    """Pairs of index in the result and position in the partition key."""
     clustering_places: tuple[tuple[int, int], ...]
     cell_places: tuple[int, ...]
     """Where in the answer each cell of a plain row stands, up to the last that is asked for; -1: nowhere."""
 
     def point(self, request: BoundRequest) -> PointRead:
-        """Raises `InvalidRequest` where a key has no value."""
+        """Raises `InvalidRequest` if a key column has no value."""
         partition = [part(request) for part in self.partition]
         key = check_partition_key(composite_key(partition))
         clustering = b""
@@ -85,7 +85,7 @@ class PointSelectPlan:
 
 
 def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
-    """None where the plan is of another kind."""
+    """None if the plan is not a read of one row by its key."""
     schema, restrictions = plan.schema, plan.restrictions
     clustering = restrictions.clustering
     is_point = (
@@ -103,7 +103,7 @@ def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
     shown = [(place, column) for place, column in enumerate(columns) if column is not None]
     by_number = {column.number: place for place, column in shown if column.kind is ColumnKind.REGULAR}
     if len({column.number for _, column in shown}) < len(shown):
-        return None  # a column that is shown twice has two places
+        return None  # a column that is selected twice has two indexes
     cells = [by_number.get(number, -1) for number in schema.layouts[-1]]
     while cells and cells[-1] < 0:
         cells.pop()

@@ -1,4 +1,4 @@
-"""WHERE, sorted out: what chooses partitions, what chooses rows in them, what must be looked at in each row. Pure."""
+"""Classifies the relations of WHERE: those that select partitions, those that select rows, and filters. Pure."""
 
 import itertools
 import math
@@ -30,25 +30,25 @@ FILTERING_ERROR = (
     "If you want to execute this query despite the performance unpredictability, use ALLOW FILTERING"
 )
 CARTESIAN_PRODUCT_MAX = 10_000
-"""Partitions, or rows of each, that IN may name in one statement by their product."""
+"""Limit on the partitions, or rows of each, that IN relations name in one statement."""
 
 _SLICES = (Operator.LESS, Operator.AT_MOST, Operator.GREATER, Operator.AT_LEAST)
 _LOWER = (Operator.GREATER, Operator.AT_LEAST)
 _INCLUSIVE = (Operator.AT_MOST, Operator.AT_LEAST)
 
 KeyChoices = Callable[[BoundRequest], list[tuple[bytes, ...]]]
-"""What one group of columns may be: tuples of values."""
+"""The allowed values of the restricted columns, as tuples."""
 
 
 class KeyRestriction(msgspec.Struct, frozen=True, kw_only=True):
-    """Neighbouring key columns that are fixed together: one by `=` or IN, or several by a tuple."""
+    """Adjacent key columns that are fixed together: one column by `=` or IN, or several by a tuple."""
 
     width: int
     choices: KeyChoices
     is_single: bool
-    """`=`: one choice, always."""
+    """By `=`: always exactly one choice."""
     position: int | None = None
-    """Of the marker that gives its value, where that is all there is."""
+    """The number of the marker, if the value is a single marker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +74,14 @@ class TokenRestriction:
 
 class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     partition: tuple[KeyRestriction, ...] = ()
-    """All partition key columns, or none."""
+    """Of all partition key columns, or empty."""
     tokens: tuple[TokenRestriction, ...] = ()
     clustering: tuple[KeyRestriction, ...] = ()
-    """The first clustering columns."""
+    """Of the first clustering columns."""
     ends: tuple[SliceRestriction, ...] = ()
-    """Of the columns behind them."""
+    """Of the clustering columns after those."""
     filters: tuple[Relation, ...] = ()
-    """What is left, to be looked at in every row."""
+    """The rest, to be evaluated for every row."""
 
     @property
     def has_partition(self) -> bool:
@@ -92,7 +92,7 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
         return sum(group.width for group in self.clustering)
 
     def partition_keys(self, request: BoundRequest) -> list[bytes]:
-        """Serialised, each once."""
+        """Serialised keys, without duplicates."""
         if len(self.partition) == 1 and self.partition[0].is_single:
             (values,) = self.partition[0].choices(request)
             return [check_partition_key(composite_key(values))]
@@ -107,14 +107,14 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(tuple(itertools.chain.from_iterable(parts)) for parts in products))
 
     def token_range(self, request: BoundRequest) -> tuple[int, int] | None:
-        """The least and the greatest token asked for; None: none can be."""
+        """The lowest and the highest token; None: the range is empty."""
         low, high = -(1 << 63), (1 << 63) - 1
         for end in self.tokens:
             value = end.source(request)
             if value is None or isinstance(value, Unset):
                 raise InvalidRequest("Invalid null value for the token of a partition key")
             token = int.from_bytes(value, signed=True)
-            # The least token is nobody's: as an end it stands for the beginning and the end of the ring alike.
+            # No key has the minimum token. As a bound it means the start and the end of the ring alike.
             match end.operator:
                 case Operator.EQUAL:
                     low, high = max(low, token), min(high, token)
@@ -145,7 +145,7 @@ KeyValueSource = Callable[[BoundRequest], bytes]
 
 
 def key_value_source(group: KeyRestriction, column: Column) -> KeyValueSource:
-    """The value of one key column that is given by `=`, the quick way where it is bound."""
+    """The source of a key column restricted by `=`, with a fast path for a bound value."""
     assert group.is_single
     assert group.width == 1
     choices, number = group.choices, group.position
@@ -157,7 +157,7 @@ def key_value_source(group: KeyRestriction, column: Column) -> KeyValueSource:
         value = request.values[number]
         if type(value) is bytes and not is_wrong(value):
             return value
-        return choices(request)[0][0]  # which has the words for what is wrong with it
+        return choices(request)[0][0]  # raises the right error
 
     return bound
 
@@ -179,7 +179,7 @@ def _key_value(value: bytes | Unset | None, column: Column) -> bytes:
 
 
 @dataclass(slots=True)
-class _Sorter:
+class _RelationCompiler:
     schema: TableSchema
     binder: Binder
     filters: list[Relation] = field(default_factory=list)
@@ -233,7 +233,7 @@ class _Sorter:
         )
 
     def tuple_sources(self, columns: Sequence[Column], term: Term) -> Callable[[BoundRequest], Sequence[bytes | None]]:
-        """The parts of a tuple, written out or bound as a whole."""
+        """The parts of a tuple literal, or of a tuple bound as a whole."""
         if isinstance(term, TupleLiteral):
             if len(term.elements) != len(columns):
                 raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
@@ -253,7 +253,7 @@ class _Sorter:
         )
 
     def ends_of(self, columns: Sequence[Column], operator: Operator, term: Term) -> SliceRestriction:
-        """Of several columns together, `(a, b) > (1, 2)`; one in brackets counts as several."""
+        """A slice over several columns, `(a, b) > (1, 2)`, also over one in brackets."""
         if isinstance(term, TupleLiteral):
             if len(term.elements) > len(columns):
                 raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
@@ -297,17 +297,19 @@ def _tuple_of(values: Sequence[bytes | None], columns: Sequence[Column]) -> tupl
 
 
 def classify_relations(schema: TableSchema, relations: Iterable[Relation], binder: Binder) -> Restrictions:
-    """Raises `InvalidRequest` for columns there are not and relations that contradict one another. What could only be
-    answered by filtering is in `filters`: whether that may be is the statement's to say."""
-    sorter = _Sorter(schema, binder)
-    given = list(relations)
-    _check_columns(schema, given)
-    partition, given = _partition(sorter, given)
-    tokens, given = _tokens(sorter, given, bool(partition))
+    """Raises `InvalidRequest` for unknown columns and contradictory relations. Relations that need filtering are in
+    `filters`; the caller checks whether the statement allows that."""
+    compiler = _RelationCompiler(schema, binder)
+    relations_left = list(relations)
+    _check_columns(schema, relations_left)
+    partition, relations_left = _partition(compiler, relations_left)
+    tokens, relations_left = _tokens(compiler, relations_left, bool(partition))
     if not partition:
-        return Restrictions(partition=(), tokens=tokens, clustering=(), ends=(), filters=tuple(given))
-    clustering, ends, given = _clustering(sorter, given)
-    return Restrictions(partition=partition, tokens=tokens, clustering=clustering, ends=ends, filters=tuple(given))
+        return Restrictions(partition=(), tokens=tokens, clustering=(), ends=(), filters=tuple(relations_left))
+    clustering, ends, relations_left = _clustering(compiler, relations_left)
+    return Restrictions(
+        partition=partition, tokens=tokens, clustering=clustering, ends=ends, filters=tuple(relations_left)
+    )
 
 
 def _check_columns(schema: TableSchema, relations: Sequence[Relation]) -> None:
@@ -318,7 +320,7 @@ def _check_columns(schema: TableSchema, relations: Sequence[Relation]) -> None:
         if relation.operator is Operator.NOT_EQUAL:
             raise InvalidRequest(f'Unsupported "!=" relation: {", ".join(columns_of(relation))}')
         if isinstance(relation, MultiColumnRelation):
-            _check_together(schema, relation)
+            _check_multi_column(schema, relation)
         if isinstance(relation, ColumnRelation):
             _check_operator(schema.by_name[relation.column], relation)
     _check_once(relations)
@@ -330,7 +332,7 @@ def columns_of(relation: Relation) -> tuple[str, ...]:
     return relation.columns
 
 
-def _check_together(schema: TableSchema, relation: MultiColumnRelation) -> None:
+def _check_multi_column(schema: TableSchema, relation: MultiColumnRelation) -> None:
     positions = []
     for name in relation.columns:
         column = schema.by_name[name]
@@ -391,28 +393,30 @@ def _check_once(relations: Sequence[Relation]) -> None:
 # ---- partitions
 
 
-def _partition(sorter: _Sorter, given: list[Relation]) -> tuple[tuple[KeyRestriction, ...], list[Relation]]:
+def _partition(
+    compiler: _RelationCompiler, relations_left: list[Relation]
+) -> tuple[tuple[KeyRestriction, ...], list[Relation]]:
     groups: list[KeyRestriction] = []
-    taken: list[Relation] = []
-    for column in sorter.schema.partition_key:
-        found = _fixing(given, column.name)
+    used: list[Relation] = []
+    for column in compiler.schema.partition_key:
+        found = _fixing_relation(relations_left, column.name)
         if found is None:
-            return (), given
-        taken.append(found)
-    for column, relation in zip(sorter.schema.partition_key, taken):
+            return (), relations_left
+        used.append(found)
+    for column, relation in zip(compiler.schema.partition_key, used):
         assert isinstance(relation, ColumnRelation)
-        groups.append(_group(sorter, column, relation))
-    return tuple(groups), _without(given, taken)
+        groups.append(_key_restriction(compiler, column, relation))
+    return tuple(groups), _remove_used(relations_left, used)
 
 
-def _without(given: list[Relation], taken: Sequence[Relation]) -> list[Relation]:
-    for relation in taken:
-        given = [one for one in given if one is not relation]
-    return given
+def _remove_used(relations_left: list[Relation], used: Sequence[Relation]) -> list[Relation]:
+    for relation in used:
+        relations_left = [one for one in relations_left if one is not relation]
+    return relations_left
 
 
-def _fixing(given: Sequence[Relation], name: str) -> ColumnRelation | None:
-    for relation in given:
+def _fixing_relation(relations_left: Sequence[Relation], name: str) -> ColumnRelation | None:
+    for relation in relations_left:
         if not isinstance(relation, ColumnRelation) or relation.column != name:
             continue
         if relation.operator in (Operator.EQUAL, Operator.IN):
@@ -420,20 +424,20 @@ def _fixing(given: Sequence[Relation], name: str) -> ColumnRelation | None:
     return None
 
 
-def _group(sorter: _Sorter, column: Column, relation: ColumnRelation) -> KeyRestriction:
+def _key_restriction(compiler: _RelationCompiler, column: Column, relation: ColumnRelation) -> KeyRestriction:
     if relation.operator is Operator.IN:
-        return sorter.one_of(column, relation)
+        return compiler.one_of(column, relation)
     assert relation.value is not None
-    return sorter.equal(column, relation.value)
+    return compiler.equal(column, relation.value)
 
 
 def _tokens(
-    sorter: _Sorter, given: list[Relation], has_partition: bool
+    compiler: _RelationCompiler, relations_left: list[Relation], has_partition: bool
 ) -> tuple[tuple[TokenRestriction, ...], list[Relation]]:
-    found = [one for one in given if isinstance(one, TokenRelation)]
+    found = [one for one in relations_left if isinstance(one, TokenRelation)]
     if not found:
-        return (), given
-    names = tuple(column.name for column in sorter.schema.partition_key)
+        return (), relations_left
+    names = tuple(column.name for column in compiler.schema.partition_key)
     for relation in found:
         if relation.columns != names:
             raise InvalidRequest(
@@ -446,22 +450,22 @@ def _tokens(
         raise InvalidRequest(
             f'Columns "{", ".join(names)}" cannot be restricted by both a normal relation and a token relation'
         )
-    ends = tuple(TokenRestriction(_token_source(sorter, one.value), one.operator) for one in found)
-    return ends, [one for one in given if not isinstance(one, TokenRelation)]
+    ends = tuple(TokenRestriction(_token_source(compiler, one.value), one.operator) for one in found)
+    return ends, [one for one in relations_left if not isinstance(one, TokenRelation)]
 
 
-def _token_source(sorter: _Sorter, term: Term) -> ValueSource:
-    """A number, or `token(…)` of the key's own values."""
+def _token_source(compiler: _RelationCompiler, term: Term) -> ValueSource:
+    """A number, or `token(…)` of values."""
     if not (isinstance(term, FunctionCall) and term.name.removeprefix("system.") == "token"):
-        return sorter.binder.source(term, TermReceiver("partition key token", SCALARS["bigint"]))
-    columns = sorter.schema.partition_key
+        return compiler.binder.source(term, TermReceiver("partition key token", SCALARS["bigint"]))
+    columns = compiler.schema.partition_key
     if len(term.arguments) != len(columns):
         raise InvalidRequest(f"Invalid number of arguments in call to function token: {len(columns)} required")
     sources = []
     for argument, column in zip(term.arguments, columns):
         if not isinstance(argument, Term):
-            raise InvalidRequest("a column cannot stand here: only values can")
-        sources.append(sorter.binder.source(argument, TermReceiver(column.name, column.type)))
+            raise InvalidRequest("a column is not allowed here, only values are")
+        sources.append(compiler.binder.source(argument, TermReceiver(column.name, column.type)))
 
     def token(request: BoundRequest) -> bytes:
         parts = [_key_value(source(request), column) for source, column in zip(sources, columns)]
@@ -474,48 +478,50 @@ def _token_source(sorter: _Sorter, term: Term) -> ValueSource:
 
 
 def _clustering(
-    sorter: _Sorter, given: list[Relation]
+    compiler: _RelationCompiler, relations_left: list[Relation]
 ) -> tuple[tuple[KeyRestriction, ...], tuple[SliceRestriction, ...], list[Relation]]:
-    columns = sorter.schema.clustering
+    columns = compiler.schema.clustering
     groups: list[KeyRestriction] = []
     at = 0
     while at < len(columns):
-        fixed = _fixed_at(sorter, given, at)
+        fixed = _fixed_at(compiler, relations_left, at)
         if fixed is None:
             break
         group, relation = fixed
         groups.append(group)
-        given = _without(given, [relation])
+        relations_left = _remove_used(relations_left, [relation])
         at += group.width
     ends: list[SliceRestriction] = []
     if at < len(columns):
-        for relation in list(given):
-            end = _end_at(sorter, relation, at)
+        for relation in list(relations_left):
+            end = _end_at(compiler, relation, at)
             if end is not None:
                 ends.append(end)
-                given = _without(given, [relation])
+                relations_left = _remove_used(relations_left, [relation])
     _check_ends(ends)
-    return tuple(groups), tuple(ends), given
+    return tuple(groups), tuple(ends), relations_left
 
 
-def _fixed_at(sorter: _Sorter, given: Sequence[Relation], at: int) -> tuple[KeyRestriction, Relation] | None:
-    columns = sorter.schema.clustering
-    single = _fixing(given, columns[at].name)
+def _fixed_at(
+    compiler: _RelationCompiler, relations_left: Sequence[Relation], at: int
+) -> tuple[KeyRestriction, Relation] | None:
+    columns = compiler.schema.clustering
+    single = _fixing_relation(relations_left, columns[at].name)
     if single is not None:
-        return _group(sorter, columns[at], single), single
-    for relation in given:
+        return _key_restriction(compiler, columns[at], single), single
+    for relation in relations_left:
         if isinstance(relation, MultiColumnRelation) and relation.columns[0] == columns[at].name:
             together = columns[at : at + len(relation.columns)]
             if relation.operator is Operator.EQUAL:
                 assert relation.value is not None
-                return sorter.several_equal(together, relation.value), relation
+                return compiler.several_equal(together, relation.value), relation
             if relation.operator is Operator.IN:
-                return sorter.several_one_of(together, relation), relation
+                return compiler.several_one_of(together, relation), relation
     return None
 
 
-def _end_at(sorter: _Sorter, relation: Relation, at: int) -> SliceRestriction | None:
-    columns = sorter.schema.clustering
+def _end_at(compiler: _RelationCompiler, relation: Relation, at: int) -> SliceRestriction | None:
+    columns = compiler.schema.clustering
     if not isinstance(relation, ColumnRelation | MultiColumnRelation) or relation.operator not in _SLICES:
         return None
     names = columns_of(relation)
@@ -523,8 +529,8 @@ def _end_at(sorter: _Sorter, relation: Relation, at: int) -> SliceRestriction | 
         return None
     assert relation.value is not None
     if isinstance(relation, ColumnRelation):
-        return sorter.end_of(columns[at], relation.operator, relation.value)
-    return sorter.ends_of(columns[at : at + len(names)], relation.operator, relation.value)
+        return compiler.end_of(columns[at], relation.operator, relation.value)
+    return compiler.ends_of(columns[at : at + len(names)], relation.operator, relation.value)
 
 
 def _check_ends(ends: Sequence[SliceRestriction]) -> None:
@@ -538,7 +544,7 @@ def _check_ends(ends: Sequence[SliceRestriction]) -> None:
 
 
 def check_filtering(schema: TableSchema, found: Restrictions) -> None:
-    """For a statement without ALLOW FILTERING: why it cannot do without, in the words people know."""
+    """For a statement without ALLOW FILTERING: raises with the reason why it needs it, in Cassandra's words."""
     if not found.filters:
         return
     if found.has_partition:

@@ -1,9 +1,8 @@
-"""What a statement changes in one row, as cells of the data model. Pure.
+"""The changes of a statement to one row, as cells of the data model. Pure.
 
-Every change is a function that writes into a `RowBuilder` of the row; a statement is a list of them. A null is a
-tombstone,
-what is not given leaves no trace. Assigning a whole collection deletes what was there, one microsecond older than the
-elements it brings.
+Every change is a function that writes into a `RowBuilder`; a statement is a list of changes. A null is a tombstone;
+an unset value leaves no trace. Assigning a whole collection deletes the old elements with a timestamp that is one
+microsecond older than that of the new elements.
 """
 
 from collections.abc import Callable
@@ -20,10 +19,10 @@ from ebla.wire.cql.messages import Unset
 PREPENDED = 1 << 63
 ELEMENT_BYTES_MAX = 65_535
 _PLACE_BITS, _TURN_BITS, _ORDER_BITS = 24, 16, 39
-"""The lower half of a list element's path: which change wrote it, and its place in that."""
+"""The lower half of a list element's path: the change that wrote it, and the position in that change."""
 
 ListElements = dict[int, list[tuple[bytes, bytes]]]
-"""Live elements of a row's lists by column number: path and value, in order."""
+"""Live elements of a row's lists by column number: paths and values, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class CellTimes:
     ttl_s: int
     now_s: int
     sequence: int = 0
-    """Of the statement in its batch: those that add to one list all have the same time."""
+    """Index of the statement in its batch. It orders statements that append to one list at the same timestamp."""
 
     @property
     def expires_s(self) -> int:
@@ -53,15 +52,15 @@ class CellTimes:
 
 @dataclass(slots=True, kw_only=True)
 class RowBuilder:
-    """The changed cells of one row, or of a partition's static part, while they are gathered."""
+    """Collects the changed cells of one row, or of a partition's static row."""
 
     times: CellTimes
     cells: dict[int, Cell] = field(default_factory=dict)
     collections: dict[int, CollectionCells] = field(default_factory=dict)
     turn: int = 0
-    """Of the change in its statement."""
+    """Index of the change in its statement."""
     known_lists: ListElements = field(default_factory=dict)
-    """Of lists that had to be read first."""
+    """The lists that were read before the write."""
 
     def add_elements(self, number: int, cells: dict[bytes, Cell], deletion: Deletion | None = None) -> None:
         before = self.collections.get(number, CollectionCells())
@@ -70,7 +69,7 @@ class RowBuilder:
 
     @property
     def order(self) -> int:
-        """Of this change among those of one batch."""
+        """Position of this change among all changes of the batch."""
         return self.times.sequence << _TURN_BITS | self.turn
 
 
@@ -83,11 +82,11 @@ def assign(column: Column, source: ValueSource) -> RowChange:
     if is_multi_cell(column.type):
         return _assign_collection(column, source)
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
         if isinstance(value, Unset):
             return
-        draft.cells[number] = draft.times.dead() if value is None else draft.times.live(value)
+        builder.cells[number] = builder.times.dead() if value is None else builder.times.live(value)
 
     return change
 
@@ -95,25 +94,25 @@ def assign(column: Column, source: ValueSource) -> RowChange:
 def _assign_collection(column: Column, source: ValueSource) -> RowChange:
     number, kind = column.number, column.type
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
         if isinstance(value, Unset):
             return
         if value is None:
-            draft.add_elements(number, {}, draft.times.deletion())
+            builder.add_elements(number, {}, builder.times.deletion())
             return
-        draft.add_elements(number, element_cells(column, kind, value, draft), draft.times.deletion_before())
+        builder.add_elements(number, element_cells(column, kind, value, builder), builder.times.deletion_before())
 
     return change
 
 
-def element_cells(column: Column, kind: CqlType, value: bytes, draft: RowBuilder) -> dict[bytes, Cell]:
-    """The cells of a collection given whole, in wire form."""
-    times = draft.times
+def element_cells(column: Column, kind: CqlType, value: bytes, builder: RowBuilder) -> dict[bytes, Cell]:
+    """The cells of a whole collection in wire form."""
+    times = builder.times
     match kind:
         case ListType():
             parts = [_element(column, part) for part in split_elements(value, 1)]
-            first = draft.order << _PLACE_BITS
+            first = builder.order << _PLACE_BITS
             return {list_path(times.timestamp_us, first + place): times.live(part) for place, part in enumerate(parts)}
         case SetType():
             return {_path(column, part): times.live(b"") for part in split_elements(value, 1)}
@@ -143,79 +142,79 @@ def _path(column: Column, part: bytes | None) -> bytes:
     return found
 
 
-# ---- changes of parts
+# ---- changes of elements
 
 
 def append(column: Column, source: ValueSource) -> RowChange:
-    """`c = c + value`: elements join those that are there."""
+    """`c = c + value`: adds elements."""
     number, kind = column.number, column.type
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
         if value is None or isinstance(value, Unset):
             return
-        draft.add_elements(number, element_cells(column, kind, value, draft))
+        builder.add_elements(number, element_cells(column, kind, value, builder))
 
     return change
 
 
 def prepend(column: Column, source: ValueSource) -> RowChange:
-    """`l = value + l`. Paths count down, so that what is prepended later stands before."""
+    """`l = value + l`. Paths count down, so that later elements come first."""
     number = column.number
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
         if value is None or isinstance(value, Unset):
             return
-        front = (PREPENDED - draft.times.timestamp_us).to_bytes(8)
-        first = ((1 << _ORDER_BITS) - 1 - draft.order) << _PLACE_BITS
+        front = (PREPENDED - builder.times.timestamp_us).to_bytes(8)
+        first = ((1 << _ORDER_BITS) - 1 - builder.order) << _PLACE_BITS
         parts = [_element(column, part) for part in split_elements(value, 1)]
-        draft.add_elements(
-            number, {front + (first + place).to_bytes(8): draft.times.live(part) for place, part in enumerate(parts)}
+        builder.add_elements(
+            number, {front + (first + place).to_bytes(8): builder.times.live(part) for place, part in enumerate(parts)}
         )
 
     return change
 
 
 def remove_elements(column: Column, source: ValueSource) -> RowChange:
-    """`c = c - value`: from a set its elements, from a map its keys; from a list every element of such a value."""
+    """`c = c - value`: removes elements of a set, keys of a map, or all list elements with one of the values."""
     number, kind = column.number, column.type
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
         if value is None or isinstance(value, Unset):
             return
         parts = [_element(column, part) for part in split_elements(value, 1)]
         if isinstance(kind, ListType):
-            paths = [path for path, found in draft.known_lists.get(number, ()) if found in parts]
+            paths = [path for path, found in builder.known_lists.get(number, ()) if found in parts]
         else:
             paths = parts
-        draft.add_elements(number, {path: draft.times.dead() for path in paths})
+        builder.add_elements(number, {path: builder.times.dead() for path in paths})
 
     return change
 
 
 def assign_element(column: Column, key: ValueSource, source: ValueSource) -> RowChange:
-    """`m[key] = value`, `l[index] = value`; a null deletes it."""
+    """`m[key] = value`, `l[index] = value`; a null deletes the element."""
     number = column.number
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
         if isinstance(value, Unset):
             return
-        path = _place(draft, column, key(request), "set an element on")
-        draft.add_elements(number, {path: draft.times.dead() if value is None else draft.times.live(value)})
+        path = _element_path(builder, column, key(request), "set an element on")
+        builder.add_elements(number, {path: builder.times.dead() if value is None else builder.times.live(value)})
 
     return change
 
 
 def delete_element(column: Column, key: ValueSource) -> RowChange:
-    """`DELETE c[key]`; from a set, the element itself."""
+    """`DELETE c[key]`; for a set, the key is the element."""
     number = column.number
 
-    def change(draft: RowBuilder, request: BoundRequest) -> None:
-        path = _place(draft, column, key(request), "delete an element from")
-        draft.add_elements(number, {path: draft.times.dead()})
+    def change(builder: RowBuilder, request: BoundRequest) -> None:
+        path = _element_path(builder, column, key(request), "delete an element from")
+        builder.add_elements(number, {path: builder.times.dead()})
 
     return change
 
@@ -223,16 +222,16 @@ def delete_element(column: Column, key: ValueSource) -> RowChange:
 def delete_column(column: Column) -> RowChange:
     number = column.number
     if is_multi_cell(column.type):
-        return lambda draft, _request: draft.add_elements(number, {}, draft.times.deletion())
+        return lambda builder, _request: builder.add_elements(number, {}, builder.times.deletion())
 
-    def change(draft: RowBuilder, _request: BoundRequest) -> None:
-        draft.cells[number] = draft.times.dead()
+    def change(builder: RowBuilder, _request: BoundRequest) -> None:
+        builder.cells[number] = builder.times.dead()
 
     return change
 
 
-def _place(draft: RowBuilder, column: Column, key: bytes | Unset | None, act: str) -> bytes:
-    """The path of an element by its key or index."""
+def _element_path(builder: RowBuilder, column: Column, key: bytes | Unset | None, act: str) -> bytes:
+    """The path of an element, by key or index."""
     word = "list index" if isinstance(column.type, ListType) else "map key"
     if key is None:
         raise InvalidRequest(f"Invalid null value for {word} of {column.name}")
@@ -240,7 +239,7 @@ def _place(draft: RowBuilder, column: Column, key: bytes | Unset | None, act: st
         raise InvalidRequest(f"Invalid unset value for {word} of {column.name}")
     if not isinstance(column.type, ListType):
         return _path(column, key)
-    known = draft.known_lists.get(column.number, [])
+    known = builder.known_lists.get(column.number, [])
     index = int.from_bytes(key, signed=True)
     if not known:
         raise InvalidRequest(f"Attempted to {act} a list which is null ({column.name})")

@@ -1,8 +1,7 @@
-"""Stored items become rows of values in wire form. Pure.
+"""Decodes stored items to rows of values in wire form. Pure.
 
-A plan says which columns it needs; a row is the list of their values in that order. Plain rows of the current schema
-are cut from their bytes; nothing else of them is looked at. Where a plan asks for write times or TTLs, a row comes with
-its cells.
+A plan names the columns it needs; a row is the list of their values in that order. The values of plain rows of the
+current schema are sliced from the stored bytes. If a plan needs write times or TTLs, rows have their cells, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,15 +24,15 @@ _NO_CELLS: dict[int, Cell] = {}
 
 
 class DecodedRow(msgspec.Struct, gc=False, kw_only=True):
-    """One row: the needed columns' values, and where asked for the cells they come from, by column number. A struct
-    because a page has thousands."""
+    """The values of the needed columns, and if required their cells by column number. A msgspec struct because a page
+    has thousands of rows."""
 
     values: RowValues
     cells: dict[int, Cell]
     prefix: bytes
-    """Of its partition."""
+    """The prefix of its partition."""
     key: bytes
-    """Of the row; of the head, for a partition that has static values and no row."""
+    """The key of the row; that of the partition head, for a partition with static values and no row."""
 
 
 def split_partition_key(schema: TableSchema, key: bytes) -> list[bytes]:
@@ -41,7 +40,7 @@ def split_partition_key(schema: TableSchema, key: bytes) -> list[bytes]:
 
 
 class RowDecoder:
-    """For one request: the needed columns of a table at a moment."""
+    """Decodes the needed columns of a table for one request, at one point in time."""
 
     def __init__(self, schema: TableSchema, needed: Sequence[Column], now_s: int, *, with_cells: bool) -> None:
         self._schema = schema
@@ -60,21 +59,21 @@ class RowDecoder:
         self._template: RowValues = [None] * self._width
         self._static_cells: dict[int, Cell] = _NO_CELLS
         self._held: bytes | None = None
-        """The key of a head whose partition has shown no row yet."""
+        """The key of a partition head, as long as its partition had no row."""
         self.heads: Mapping[bytes, PartitionHead] = {}
-        """Of partitions whose heads are not among the items to come, or only behind their rows."""
+        """Heads of partitions whose heads are not among the items, or come after the rows."""
 
     @property
     def holds_head(self) -> bool:
         return self._held is not None
 
     def bare(self, prefix: bytes) -> DecodedRow:
-        """A partition of which there is nothing but its head."""
+        """The row of a partition that has only a head."""
         self._enter(prefix)
         return DecodedRow(values=self._template.copy(), cells=self._static_cells, prefix=prefix, key=head_key(prefix))
 
     def rows(self, items: Iterable[Item], *, bare_partitions: bool) -> Iterator[DecodedRow]:
-        """`bare_partitions`: a partition with static values and no row is shown as one row of them."""
+        """`bare_partitions`: a partition with static values and no row yields one row."""
         prefix, plain = self._prefix, self._plain_beginnings
         for key, value in items:
             if not prefix or not key.startswith(prefix):
@@ -92,7 +91,7 @@ class RowDecoder:
             yield self._row(key, value, is_plain=is_plain)
 
     def last(self) -> Iterator[DecodedRow]:
-        """The partition at the end of the items, where it has no row."""
+        """The last partition of the items, if it has no row."""
         if self._held is not None:
             held, self._held = self._held, None
             yield DecodedRow(values=self._template.copy(), cells=self._static_cells, prefix=self._prefix, key=held)

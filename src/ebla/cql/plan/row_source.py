@@ -1,4 +1,4 @@
-"""Where a SELECT's rows come from: pages of a stored table, or the state that a node shows."""
+"""The rows of a SELECT: pages of a stored table, or the rows of a virtual table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +30,13 @@ HEADS_MAX = 1000
 
 
 class PageReader(Protocol):
-    """The router, bound to a request's consistency level and deadline."""
+    """The router, with the consistency level and timeout of one request."""
 
     async def read(self, query: ReadQuery) -> ReadPage: ...
 
 
 def spans_of(schema: TableSchema, restrictions: Restrictions, request: BoundRequest, *, heads: bool) -> list[Span]:
-    """What a statement reads. With `heads`, those of partitions that are not read whole come along."""
+    """The key spans that a statement reads. With `heads`, they include the heads of partitions not read as a whole."""
     if not restrictions.has_partition:
         tokens = (int(TOKEN_MIN), int(TOKEN_MAX)) if not restrictions.tokens else restrictions.token_range(request)
         return [] if tokens is None else token_span(*tokens)
@@ -68,7 +68,7 @@ def _head_span(prefix: bytes) -> Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
-    """One read of a stored table as a statement wants it."""
+    """A read of a stored table."""
 
     schema: TableSchema
     needed: Sequence[Column]
@@ -78,18 +78,18 @@ class TableRead:
     is_reversed: bool = False
     partition_rows_max: int = 0
     bare_partitions: bool = False
-    """A partition with static values and no row is a row."""
+    """A partition with static values and no row yields a row."""
     position: bytes = b""
     prefix: bytes = b""
-    """Of the partition in whose middle it goes on."""
+    """The prefix of the partition in which the read continues."""
     heads_of: tuple[bytes, ...] = ()
-    """Partitions of a reversed read: their heads come before their rows only if they are asked for first."""
+    """Partitions of a reversed read, whose heads must be read first because they sort after the rows."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StoredRowPages:
-    """Rows page by page. After a row has been given, `position` says where the next page would begin: behind the whole
-    page that it is part of, so a page must be used to its end."""
+    """Rows page by page. `position` is the start of the next page, after the whole current page, so a page must be used
+    completely."""
 
     reading: TableRead
     reader: PageReader
@@ -98,18 +98,18 @@ class StoredRowPages:
     ended: bool = False
     _rows: RowDecoder = field(init=False)
     _heads: dict[bytes, PartitionHead] = field(init=False, default_factory=dict)
-    _shown: set[bytes] = field(init=False, default_factory=set)
-    """Partitions of a reversed read that have shown a row."""
+    _partitions_with_rows: set[bytes] = field(init=False, default_factory=set)
+    """Partitions of a reversed read that had a row."""
 
     def __post_init__(self) -> None:
         reading = self.reading
         self.position, self.prefix = reading.position, reading.prefix
-        self._shown.add(reading.prefix)
+        self._partitions_with_rows.add(reading.prefix)
         self._rows = RowDecoder(reading.schema, reading.needed, reading.now_s, with_cells=reading.with_cells)
 
     async def page(self, rows_max: int) -> list[DecodedRow]:
-        """The next rows; `ended` is set with the last ones. It never stops between a partition's head and its rows:
-        whether the head alone is all there is would be forgotten until the next page."""
+        """The next rows; `ended` is set with the last ones. A page never ends between a partition's head and its rows:
+        the next page would not know whether the partition has only a head."""
         if not self._heads and self.reading.schema.static:
             await self._read_heads()
         found = await self._part(rows_max)
@@ -133,7 +133,7 @@ class StoredRowPages:
         if found:
             self.prefix = found[-1].prefix
         if reading.is_reversed:
-            self._shown.update(one.prefix for one in found)
+            self._partitions_with_rows.update(one.prefix for one in found)
         self.position = answer.position
         if not answer.position:
             self.ended = True
@@ -155,18 +155,18 @@ class StoredRowPages:
         self._rows.heads = self._heads
 
     def _bare_heads(self) -> Iterator[DecodedRow]:
-        """Of a reversed read, partitions that showed no row, on this page or on those before."""
+        """Partitions of a reversed read that had no row on this page or an earlier one."""
         if not self.reading.is_reversed:
             return
         for prefix in self.reading.heads_of:
-            if prefix in self._heads and prefix not in self._shown:
+            if prefix in self._heads and prefix not in self._partitions_with_rows:
                 yield self._rows.bare(prefix)
 
 
 async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[DecodedRow]:
-    """All rows of a table that is not stored, in the order in which they would be if it were."""
+    """All rows of a virtual table, in the order in which a stored table would have them."""
     schema = table.schema
-    placed: list[tuple[bytes, DecodedRow]] = []
+    by_key: list[tuple[bytes, DecodedRow]] = []
     for row in await table.rows():
         values = {
             column.name: None if row.get(column.name) is None else encode(column.type, row[column.name])
@@ -175,18 +175,19 @@ async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[De
         key = composite_key([values[column.name] or b"" for column in schema.partition_key])
         prefix = partition_prefix(token_of(key), key)
         clustering = [values[column.name] for column in schema.clustering]
-        given = [value for value in clustering if value is not None]
-        stored_key = row_key(prefix, encode_clustering(schema.clustering, given))
+        set_values = [value for value in clustering if value is not None]
+        stored_key = row_key(prefix, encode_clustering(schema.clustering, set_values))
         found = DecodedRow(values=[values[column.name] for column in needed], cells={}, prefix=prefix, key=stored_key)
-        placed.append((stored_key, found))
-    placed.sort(key=lambda one: one[0])
-    return [found for _, found in placed]
+        by_key.append((stored_key, found))
+    by_key.sort(key=lambda one: one[0])
+    return [found for _, found in by_key]
 
 
 CHUNK_ROWS = 1_000
 
 
 async def read_known_lists(plan: ModificationPlan, request: BoundRequest, reader: PageReader) -> KnownLists:
+    """The lists whose elements a write names by index or value: they must be read before the write."""
     schema = plan.schema
     now_s = request.now_us // 1_000_000
     known: KnownLists = {}
@@ -205,7 +206,7 @@ async def read_known_lists(plan: ModificationPlan, request: BoundRequest, reader
 
 
 def _spans(plan: ModificationPlan, request: BoundRequest) -> tuple[Span, ...]:
-    """The rows that are written, or the heads of their partitions: what the lists are part of."""
+    """The spans of the written rows, or of their partition heads, that contain the lists."""
     statics = [column.kind is ColumnKind.STATIC for column in plan.lists_read]
     if all(statics):
         return tuple(head_spans(plan.restrictions, request))

@@ -1,4 +1,4 @@
-"""Statements about the schema become wishes that control fulfils, and the options of tables and keyspaces. Pure."""
+"""Turns schema statements into schema changes for the control process, with table and keyspace options. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ ACCEPTED_OPTIONS = (
     "synchronous_updates",
     "tablets",
 )
-"""Table options that other servers know: kept and shown as they were given, without an effect here."""
+"""Table options of other servers: stored and shown as written, without an effect here."""
 
 _STRATEGIES = {
     "SimpleStrategy": Strategy.SIMPLE,
@@ -81,7 +81,7 @@ class SchemaPlan:
 
 
 def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan | None:
-    """None where IF EXISTS leaves nothing to do."""
+    """None if IF EXISTS leaves nothing to do."""
     match statement:
         case CreateKeyspaceStatement(name=name, if_not_exists=lenient):
             keyspace = _keyspace(name, statement.properties, catalog, None)
@@ -129,7 +129,7 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
     on_tablets, initial = _tablets(properties.get("tablets"))
     if before is not None:
         if on_tablets not in (None, before.on_tablets):
-            raise InvalidRequest("a keyspace is on tablets or on vnodes from its beginning on: that cannot be altered")
+            raise InvalidRequest("a keyspace cannot be altered from tablets to vnodes or back")
         replication = before.replication if given is None else _replication(given, catalog)
         return msgspec.structs.replace(before, replication=replication, durable_writes=durable)
     assert given is not None
@@ -167,7 +167,7 @@ def _factors(options: Mapping[str, str], catalog: Catalog) -> tuple[tuple[str, i
     datacenters = {node.datacenter for node in catalog.view.snapshot.members()}
     factors: dict[str, int] = {}
     if _FACTOR in options:
-        # For every datacenter there is now; those named besides have their own.
+        # Applies to every current datacenter; those named separately have their own factor.
         factors = dict.fromkeys(sorted(datacenters), _factor(options[_FACTOR]))
     for name, factor in options.items():
         if name == _FACTOR:
@@ -191,7 +191,7 @@ def _factor(text: str) -> int:
 
 
 def _tablets(given: PropertyValue | None) -> tuple[bool | None, int]:
-    """Whether the keyspace is on tablets (None: not said), and how many a table has at first."""
+    """Whether the keyspace uses tablets (None: not specified), and the initial tablets of a table."""
     if given is None:
         return None, 0
     if isinstance(given, str):
@@ -273,7 +273,7 @@ def _check_key(name: str, definition: ColumnDefinition | None) -> None:
 
 
 def _directions(statement: CreateTableStatement) -> dict[str, bool]:
-    """Which clustering columns descend."""
+    """By clustering column: whether it is descending."""
     if not statement.clustering_order:
         return {}
     names = tuple(ordering.column for ordering in statement.clustering_order)
@@ -348,7 +348,7 @@ def _check_alter(statement: AlterTableStatement, table: StoredTable) -> None:
 
 
 def _table_options(properties: Properties, before: TableOptions) -> tuple[TableOptions, int]:
-    """The options, and the least number of tablets that is asked for."""
+    """The options, and the requested minimum number of tablets."""
     options = before
     others = dict(before.others)
     tablets = 0
@@ -411,7 +411,7 @@ def _boolean(value: PropertyValue | None, name: str, *, default: bool) -> bool:
 
 
 def as_cql(value: PropertyValue) -> str:
-    """An option as CQL writes it."""
+    """An option in CQL syntax."""
     if isinstance(value, str):
         return value if _is_bare(value) else _quoted(value)
     return "{" + ", ".join(f"{_quoted(key)}: {_quoted(text)}" for key, text in value.items()) + "}"

@@ -1,4 +1,4 @@
-"""SELECT compiled once; a request's values in, a page of rows out."""
+"""SELECT: compiled once, then run with the values of a request; returns a page of rows."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ from ebla.storage.codec.key_codec import split_key
 from ebla.wire.cql.messages import UNSET, ColumnSpec, QueryParameters, Rows, Unset
 
 CHUNK_ROWS = 5_000
-"""How many rows are asked for at once where the client does not page or the rows are counted and not sent."""
+"""Rows per read, if the client does not page, or the rows are aggregated."""
 SORTED_ROWS_MAX = 100_000
 
 _INT, _DURATION = SCALARS["int"], SCALARS["duration"]
@@ -40,13 +40,13 @@ PAGING_STATE_FORMAT = 1
 class PagingState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     format: int
     position: bytes
-    """Of the router, or a row's number for a table that is not stored."""
+    """The router's position, or the row number in a virtual table."""
     left: int | None
-    """Rows of LIMIT that are still to come; None: there is no limit."""
+    """Rows left of LIMIT; None: no limit."""
     prefix: bytes = b""
-    """The partition in whose middle the next page may begin: its static values belong to those rows too."""
-    shown: int = 0
-    """Rows of that partition already shown, where they are counted here."""
+    """The partition in which the next page may continue: its static values belong to those rows, too."""
+    partition_rows: int = 0
+    """Rows of that partition already returned, if they are counted here."""
 
 
 def encode_paging_state(state: PagingState) -> bytes:
@@ -80,10 +80,10 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_reversed: bool
     distinct: bool
     sorts: bool
-    """Rows of several partitions are put into one order."""
+    """Rows of several partitions must be sorted."""
     timeout: ValueSource | None
     columns: tuple[ColumnSpec, ...]
-    """Of the rows: one object for as long as the plan lives, so that what they are on the wire is worked out once."""
+    """The columns of the rows: always the same object, so that their encoding can be cached."""
 
     @property
     def schema(self) -> TableSchema:
@@ -98,15 +98,15 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     async def run(self, request: BoundRequest, parameters: QueryParameters, reader: PageReader) -> Rows:
         state = None if parameters.paging_state is None else decode_paging_state(parameters.paging_state)
         left = self._limit(self.limits.rows, "LIMIT", request) if state is None else state.left
-        run = _Run(self, request, [one(request) for one in self.filters])
+        run = _SelectRun(self, request, [one(request) for one in self.filters])
         if isinstance(self.table, StoredTable):
             source = self._source(request, reader, state)
             if source is None:
                 return self._aggregated([], request) if self.is_aggregate else Rows(self.columns, [])
             if self.is_aggregate or self.sorts:
-                return await run.gathered(source, left)
+                return await run.aggregate_or_sort(source, left)
             return await run.page(source, parameters.page_size, left, state)
-        return run.shown(await virtual_rows(self.table, self.needs.columns), parameters.page_size, left, state)
+        return run.virtual_page(await virtual_rows(self.table, self.needs.columns), parameters.page_size, left, state)
 
     def _source(self, request: BoundRequest, reader: PageReader, state: PagingState | None) -> StoredRowPages | None:
         schema, restrictions = self.schema, self.restrictions
@@ -132,7 +132,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
         return StoredRowPages(reading=reading, reader=reader)
 
     def _partition_rows(self, request: BoundRequest) -> int:
-        """What replicas may cut partitions to: not where rows are filtered afterwards."""
+        """The row limit per partition that replicas apply. 0: none, since rows are filtered afterwards."""
         if self.filters:
             return 0
         if self.distinct:
@@ -140,7 +140,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request) or 0
 
     def partition_rows_shown(self, request: BoundRequest) -> int | None:
-        """What partitions are cut to here."""
+        """The row limit per partition that is applied here."""
         if not self.filters and isinstance(self.table, StoredTable):
             return None
         return 1 if self.distinct else self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request)
@@ -174,7 +174,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowAggregation:
-    """All rows become one. Columns beside aggregates show the first row's values."""
+    """Aggregates all rows to one. Columns beside aggregates have the values of the first row."""
 
     def __init__(self, outputs: Sequence[OutputColumn]) -> None:
         self._outputs = outputs
@@ -195,17 +195,17 @@ class RowAggregation:
         return [value if running is None else running.result() for value, running in zip(first, self._running)]
 
 
-class _Run:
-    """One request of a plan."""
+class _SelectRun:
+    """One execution of a plan."""
 
     def __init__(self, plan: SelectPlan, request: BoundRequest, tests: Sequence[RowTest]) -> None:
         self._plan = plan
         self._request = request
         self._tests = tests
         self._partition_max = plan.partition_rows_shown(request)
-        self._looks = bool(tests) or self._partition_max is not None
+        self._has_tests = bool(tests) or self._partition_max is not None
         self._prefix = b""
-        self._shown = 0
+        self._partition_rows_passed = 0
 
     def passes(self, found: DecodedRow) -> bool:
         if not all(test(found.values) for test in self._tests):
@@ -213,31 +213,35 @@ class _Run:
         if self._partition_max is None:
             return True
         if found.prefix != self._prefix:
-            self._prefix, self._shown = found.prefix, 0
-        self._shown += 1
-        return self._shown <= self._partition_max
+            self._prefix, self._partition_rows_passed = found.prefix, 0
+        self._partition_rows_passed += 1
+        return self._partition_rows_passed <= self._partition_max
 
     async def page(
         self, source: StoredRowPages, page_size: int | None, left: int | None, state: PagingState | None
     ) -> Rows:
         plan = self._plan
         if state is not None:
-            self._prefix, self._shown = state.prefix, state.shown
+            self._prefix, self._partition_rows_passed = state.prefix, state.partition_rows
         rows: list[DecodedRow] = []
         while not source.ended:
-            wanted = _least(page_size, left)
+            wanted = _smaller(page_size, left)
             if wanted is not None and len(rows) >= wanted:
                 break
             missing = CHUNK_ROWS if wanted is None else wanted - len(rows)
             found = await source.page(missing)
-            rows += [one for one in found if self.passes(one)] if self._looks else found
+            rows += [one for one in found if self.passes(one)] if self._has_tests else found
         if left is not None:
             rows = rows[:left]
             left -= len(rows)
         more = not source.ended and left != 0
         state_after = (
             PagingState(
-                format=PAGING_STATE_FORMAT, position=source.position, left=left, prefix=source.prefix, shown=self._shown
+                format=PAGING_STATE_FORMAT,
+                position=source.position,
+                left=left,
+                prefix=source.prefix,
+                partition_rows=self._partition_rows_passed,
             )
             if more
             else None
@@ -245,8 +249,8 @@ class _Run:
         answer = plan.answer(rows, self._request)
         return Rows(plan.columns, answer, None if state_after is None else encode_paging_state(state_after))
 
-    async def gathered(self, source: StoredRowPages, left: int | None) -> Rows:
-        """Aggregates, and rows to be put in order: all of them are looked at before there is an answer."""
+    async def aggregate_or_sort(self, source: StoredRowPages, left: int | None) -> Rows:
+        """For aggregates and sorted rows: reads all rows before there is a result."""
         plan = self._plan
         aggregation = RowAggregation(plan.outputs) if plan.is_aggregate else None
         rows: list[DecodedRow] = []
@@ -268,10 +272,10 @@ class _Run:
         rows.sort(key=lambda found: split_key(found.key)[2], reverse=plan.is_reversed)
         return Rows(plan.columns, plan.answer(rows[:left], self._request))
 
-    def shown(
+    def virtual_page(
         self, found: Sequence[DecodedRow], page_size: int | None, left: int | None, state: PagingState | None
     ) -> Rows:
-        """Of a table that is not stored: a page of its rows, by their number."""
+        """A page of a virtual table, by row numbers."""
         plan = self._plan
         rows = [one for one in found if self.passes(one)]
         if plan.is_reversed:
@@ -294,7 +298,7 @@ class _Run:
         return Rows(plan.columns, plan.answer(rows[:page_size], self._request), encode_paging_state(state_after))
 
 
-def _least(one: int | None, other: int | None) -> int | None:
+def _smaller(one: int | None, other: int | None) -> int | None:
     given = [number for number in (one, other) if number is not None]
     return min(given, default=None)
 
@@ -305,7 +309,7 @@ def _least(one: int | None, other: int | None) -> int | None:
 def plan_select(
     statement: SelectStatement, table: StoredTable | VirtualTable, markers: tuple[BindMarker, ...]
 ) -> SelectPlan:
-    """Raises `InvalidRequest` with what is wrong."""
+    """Raises `InvalidRequest`."""
     schema = table.schema
     binder = Binder(keyspace=schema.keyspace, table=schema.name, markers=markers)
     needs = NeededColumns()
@@ -314,7 +318,7 @@ def plan_select(
     if statement.distinct:
         check_distinct(schema, statement, restrictions)
     is_reversed = reads_reversed(schema, statement, restrictions)
-    several = any(not group.is_single for group in restrictions.partition)
+    reads_several_partitions = any(not group.is_single for group in restrictions.partition)
     limits = SelectLimits(
         _source(binder, statement.limit, "[limit]", _INT),
         _source(binder, statement.per_partition_limit, "[per_partition_limit]", _INT),
@@ -331,7 +335,7 @@ def plan_select(
         limits=limits,
         is_reversed=is_reversed,
         distinct=statement.distinct,
-        sorts=bool(statement.order_by) and several,
+        sorts=bool(statement.order_by) and reads_several_partitions,
         timeout=timeout,
         columns=tuple(output.spec for output in outputs),
     )
@@ -348,7 +352,7 @@ def _restrictions(
     builder = FilterBuilder(schema, binder, needs.place)
     found = classify_relations(schema, statement.where, binder)
     if not isinstance(table, StoredTable):
-        # Every relation is looked at in every row: there are few of them, and none are stored.
+        # Virtual tables have few rows, so every relation is a filter.
         return found, tuple(builder.filter(relation) for relation in statement.where)
     if not statement.allow_filtering:
         check_filtering(schema, found)
@@ -359,7 +363,7 @@ def _restrictions(
 
 
 def reads_reversed(schema: TableSchema, statement: SelectStatement, restrictions: Restrictions) -> bool:
-    """Whether rows come from the last to the first. Raises `InvalidRequest` for an order that keys cannot give."""
+    """Whether rows are read in reverse. Raises `InvalidRequest` for an order that the clustering key does not allow."""
     if not statement.order_by:
         return False
     if not restrictions.has_partition:
@@ -391,7 +395,7 @@ def reads_reversed(schema: TableSchema, statement: SelectStatement, restrictions
 
 
 def _fixed_columns(schema: TableSchema, restrictions: Restrictions) -> frozenset[int]:
-    """Clustering columns that have one value."""
+    """Clustering columns that are restricted to one value."""
     fixed: list[int] = []
     at = 0
     for group in restrictions.clustering:

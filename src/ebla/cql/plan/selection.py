@@ -1,4 +1,4 @@
-"""The select list compiled: what each column of the answer is made of. Pure."""
+"""Compiles the select list to output columns. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ _TIMES = {"writetime": SCALARS["bigint"], "ttl": SCALARS["int"]}
 
 @dataclass(slots=True)
 class NeededColumns:
-    """The columns whose values a plan looks at, each once, and where they stand in its rows."""
+    """The columns that a plan needs, without duplicates, and their indexes in its rows."""
 
     columns: list[Column] = field(default_factory=list)
     with_cells: bool = False
@@ -43,9 +43,9 @@ class OutputColumn(msgspec.Struct, frozen=True, kw_only=True):
     spec: ColumnSpec
     value: OutputValue
     place: int | None = None
-    """Where it is nothing but a column: its place in the row."""
+    """For a plain column: its index in the row."""
     running: Callable[[], Accumulator] | None = None
-    """Of an aggregate, which takes `value` of every row."""
+    """Creates the accumulator of an aggregate, which adds `value` of every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ class SelectionBuilder:
 
     def _function(self, call: FunctionCall, alias: str | None) -> OutputColumn:
         bare = call.name.removeprefix("system.")
-        if bare not in aggregates.NAMES:
+        if bare not in aggregates.AGGREGATE_NAMES:
             typed = self._call(call)
             return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
         if not call.arguments:
-            kind, running = aggregates.aggregate(bare, None)
-            return OutputColumn(spec=self._spec(alias or "count", kind), value=_nothing, running=running)
+            kind, running = aggregates.aggregate_function(bare, None)
+            return OutputColumn(spec=self._spec(alias or "count", kind), value=_no_value, running=running)
         if len(call.arguments) > 1:
             raise InvalidRequest(f"Invalid number of arguments in call to function {bare}: 1 required")
         argument = self._argument(call.arguments[0])
-        kind, running = aggregates.aggregate(bare, argument.type)
+        kind, running = aggregates.aggregate_function(bare, argument.type)
         return OutputColumn(
             spec=self._spec(alias or f"system.{bare}({argument.name})", kind), value=argument.value, running=running
         )
@@ -132,7 +132,7 @@ class SelectionBuilder:
             return self._time(bare, call)
         if bare == "token":
             return self._token(call)
-        if bare in aggregates.NAMES:
+        if bare in aggregates.AGGREGATE_NAMES:
             raise InvalidRequest("aggregate functions cannot be used as arguments of other functions")
         candidates = overloads_of(call.name)
         arguments = [self._matched(candidates, call, at) for at in range(len(call.arguments))]
@@ -146,12 +146,12 @@ class SelectionBuilder:
         return _Typed(name, function.result, value)
 
     def _matched(self, candidates: Sequence[CqlFunction], call: FunctionCall, at: int) -> _Typed:
-        """An argument; a constant or marker takes the type that the function wants there."""
+        """An argument; a constant or marker gets the type of the function's parameter."""
         argument = call.arguments[at]
         if isinstance(argument, ColumnName | FunctionCall | TypeHint):
             return self._argument(argument)
         for function in candidates:
-            if at < len(function.arguments) and self._binder.could_be(argument, function.arguments[at]):
+            if at < len(function.arguments) and self._binder.could_have_type(argument, function.arguments[at]):
                 kind = function.arguments[at]
                 source = self._binder.source(argument, TermReceiver(f"arg{at}({call.name})", kind))
                 return _Typed("?", kind, _from_request(source))
@@ -161,8 +161,8 @@ class SelectionBuilder:
         names = tuple(one.name if isinstance(one, ColumnName) else "" for one in call.arguments)
         columns = self._schema.partition_key
         if names != tuple(column.name for column in columns):
-            wanted = ", ".join(column.name for column in columns)
-            raise InvalidRequest(f"Invalid arguments of token(): it takes the partition key ({wanted})")
+            key_names = ", ".join(column.name for column in columns)
+            raise InvalidRequest(f"Invalid arguments of token(): it takes the partition key ({key_names})")
         places = [self._needs.place(column) for column in columns]
 
         def value(found: DecodedRow, _request: BoundRequest) -> bytes:
@@ -181,7 +181,7 @@ class SelectionBuilder:
             raise InvalidRequest(f"Cannot use selection function {name} on non-frozen collection {column.name}")
         self._needs.with_cells = True
         place = self._needs.place(column)
-        number, read = column.number, _written if name == "writetime" else _time_left
+        number, read = column.number, _write_time if name == "writetime" else _remaining_ttl
 
         def value(found: DecodedRow, request: BoundRequest) -> bytes | None:
             cell = found.cells.get(number)
@@ -200,23 +200,23 @@ def _fitting(candidates: Sequence[CqlFunction], call: FunctionCall, arguments: S
     raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match ({given})")
 
 
-def _written(cell: Cell, _now_s: int) -> bytes:
+def _write_time(cell: Cell, _now_s: int) -> bytes:
     return cell.timestamp_us.to_bytes(8, signed=True)
 
 
-def _time_left(cell: Cell, now_s: int) -> bytes | None:
+def _remaining_ttl(cell: Cell, now_s: int) -> bytes | None:
     return (cell.at_s - now_s).to_bytes(4, signed=True) if cell.ttl_s else None
 
 
 def _from_request(source: ValueSource) -> OutputValue:
-    return lambda _found, request: _given(source(request))
+    return lambda _found, request: _require_set(source(request))
 
 
-def _nothing(_found: DecodedRow, _request: BoundRequest) -> bytes | None:
+def _no_value(_found: DecodedRow, _request: BoundRequest) -> bytes | None:
     return None
 
 
-def _given(value: bytes | Unset | None) -> bytes | None:
+def _require_set(value: bytes | Unset | None) -> bytes | None:
     if isinstance(value, Unset):
         raise InvalidRequest("Invalid unset value in the select list")
     return value

@@ -1,4 +1,4 @@
-"""Who is connected to this shard, for people to look at."""
+"""The clients connected to this shard, for the table system.clients."""
 
 import enum
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ConnectionStage(enum.StrEnum):
-    """How far a connection has come, in the words people know from other servers."""
+    """The state of a connection, in the words of Cassandra."""
 
     ESTABLISHED = "ESTABLISHED"
     AUTHENTICATING = "AUTHENTICATING"
@@ -17,7 +17,7 @@ class ConnectionStage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEndpoint:
-    """The other end of a connection, and how it is protected."""
+    """The remote end of a connection, and its TLS parameters."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class ConnectedClient:
     driver_version: str
     keyspace: str
     requests: int
-    """Since it connected."""
+    """Number of requests since it connected."""
     running: int
 
 
@@ -53,7 +53,7 @@ class ClientRegistry:
         self._serial = 0
 
     def add(self, client: ClientConnection) -> int:
-        """The number to forget it by."""
+        """Returns the number to remove it by."""
         self._serial += 1
         self._known[self._serial] = client
         return self._serial
@@ -65,5 +65,5 @@ class ClientRegistry:
         return len(self._known)
 
     def __iter__(self) -> Iterator[ConnectedClient]:
-        """In the order in which they came."""
+        """In the order of connection."""
         return (client.describe() for client in list(self._known.values()))

@@ -192,7 +192,7 @@ class ServerConnection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client has logged in, or needs not to."""
+        """Whether the handshake is complete."""
         return self._stage is ConnectionStage.READY
 
     @property
@@ -222,7 +222,7 @@ class ServerConnection:
         running, self._running = self._running, {}
         self._deps.in_flight.bytes -= self._running_bytes
         self._running_bytes = 0
-        # No client is left to response. Writes already sent to replicas go on.
+        # No client is left to answer. Writes already sent to replicas go on.
         for one in running:
             one.cancel("the client is gone")
 

@@ -1,7 +1,7 @@
-"""The sockets of CQL clients: accepted, read, written, and closed in good time.
+"""The sockets of CQL clients: accepts, reads, writes and closes them.
 
-What a loop turn sends leaves as one write. One read buffer serves all sockets, since the loop fills and empties it in
-one step. A client whose answers pile up is not read from; one that takes none of them for long is cut off.
+Everything sent in one loop step leaves as one write. All sockets share one read buffer, since the loop fills and
+empties it in one step. A client that does not read its responses is not read from, and is disconnected after a while.
 """
 
 import asyncio
@@ -18,72 +18,72 @@ from ebla.options import DEFAULT_LIMITS
 
 _ACCEPT_PAUSE_S = 0.05
 _LARGE_REQUEST_BYTES = 4 << 10
-"""With so much of a request here and the rest not, more is read at once."""
+"""If this much of a request has arrived and the rest has not, larger reads are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CqlServerLimits:
     connections_max: int = DEFAULT_LIMITS.cql_connections_max
     greeting_ms: int = 30_000
-    """For a client to say who it is. Afterwards it may stay idle as long as it likes."""
+    """Time for a client to complete the handshake. Afterwards it may stay idle forever."""
     handshake_ms: int = 5_000
     write_high_bytes: int = 1 << 20
     write_low_bytes: int = 256 << 10
     write_stall_ms: int = 30_000
-    """A client that takes no byte for this long, while more wait than the high mark, is cut off."""
+    """A client that reads no byte for this long, with more than the high mark unsent, is disconnected."""
     close_linger_ms: int = 1_000
-    """For what is queued to leave after a close."""
+    """Time for queued bytes to leave after a close."""
     read_buffer_bytes: int = 256 << 10
-    """For one read in the middle of a large request."""
+    """For one read inside a large request."""
     read_turn_bytes: int = 8 << 10
-    """For any other read: small, so that the first of a burst are answered while the others are read."""
+    """For any other read. Small, so that the first requests of a burst are answered while the others are read."""
     unacknowledged_ms: int = 30_000
 
 
 ForwardSocket = Callable[[socket.socket], bool]
-"""Gives an accepted socket to whom it belongs; False: nobody took it, and it is served here."""
+"""Hands an accepted socket to the shard it belongs to; False: no shard took it, so it is served here."""
 
 
 class CqlServer:
-    """Serves what is accepted on the sockets given to it. Its tasks are those of the group in its parts."""
+    """Serves connections of its listeners. Its tasks run in the task group of `deps`."""
 
     def __init__(
-        self, parts: ConnectionDeps, limits: CqlServerLimits, tls: Callable[[], ssl.SSLContext] | None = None
+        self, deps: ConnectionDeps, limits: CqlServerLimits, tls: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
-        """`tls` is asked for each connection, so that a renewed certificate counts from the next one on."""
-        self.parts = parts
+        """`tls` is called for each connection, so that a renewed certificate is used from the next one on."""
+        self.deps = deps
         self.limits = limits
         self.clients = ClientRegistry()
         self.loop = asyncio.get_running_loop()
         self.read_buffer = memoryview(bytearray(limits.read_buffer_bytes))
         self.read_turn = self.read_buffer[: limits.read_turn_bytes]
-        self.report: EventReporter = RateLimitedReporter(parts.report)
+        self.report: EventReporter = RateLimitedReporter(deps.report)
         self._tls = tls
         self._sockets: dict[CqlSocket, None] = {}
         self._opening = 0
         self._accepting: list[tuple[asyncio.Task[None], socket.socket]] = []
         self._is_closed = False
 
-    def listen(self, listener: socket.socket, pass_on: ForwardSocket | None = None) -> None:
-        """`listener` is bound, listens, and does not block. It is closed with the server."""
+    def listen(self, listener: socket.socket, forward: ForwardSocket | None = None) -> None:
+        """`listener` is bound, listening and non-blocking. It is closed with the server."""
         assert not listener.getblocking()
-        self._accepting.append((self.parts.tasks.create_task(self._accept(listener, pass_on)), listener))
+        self._accepting.append((self.deps.tasks.create_task(self._accept(listener, forward)), listener))
 
     def take(self, accepted: socket.socket) -> None:
-        """A connection, accepted here or by somebody else."""
+        """Serves a connection, accepted here or by another process."""
         if self._is_closed or len(self._sockets) + self._opening >= self.limits.connections_max:
             self.report("cql.connection_refused", {"connections": len(self._sockets)})
             accepted.close()
             return
         opening = self._open(accepted)
         try:
-            self.parts.tasks.create_task(opening)
-        except RuntimeError:  # the group takes no more tasks
+            self.deps.tasks.create_task(opening)
+        except RuntimeError:  # the task group is shutting down
             opening.close()
             accepted.close()
 
     def close(self, cause: str) -> None:
-        """Accepts and takes nothing more; what is under way may end."""
+        """Accepts no more connections or requests; requests in flight may end."""
         self._is_closed = True
         for task, listener in self._accepting:
             task.cancel(cause)
@@ -93,7 +93,7 @@ class CqlServer:
             one.end(cause)
 
     def abort(self) -> None:
-        """Whatever is still open is gone."""
+        """Drops all open connections."""
         for one in list(self._sockets):
             one.abort()
 
@@ -105,25 +105,25 @@ class CqlServer:
 
     def opened(self, one: "CqlSocket") -> None:
         self._sockets[one] = None
-        self.parts.metrics.connections.value = len(self._sockets)
+        self.deps.metrics.connections.value = len(self._sockets)
 
     def closed(self, one: "CqlSocket") -> None:
         self._sockets.pop(one, None)
-        self.parts.metrics.connections.value = len(self._sockets)
+        self.deps.metrics.connections.value = len(self._sockets)
 
     # ---- accepting
 
-    async def _accept(self, listener: socket.socket, pass_on: ForwardSocket | None) -> None:
+    async def _accept(self, listener: socket.socket, forward: ForwardSocket | None) -> None:
         while True:
             try:
                 accepted, _ = await self.loop.sock_accept(listener)
             except OSError as error:
-                # Out of file descriptors, or a client gone before it was accepted: the next may fare better.
+                # Out of file descriptors, or a client that left before it was accepted. The next one may succeed.
                 self.report("cql.accept_failed", {"cause": str(error)})
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if pass_on is not None and pass_on(accepted):
-                accepted.close()  # the other process has its own copy
+            if forward is not None and forward(accepted):
+                accepted.close()  # the other process has its own descriptor
             else:
                 self.take(accepted)
 
@@ -140,14 +140,14 @@ class CqlServer:
             )
         except OSError as error:  # TLS errors are among them
             self.report("cql.not_opened", {"cause": str(error) or type(error).__name__})
-            _forget_frames(error)
+            _clear_tracebacks(error)
             accepted.close()
         finally:
             self._opening -= 1
 
 
 class CqlSocket(asyncio.BufferedProtocol):
-    """One socket: `connection.Outlet`."""
+    """One socket: the `ClientTransport` of a connection."""
 
     def __init__(self, server: CqlServer) -> None:
         self._server = server
@@ -164,9 +164,9 @@ class CqlSocket(asyncio.BufferedProtocol):
         self._stalled_at_bytes = 0
         self._stall_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
-        self._greeting_timer: asyncio.TimerHandle | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = None
 
-    # ---- the outlet
+    # ---- `ClientTransport`
 
     @property
     def queued_bytes(self) -> int:
@@ -179,7 +179,7 @@ class CqlSocket(asyncio.BufferedProtocol):
         self._out.append(frame)
         self._out_bytes += len(frame)
         if self._out_bytes >= self._write_high_bytes:
-            self._flush()  # now, or one read full of requests would be answered whole before a slow client is noticed
+            self._flush()  # at once: otherwise a slow client is noticed only after a whole read of requests is answered
         elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -210,18 +210,18 @@ class CqlSocket(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # ---- what the loop tells
+    # ---- `asyncio.BufferedProtocol`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._server
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own are not of that class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have another class
         self._transport.set_write_buffer_limits(server.limits.write_high_bytes, server.limits.write_low_bytes)
         _tune(transport.get_extra_info("socket"), server.limits.unacknowledged_ms)
-        connection = ServerConnection(server.parts, self, _peer_of(transport))
+        connection = ServerConnection(server.deps, self, _peer_of(transport))
         self._connection = connection
         self._number = server.clients.add(connection)
         server.opened(self)
-        self._greeting_timer = self._loop.call_later(server.limits.greeting_ms / 1000, self._check_greeting)
+        self._handshake_timer = self._loop.call_later(server.limits.greeting_ms / 1000, self._check_handshake)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._server.read_buffer if self._wants_more else self._server.read_turn
@@ -231,7 +231,7 @@ class CqlSocket(asyncio.BufferedProtocol):
         if self._closing or connection is None:
             return
         flush_here = not self._flush_due
-        self._flush_due = True  # what is answered at once leaves together, at the end of this step
+        self._flush_due = True  # immediate responses leave together, at the end of this step
         try:
             connection.received(bytes(self._server.read_buffer[:nbytes]))
             self._wants_more = connection.unread_bytes >= _LARGE_REQUEST_BYTES
@@ -244,7 +244,7 @@ class CqlSocket(asyncio.BufferedProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._closing = True
-        for timer in (self._stall_timer, self._linger_timer, self._greeting_timer):
+        for timer in (self._stall_timer, self._linger_timer, self._handshake_timer):
             if timer is not None:
                 timer.cancel()
         self._out.clear()
@@ -296,10 +296,10 @@ class CqlSocket(asyncio.BufferedProtocol):
             self._stalled_at_bytes = left
             self._watch_stall()
 
-    def _check_greeting(self) -> None:
-        self._greeting_timer = None
+    def _check_handshake(self) -> None:
+        self._handshake_timer = None
         if self._connection is not None and not self._connection.is_ready:
-            self.close("it did not say who it is")
+            self.close("no handshake in time")
 
 
 def _peer_of(transport: asyncio.BaseTransport) -> ClientEndpoint:
@@ -314,7 +314,7 @@ def _peer_of(transport: asyncio.BaseTransport) -> ClientEndpoint:
 
 
 def _tune(sock: socket.socket | None, unacknowledged_ms: int) -> None:
-    """Answers leave at once, and a client that vanished without a word ends its connection, an idle one too."""
+    """Disables Nagle's algorithm, and detects vanished clients, also on idle connections."""
     if sock is None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -325,8 +325,8 @@ def _tune(sock: socket.socket | None, unacknowledged_ms: int) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, unacknowledged_ms // 4000))
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """A failed handshake holds its buffers in a ring of frames, until the collector comes by."""
+def _clear_tracebacks(error: BaseException | None) -> None:
+    """A failed handshake keeps its buffers in a reference cycle of frames until the garbage collector runs."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__

@@ -1,7 +1,7 @@
-"""What drivers are told without asking: changes of the schema, nodes that come, go, fall silent and are back.
+"""Events pushed to drivers: schema changes, and nodes that join, leave, go down or come up.
 
-Every shard tells those who are connected to it, from the difference of two views. What changed and changed back in
-between is told of as nothing, and nothing is told twice: a driver that hears of a change looks for itself.
+Every shard pushes events to its own connections, from the difference between two views. A change that was reverted
+between two views is not reported, and no event is sent twice: a driver reads the new state on its own.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult, SchemaC
 from ebla.wire.cql.responses import EventKind, NodeChange, node_event, schema_event
 
 _SERVING = (NodeState.NORMAL, NodeState.REBUILDING, NodeState.DECOMMISSIONING, NodeState.REMOVING)
-"""States of a node that is in the ring: drivers may send it requests."""
+"""States of a node in the ring: drivers may send it requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class EventSubscriber(Protocol):
 
 
 class EventPublisher:
-    """Those who want to be told, and what they know already."""
+    """The subscribers, and the view they have been notified of."""
 
     def __init__(self, cql_port: int) -> None:
         self._port = cql_port
@@ -45,11 +45,11 @@ class EventPublisher:
             self._subscribers[kind][subscriber] = None
 
     def forget(self, subscriber: EventSubscriber) -> None:
-        for those in self._subscribers.values():
-            those.pop(subscriber, None)
+        for subscribers in self._subscribers.values():
+            subscribers.pop(subscriber, None)
 
-    def look(self, view: View, down: frozenset[HostId]) -> None:
-        """Tells what is different from the look before. The first one tells nothing."""
+    def publish_changes(self, view: View, down: frozenset[HostId]) -> None:
+        """Notifies subscribers of the differences to the previous view. The first view causes no event."""
         before, was_down = self._view, self._down
         self._view, self._down = view, down
         if before is None or (view is before and down == was_down):
@@ -71,7 +71,7 @@ class EventPublisher:
 
 
 def schema_changes(before: View, after: View) -> Sequence[SchemaChangeResult]:
-    """Keyspaces before the tables in them where they come, and after them where they go."""
+    """Created keyspaces come before their tables, dropped ones after them."""
     was, now = before.snapshot, after.snapshot
     changes: list[SchemaChangeResult] = []
     if was.keyspaces is not now.keyspaces:
@@ -115,7 +115,7 @@ def _table_changes(was: _Named, now: _Named) -> Iterator[SchemaChangeResult]:
                 kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
             )
         elif before != after:
-            # Another id as well (a truncated table goes on under a new one): it is a column of the table's row.
+            # Also if only the id changed, as by TRUNCATE: the id is a column of the table's row.
             yield SchemaChangeResult(
                 kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
             )

@@ -1,1 +1,1 @@
-"""Tables that show what a node knows: of itself, its cluster, the schema and the topology."""
+"""Virtual tables with the state of a node: itself, its cluster, the schema and the topology."""

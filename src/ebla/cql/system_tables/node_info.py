@@ -1,4 +1,4 @@
-"""What a node's system tables are made from."""
+"""What system tables are made from, and what a node tells drivers about itself."""
 
 import hashlib
 import ipaddress
@@ -18,7 +18,7 @@ from ebla.wire.verbs import StatusAnswer
 CQL_VERSION = "3.4.7"
 PROTOCOL_VERSION = "4"
 RELEASE_VERSION = "5.0.0"
-"""What drivers take us for: it tells them which tables to look for and that DESCRIBE is done by the server."""
+"""The version of Cassandra that drivers assume: which tables to read, and that the server executes DESCRIBE."""
 PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 
 
@@ -28,30 +28,30 @@ class SystemTableSources:
     host: HostId
     cluster_name: str
     release: str
-    """Ebla's own."""
+    """The version of Ebla."""
     cql_port: int
     clients: Callable[[], Iterable[Mapping[str, Any]]]
     """Rows of `system.clients`."""
     config: Callable[[], Iterable[tuple[str, str, str]]]
-    """A node's options: name, value and where it comes from."""
+    """The options of the node: name, value and origin."""
     status: Callable[[], Awaitable[StatusAnswer]]
-    """What control knows of group 0 and of its peers."""
+    """The status from the control process: group 0 and peers."""
     history: Callable[[], Iterable[tuple[int, int, str]]]
-    """Versions that were seen: wall time, number, and words."""
+    """Topology versions: wall time, number, and description."""
 
 
 def address_of(node: Node) -> str:
-    """A node's address without a port, as an IP address can be read from it."""
+    """The IP address of a node, without a port."""
     return str(ipaddress.ip_address(node.address))
 
 
 def ring_members(snapshot: Snapshot) -> list[Node]:
-    """Nodes that drivers may connect to."""
+    """The nodes that drivers may connect to."""
     return [node for node in snapshot.members() if node.state is not NodeState.NONE]
 
 
 def schema_version(view: View) -> uuid.UUID:
-    """The same on every node that has the same schema: drivers wait until they agree."""
+    """Equal on all nodes with the same schema: drivers wait until all nodes agree."""
     digest = hashlib.md5(usedforsecurity=False)
     snapshot = view.snapshot
     for name in sorted(snapshot.keyspaces):
@@ -69,13 +69,13 @@ TABLET_ROUTING = "TABLETS_ROUTING_V1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingInfo:
-    """By which drivers find the shard of a token that is in no tablet."""
+    """How drivers find the shard of a token in a table without tablets."""
 
     shard: int
     shard_count: int
     ignore_msb: int
     shard_aware_port: int
-    """A connection from port p comes to shard p modulo the number of shards."""
+    """A connection from client port p goes to shard p modulo the number of shards."""
     is_tls: bool = False
 
 

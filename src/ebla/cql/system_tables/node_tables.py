@@ -1,4 +1,4 @@
-"""The node itself and its peers, as drivers look for them when they connect; clients and options."""
+"""The node and its peers, which drivers read when they connect; clients and options."""
 
 import uuid
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The schema as drivers and cqlsh read it, system tables included."""
+"""The schema, as drivers and cqlsh read it, with the system tables."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -122,13 +122,13 @@ EMPTY = tuple(
             speculative_retry text, where_clause text, PRIMARY KEY (keyspace_name, view_name))""",
     )
 )
-"""What there is none of, and clients ask for all the same."""
+"""Tables of unsupported features, which clients read all the same."""
 
 LOCAL_REPLICATION = {"class": "org.apache.cassandra.locator.LocalStrategy"}
 
 
 def schema_tables(facts: SystemTableSources, virtual: Callable[[], VirtualTables]) -> list[VirtualTable]:
-    """`virtual` gives all system tables, these among them, once they are known."""
+    """`virtual` returns all system tables, including these, once they are known."""
     tables = _SchemaTables(facts, virtual)
     return [
         ComputedTable(KEYSPACES, tables.keyspaces),
@@ -240,7 +240,7 @@ def column_row(schema: TableSchema, column: Column) -> SystemRow:
     }
 
 
-# ---- options as they were given in CQL
+# ---- options as written in CQL
 
 
 def _number(given: Mapping[str, str], name: str, usual: float) -> float:

@@ -1,4 +1,4 @@
-"""System tables are declared in CQL, as people will see them described."""
+"""System tables are declared in CQL, as DESCRIBE will show them."""
 
 import hashlib
 import uuid
@@ -16,7 +16,7 @@ SystemRow = Mapping[str, Any]
 
 
 def declared(text: str, comment: str = "") -> TableSchema:
-    """The schema of a CREATE TABLE; its id follows from its name, so that every node shows the same."""
+    """The schema of a CREATE TABLE. The id is derived from the name, so that it is the same on every node."""
     statement = parse(text).statement
     assert isinstance(statement, CreateTableStatement)
     keyspace, name = statement.table.keyspace, statement.table.name
@@ -28,7 +28,7 @@ def declared(text: str, comment: str = "") -> TableSchema:
 
 @dataclass(frozen=True, slots=True)
 class ComputedTable:
-    """A table whose rows are worked out at once."""
+    """A table whose rows are computed without waiting."""
 
     schema: TableSchema
     work: Callable[[], Iterable[SystemRow]]
@@ -39,7 +39,7 @@ class ComputedTable:
 
 @dataclass(frozen=True, slots=True)
 class FetchedTable:
-    """A table whose rows somebody else must be asked for."""
+    """A table whose rows are fetched from another process."""
 
     schema: TableSchema
     work: Callable[[], Awaitable[Iterable[SystemRow]]]
@@ -49,5 +49,5 @@ class FetchedTable:
 
 
 def no_rows() -> Iterable[SystemRow]:
-    """Of a table that is there because clients look for it."""
+    """For a table that exists only because clients read it."""
     return ()

@@ -1,4 +1,4 @@
-"""The topology as the seed's tables show it: nodes, requests, tablets, who serves which range."""
+"""The topology in the form of Scylla's tables: nodes, requests, tablets, and which node serves which range."""
 
 import uuid
 from collections import deque
@@ -48,7 +48,7 @@ TOPOLOGY = declared(
         upgrade_state text static,
         PRIMARY KEY (key, host_id)
     )""",
-    "nodes of the cluster and what the topology is in the middle of",
+    "nodes of the cluster and the topology operation in progress",
 )
 REQUESTS = declared(
     """CREATE TABLE system.topology_requests (
@@ -64,7 +64,7 @@ REQUESTS = declared(
         start_time timestamp,
         target_host uuid
     )""",
-    "what was asked of the topology and what became of it",
+    "topology requests and their outcomes",
 )
 TABLETS = declared(
     """CREATE TABLE system.tablets (
@@ -83,7 +83,7 @@ TABLETS = declared(
         repair_time timestamp,
         PRIMARY KEY (table_id, last_token)
     )""",
-    "where every tablet is",
+    "the replicas of every tablet",
 )
 TOKEN_RING = declared(
     """CREATE TABLE system.token_ring (
@@ -96,7 +96,7 @@ TOKEN_RING = declared(
         rack text,
         PRIMARY KEY (keyspace_name, table_name, start_token, endpoint)
     )""",
-    "which nodes have which token range",
+    "the nodes of every token range",
 )
 CLUSTER_STATUS = declared(
     """CREATE TABLE system.cluster_status (
@@ -111,7 +111,7 @@ CLUSTER_STATUS = declared(
         tokens int,
         up boolean
     )""",
-    "the nodes as this one sees them",
+    "the nodes as this node sees them",
 )
 RAFT_STATE = declared(
     """CREATE TABLE system.raft_state (
@@ -131,7 +131,7 @@ GROUP0_HISTORY = declared(
         description text,
         PRIMARY KEY (key, state_id)
     ) WITH CLUSTERING ORDER BY (state_id DESC)""",
-    "versions of the topology that this shard has seen",
+    "versions of the topology that this shard has installed",
 )
 
 
@@ -320,11 +320,11 @@ def _tablet_rows(tablets: TabletMap) -> Iterator[dict[str, Any]]:
         transition = tablets.transition(number)
         row: dict[str, Any] = {
             "last_token": tablets.last_token(number),
-            "replicas": _placed(tablets.replicas(number)),
+            "replicas": _replica_pairs(tablets.replicas(number)),
         }
         if transition is not None:
             row |= {
-                "new_replicas": _placed(transition.new_replicas),
+                "new_replicas": _replica_pairs(transition.new_replicas),
                 "stage": str(transition.stage),
                 "transition": str(transition.kind),
                 "session": transition.session,
@@ -332,12 +332,12 @@ def _tablet_rows(tablets: TabletMap) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _placed(replicas: ReplicaSet) -> list[tuple[HostId, int]]:
+def _replica_pairs(replicas: ReplicaSet) -> list[tuple[HostId, int]]:
     return [(replica.host, replica.shard) for replica in replicas]
 
 
 def as_timeuuid(identity: uuid.UUID, timestamp_ms: int) -> uuid.UUID:
-    """An id as a time-based one, as the seed's tables type it: itself, or made of its time and its last bytes."""
+    """An id as a timeuuid, the type in Scylla's tables: unchanged, or made from a time and its last bytes."""
     if identity.version == 1:
         return identity
     return uuid.UUID(bytes=timeuuid_of(timestamp_ms * 1000, identity.bytes[8:]))
@@ -352,19 +352,19 @@ VERSIONS_KEPT_MAX = 200
 
 class VersionHistory:
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, int, str]] = deque(maxlen=VERSIONS_KEPT_MAX)
+        self._versions: deque[tuple[int, int, str]] = deque(maxlen=VERSIONS_KEPT_MAX)
         self._before: Snapshot | None = None
 
-    def note(self, view: View, wall_us: int) -> None:
+    def record(self, view: View, wall_us: int) -> None:
         before, self._before = self._before, view.snapshot
         if before is None or before.version != view.version:
-            self._seen.append((wall_us, int(view.version), _words(before, view.snapshot)))
+            self._versions.append((wall_us, int(view.version), _description(before, view.snapshot)))
 
     def rows(self) -> Iterable[tuple[int, int, str]]:
-        return tuple(self._seen)
+        return tuple(self._versions)
 
 
-def _words(before: Snapshot | None, after: Snapshot) -> str:
+def _description(before: Snapshot | None, after: Snapshot) -> str:
     if before is None:
         return f"version {after.version}, as this shard found it"
     parts = [

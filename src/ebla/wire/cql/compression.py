@@ -1,4 +1,4 @@
-"""Compression of bodies that both sides agreed on in STARTUP. Pure."""
+"""Compression of bodies, as negotiated in STARTUP. Pure."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from ebla.model.errors import BadProtocol
 
 _SIZE = struct.Struct(">i")
 COMPRESSED_BYTES_MIN = 512
-"""An answer shorter than this is sent as it is: its frame says so, and little would be saved."""
+"""Shorter bodies are sent uncompressed, which their frames say: little would be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class Compression:
     name: str
     compress: Callable[[bytes], bytes]
     decompress: Callable[[bytes, int], bytes]
-    """Raises `BadProtocol` where the result would be longer than so many bytes, or the bytes are none of ours."""
+    """Raises `BadProtocol` if the result would exceed this many bytes, or the bytes are malformed."""
 
 
 def _lz4_compress(body: bytes) -> bytes:
-    """One block behind its uncompressed length."""
+    """The uncompressed length, then one block."""
     compressed: bytes = lz4.block.compress(body, store_size=False)
     return _SIZE.pack(len(body)) + compressed
 
@@ -33,7 +33,7 @@ def _lz4_decompress(body: bytes, bytes_max: int) -> bytes:
     (size,) = _SIZE.unpack_from(body)
     if size == 0:
         return b""
-    # Before anything is made room for: a few bytes can claim to be gigabytes.
+    # Checked before any allocation: a few bytes can claim to be gigabytes.
     if not 0 < size <= bytes_max:
         raise BadProtocol(f"Request is too big: length {size} exceeds maximum allowed length {bytes_max}")
     try:

@@ -1,4 +1,4 @@
-"""Frames of the native protocol, version 4: a header of nine bytes and a body. Pure.
+"""Frames of the native protocol, version 4: a header of nine bytes, then the body. Pure.
 
 version (1) | flags (1) | stream (2) | opcode (1) | length of the body (4)
 """
@@ -17,7 +17,7 @@ HEADER_BYTES = 9
 HEADER = struct.Struct(">BBhBi")
 EVENT_STREAM = -1
 FIRST_WITH_WIDE_STREAMS = 3
-"""Before this version a stream was one byte, and the header eight."""
+"""Earlier versions have a one-byte stream id and a header of eight bytes."""
 
 
 class Opcode(enum.IntEnum):
@@ -64,7 +64,7 @@ class FrameFlag(enum.IntFlag):
 
 
 class CqlFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A request. A struct only because one is made per request."""
+    """A request. A msgspec struct because one is created per request."""
 
     version: int
     flags: int
@@ -74,7 +74,7 @@ class CqlFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class MalformedFrame(BadProtocol):
-    """Where the next frame begins is not known: the connection ends with the answer."""
+    """The start of the next frame is unknown, so the connection is closed after the response."""
 
     def __init__(self, message: str, stream: int) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class MalformedFrame(BadProtocol):
 
 
 class UnknownVersion(MalformedFrame):
-    """Answered with our own version in the header, so that the driver steps down to it."""
+    """The response has our own version in its header, so that the driver falls back to it."""
 
     def __init__(self, version: int, stream: int) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class UnknownVersion(MalformedFrame):
 
 
 class FrameSplitter:
-    """Bytes as they arrive to frames as they were sent, one at a time: who has enough of them stops taking."""
+    """Splits received bytes into frames. The caller takes one frame at a time, and may stop."""
 
     __slots__ = ("_data", "_offset", "body_bytes_max")
 
@@ -108,7 +108,7 @@ class FrameSplitter:
         if offset == len(kept):
             self._data = data
             return
-        # A frame in pieces: grown in place, or a large one would be copied with each of them.
+        # A frame in pieces grows in place. Otherwise every piece would copy a large frame again.
         if isinstance(kept, bytes):
             kept = bytearray(memoryview(kept)[offset:])
         elif offset:
@@ -117,7 +117,7 @@ class FrameSplitter:
         self._data = kept
 
     def take(self) -> CqlFrame | None:
-        """The next whole frame. Raises `MalformedFrame`, after which nothing more can be read."""
+        """The next complete frame; None if there is none. After `MalformedFrame` nothing more can be read."""
         data, offset = self._data, self._offset
         start = offset + HEADER_BYTES
         if len(data) < start:
@@ -138,7 +138,7 @@ class FrameSplitter:
 
     def _broken(self, version: int, stream: int, size: int) -> MalformedFrame:
         if VERSION_OLDEST <= version - RESPONSE <= VERSION:
-            return MalformedFrame("A response frame came from a client", stream)
+            return MalformedFrame("A client sent a response frame", stream)
         if not VERSION_OLDEST <= version <= VERSION:
             return UnknownVersion(version, stream >> 8 if version < FIRST_WITH_WIDE_STREAMS else stream)
         if size < 0:

@@ -1,4 +1,4 @@
-"""What a request asks for and what it gets, between the protocol and the execution."""
+"""Requests and results in the form that codec, executor and clients share."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from ebla.model.cql_types import CqlType
 
 
 class Unset(enum.Enum):
-    """A bound value that was not given: the column keeps what it has."""
+    """A bound value that was not set: the column keeps its value."""
 
     UNSET = "unset"
 
@@ -21,13 +21,13 @@ BoundValue = bytes | None | Unset
 
 
 class QueryParameters(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What comes with a QUERY, EXECUTE or BATCH besides the statement. A struct only because one is made per request,
-    as are rows and answers."""
+    """What a QUERY, EXECUTE or BATCH has besides the statement. A msgspec struct because one is created per request, as
+    are rows and responses."""
 
     level: ConsistencyLevel = ConsistencyLevel.ONE
     values: Sequence[BoundValue] = ()
     names: Sequence[str] | None = None
-    """Of the values, where they are named."""
+    """The names of the values, if they are named."""
     page_size: int | None = None
     paging_state: bytes | None = None
     timestamp_us: int | None = None
@@ -87,12 +87,12 @@ class CqlResponse(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedResult:
     id: bytes
-    """Of 16 bytes, from keyspace and text: the same on every node."""
+    """16 bytes, derived from keyspace and text: the same on every node."""
     variables: tuple[ColumnSpec, ...]
     key_positions: tuple[int, ...]
-    """Which variables are the partition key's columns, in its order; empty where not all of them are bound."""
+    """Which variables are the partition key columns, in order; empty if not all of them are bound."""
     columns: tuple[ColumnSpec, ...]
-    """Of the rows; empty where there are none."""
+    """The columns of the rows; empty if the statement returns none."""
     keyspace: str = ""
     table: str = ""
 

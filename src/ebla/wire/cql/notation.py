@@ -1,4 +1,4 @@
-"""The notations of the native protocol: how strings, bytes, lists and values stand in a body."""
+"""The notations of the native protocol: the encoding of strings, bytes, lists and values in a body."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ NULL_LENGTH = _INT.pack(-1)
 
 
 class BodyReader:
-    """Raises `BadProtocol` where the body ends too early or holds something else."""
+    """Raises `BadProtocol` if the body ends too early or is malformed."""
 
     __slots__ = ("body", "offset")
 
@@ -108,7 +108,7 @@ def string(text: str) -> bytes:
 
 
 def short_string(text: str) -> bytes:
-    """A message for people that must fit a string's length."""
+    """A message for people, truncated to the length limit of a string."""
     data = text.encode()[:60_000]
     return string(data.decode(errors="ignore"))
 

@@ -1,4 +1,4 @@
-"""Messages of clients, decoded. Pure; raises `BadProtocol` or `InvalidRequest`."""
+"""Decodes the messages of clients. Pure; raises `BadProtocol` or `InvalidRequest`."""
 
 import struct
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ebla.wire.cql.notation import BodyReader
 _ANY, _SERIAL, _LOCAL_SERIAL = 0, 8, 9
 
 
-# As plain numbers: these are looked at with every request.
+# As plain ints, because every request checks them.
 _VALUES, _SKIP, _SIZE, _STATE, _SERIAL_FLAG, _TIMESTAMP, _NAMES = (int(flag) for flag in QueryFlag)
 _SHORT = struct.Struct(">H")
 _INT = struct.Struct(">i")
@@ -62,7 +62,7 @@ def read_prepare(reader: BodyReader) -> PrepareRequest:
 
 
 def read_execute(body: bytes, offset: int = 0) -> tuple[bytes, QueryParameters]:
-    """The id of the statement, and what comes with it."""
+    """The id of the statement, and its parameters."""
     try:
         (size,) = _SHORT.unpack_from(body, offset)
     except struct.error:
@@ -81,7 +81,7 @@ def read_auth_response(reader: BodyReader) -> bytes:
 
 
 def read_parameters(body: bytes, offset: int) -> QueryParameters:
-    """Read in place and not through a `BodyReader`, which would be half of the time that an EXECUTE takes here."""
+    """Reads in place and not through a `BodyReader`, which would take half of the time of an EXECUTE here."""
     try:
         number, flags = _LEVEL_AND_FLAGS.unpack_from(body, offset)
         level = _LEVELS.get(number) or _refuse_level(number)
@@ -105,7 +105,7 @@ def read_parameters(body: bytes, offset: int) -> QueryParameters:
 
 
 def _read_values(body: bytes, offset: int) -> tuple[list[BoundValue], int]:
-    """Positional ones. The end may be behind that of the body, which the caller looks at."""
+    """Positional values. The end may lie beyond the body; the caller checks that."""
     (count,) = _SHORT.unpack_from(body, offset)
     offset += 2
     values: list[BoundValue] = []
@@ -169,7 +169,7 @@ def read_batch(reader: BodyReader) -> BatchRequest:
     level = read_level(reader)
     flags = reader.byte()
     if flags & _NAMES:
-        raise BadProtocol("The names of a batch's values cannot be told from its values: send the values by position")
+        raise BadProtocol("Named values in a BATCH are not supported: send the values by position")
     if flags & _SERIAL_FLAG:
         _check_serial(reader.short())
     timestamp_us = reader.long() if flags & _TIMESTAMP else None
@@ -177,7 +177,7 @@ def read_batch(reader: BodyReader) -> BatchRequest:
 
 
 _LEVELS = {int(level): level for level in ConsistencyLevel}
-# A write at ANY may be kept by hints alone elsewhere; here it needs a replica.
+# Other servers accept a write at ANY with a hint alone; here it needs a replica.
 _LEVELS[_ANY] = ConsistencyLevel.ONE
 
 
@@ -193,6 +193,6 @@ def _refuse_level(number: int) -> ConsistencyLevel:
 
 
 def _check_serial(number: int) -> None:
-    """Drivers send it along with everything; it would count for lightweight transactions alone."""
+    """Drivers send a serial level with every request. It matters only for lightweight transactions."""
     if number not in (_SERIAL, _LOCAL_SERIAL):
         raise InvalidRequest("Invalid consistency for conditional update. Must be one of SERIAL or LOCAL_SERIAL")

@@ -1,4 +1,4 @@
-"""Messages to clients, encoded. Pure."""
+"""Encodes the messages to clients. Pure."""
 
 import enum
 import struct
@@ -51,7 +51,7 @@ _INT = struct.Struct(">i")
 _ROWS_KIND = notation.integer(_ROWS)
 _LENGTHS_MAX = 256
 _LENGTHS = tuple(_INT.pack(size) for size in range(_LENGTHS_MAX))
-"""Of most values: to look one up is half of packing it."""
+"""The encoded lengths of most values: a lookup takes half the time of packing."""
 
 
 def type_option(kind: CqlType) -> bytes:
@@ -134,7 +134,7 @@ def _rows_metadata(columns: Sequence[ColumnSpec], paging_state: bytes | None, sk
 
 @lru_cache(64)
 def _no_metadata(columns: int) -> bytes:
-    """The driver has it from PREPARE."""
+    """For a driver that has the metadata from PREPARE."""
     return notation.integer(_NO_METADATA) + notation.integer(columns)
 
 
@@ -143,7 +143,7 @@ _known: dict[int, tuple[Sequence[ColumnSpec], bytes]] = {}
 
 
 def _known_metadata(columns: Sequence[ColumnSpec]) -> bytes:
-    """Of rows that all fit one answer. A plan gives the same object with every one of them."""
+    """The metadata of rows that fit one response. A plan always passes the same `columns` object, so it is cached."""
     found = _known.get(id(columns))
     if found is None or found[0] is not columns:
         if len(_known) >= _KNOWN_MAX:
@@ -195,30 +195,30 @@ class WriteType(enum.StrEnum):
 def error(
     failure: EblaError, level: ConsistencyLevel = ConsistencyLevel.ONE, write_type: WriteType = WriteType.SIMPLE
 ) -> bytes:
-    """The body of an ERROR: code, message, and what belongs to the code."""
+    """The body of an ERROR: code, message, and the fields of the code."""
     codes = codes_of(type(failure))
-    # What fails otherwise than a read does may have changed something, and must say so.
+    # Any failure but that of a read may have changed something, and must say so.
     code = codes.cql_read if isinstance(failure, ReadTimeout | ReadFailed) else codes.cql_write
     return notation.integer(code) + notation.short_string(str(failure)) + _fields(code, failure, level, write_type)
 
 
 def _fields(code: CqlCode, failure: EblaError, level: ConsistencyLevel, write_type: WriteType) -> bytes:
-    asked = notation.short(level)
+    encoded_level = notation.short(level)
     match code:
         case CqlCode.UNAVAILABLE:
             required, alive = (failure.required, failure.alive) if isinstance(failure, TooFewReplicas) else (1, 0)
-            return asked + _ints(required, alive)
+            return encoded_level + _ints(required, alive)
         case CqlCode.WRITE_TIMEOUT:
             received, required = _counts(failure)
-            return asked + _ints(received, required) + notation.string(write_type)
+            return encoded_level + _ints(received, required) + notation.string(write_type)
         case CqlCode.READ_TIMEOUT:
             received, required = _counts(failure)
             has_data = isinstance(failure, ReadTimeout) and failure.has_data
-            return asked + _ints(received, required) + notation.byte(has_data)
+            return encoded_level + _ints(received, required) + notation.byte(has_data)
         case CqlCode.READ_FAILURE:
-            return asked + _ints(*_counts(failure), _failed(failure)) + notation.byte(0)
+            return encoded_level + _ints(*_counts(failure), _failed(failure)) + notation.byte(0)
         case CqlCode.WRITE_FAILURE:
-            return asked + _ints(*_counts(failure), _failed(failure)) + notation.string(write_type)
+            return encoded_level + _ints(*_counts(failure), _failed(failure)) + notation.string(write_type)
         case CqlCode.ALREADY_EXISTS:
             assert isinstance(failure, AlreadyExists)
             return notation.string(failure.keyspace) + notation.string(failure.table)
@@ -230,7 +230,7 @@ def _fields(code: CqlCode, failure: EblaError, level: ConsistencyLevel, write_ty
 
 
 def _counts(failure: EblaError) -> tuple[int, int]:
-    """Received and required; errors of one replica alone have neither."""
+    """Received and required; errors of a single replica have neither."""
     if isinstance(failure, WriteTimeout | ReadTimeout | WriteFailed | ReadFailed):
         return failure.received, failure.required
     return 0, 1
@@ -254,7 +254,7 @@ class EventKind(enum.StrEnum):
 
 
 class NodeChange(enum.StrEnum):
-    """What is told of a node."""
+    """What happened to a node."""
 
     NEW_NODE = "NEW_NODE"
     REMOVED_NODE = "REMOVED_NODE"

@@ -129,7 +129,7 @@ def test_markers(kind: str, text: str, values: Sequence[BoundValue], value: Any)
         ("int", "token(1)", [], "token() gives a bigint"),
         ("blob", "intasblob('a')", [], "Invalid call to function intasblob, none of its type signatures match"),
         ("blob", "intasblob(1, 2)", [], "none of its type signatures match"),
-        ("blob", "intasblob(k)", [], "a column (k) cannot stand here"),
+        ("blob", "intasblob(k)", [], "a column (k) is not allowed here"),
         ("text", "'a' + 'b'", [], "the '+' operation is not supported for values of type text"),
         ("int", "1 / 0", [], "division by zero"),
         ("int", "2147483647 + 1", [], "is not a value of type int"),

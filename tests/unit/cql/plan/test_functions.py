@@ -99,8 +99,8 @@ def test_the_ends_of_a_millisecond() -> None:
         ("blobasint", "blob", b"\1", "In call to function blobasint, value 0x01 is no int"),
         ("blobastext", "blob", b"\xff", "is no text"),
         ("blobastimeuuid", "blob", bytes(16), "version 1"),
-        ("todate", "timestamp", (1 << 63) - 1, "beyond the dates there are"),
-        ("todate", "timestamp", -(1 << 63), "beyond the dates there are"),
+        ("todate", "timestamp", (1 << 63) - 1, "out of the range of dates"),
+        ("todate", "timestamp", -(1 << 63), "out of the range of dates"),
     ],
 )
 def test_values_that_have_no_result(name: str, kind: str, value: Any, words: str) -> None:

@@ -68,7 +68,7 @@ async def test_an_unknown_version_is_answered_in_our_own_and_closed(_: Wired, /,
     code, words = error_of(answer)
     assert code == CqlCode.PROTOCOL_ERROR
     assert f"({version})" in words
-    assert other.outlet.closed is not None
+    assert other.transport.closed is not None
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -135,14 +135,14 @@ def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
         (refused,) = wired.ask(query("too early"))
         assert error_of(refused)[0] == CqlCode.PROTOCOL_ERROR
         assert wired.ask(request(Opcode.AUTH_RESPONSE, notation.value(b"x")), query("waits", stream=2)) == []
-        assert not wired.outlet.reads()
+        assert not wired.transport.reads()
         await settled()
         door.future().set_result("scribe")
         await settled()
-        success, answer = wired.outlet.taken()
+        success, answer = wired.transport.taken()
         assert (success.opcode, success.body) == (Opcode.AUTH_SUCCESS, notation.value(None))
         assert (answer.stream, answer.body) == (2, VOID)
-        assert wired.outlet.reads()
+        assert wired.transport.reads()
         assert wired.connection.client.user == "scribe"
 
     with_connection(work, parted)
@@ -158,9 +158,9 @@ def test_who_cannot_prove_it_is_told_and_closed() -> None:
         await settled()
         door.future().set_exception(BadCredentials("no"))
         await settled()
-        (answer,) = wired.outlet.taken()
+        (answer,) = wired.transport.taken()
         assert error_of(answer) == (CqlCode.BAD_CREDENTIALS, "no")
-        assert wired.outlet.closed is not None
+        assert wired.transport.closed is not None
 
     with_connection(work, Parted(login=door))
 
@@ -199,7 +199,7 @@ def test_answers_leave_in_the_order_in_which_requests_end() -> None:
         for name in (b"c", b"a", b"b"):
             futures.made[name].set_result(None)
             await settled()
-        assert [each.stream for each in wired.outlet.taken()] == [3, 1, 2]
+        assert [each.stream for each in wired.transport.taken()] == [3, 1, 2]
         assert wired.connection.describe().running == 0
 
     with_connection(work, Parted(execution=futures.told()))
@@ -213,7 +213,7 @@ def test_a_request_that_becomes_a_task() -> None:
     async def work(wired: Wired) -> None:
         assert wired.ask(query("SELECT", stream=4)) == []
         await settled()
-        (answer,) = wired.outlet.taken()
+        (answer,) = wired.transport.taken()
         assert (answer.stream, answer.opcode) == (4, Opcode.RESULT)
         assert answer.body.endswith(struct.pack(">iii", 1, 4, 1))
 
@@ -256,7 +256,7 @@ def test_a_write_that_fails_later_tells_so() -> None:
         wired.ask(execute(b"a", stream=9))
         futures.made[b"a"].set_exception(WriteTimeout("late", required=1))
         await settled()
-        (answer,) = wired.outlet.taken()
+        (answer,) = wired.transport.taken()
         assert (answer.stream, error_of(answer)[0]) == (9, CqlCode.WRITE_TIMEOUT)
 
     with_connection(work, Parted(execution=futures.told()))
@@ -275,12 +275,12 @@ def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
         async def work(wired: Wired) -> None:
             answers = wired.ask(execute(stream=3))
             await settled()
-            (answer,) = answers + wired.outlet.taken()
+            (answer,) = answers + wired.transport.taken()
             code, words = error_of(answer)
             assert code == CqlCode.SERVER_ERROR
             assert "beef" in words
             assert "secret" not in words
-            assert wired.outlet.closed is None
+            assert wired.transport.closed is None
 
         with_connection(work, parted)
         ((event, details),) = parted.reports
@@ -309,14 +309,14 @@ def test_a_shard_that_does_not_serve_says_so() -> None:
 async def test_an_opcode_without_a_place_is_answered(wired: Wired, /, opcode: int) -> None:
     (answer,) = wired.ask(request(opcode))
     assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-    assert wired.outlet.closed is None
+    assert wired.transport.closed is None
 
 
 async def test_a_broken_frame_is_answered_and_ends_the_connection(wired: Wired, /) -> None:
     (answer,) = wired.ask(request(Opcode.QUERY, stream=5)[:5] + b"\x7f\xff\xff\xff")
     assert answer.stream == 5
     assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
-    assert wired.outlet.closed is not None
+    assert wired.transport.closed is not None
     assert wired.ask(query("more")) == []
 
 
@@ -364,7 +364,7 @@ def test_events_go_to_those_who_asked_until_they_leave() -> None:
         (told,) = list(parted.events._subscribers[EventKind.SCHEMA_CHANGE])
         assert not parted.events._subscribers[EventKind.STATUS_CHANGE]
         told.push_event(b"news")
-        (event,) = wired.outlet.taken()
+        (event,) = wired.transport.taken()
         assert (event.stream, event.opcode, event.body) == (EVENT_STREAM, Opcode.EVENT, b"news")
         (refused,) = wired.ask(request(Opcode.REGISTER, notation.string_list(["WEATHER"])))
         assert error_of(refused)[0] == CqlCode.PROTOCOL_ERROR

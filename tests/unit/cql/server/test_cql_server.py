@@ -437,7 +437,7 @@ async def test_a_frame_that_is_cut_off_ends_with_its_connection(server: CqlServe
         client.writer.write(query("x" * 5000)[:4000])
         await client.writer.drain()
     await until(lambda: server.is_idle)
-    assert server.parts.in_flight.bytes == 0
+    assert server.deps.in_flight.bytes == 0
 
 
 def test_an_answer_larger_than_everything_is_sent_whole() -> None:

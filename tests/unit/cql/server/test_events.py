@@ -119,22 +119,22 @@ class Listener:
 
 
 def test_each_hears_what_it_asked_for_and_nothing_twice(bare: Snapshot) -> None:
-    desk = EventPublisher(9042)
+    publisher = EventPublisher(9042)
     schema, status = Listener(), Listener()
-    desk.subscribe(schema, [EventKind.SCHEMA_CHANGE])
-    desk.subscribe(status, [EventKind.STATUS_CHANGE, EventKind.TOPOLOGY_CHANGE])
+    publisher.subscribe(schema, [EventKind.SCHEMA_CHANGE])
+    publisher.subscribe(status, [EventKind.STATUS_CHANGE, EventKind.TOPOLOGY_CHANGE])
     first = seen(bare)
-    desk.look(first, NOBODY)
+    publisher.publish_changes(first, NOBODY)
     assert schema.heard == status.heard == []
     second = seen(with_keyspace(bare, "ks"), first)
     host = next(bare.members())
     for _ in range(2):
-        desk.look(second, frozenset({host.host}))
+        publisher.publish_changes(second, frozenset({host.host}))
     (created,) = schema.heard
     assert created.event_args["keyspace"] == "ks"
     (down,) = status.heard
     assert down.event_args == {"change_type": "DOWN", "address": (host.address, 9042)}
-    desk.forget(schema)
-    desk.look(seen(bare, second), NOBODY)
+    publisher.forget(schema)
+    publisher.publish_changes(seen(bare, second), NOBODY)
     assert len(schema.heard) == 1
     assert [heard.event_args["change_type"] for heard in status.heard] == ["DOWN", "UP"]
