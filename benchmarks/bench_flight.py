@@ -333,7 +333,7 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
             return sum(len(batch) for batch in client.get_rows(source, WHOLE_RING))
 
         def typed() -> int:
-            return sum(len(batch) for batch in client.get_typed_rows(source, asked))
+            return sum(len(batch) for batch in client.get_batches(source, asked))
 
         def hashes() -> int:
             found = client.get_hashes(source, HashesQuery(WHOLE_RING, 256, 0))

@@ -27,8 +27,8 @@ from ebla.model.transfers import StagedFile, StagingKind, TransferSource, Transf
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.transfers.flight_calls import FlightClientLimits
 from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
+from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.transfer_messages import (
     BulkStatusAnswer,
     BulkStatusRequest,
@@ -43,7 +43,7 @@ from ebla.wire.transfer_messages import (
 from ebla.wire.verbs import BULK_STATUS, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SEAL, TAKE_CHECKPOINT, A, Q, Verb
 
 ROWS = 12
-QUICK = FlightClientLimits(tries_max=2, pause_s=0.1)
+QUICK = FlightClientLimits(attempts_max=2, pause_s=0.1)
 Make = Callable[..., LocalNodes]
 
 
@@ -123,7 +123,7 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
     attempt = AttemptId(uuid.uuid4())
     query = TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("id"), ColumnSelector("total")), now_s=0)
     with session.client as client:
-        rows = [row for batch in client.get_typed_rows(source, query) for row in batch.to_pylist()]
+        rows = [row for batch in client.get_batches(source, query) for row in batch.to_pylist()]
         assert sorted((row["id"], row["total"]) for row in rows) == [(number, 10 * number) for number in range(ROWS)]
         hashes = client.get_hashes(source, HashesQuery(WHOLE_RING, 4, 0))
         assert sum(hashes.column("rows").to_pylist()) == ROWS

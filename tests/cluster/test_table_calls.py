@@ -183,7 +183,7 @@ def test_a_job_that_is_given_up_leaves_nothing_and_can_be_run_again(session: Ses
     plan = call(session, OPEN_WRITE, asked)
     runs = stage(plan, {9_999: "never"})
     call(session, ABORT_WRITE, AbortWriteRequest(asked.session, asked.table, asked.job))
-    with pytest.raises(Stale, match="no row of the job is seen"):
+    with pytest.raises(Stale, match="no row of the job is visible"):
         commit(session, asked, plan, runs)
     assert session.execute("SELECT v FROM t.rows WHERE k = 9999").all() == []
     second = opening(schema, "given-up")

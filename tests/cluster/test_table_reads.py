@@ -52,7 +52,7 @@ class Reader:
 
     def rows(self, source: TransferSource, within: TokenRange = WHOLE_RING) -> dict[int, int]:
         query = TypedRowsQuery(range=within, columns=COLUMNS, now_s=0)
-        found = [row for batch in self._client.get_typed_rows(source, query) for row in batch.to_pylist()]
+        found = [row for batch in self._client.get_batches(source, query) for row in batch.to_pylist()]
         return {row["id"]: row["total"] for row in found}
 
     def rows_once_back(self, source: TransferSource) -> dict[int, int] | None:
@@ -64,7 +64,7 @@ class Reader:
             return None  # it is not up yet
 
     def located(self, source: TransferSource) -> CheckpointFiles:
-        (batch,) = list(self._client._batches(source, LocateQuery(WHOLE_RING)))
+        (batch,) = list(self._client.get_batches(source, LocateQuery(WHOLE_RING)))
         (data,) = byte_values(batch)
         return msgspec.msgpack.decode(data, type=CheckpointFiles)
 

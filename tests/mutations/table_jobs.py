@@ -8,7 +8,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 SEEDS = SimSeeds("table_jobs", "1-12")
 SEEDS_S = 500
 JOBS = PytestCheck("tests/unit/broker/test_write_jobs.py")
-BOOK = PytestCheck("tests/unit/broker/test_write_job_states.py")
+BOOK = PytestCheck("tests/unit/model/test_write_jobs.py")
 PLANS = PytestCheck("tests/unit/broker/test_write_layout.py")
 READS = PytestCheck("tests/unit/broker/test_read_plan.py")
 CALLS = PytestCheck("tests/unit/broker/test_broker.py")
@@ -31,7 +31,7 @@ MUTATIONS = (
         name="table-jobs-a-place-on-vnodes-is-a-copy-of-everything",
         module="ebla.broker.write_layout",
         function="has_all_rows",
-        find="return staged.covers(place, route.range)",
+        find="return staged.covers(stack, route.range)",
         replace="return True",
         check=PLANS,
         why="as a node leaves, one that takes over a range counts as a copy of rows that it was never sent",
@@ -39,8 +39,8 @@ MUTATIONS = (
     Mutation(
         name="table-jobs-a-partial-place-counts",
         module="ebla.broker.write_commit",
-        function="_Commit._open_lacking",
-        find="self._partial = wanted",
+        function="_CommitCall._open_missing",
+        find="self.progress.incomplete = frozenset(missing)",
         replace="",
         check=JOBS,
         why="where no new place can be opened, one that lacks a range is counted as a copy of it",
@@ -48,27 +48,27 @@ MUTATIONS = (
     Mutation(
         name="table-jobs-announced-rows-are-not-noted",
         module="ebla.broker.write_commit",
-        function="_Commit.announce",
-        find="await self._look()\nawait self._mark_adopting()",
-        replace="await self._look()",
+        function="_CommitCall.announce",
+        find=("await self._fresh_view()\nawait self._mark_adopting()"),
+        replace="await self._fresh_view()",
         check=ANNOUNCED,
         why="a commit that fails after rows went over CQL says that none is seen",
     ),
     # -- records
     Mutation(
         name="table-jobs-a-run-again-draws-a-timestamp",
-        module="ebla.broker.write_job_states",
+        module="ebla.model.records.write_jobs",
         function="_taken_over",
-        find="session=run.session,\nopened_ms=run.now_ms,",
-        replace="session=run.session,\ntimestamp_us=record.timestamp_us + 1,\nopened_ms=run.now_ms,",
+        find=("session=run.session,\nopened_ms=run.now_ms,"),
+        replace=("session=run.session,\ntimestamp_us=record.timestamp_us + 1,\nopened_ms=run.now_ms,"),
         check=BOOK,
         why="rows of a run that failed lose against nothing, and a job that is run again is two",
     ),
     Mutation(
         name="table-jobs-done-is-opened-again",
-        module="ebla.broker.write_job_states",
+        module="ebla.model.records.write_jobs",
         function="record_opened",
-        find="if is_done(record, run.batch):\n    return None",
+        find=("if is_done(record, run.batch):\n    return record"),
         replace="",
         check=JOBS,
         why="a batch that Spark commits twice is written twice, over what was written since",
@@ -77,14 +77,14 @@ MUTATIONS = (
         name="table-jobs-the-run-before-is-not-closed",
         module="ebla.broker.write_opening",
         function="WriteOpener._open_run",
-        find="for session in record.closing:\n    await self._sessions.close(session, deadline.left_ms)",
+        find=("for session in record.closing:\n    await self._client.close_session(session, deadline)"),
         replace="",
         check=JOBS,
         why="a driver that was frozen goes on with its commit after another has ended the job",
     ),
     Mutation(
         name="table-jobs-only-the-last-run-is-closed",
-        module="ebla.broker.write_job_states",
+        module="ebla.model.records.write_jobs",
         function="_taken_over",
         find="closing = (*record.closing, record.session)",
         replace="closing = (record.session,)",
@@ -93,7 +93,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-jobs-any-run-commits",
-        module="ebla.broker.write_job_states",
+        module="ebla.model.records.write_jobs",
         function="require_current_run",
         find="if not is_done(record, run.batch) and (record.session, record.batch) != (run.session, run.batch):",
         replace="if not is_done(record, run.batch) and record.batch != run.batch:",
@@ -103,9 +103,9 @@ MUTATIONS = (
     Mutation(
         name="table-jobs-adoption-is-not-noted",
         module="ebla.broker.write_commit",
-        function="_Commit._mark_adopting",
-        find="await self._change(record_adopting)\nself.progress.seen = RowVisibility.SOME",
-        replace="self.progress.seen = RowVisibility.SOME",
+        function="_CommitCall._mark_adopting",
+        find=("await self._change(record_adopting)\nself.progress.visibility = RowVisibility.SOME"),
+        replace="self.progress.visibility = RowVisibility.SOME",
         check=JOBS,
         why="a second call says that no row is seen, and the first has shown some",
     ),
@@ -123,41 +123,41 @@ MUTATIONS = (
         name="table-jobs-half-of-a-copy-counts",
         module="ebla.broker.write_layout",
         function="count_acks",
-        find="if all(has(place) for place in copy.places):\n    acks.acknowledge(position)",
-        replace="if any(has(place) for place in copy.places):\n    acks.acknowledge(position)",
+        find=("if all(has(stack) for stack in copy.stacks):\n    acks.acknowledge(position)"),
+        replace=("if any(has(stack) for stack in copy.stacks):\n    acks.acknowledge(position)"),
         check=PLANS,
         why="a tablet that moves inside a node arrives there without the job's rows",
     ),
     Mutation(
         name="table-jobs-acknowledgements-of-two-versions-add-up",
         module="ebla.broker.write_commit",
-        function="_Commit._adopt",
-        find="lambda place: place in found.found or self._brings_nothing(place)) is None:",
-        replace="lambda place: place in self.progress.adopted or self._brings_nothing(place)) is None:",
+        function="_CommitCall._adopt",
+        find="lambda stack: stack in adopted.answers or progress.has_nothing_to_adopt(stack)",
+        replace="lambda stack: progress.is_adopted(stack) or progress.has_nothing_to_adopt(stack)",
         check=JOBS,
         why="one replica has it by the old map and one by the new, and neither map has a quorum of it",
     ),
     Mutation(
         name="table-jobs-the-version-is-not-held",
-        module="ebla.broker.adopt_calls",
-        function="AdoptCalls._ask",
-        find="found = await parts.doors.shard(place.replica, ADOPT, request, parts.limits.adopt_ms)",
+        module="ebla.broker.write_commit",
+        function="_HeldAdoption._adopt_one",
+        find="adopted = await self._client.adopt(request.table, target, version)",
         replace=(
-            "parts.view.release(request.version)\n"
+            "self._deps.view.release(version)\n"
             "try:\n"
-            "    found = await parts.doors.shard(place.replica, ADOPT, request, parts.limits.adopt_ms)\n"
+            "    adopted = await self._client.adopt(request.table, target, version)\n"
             "finally:\n"
-            "    parts.view.hold(request.version)"
+            "    self._deps.view.hold(version)"
         ),
         check=JOBS,
         why="a barrier passes while a commit routed by the version before it is still on its way",
     ),
     Mutation(
         name="table-jobs-adoption-dies-with-its-client",
-        module="ebla.broker.adopt_calls",
-        function="AdoptCalls.attempt",
-        find="adopted.found[place] = await asyncio.shield(answer)",
-        replace="adopted.found[place] = await answer",
+        module="ebla.broker.write_commit",
+        function="_HeldAdoption.adopt",
+        find="results.answers[stack] = await asyncio.shield(answer)",
+        replace="results.answers[stack] = await answer",
         check=JOBS,
         why="an answer that comes to a commit whose client is gone breaks the shard",
     ),
@@ -166,7 +166,7 @@ MUTATIONS = (
         name="table-jobs-a-place-without-rows-is-a-copy",
         module="ebla.broker.write_layout",
         function="has_all_rows",
-        find="return bool(staged.runs_at(place)) or not any(siblings)",
+        find="return bool(staged.runs_of(stack)) or not any(staged.runs_of(other) for other in route.stacks)",
         replace="return True",
         check=JOBS,
         why="a replica that no task reached is acknowledged as one that has the rows",
@@ -174,18 +174,18 @@ MUTATIONS = (
     Mutation(
         name="table-jobs-late-replicas-are-passed-over",
         module="ebla.broker.write_commit",
-        function="_Commit.run_through",
-        find="if lacking:\n    return CommitWriteAnswer(lacking=lacking)",
-        replace="assert lacking is not None",
+        function="_CommitCall.commit",
+        find=("if missing:\n    return CommitWriteAnswer(lacking=missing)"),
+        replace="assert missing is not None",
         check=JOBS,
         why="a replica that came while the job ran never gets its rows, and nobody is told",
     ),
     Mutation(
         name="table-jobs-one-run-of-several-is-sealed",
         module="ebla.broker.write_commit",
-        function="_Commit._seal_one",
-        find="more=tuple(((run.attempt, run.file) for run in runs[1:]))",
-        replace="more=()",
+        function="_CommitCall._seal_one",
+        find="for run in runs]",
+        replace="for run in runs[:1]]",
         check=JOBS,
         why="of what a place was brought by several tasks only the first one's rows are there",
     ),
@@ -203,8 +203,8 @@ MUTATIONS = (
         name="table-reads-planned-by-what-the-shard-happens-to-know",
         module="ebla.broker.read_broker",
         function="TableReadBroker.open",
-        find="view = await fresh_view(self._parts, deadline)",
-        replace="view = self._parts.view.current",
+        find="view = await self._deps.fresh_view(deadline)",
+        replace="view = self._deps.view.current",
         check=CALLS,
         why="a node that lags sends readers to replicas that have not had writes for long",
     ),
@@ -220,7 +220,7 @@ MUTATIONS = (
     Mutation(
         name="table-jobs-done-before-all-tablets-are",
         module="ebla.broker.write_commit",
-        function="_Commit.run_through",
+        function="_CommitCall.commit",
         find="if all(self.progress.is_met(route) for route in routes):",
         replace="if any(self.progress.is_met(route) for route in routes):",
         check=SEEDS,

@@ -28,7 +28,7 @@ MUTATIONS = (
             "async with parts.guards.hold_guard(request.session, call.work_ms()):\n"
             "    staged = parts.staging.find(request.session, request.transfer)"
         ),
-        replace="if True:\n    staged = parts.staging.find(request.session, request.transfer)",
+        replace=("if True:\n    staged = parts.staging.find(request.session, request.transfer)"),
         check=DESK,
         why="a job that was cancelled, and taken over by another, names what counts all the same",
     ),
@@ -85,7 +85,7 @@ MUTATIONS = (
         module="ebla.storage.stack_changes",
         function="StackChanges.adopt_all",
         find="await self._adopt_fresh(stack, fresh, tuple(origins), check)",
-        replace="for own in fresh:\n    await self._adopt_fresh(stack, [own], tuple(origins), check)",
+        replace=("for own in fresh:\n    await self._adopt_fresh(stack, [own], tuple(origins), check)"),
         check=PytestCheck("tests/unit/storage/test_adoption.py"),
         why="for a moment, or after a crash for good, a deleted row shows, whose tombstone is in the next layer",
     ),
@@ -139,7 +139,7 @@ MUTATIONS = (
         module="ebla.replica.adoption",
         function="ShardAdoptions.adopt",
         find="parts.view.hold(version)",
-        replace="parts.view.hold(parts.view.current.version)\nversion = parts.view.current.version",
+        replace=("parts.view.hold(parts.view.current.version)\nversion = parts.view.current.version"),
         check=JOB_ADOPTION,
         why="a barrier returns while a layer of an older version is still on its way into a replica",
     ),
@@ -386,24 +386,20 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-target-found-after-the-checkpoint",
-        module="ebla.pipeline.copy_steps",
-        function="copy_files",
+        module="ebla.transfers.transfer_run",
+        function="TransferRun.copy_files",
         find=(
-            "places = await steps.all(\n"
-            "    [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
-            ")\n"
-            'run.meter.step("taking a checkpoint")\n'
-            "alone = copies[0].source if len(copies) == 1 else None\n"
-            "source = await steps.take_checkpoint(scope, copies[0].source.host, covering_range([one.range for "
-            "one in copies]), alone)"
+            "opened = await self._open_stagings(StagingKind.FILES, [(copy.range, copy.target) for copy in copies])\n"
+            'self.meter.step("taking a checkpoint")\n'
+            "one_shard = copies[0].source if len(copies) == 1 else None\n"
+            "covered = covering_range([copy.range for copy in copies])\n"
+            "source = await self.client.take_checkpoint(self.scope, copies[0].source.host, covered, one_shard)"
         ),
         replace=(
-            "alone = copies[0].source if len(copies) == 1 else None\n"
-            "source = await steps.take_checkpoint(scope, copies[0].source.host, covering_range([one.range for "
-            "one in copies]), alone)\n"
-            "places = await steps.all(\n"
-            "    [partial(steps.open_staging, scope, one.target, StagingKind.FILES, one.range) for one in copies]\n"
-            ")"
+            "one_shard = copies[0].source if len(copies) == 1 else None\n"
+            "covered = covering_range([copy.range for copy in copies])\n"
+            "source = await self.client.take_checkpoint(self.scope, copies[0].source.host, covered, one_shard)\n"
+            "opened = await self._open_stagings(StagingKind.FILES, [(copy.range, copy.target) for copy in copies])"
         ),
         check=RUNNER,
         why="a tombstone that the target drops in between is missing under a row of the checkpoint",
@@ -413,7 +409,7 @@ MUTATIONS = (
         name="transfers-job-run-again-without-closing-the-old-session",
         module="ebla.pipeline.job_queue",
         function="JobQueue._take_over",
-        find="if record.session is not None:\n    await self._runner.close(record.session)",
+        find=("if record.session is not None:\n    await self._runner.close(record.session)"),
         replace="",
         check=QUEUE,
         why="two runs of one job bring things at the same time, and the first may do so after the second has ended",
@@ -422,7 +418,7 @@ MUTATIONS = (
         name="transfers-cancelled-before-its-session-is-closed",
         module="ebla.pipeline.job_queue",
         function="JobQueue._run_to_end",
-        find="await self._runner.close(drawn.session)",
+        find="await self._runner.close(new.session)",
         replace="pass",
         check=QUEUE,
         why="a task of a job that was cancelled goes on, and counts",

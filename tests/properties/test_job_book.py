@@ -12,10 +12,14 @@ from ebla.model.records.jobs import (
     ENDED_STATES,
     CompareReplicas,
     CopyTablets,
+    JobEvent,
     JobRecord,
     JobSpec,
     JobState,
+    JobTransition,
     StreamRange,
+    abandoned,
+    apply_transition,
 )
 from ebla.model.token import WHOLE_RING
 from ebla.pipeline.job_scheduler import (
@@ -23,16 +27,12 @@ from ebla.pipeline.job_scheduler import (
     CancelJob,
     CancelWaitingJob,
     ExplainWait,
-    JobEvent,
     JobStep,
-    JobTransition,
     PruneJob,
     SchedulerLimits,
     SchedulerState,
     StartJob,
     TakeOverJob,
-    abandoned,
-    apply_transition,
     claim_of,
     moves_files,
     next_steps,
@@ -145,7 +145,7 @@ class Pipelines(RuleBasedStateMachine):
                 del self.records[job]
 
     def _note(self, job: JobId, change: JobTransition) -> None:
-        after = apply_transition(self.records[job], change, LIMITS)
+        after = apply_transition(self.records[job], change, LIMITS.runs_max)
         assert after is not None, (self.records[job], change)
         self.records[job] = after
 

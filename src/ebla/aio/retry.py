@@ -73,12 +73,25 @@ def retry_blocking(
     a pause that would end after `timeout_s`."""
     began = clock()
     failures = 0
+
+    def pause_after(error: EblaError) -> float | None:
+        nonlocal failures
+        failures += 1
+        pause_s = backoff.pause_s(failures)
+        return pause_s if is_retryable(error) and clock() - began + pause_s <= timeout_s else None
+
+    return retry_with_policy(call, pause_after, sleep)
+
+
+def retry_with_policy(
+    call: Callable[[], T], pause_after: Callable[[EblaError], float | None], sleep: Callable[[float], object]
+) -> T:
+    """For a bound that is not a time: `pause_after` says how long to pause after an error; None: raise it."""
     while True:
         try:
             return call()
         except EblaError as error:
-            failures += 1
-            pause_s = backoff.pause_s(failures)
-            if not is_retryable(error) or clock() - began + pause_s > timeout_s:
+            pause_s = pause_after(error)
+            if pause_s is None:
                 raise
         sleep(pause_s)

@@ -1,15 +1,13 @@
-"""Reads of whole tables: opened at every node that has a copy, closed early where somebody says so.
+"""Reads of whole tables: opened at every node that has a copy, closed early if the job says so.
 
-Every write that was acknowledged before the call is in what its level reads: the topology is brought up to date first,
-and each node takes its checkpoint afterwards, once its shards have that version.
+A read sees every write that was acknowledged before the call at its level: the topology is brought up to date first,
+and each node takes its checkpoint after that, once its shards have that version.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 from ebla.broker.broker_deps import BrokerDeps
-from ebla.broker.fresh_view import fresh_view
 from ebla.broker.read_plan import (
     OpenedReadSource,
     TableReadSpec,
@@ -24,6 +22,7 @@ from ebla.model.errors import EblaError, NotFound, Stale, TooFewReplicas, Unavai
 from ebla.model.identity import HostId, TableId, TopologyVersion
 from ebla.model.schema import TableSchema
 from ebla.transfers.deadline import Deadline
+from ebla.transfers.fan_out import FanOutResult
 from ebla.wire.table_calls import (
     CallDone,
     CloseReadRequest,
@@ -36,141 +35,132 @@ from ebla.wire.table_calls import (
 from ebla.wire.verbs import CLOSE_TABLE_READ, OPEN_TABLE_READ
 
 CLOSE_MS = 5_000
-MOVED_MS = 1_000
-"""How long a newer topology, of which a node has told, is waited for before the read is planned again."""
 
-
-@dataclass(slots=True)
-class _Answers:
-    """What the nodes say to one try."""
-
-    found: dict[HostId, OpenTableReadAnswer] = field(default_factory=dict)
-    failures: dict[HostId, EblaError] = field(default_factory=dict)
-
-    @property
-    def was_stale(self) -> bool:
-        return any(isinstance(failure, Stale) for failure in self.failures.values())
+OpenedReads = FanOutResult[HostId, OpenTableReadAnswer]
 
 
 class TableReadBroker:
-    def __init__(self, parts: BrokerDeps) -> None:
-        self._parts = parts
+    def __init__(self, deps: BrokerDeps) -> None:
+        self._deps = deps
 
     async def open(self, request: OpenReadRequest, deadline: Deadline) -> TableReadPlan:
-        """Raises `TooFewReplicas` where the level cannot be reached for some piece."""
-        for _ in range(self._parts.limits.read_again_max):
-            view = await fresh_view(self._parts, deadline)
-            plan = await self._try(request, view, deadline)
+        """Raises `TooFewReplicas` if the level cannot be reached for some range."""
+        for _ in range(self._deps.limits.read_plans_max):
+            view = await self._deps.fresh_view(deadline)
+            plan = await self._open_under(view, request, deadline)
             if plan is not None:
                 return plan
             newer = TopologyVersion(view.version + 1)
-            await self._parts.view.wait_version(newer, deadline.at_most_ms(MOVED_MS) / 1000)
-        raise Unavailable("the topology moved each time that the read was opened", advice="nothing is open; try again")
+            wait_ms = deadline.at_most_ms(self._deps.limits.newer_version_ms)
+            await self._deps.view.wait_version(newer, wait_ms / 1000)
+        raise Unavailable("the topology changed each time the read was opened", advice="nothing is open; try again")
 
     async def close(self, request: CloseReadRequest, deadline: Deadline) -> CallDone:
-        """What a node does not hear goes there by itself."""
-        view = self._parts.view.current
+        """A node that is not reached drops the read later."""
+        view = self._deps.view.current
         if request.table not in view.snapshot.tables:
             return CallDone()
-        hosts = [node.host for node in view.snapshot.members() if node.host not in self._parts.view.down]
+        hosts = [node.host for node in view.snapshot.members() if node.host not in self._deps.view.down]
         async with asyncio.TaskGroup() as tasks:
             for host in hosts:
                 tasks.create_task(self._close_at(host, request, deadline))
         return CallDone()
 
-    # ---- one try
+    # ---- one attempt
 
-    async def _try(self, request: OpenReadRequest, view: View, deadline: Deadline) -> TableReadPlan | None:
+    async def _open_under(self, view: View, request: OpenReadRequest, deadline: Deadline) -> TableReadPlan | None:
         """None: a node knows a newer topology, and without it there are too few."""
         schema = schema_of(view, request.table)
-        asked = TableReadSpec(
-            table=request.table, level=request.level, datacenter=self._parts.datacenter, ranges=request.ranges
+        spec = TableReadSpec(
+            table=request.table, level=request.level, datacenter=self._deps.datacenter, ranges=request.ranges
         )
         datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
-        copies = range_copies(view, asked)
-        away = unreachable_hosts(view.snapshot, self._parts.view.down)
-        hosts = [host for host in hosts_to_read(copies, asked, datacenters) if host not in away]
-        failure = replica_shortage(copies, asked, hosts, datacenters)
-        if failure is not None:
-            raise failure
+        copies = range_copies(view, spec)
+        away = unreachable_hosts(view.snapshot, self._deps.view.down)
+        hosts = [host for host in hosts_to_read(copies, spec, datacenters) if host not in away]
+        shortage = replica_shortage(copies, spec, hosts, datacenters)
+        if shortage is not None:
+            raise shortage
         opening = OpenTableReadRequest(
             read=request.read, table=request.table, version=view.version, life_ms=request.life_ms
         )
 
-        def do(found: Collection[HostId]) -> bool:
-            return replica_shortage(copies, asked, found, datacenters) is None
+        def is_enough(opened: Collection[HostId]) -> bool:
+            return replica_shortage(copies, spec, opened, datacenters) is None
 
-        answers = await self._ask(hosts, opening, do, deadline)
-        sources = [answers.found[host].source for host in hosts if host in answers.found]
-        given = {
-            source.host: OpenedReadSource(place, answers.found[source.host].stacks)
-            for place, source in enumerate(sources)
+        result = await self._open_at(hosts, opening, is_enough, deadline)
+        sources = [result.answers[host].source for host in hosts if host in result.answers]
+        opened = {
+            source.host: OpenedReadSource(number, result.answers[source.host].stacks)
+            for number, source in enumerate(sources)
         }
-        failure = replica_shortage(copies, asked, given, datacenters)
-        if failure is not None and answers.was_stale:
+        shortage = replica_shortage(copies, spec, opened, datacenters)
+        if shortage is not None and any(isinstance(error, Stale) for error in result.failures.values()):
             return None
-        if failure is not None:
-            raise _told(failure, answers)
-        pieces = plan_read_ranges(copies, asked, given, datacenters)
-        now_s = self._parts.clock.wall_us() // 1_000_000
+        if shortage is not None:
+            raise _with_causes(shortage, result)
         return TableReadPlan(
             schema=schema,
             version=view.version,
             sources=tuple(sources),
-            pieces=pieces,
-            authority=self._parts.authority(),
-            now_s=now_s,
+            pieces=plan_read_ranges(copies, spec, opened, datacenters),
+            authority=self._deps.authority(),
+            now_s=self._deps.clock.wall_us() // 1_000_000,
         )
 
-    async def _ask(
+    async def _open_at(
         self,
         hosts: Sequence[HostId],
         opening: OpenTableReadRequest,
-        do: Callable[[Collection[HostId]], bool],
+        is_enough: Callable[[Collection[HostId]], bool],
         deadline: Deadline,
-    ) -> _Answers:
-        """Of all of them, if they answer soon; once those that did are enough, the others have a little while left."""
-        answers = _Answers()
-        room = asyncio.Semaphore(self._parts.limits.at_once_max)
+    ) -> OpenedReads:
+        """Waits for all of them; once the answers are enough, a little longer for the others."""
+        result: OpenedReads = FanOutResult()
+        slots = asyncio.Semaphore(self._deps.limits.at_once_max)
 
-        async def one(host: HostId) -> None:
-            async with room:
+        async def open_one(host: HostId) -> None:
+            async with slots:
                 try:
-                    within_ms = deadline.at_most_ms(self._parts.limits.open_read_ms)
-                    answers.found[host] = await self._parts.doors.bulk(host, OPEN_TABLE_READ, opening, within_ms)
+                    within_ms = deadline.at_most_ms(self._deps.limits.open_read_ms)
+                    result.answers[host] = await self._deps.cluster.bulk(host, OPEN_TABLE_READ, opening, within_ms)
                 except EblaError as error:
-                    answers.failures[host] = error
+                    result.failures[host] = error
 
         async with asyncio.TaskGroup() as tasks:
-            asking = [tasks.create_task(one(host)) for host in hosts]
-            while waiting := [task for task in asking if not task.done()]:
-                enough = do(answers.found)
-                bound_ms = self._parts.limits.read_stragglers_ms if enough else deadline.left_ms
-                await asyncio.wait(waiting, timeout=bound_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
-                still = [task for task in waiting if not task.done()]
-                if len(still) == len(waiting):  # nobody answered in that time
-                    for task in still:
+            calls = [tasks.create_task(open_one(host)) for host in hosts]
+            while pending := [task for task in calls if not task.done()]:
+                wait_ms = self._deps.limits.read_stragglers_ms if is_enough(result.answers) else deadline.left_ms
+                done, _ = await asyncio.wait(pending, timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    for task in pending:
                         task.cancel()
                     break
-        return answers
+        return result
 
     async def _close_at(self, host: HostId, request: CloseReadRequest, deadline: Deadline) -> None:
         try:
-            query = CloseTableReadRequest(request.read)
-            await self._parts.doors.bulk(host, CLOSE_TABLE_READ, query, deadline.at_most_ms(CLOSE_MS))
+            closing = CloseTableReadRequest(request.read)
+            await self._deps.cluster.bulk(host, CLOSE_TABLE_READ, closing, deadline.at_most_ms(CLOSE_MS))
         except EblaError:
-            pass  # it goes when nobody has used it for a while
+            pass  # the node drops it when it has not been used for a while
 
 
 def schema_of(view: View, table: TableId) -> TableSchema:
-    found = view.schemas.get(table)
-    if found is None:
+    schema = view.schemas.get(table)
+    if schema is None:
         raise NotFound(f"there is no table {table}", advice="it may have been dropped; look it up by its name again")
-    return found
+    return schema
 
 
-def _told(failure: TooFewReplicas, answers: _Answers) -> TooFewReplicas:
-    """With what those said that did not answer as they should."""
-    said = "; ".join(f"host {host}: {answers.failures[host].message}" for host in sorted(answers.failures))
-    text = f"{failure.message} ({said})" if said else failure.message
-    return TooFewReplicas(text, advice=failure.advice, required=failure.required, alive=failure.alive)
+def is_cdc_enabled(schema: TableSchema) -> bool:
+    """Whether the option `cdc` is on. Options without an effect here are stored as CQL text."""
+    text = next((text for name, text in schema.options.others if name == "cdc"), "")
+    words = text.lower().replace(" ", "").replace('"', "'")
+    return "'enabled':'true'" in words or "'enabled':true" in words
+
+
+def _with_causes(shortage: TooFewReplicas, result: OpenedReads) -> TooFewReplicas:
+    causes = "; ".join(f"host {host}: {result.failures[host].message}" for host in sorted(result.failures))
+    text = f"{shortage.message} ({causes})" if causes else shortage.message
+    return TooFewReplicas(text, advice=shortage.advice, required=shortage.required, alive=shortage.alive)

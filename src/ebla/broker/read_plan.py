@@ -1,8 +1,7 @@
-"""Which nodes a job reads a table from: pieces of the ring, whose copies they are, and who is asked first. Pure.
+"""Plans which nodes a job reads a table from: ranges, the hosts with copies of each, and which to read first. Pure.
 
-A piece is a tablet, or neighbouring ranges of vnodes that the same hosts have. Of each piece the level wants some
-number of copies, counted as for any read. Which of them come first is chosen so that no node has much more to read out
-than another.
+A range is a tablet, or adjacent vnode ranges with the same hosts. The level needs some number of copies of each range,
+counted as for any read. The order of the hosts spreads the reads evenly over the nodes.
 """
 
 import bisect
@@ -14,27 +13,27 @@ from ebla.model.consistency import ConsistencyLevel, RequiredReplies, required_r
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, TableId
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.pipeline.job_plans import format_range, merge_ranges, replica_ranges
 from ebla.request.write_plan import table_replicas
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
+from ebla.transfers.token_ranges import format_range, merge_ranges, replica_ranges
 from ebla.wire.table_calls import ReadRange, StackSizeEstimate
 
 LEAST_BYTES = 64 << 10
-"""What a piece counts for at least when reads are spread: a task costs something even where there is nothing."""
+"""The least that a range counts when reads are spread: a task has a cost even without rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReadSpec:
-    """What a job wants to read, and how sure it wants to be."""
+    """What a job reads, and at which level."""
 
     table: TableId
     level: ConsistencyLevel
     datacenter: str
-    """Of the node that plans: levels that say local mean this one."""
+    """Of the node that plans: local levels mean this datacenter."""
     ranges: tuple[TokenRange, ...] = ()
-    """None: the whole ring. Kept in order and without overlap: a job may name thousands of partitions, and each piece
-    is compared with them several times, by the loop that serves requests."""
+    """Empty: the whole ring. Kept sorted and without overlap: a job may name thousands of partitions, and each range of
+    the table is compared with them several times, on the loop that serves requests."""
 
     def __post_init__(self) -> None:
         parts = [part for one in self.ranges for part in one.unwrapped()]
@@ -43,7 +42,7 @@ class TableReadSpec:
 
 @dataclass(frozen=True, slots=True)
 class RangeCopies:
-    """A piece and the hosts that serve reads of it, whoever of them is up."""
+    """A range and the hosts that serve reads of it, up or down."""
 
     range: TokenRange
     hosts: tuple[HostId, ...]
@@ -52,9 +51,9 @@ class RangeCopies:
 
 @dataclass(frozen=True, slots=True)
 class OpenedReadSource:
-    """What a node has given for a read: its place in the plan, and what it holds."""
+    """A node's answer: its number among the sources of the plan, and the size of what it holds."""
 
-    place: int
+    number: int
     stacks: tuple[StackSizeEstimate, ...]
 
 
@@ -64,61 +63,61 @@ class RangeSize:
     rows: int = 0
 
 
-def range_copies(view: View, asked: TableReadSpec) -> list[RangeCopies]:
-    """In ring order from the bottom, over the whole ring. Raises `NotFound`, or `Unavailable` for a table that is still
-    being created."""
-    replicas = table_replicas(view, asked.table)
-    may_join = asked.table not in view.snapshot.tablets
+def range_copies(view: View, spec: TableReadSpec) -> list[RangeCopies]:
+    """In ring order from the lowest token, over the whole ring. Raises `NotFound`, or `Unavailable` for a table that is
+    still being created."""
+    replicas = table_replicas(view, spec.table)
+    may_join = spec.table not in view.snapshot.tablets
     found: list[RangeCopies] = []
-    for piece in replica_ranges(view.sets, asked.table, WHOLE_RING):
-        reading = replicas.reading(int(piece.range.end))
+    for part in replica_ranges(view.sets, spec.table, WHOLE_RING):
+        reading = replicas.reading(int(part.range.end))
         hosts = tuple(dict.fromkeys(replica.host for replica in sorted(reading)))
-        needed = required_replies(asked.level, replicas.counts(reading), asked.datacenter)
+        needed = required_replies(spec.level, replicas.counts(reading), spec.datacenter)
         before = found[-1] if found else None
         if may_join and before is not None and (before.hosts, before.needed) == (hosts, needed):
-            found[-1] = RangeCopies(TokenRange(before.range.start, piece.range.end), hosts, needed)
+            found[-1] = RangeCopies(TokenRange(before.range.start, part.range.end), hosts, needed)
         else:
-            found.append(RangeCopies(piece.range, hosts, needed))
+            found.append(RangeCopies(part.range, hosts, needed))
     return found
 
 
 def unreachable_hosts(snapshot: Snapshot, down: Collection[HostId]) -> frozenset[HostId]:
-    """Who is not there to be asked."""
+    """Hosts that are down or have left."""
     left = (host for host, node in snapshot.nodes.items() if node.state is NodeState.LEFT)
     return frozenset((*left, *down))
 
 
 def hosts_to_read(
-    copies: Sequence[RangeCopies], asked: TableReadSpec, datacenters: Mapping[HostId, str]
+    copies: Sequence[RangeCopies], spec: TableReadSpec, datacenters: Mapping[HostId, str]
 ) -> tuple[HostId, ...]:
-    """Everyone who has a copy that counts for the level, by id."""
+    """All hosts with a copy that counts for the level, by id."""
     found: dict[HostId, None] = {}
-    for piece in copies:
-        if any(True for _ in _within(piece.range, asked.ranges)):
-            for host in _counting(piece, piece.hosts, datacenters):
+    for part in copies:
+        if any(True for _ in _within(part.range, spec.ranges)):
+            for host in _counting(part, part.hosts, datacenters):
                 found[host] = None
     return tuple(sorted(found))
 
 
 def replica_shortage(
-    copies: Sequence[RangeCopies], asked: TableReadSpec, there: Collection[HostId], datacenters: Mapping[HostId, str]
+    copies: Sequence[RangeCopies], spec: TableReadSpec, available: Collection[HostId], datacenters: Mapping[HostId, str]
 ) -> TooFewReplicas | None:
-    """Why those that are there do not do; None: they do."""
-    for piece in copies:
-        if not any(True for _ in _within(piece.range, asked.ranges)):
+    """The error if these hosts are not enough for the level; None if they are."""
+    for part in copies:
+        if not any(True for _ in _within(part.range, spec.ranges)):
             continue
-        hosts = [host for host in piece.hosts if host in there]
-        for each in piece.needed:
+        hosts = [host for host in part.hosts if host in available]
+        for each in part.needed:
             have = sum(1 for host in hosts if each.datacenter in (None, datacenters[host]))
             if have < max(1, each.count):
-                return _too_few(piece, asked.level, each, have)
+                return _too_few(part, spec.level, each, have)
     return None
 
 
-def _too_few(piece: RangeCopies, level: ConsistencyLevel, needed: RequiredReplies, have: int) -> TooFewReplicas:
+def _too_few(part: RangeCopies, level: ConsistencyLevel, needed: RequiredReplies, have: int) -> TooFewReplicas:
     where = "" if needed.datacenter is None else f" in {needed.datacenter}"
     return TooFewReplicas(
-        f"{level.name} needs {max(1, needed.count)} replicas{where} of the tokens {format_range(piece.range)}, and "
+        f"{level.name} needs {max(1, needed.count)} replicas{where} of the tokens {format_range(part.range)}, and "
         f"{have} can be read from",
         advice="bring nodes back, or read at a lower consistency level",
         required=max(1, needed.count),
@@ -131,14 +130,14 @@ def _too_few(piece: RangeCopies, level: ConsistencyLevel, needed: RequiredReplie
 
 @dataclass(slots=True)
 class HostLoads:
-    """Bytes that each host is the first choice for, so far."""
+    """The bytes that each host is the first choice for, so far."""
 
     datacenters: Mapping[HostId, str]
     datacenter: str
     _of: dict[HostId, int] = field(default_factory=dict)
 
     def order(self, hosts: Iterable[HostId]) -> list[HostId]:
-        """Near ones first, and of those the one that has the least to do."""
+        """Hosts of the own datacenter first, then those with the lower load."""
         return sorted(hosts, key=lambda host: (self.datacenters[host] != self.datacenter, self._of.get(host, 0), host))
 
     def add(self, hosts: Iterable[HostId], size_bytes: int) -> None:
@@ -148,64 +147,64 @@ class HostLoads:
 
 def plan_read_ranges(
     copies: Sequence[RangeCopies],
-    asked: TableReadSpec,
-    given: Mapping[HostId, OpenedReadSource],
+    spec: TableReadSpec,
+    opened: Mapping[HostId, OpenedReadSource],
     datacenters: Mapping[HostId, str],
 ) -> tuple[ReadRange, ...]:
-    """Those that were asked for, cut to what was asked for. Raises `TooFewReplicas`."""
-    failure = replica_shortage(copies, asked, given, datacenters)
+    """The ranges that the job reads, cut to what it asked for. Raises `TooFewReplicas`."""
+    failure = replica_shortage(copies, spec, opened, datacenters)
     if failure is not None:
         raise failure
-    loads = HostLoads(datacenters, asked.datacenter)
+    loads = HostLoads(datacenters, spec.datacenter)
     found: list[ReadRange] = []
-    for piece, size in zip(copies, estimate_sizes(copies, given)):
-        for part in _within(piece.range, asked.ranges):
-            share = part.width / piece.range.width
+    for part, size in zip(copies, estimate_sizes(copies, opened)):
+        for inside in _within(part.range, spec.ranges):
+            share = inside.width / part.range.width
             cut = RangeSize(round(size.size_bytes * share), round(size.rows * share))
-            found.append(_read_piece(RangeCopies(part, piece.hosts, piece.needed), cut, given, loads))
+            found.append(_read_piece(RangeCopies(inside, part.hosts, part.needed), cut, opened, loads))
     return tuple(found)
 
 
 def _read_piece(
-    piece: RangeCopies, size: RangeSize, given: Mapping[HostId, OpenedReadSource], loads: HostLoads
+    part: RangeCopies, size: RangeSize, opened: Mapping[HostId, OpenedReadSource], loads: HostLoads
 ) -> ReadRange:
-    there = [host for host in piece.hosts if host in given]
+    there = [host for host in part.hosts if host in opened]
     groups: list[tuple[list[HostId], int]] = []
-    for each in piece.needed:
+    for each in part.needed:
         members = [host for host in there if each.datacenter in (None, loads.datacenters[host])]
         if members:
             groups.append((loads.order(members), max(1, each.count)))
     first = [host for members, count in groups for host in members[:count]]
     others = [host for members, count in groups for host in members[count:]]
     loads.add(first, size.size_bytes)
-    places = tuple(given[host].place for host in (*first, *others))
-    by_group = tuple((tuple(given[host].place for host in members), count) for members, count in groups)
+    places = tuple(opened[host].number for host in (*first, *others))
+    by_group = tuple((tuple(opened[host].number for host in members), count) for members, count in groups)
     return ReadRange(
-        range=piece.range,
+        range=part.range,
         sources=places,
         needed=len(first),
         size_bytes=size.size_bytes,
         rows=size.rows,
-        groups=by_group if len(piece.needed) > 1 else (),
+        groups=by_group if len(part.needed) > 1 else (),
     )
 
 
-def _counting(piece: RangeCopies, hosts: Iterable[HostId], datacenters: Mapping[HostId, str]) -> Iterator[HostId]:
+def _counting(part: RangeCopies, hosts: Iterable[HostId], datacenters: Mapping[HostId, str]) -> Iterator[HostId]:
     for host in hosts:
-        if any(each.datacenter in (None, datacenters[host]) for each in piece.needed):
+        if any(each.datacenter in (None, datacenters[host]) for each in part.needed):
             yield host
 
 
-def _within(piece: TokenRange, ranges: tuple[TokenRange, ...]) -> Iterator[TokenRange]:
-    """What of a piece, which does not go over the top, is in one of the ranges; lowest first, nothing twice."""
+def _within(part: TokenRange, ranges: tuple[TokenRange, ...]) -> Iterator[TokenRange]:
+    """The parts of a range that does not wrap that are in one of the others, in order."""
     if not ranges:
-        yield piece
+        yield part
         return
-    for place in range(bisect.bisect_right(ranges, piece.start, key=_end_of), len(ranges)):
-        one = ranges[place]
-        if one.start >= piece.end:
+    for number in range(bisect.bisect_right(ranges, part.start, key=_end_of), len(ranges)):
+        one = ranges[number]
+        if one.start >= part.end:
             return
-        yield TokenRange(max(piece.start, one.start), min(piece.end, one.end))
+        yield TokenRange(max(part.start, one.start), min(part.end, one.end))
 
 
 def _end_of(one: TokenRange) -> Token:
@@ -215,39 +214,39 @@ def _end_of(one: TokenRange) -> Token:
 # ---- sizes
 
 
-def estimate_sizes(copies: Sequence[RangeCopies], given: Mapping[HostId, OpenedReadSource]) -> list[RangeSize]:
-    """Of each piece, the most that any of its hosts tells of. A stack that spans several pieces of its host counts for
-    each by its share of their tokens."""
+def estimate_sizes(copies: Sequence[RangeCopies], opened: Mapping[HostId, OpenedReadSource]) -> list[RangeSize]:
+    """Of each range, the largest size that any of its hosts reports. A stack that spans several ranges of its host
+    counts for each by its share of their tokens."""
     sizes = [RangeSize() for _ in copies]
-    place_of = {piece.range: place for place, piece in enumerate(copies)}
-    ends = [int(piece.range.end) for piece in copies]
-    for host in sorted(given):
+    number_of = {part.range: number for number, part in enumerate(copies)}
+    ends = [int(part.range.end) for part in copies]
+    for host in sorted(opened):
         own: dict[int, RangeSize] = {}
-        for stack in given[host].stacks:
-            exact = place_of.get(stack.range)
+        for stack in opened[host].stacks:
+            exact = number_of.get(stack.range)
             shares = [(exact, 1)] if exact is not None else _shares(copies, ends, host, stack.range)
             whole = sum(share for _, share in shares)
-            for place, share in shares:
-                before = own.get(place, RangeSize())
-                own[place] = RangeSize(
+            for number, share in shares:
+                before = own.get(number, RangeSize())
+                own[number] = RangeSize(
                     before.size_bytes + stack.size_bytes * share // whole, before.rows + stack.rows * share // whole
                 )
-        for place, size in own.items():
-            known = sizes[place]
-            sizes[place] = RangeSize(max(known.size_bytes, size.size_bytes), max(known.rows, size.rows))
+        for number, size in own.items():
+            known = sizes[number]
+            sizes[number] = RangeSize(max(known.size_bytes, size.size_bytes), max(known.rows, size.rows))
     return sizes
 
 
 def _shares(
     copies: Sequence[RangeCopies], ends: Sequence[int], host: HostId, stack: TokenRange
 ) -> list[tuple[int, int]]:
-    """The host's pieces that a stack has a part of, each with how many tokens of it."""
+    """The host's ranges that overlap a stack, each with the number of tokens in the overlap."""
     found: list[tuple[int, int]] = []
     for part in stack.unwrapped():
-        for place in range(bisect.bisect_right(ends, int(part.start)), len(copies)):
-            piece = copies[place].range
-            if piece.start >= part.end:
+        for number in range(bisect.bisect_right(ends, int(part.start)), len(copies)):
+            part = copies[number].range
+            if part.start >= part.end:
                 break
-            if host in copies[place].hosts:
-                found.append((place, min(int(piece.end), int(part.end)) - max(int(piece.start), int(part.start))))
+            if host in copies[number].hosts:
+                found.append((number, min(int(part.end), int(part.end)) - max(int(part.start), int(part.start))))
     return found

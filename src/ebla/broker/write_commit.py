@@ -1,321 +1,225 @@
-"""The commit of a write job: what counts is sealed at each replica, and adopted as a write at the job's level.
+"""The commit of a write job: every replica seals its copy, and adopts it as a write at the job's consistency level.
 
-1. Replicas that came since the job began have no place yet: one is opened for them, and whoever asks brings them what
-   the others have before anything else is done.
-2. Each place makes one layer of its runs (SEAL). This may take long, and holds no version.
-3. Each tablet's replicas adopt at one version (ADOPT). A replica that knows a newer one refuses: then the tablet goes
-   again, whole, by that. Adopting twice changes nothing.
-4. Replicas that cannot be reached, beyond those that the level needs, are tried for a while and then left to repair.
+1. Replicas that joined since the job began have no staging yet. It is opened for them, and the caller copies the rows
+   there from another replica before anything else is done.
+2. Each node makes one layer of the runs staged for a stack (SEAL). This may take long, and holds no version.
+3. The replicas of each tablet adopt under one version of the topology (ADOPT). A replica that knows a newer version
+   refuses; then the whole tablet goes again under that one. Adopting twice changes nothing.
+4. Replicas that cannot be reached, beyond those that the level needs, are retried for a while and then left to repair.
 5. The record says DONE, and the session is closed.
 
-Whatever ends it in between, the same request goes on from there: each of these steps may be repeated.
+Every step may be repeated: after an interruption the same request goes on from there. `commit_states` has the states of
+a copy; this module is the loop.
 """
 
 import asyncio
-import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ebla.aio.bounded_gather import gather_bounded
-from ebla.broker.adopt_calls import AdoptCalls, AdoptResults, RouteGroup, group_routes, total_layers_and_rows
 from ebla.broker.broker_deps import BrokerDeps
-from ebla.broker.fresh_view import fresh_view
-from ebla.broker.write_job_states import WriteRun, is_done, record_adopting, record_done, require_current_run
+from ebla.broker.commit_states import (
+    CommitProgress,
+    CopyState,
+    HasRows,
+    RouteGroup,
+    RowVisibility,
+    group_routes,
+    with_visibility,
+)
 from ebla.broker.write_layout import (
     ReplicaStack,
-    StagedRuns,
     TableWriteSpec,
     WriteLayout,
     WriteRoute,
     collect_staged,
     first_unmet_route,
-    has_all_rows,
     routes_with_rows,
+    staging_spec,
     too_few_replicas,
     write_layout,
 )
-from ebla.broker.write_opening import StagingOpener, WriteSessions
-from ebla.broker.write_record_store import WriteRecordStore
 from ebla.feed.topology_view import View
-from ebla.model.errors import (
-    Corruption,
-    EblaError,
-    Outcome,
-    Overloaded,
-    Refused,
-    Stale,
-    Unavailable,
-    WriteFailed,
-    WriteTimeout,
-)
+from ebla.model.errors import EblaError, InternalError, Stale, Unavailable
 from ebla.model.identity import HostId, TopologyVersion
-from ebla.model.records.write_jobs import WriteJobRecord, check_job_name, write_job_id
-from ebla.model.token import TokenRange
+from ebla.model.records.write_jobs import (
+    WriteJobRecord,
+    WriteRun,
+    check_job_name,
+    is_done,
+    record_adopting,
+    record_done,
+    require_current_run,
+    write_job_id,
+    write_key,
+)
 from ebla.model.transfers import TransferTarget
 from ebla.transfers.deadline import Deadline
-from ebla.transfers.fan_out import FanOutCall, FanOutLimits, fan_out
-from ebla.transfers.transfer_client import TransferScope
+from ebla.transfers.fan_out import FanOutCall, FanOutLimits, FanOutResult, fan_out
+from ebla.transfers.record_store import RecordStore
+from ebla.transfers.transfer_client import SealedAttempt, TransferClient, TransferScope
 from ebla.wire.table_calls import CommitWriteAnswer, CommitWriteRequest, MissingCopy
-from ebla.wire.transfer_messages import AdoptAnswer, SealAnswer, SealRequest
-from ebla.wire.verbs import SEAL
-
-HasRows = Callable[[ReplicaStack], bool]
+from ebla.wire.transfer_messages import AdoptAnswer, SealAnswer
 
 PAUSE_S = 0.3
-"""Before a tablet whose replicas did not all answer is tried again."""
-
-
-class RowVisibility(enum.Enum):
-    """Whether rows of the job may be seen: some call of some run has asked for an adoption."""
-
-    UNKNOWN = "whether rows of the job are seen is not known"
-    NONE = "no row of the job is seen"
-    SOME = "rows of the job may be seen already"
-
-
-@dataclass(slots=True, kw_only=True)
-class CommitProgress:
-    """How far one call has come."""
-
-    sealed: dict[ReplicaStack, SealAnswer] = field(default_factory=dict)
-    adopted: dict[ReplicaStack, AdoptAnswer] = field(default_factory=dict)
-    failures: dict[ReplicaStack, EblaError] = field(default_factory=dict)
-    refused: dict[ReplicaStack, None] = field(default_factory=dict)
-    """As stale, since the topology was last looked at."""
-    strikes: dict[ReplicaStack, int] = field(default_factory=dict)
-    """How often a place refused as stale though there was nothing newer."""
-    met: dict[TokenRange, WriteRoute] = field(default_factory=dict)
-    """What is acknowledged at the level, as it was routed then. It stays so, as any write does."""
-    seen: RowVisibility = RowVisibility.UNKNOWN
-
-    def note(self, found: AdoptResults) -> None:
-        for place, answer in found.found.items():
-            before = self.adopted.get(place, AdoptAnswer(0, 0))
-            self.adopted[place] = AdoptAnswer(before.layers + answer.layers, max(before.rows, answer.rows))
-            self.failures.pop(place, None)
-        for place, error in found.failures.items():
-            self.failures[place] = error
-            if isinstance(error, Stale):
-                self.refused[place] = None
-
-    def looked(self, *, is_newer: bool) -> None:
-        """A place that refuses by the newest topology there is was opened for a stack that is not there any more."""
-        for place in self.refused:
-            self.strikes[place] = 0 if is_newer else self.strikes.get(place, 0) + 1
-        self.refused.clear()
-
-    def is_met(self, route: WriteRoute) -> bool:
-        return route.range in self.met or any(one.covers(route.range) for one in self.met)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteCommitDeps:
-    """Of committing."""
-
-    broker: BrokerDeps
-    store: WriteRecordStore
-    sessions: WriteSessions
-    places: StagingOpener
-    adoptions: AdoptCalls
+"""Before a tablet whose replicas did not all answer goes again."""
 
 
 class WriteCommits:
-    def __init__(self, parts: WriteCommitDeps) -> None:
-        self._parts = parts
+    def __init__(self, deps: BrokerDeps, records: RecordStore[WriteJobRecord], client: TransferClient) -> None:
+        self._deps = deps
+        self._records = records
+        self._client = client
 
     async def commit(self, request: CommitWriteRequest, deadline: Deadline) -> CommitWriteAnswer:
         check_job_name(request.job)
-        parts = self._parts
-        run = WriteRun(
+        call = _CommitCall(self._deps, self._records, self._client, request, deadline)
+        try:
+            if await call.is_done():
+                return CommitWriteAnswer(is_done=True)
+            if request.announces_rows:
+                await call.announce()
+                return CommitWriteAnswer()
+            answer = await call.commit()
+        except EblaError as error:
+            raise with_visibility(error, request.job, call.progress.visibility) from error
+        if not answer.lacking:
+            await self._close_session(request, deadline)
+        return answer
+
+    async def _close_session(self, request: CommitWriteRequest, deadline: Deadline) -> None:
+        """The job is done whatever comes of this: its session ends at its own deadline at the latest."""
+        try:
+            within = Deadline(deadline.at_most_ms(self._deps.limits.close_session_ms))
+            await self._client.close_session(request.session, within)
+        except EblaError as error:
+            self._deps.report("broker.session_not_closed", {"session": str(request.session), "cause": error.message})
+
+
+class _CommitCall:
+    def __init__(
+        self,
+        deps: BrokerDeps,
+        records: RecordStore[WriteJobRecord],
+        client: TransferClient,
+        request: CommitWriteRequest,
+        deadline: Deadline,
+    ) -> None:
+        self._deps = deps
+        self._limits = deps.limits
+        self._records = records
+        self._client = client
+        self._adoption = _HeldAdoption(deps, client)
+        self._request = request
+        self._deadline = deadline
+        self._patience = Deadline(self._limits.patience_ms)
+        self._run = WriteRun(
             table=request.table,
             job=request.job,
             session=request.session,
             batch=request.batch,
-            now_ms=parts.broker.clock.wall_us() // 1000,
+            now_ms=deps.clock.wall_us() // 1000,
         )
-        one = _Commit(parts, request, run, deadline)
-        try:
-            record = await parts.store.change(request.table, request.job, one.note_record, deadline)
-            assert record is not None, "a job that is not known is refused"
-            if is_done(record, request.batch):
-                return CommitWriteAnswer(is_done=True)
-            if request.announces_rows:
-                await one.announce()
-                return CommitWriteAnswer()
-            answer = await one.run_through()
-        except EblaError as error:
-            raise with_row_visibility(error, request.job, one.progress.seen) from error
-        if not answer.lacking:
-            await self._close(request, deadline)
-        return answer
+        self._layout_of: tuple[View, WriteLayout] | None = None
+        self._staged = collect_staged(request.targets, request.runs, request.brought)
+        self.progress = CommitProgress(self._staged)
 
-    async def _close(self, request: CommitWriteRequest, deadline: Deadline) -> None:
-        """The job is done whatever comes of this: its session ends by its own deadline at the latest."""
-        try:
-            within_ms = deadline.at_most_ms(self._parts.broker.limits.close_session_ms)
-            await self._parts.sessions.close(request.session, within_ms)
-        except EblaError as error:
-            self._parts.broker.report(
-                "broker.session_not_closed", {"session": str(request.session), "cause": error.message}
-            )
-
-
-class _Commit:
-    """One call."""
-
-    def __init__(self, parts: WriteCommitDeps, request: CommitWriteRequest, run: WriteRun, deadline: Deadline) -> None:
-        self._parts = parts
-        self._broker = parts.broker
-        self._limits = parts.broker.limits
-        self._request = request
-        self._run = run
-        self._deadline = deadline
-        self._patience = Deadline(self._limits.patience_ms)
-        self._staged: StagedRuns = collect_staged(request.targets, request.runs, request.brought)
-        self._layouts: tuple[View, WriteLayout] | None = None
-        self._partial: dict[ReplicaStack, None] = {}
-        """That lack rows of some range they are for: they count as copies of none."""
-        self.progress = CommitProgress()
-
-    def note_record(self, found: WriteJobRecord | None) -> WriteJobRecord:
-        if found is not None:
-            self.progress.seen = RowVisibility.SOME if found.has_adopted else RowVisibility.NONE
-        return require_current_run(found, self._run)
+    async def is_done(self) -> bool:
+        record = await self._change(lambda record: record)
+        return is_done(record, self._request.batch)
 
     async def announce(self) -> None:
-        await self._look()
+        await self._fresh_view()
         await self._mark_adopting()
 
-    async def run_through(self) -> CommitWriteAnswer:
-        view = await self._look()
+    async def commit(self) -> CommitWriteAnswer:
+        view = await self._fresh_view()
         while True:
             layout = self._layout(view)
             routes = [route for route in routes_with_rows(layout, self._staged) if not self.progress.is_met(route)]
-            lacking = await self._open_lacking(view, routes)
-            if lacking:
-                return CommitWriteAnswer(lacking=lacking)
+            missing = await self._open_missing(view, routes)
+            if missing:
+                return CommitWriteAnswer(lacking=missing)
             if not await self._seal(layout, routes):
                 continue
             await self._adopt_all(routes)
             if all(self.progress.is_met(route) for route in routes):
                 break
-            view = await self._newer(view, layout, routes)
-        left = await self._stragglers()
+            view = await self._wait_newer_view(view, layout, routes)
+        left = await self._adopt_stragglers()
         await self._change(lambda record: record_done(record, self._run))
-        layers, rows = total_layers_and_rows(self.progress.adopted.values())
-        return CommitWriteAnswer(lacking=(), left_to_repair=left, layers=layers, rows=rows)
+        totals = self.progress.totals()
+        return CommitWriteAnswer(left_to_repair=left, layers=totals.layers, rows=totals.rows)
 
-    def _layout(self, view: View) -> WriteLayout:
-        if self._layouts is None or self._layouts[0] is not view:
-            wanted = TableWriteSpec(self._request.table, self._request.level, self._broker.datacenter)
-            self._layouts = (view, write_layout(view, wanted))
-        return self._layouts[1]
+    # ---- replicas without staging
 
-    # ---- replicas that came later
-
-    async def _open_lacking(self, view: View, routes: Sequence[WriteRoute]) -> tuple[MissingCopy, ...]:
-        """Places for those that have none, at nodes that are up. One that cannot be opened is as one that is down."""
-        wanted: dict[ReplicaStack, None] = {}
+    async def _open_missing(self, view: View, routes: Sequence[WriteRoute]) -> tuple[MissingCopy, ...]:
+        """Opens staging for them at nodes that are up. A replica whose staging cannot be opened is treated as down."""
         for route in routes:
-            places = [place for copy in route.copies for place in copy.places]
-            if all(self._is_struck(place) for place in places):
+            if not any(self.progress.is_usable(stack) for stack in route.stacks):
                 raise Stale(
-                    f"none of what was staged for table {self._request.table} fits its replicas any more: they were "
+                    f"what was staged for table {self._request.table} fits none of its replicas any more: they were "
                     "emptied since",
                     advice="nothing of this run can be used",
                 )
-            for place in places:
-                if not self._has_place(route, place):
-                    wanted[place] = None
-        self._partial = wanted
-        there = [place for place in sorted(wanted) if not self._is_down(place)]
-        if not there:
+        missing = self.progress.missing_stacks(routes)
+        self.progress.incomplete = frozenset(missing)
+        reachable = [stack for stack in missing if not self._is_down(stack)]
+        if not reachable:
             return ()
         job = write_job_id(self._request.table, self._request.job)
         scope = TransferScope(job=job, session=self._request.session, table=self._request.table, version=view.version)
-        questions: FanOutCall[ReplicaStack, TransferTarget] = FanOutCall(
-            ask=lambda place: self._parts.places.open(scope, place, self._staged.numbers.get(place, 0), self._deadline),
-            enough=lambda _: True,
+        calls: FanOutCall[ReplicaStack, TransferTarget] = FanOutCall(
+            call=lambda stack: self._client.open_staging_of_incarnation(
+                scope, partial(staging_spec, scope.session, stack), self._staged.numbers.get(stack, 0), self._deadline
+            ),
+            is_enough=lambda _: True,
             is_down=self._is_down,
         )
-        answers = await fan_out(there, questions, self._pace(self._limits.open_stragglers_ms), self._deadline)
-        self.progress.failures.update(answers.failures)
-        # The new place stands for the whole of the one before: also for the ranges that that one did have.
+        opened = await fan_out(reachable, calls, self._fan_out_limits(self._limits.open_stragglers_ms), self._deadline)
+        self.progress.note_not_opened(opened.failures)
+        # The new staging replaces the earlier one of the stack, also for the ranges that the earlier one did have.
         layout = self._layout(view)
         return tuple(
-            MissingCopy(answers.found[place], route.range)
-            for place in sorted(answers.found)
+            MissingCopy(opened.answers[stack], route.range)
+            for stack in sorted(opened.answers)
             for route in routes_with_rows(layout, self._staged)
-            if any(place in copy.places for copy in route.copies)
+            if stack in route.stacks
         )
-
-    def _has_place(self, route: WriteRoute, place: ReplicaStack) -> bool:
-        return has_all_rows(route, place, self._staged) and not self._is_struck(place)
-
-    def _is_struck(self, place: ReplicaStack) -> bool:
-        return self.progress.strikes.get(place, 0) >= self._limits.stale_max
-
-    def _brings_nothing(self, place: ReplicaStack) -> bool:
-        has_all_rows = place in self._staged.targets and place not in self._partial
-        return has_all_rows and not self._staged.runs_at(place)
 
     # ---- sealing
 
     async def _seal(self, layout: WriteLayout, routes: Sequence[WriteRoute]) -> bool:
-        """False: what was staged somewhere is not what was brought there, as after a crash of the machine, and is to be
-        brought again. Raises what those said without whom the level cannot be reached."""
-        places = [place for place in self._places_to_adopt(routes) if place not in self.progress.sealed]
+        """False: some staged rows are damaged and have to be copied again. Raises the error of a replica without which
+        the level cannot be reached."""
+        progress = self.progress
+        stacks = [stack for stack in progress.stacks_to_adopt(routes) if progress.can_be_sealed(stack)]
         await self._seal_at(
-            places,
-            lambda found: (
-                first_unmet_route(layout, routes, lambda place: place in found or self._is_ready(place)) is None
+            stacks,
+            lambda sealed: (
+                first_unmet_route(layout, routes, lambda stack: stack in sealed or progress.is_ready(stack)) is None
             ),
             self._deadline,
         )
-        broken = [place for place in places if is_staging_damaged(self.progress.failures.get(place))]
-        self.progress.strikes.update((place, self._limits.stale_max) for place in broken)
-        if not broken:
-            self._require(layout, routes, self._is_ready)
-        return not broken
+        if any(progress.of(stack).state is CopyState.DAMAGED for stack in stacks):
+            return False
+        self._require(layout, routes, progress.is_ready)
+        return True
 
     async def _seal_at(
         self,
-        places: Sequence[ReplicaStack],
-        enough: Callable[[Mapping[ReplicaStack, SealAnswer]], bool],
+        stacks: Sequence[ReplicaStack],
+        is_enough: Callable[[Mapping[ReplicaStack, SealAnswer]], bool],
         deadline: Deadline,
     ) -> None:
-        questions: FanOutCall[ReplicaStack, SealAnswer] = FanOutCall(self._seal_one, enough, self._is_down)
-        answers = await fan_out(places, questions, self._pace(self._limits.stragglers_ms), deadline)
-        self.progress.sealed.update(answers.found)
-        self.progress.failures.update(answers.failures)
+        calls: FanOutCall[ReplicaStack, SealAnswer] = FanOutCall(self._seal_one, is_enough, self._is_down)
+        sealed = await fan_out(stacks, calls, self._fan_out_limits(self._limits.stragglers_ms), deadline)
+        self.progress.note_sealed(sealed.answers, sealed.failures)
 
-    async def _seal_one(self, place: ReplicaStack) -> SealAnswer:
-        target, runs = self._staged.targets[place], self._staged.runs_at(place)
-        request = SealRequest(
-            session=target.session,
-            transfer=target.transfer,
-            attempt=runs[0].attempt,
-            files=(runs[0].file,),
-            more=tuple((run.attempt, run.file) for run in runs[1:]),
-        )
-        within_ms = self._deadline.at_most_ms(self._limits.seal_ms)
-        return await self._broker.doors.bulk(place.replica.host, SEAL, request, within_ms)
-
-    def _places_to_adopt(self, routes: Iterable[WriteRoute]) -> list[ReplicaStack]:
-        """Those that have a place with something in it."""
-        found = {
-            place: None
-            for route in routes
-            for copy in route.copies
-            for place in copy.places
-            if self._has_place(route, place) and place not in self._partial and self._staged.runs_at(place)
-        }
-        return sorted(found)
-
-    def _is_ready(self, place: ReplicaStack) -> bool:
-        """Sealed, or there is nothing that it lacks."""
-        return place in self.progress.sealed or self._brings_nothing(place)
+    async def _seal_one(self, stack: ReplicaStack) -> SealAnswer:
+        runs = self._staged.runs_of(stack)
+        attempts = [SealedAttempt(run.attempt, (run.file,)) for run in runs]
+        return await self._client.seal(self._staged.targets[stack], attempts, deadline=self._deadline)
 
     # ---- adopting
 
@@ -327,81 +231,82 @@ class _Commit:
         await gather_bounded([partial(self._adopt, group) for group in groups], self._limits.at_once_max)
 
     async def _adopt(self, group: RouteGroup) -> None:
-        """No await between the look at the view and the sending: a version that nobody holds may be drained."""
-        view = self._broker.view.current
+        """No await between reading the view and sending: a version that no request holds may be drained."""
+        view = self._deps.view.current
         layout = self._layout(view)
         if any(layout.by_range.get(route.range) != route for route in group.routes):
-            return  # planned by another topology: it goes again by this one
-        places = [place for place in self._places_to_adopt(group.routes) if place in self.progress.sealed]
-        targets = {place: self._staged.targets[place] for place in places}
-        found = await self._parts.adoptions.attempt(self._request.table, targets, view.version)
-        self.progress.note(found)
-        if (
-            first_unmet_route(layout, group.routes, lambda place: place in found.found or self._brings_nothing(place))
-            is None
-        ):
-            self.progress.met.update((route.range, route) for route in group.routes)
+            return  # planned under another topology: it goes again under this one
+        progress = self.progress
+        stacks = [stack for stack in progress.stacks_to_adopt(group.routes) if progress.is_sealed(stack)]
+        targets = {stack: self._staged.targets[stack] for stack in stacks}
+        adopted = await self._adoption.adopt(targets, self._request, view.version)
+        progress.note_adopted(adopted.answers, adopted.failures)
+        # INV-BULKW-1: only the answers of this version count; those of two versions do not add up.
+        unmet = first_unmet_route(
+            layout,
+            group.routes,
+            lambda stack: stack in adopted.answers or progress.has_nothing_to_adopt(stack),
+        )
+        if unmet is None:
+            progress.met.update((route.range, route) for route in group.routes)
             self._patience = Deadline(self._limits.patience_ms)
 
     async def _mark_adopting(self) -> None:
-        """From here on rows may be seen, whatever becomes of this call; the record says so to the next."""
-        if self.progress.seen is not RowVisibility.SOME:
+        """From here on rows may be visible, whatever becomes of this call; the record says so to the next."""
+        if self.progress.visibility is not RowVisibility.SOME:
             await self._change(record_adopting)
-            self.progress.seen = RowVisibility.SOME
+            self.progress.visibility = RowVisibility.SOME
 
-    async def _newer(self, before: View, layout: WriteLayout, routes: Sequence[WriteRoute]) -> View:
-        """After an attempt that did not do: by the newest topology, and not at once where that is the same."""
-        lacking = [route for route in routes if not self.progress.is_met(route)]
-        if self._deadline.is_over or (self._patience.is_over and not self._is_overloaded(lacking)):
-            self._require(layout, lacking, lambda place: place in self.progress.adopted)
-            raise Unavailable("the topology moved each time that the rows were adopted, until the time was over")
-        await self._broker.view.wait_version(TopologyVersion(before.version + 1), PAUSE_S)
-        view = await self._look()
-        self.progress.looked(is_newer=view.version > before.version)
+    async def _wait_newer_view(self, before: View, layout: WriteLayout, routes: Sequence[WriteRoute]) -> View:
+        """After an attempt that was not enough: the newest topology, after a pause if that is the same."""
+        unmet = [route for route in routes if not self.progress.is_met(route)]
+        if self._deadline.is_over or (self._patience.is_over and not self.progress.is_overloaded(unmet)):
+            self._require(layout, unmet, self.progress.is_adopted)
+            raise Unavailable("the topology changed during each attempt to adopt the rows, until the time was over")
+        await self._deps.view.wait_version(TopologyVersion(before.version + 1), PAUSE_S)
+        view = await self._fresh_view()
+        self.progress.note_topology(is_newer=view.version > before.version, refusals_max=self._limits.stale_max)
         return view
 
-    def _is_overloaded(self, routes: Iterable[WriteRoute]) -> bool:
-        """A shard that has as many layers as it may takes more once they are folded: that is waited for."""
-        places = (place for route in routes for copy in route.copies for place in copy.places)
-        return any(isinstance(self.progress.failures.get(place), Overloaded) for place in places)
-
-    # ---- the end
-
-    async def _stragglers(self) -> tuple[HostId, ...]:
-        """Who is left without it: tried a while longer, each by the topology of that moment."""
+    async def _adopt_stragglers(self) -> tuple[HostId, ...]:
+        """Retries replicas that missed the commit for a while, each under the topology of that moment. Returns the
+        hosts that still lack it."""
+        progress = self.progress
         until = Deadline(self._deadline.at_most_ms(self._limits.stragglers_ms))
-        while (behind := self._behind()) and not until.is_over:
-            unsealed = [place for place in behind if place not in self.progress.sealed and self._staged.runs_at(place)]
-            await self._seal_at([place for place in unsealed if not self._is_down(place)], lambda _: True, until)
-            late = [route for route in self.progress.met.values() if _touches(route, behind)]
+        while (behind := progress.behind()) and not until.is_over:
+            unsealed = [
+                stack
+                for stack in behind
+                if progress.can_be_sealed(stack) and self._staged.runs_of(stack) and not self._is_down(stack)
+            ]
+            await self._seal_at(unsealed, lambda _: True, until)
+            late = [route for route in progress.met.values() if any(stack in behind for stack in route.stacks)]
             await gather_bounded(
                 [partial(self._adopt, group) for group in group_routes(late)], self._limits.at_once_max
             )
-            if self._behind():
+            if progress.behind():
                 await asyncio.sleep(PAUSE_S)
-        return tuple(sorted({place.replica.host for place in self._behind()}))
+        return tuple(sorted({stack.replica.host for stack in progress.behind()}))
 
-    def _behind(self) -> list[ReplicaStack]:
-        places = {place: None for route in self.progress.met.values() for copy in route.copies for place in copy.places}
-        return sorted(
-            place for place in places if place not in self.progress.adopted and not self._brings_nothing(place)
-        )
+    # ---- shared
 
-    # ---- all of them
+    async def _change(self, change: Callable[[WriteJobRecord], WriteJobRecord]) -> WriteJobRecord:
+        """Raises `Stale` if another run has taken over. INV-BULKW-3: a record that is done does not change."""
 
-    async def _change(self, change: Callable[[WriteJobRecord], WriteJobRecord]) -> None:
-        """Raises `Stale` where another run has taken over meanwhile. INV-BULKW-3: once it says that the job has ended,
-        every run finds that there is nothing to do."""
-
-        def decide(found: WriteJobRecord | None) -> WriteJobRecord | None:
+        def decide(found: WriteJobRecord | None) -> WriteJobRecord:
+            if found is not None and self.progress.visibility is RowVisibility.UNKNOWN:
+                self.progress.visibility = RowVisibility.SOME if found.has_adopted else RowVisibility.NONE
             record = require_current_run(found, self._run)
-            return None if is_done(record, self._run.batch) else change(record)
+            return record if is_done(record, self._run.batch) else change(record)
 
-        await self._parts.store.change(self._request.table, self._request.job, decide, self._deadline)
+        key = write_key(self._request.table, self._request.job)
+        record = await self._records.change(key, decide, self._deadline)
+        assert record is not None, "it is never declined"
+        return record
 
-    async def _look(self) -> View:
+    async def _fresh_view(self) -> View:
         """The newest topology, in which the job's session is open."""
-        view = await fresh_view(self._broker, self._deadline)
+        view = await self._deps.fresh_view(self._deadline)
         if self._request.session not in view.snapshot.sessions:
             raise Stale(
                 f"the session of job {self._request.job!r} is closed: its time is over, it was aborted, or another run "
@@ -409,40 +314,84 @@ class _Commit:
             )
         return view
 
+    def _layout(self, view: View) -> WriteLayout:
+        if self._layout_of is None or self._layout_of[0] is not view:
+            spec = TableWriteSpec(self._request.table, self._request.level, self._deps.datacenter)
+            self._layout_of = (view, write_layout(view, spec))
+        return self._layout_of[1]
+
     def _require(self, layout: WriteLayout, routes: Sequence[WriteRoute], has: HasRows) -> None:
-        """Raises for the first route that lacks replicas, with what one of them said."""
+        """Raises for the first route that lacks replicas, with the error of one of them."""
         route = first_unmet_route(layout, routes, has)
         if route is None:
             return
-        for copy in route.copies:
-            for place in copy.places:
-                error = self.progress.failures.get(place)
-                if error is not None and not has(place):
-                    raise type(error)(f"host {place.replica.host}: {error.message}", advice=error.advice)
+        failure = self.progress.first_error(route, has)
+        if failure is not None:
+            host, error = failure
+            raise type(error)(f"host {host}: {error.message}", advice=error.advice)
         raise too_few_replicas(layout, route, self._request.level, has)
 
-    def _is_down(self, place: ReplicaStack) -> bool:
-        return place.replica.host in self._broker.view.down
+    def _is_down(self, stack: ReplicaStack) -> bool:
+        return stack.replica.host in self._deps.view.down
 
-    def _pace(self, stragglers_ms: int) -> FanOutLimits:
+    def _fan_out_limits(self, stragglers_ms: int) -> FanOutLimits:
         return FanOutLimits(self._limits.at_once_max, stragglers_ms, self._limits.patience_ms)
 
 
-def _touches(route: WriteRoute, places: Sequence[ReplicaStack]) -> bool:
-    return any(place in places for copy in route.copies for place in copy.places)
+class _HeldAdoption:
+    """Adopts as a write under one version of the topology, and holds that version until every replica has answered or
+    its time is over, even if the caller is gone.
 
+    Without that: a commit is routed by a version; a replica joins under the next one, is filled from another that has
+    not adopted yet, and takes over; then what is adopted later is on too few of the replicas that are read."""
 
-def is_staging_damaged(error: EblaError | None) -> bool:
-    """Of a seal: what counts is not there, or not as it was brought. Elsewhere it may be."""
-    return isinstance(error, Corruption | Refused) and not isinstance(error, Stale)
+    def __init__(self, deps: BrokerDeps, client: TransferClient) -> None:
+        self._deps = deps
+        self._client = client
 
+    async def adopt(
+        self, targets: Mapping[ReplicaStack, TransferTarget], request: CommitWriteRequest, version: TopologyVersion
+    ) -> FanOutResult[ReplicaStack, AdoptAnswer]:
+        """To be called without an await since the version was read. INV-BULKW-1: all of them under this version."""
+        results: FanOutResult[ReplicaStack, AdoptAnswer] = FanOutResult()
+        pending = {stack: self._send(request, target, version) for stack, target in targets.items()}
+        for stack, answer in pending.items():
+            try:
+                results.answers[stack] = await asyncio.shield(answer)
+            except EblaError as error:
+                results.failures[stack] = error
+        return results
 
-def with_row_visibility(error: EblaError, job: str, seen: RowVisibility) -> EblaError:
-    """With what became of the rows. An error whose class says otherwise becomes one that does not."""
-    again = f"run it again with the job id {job!r}: that is safe"
-    advice = f"{error.advice}; {again}" if error.advice else again
-    text = f"{error.message}; {seen.value}"
-    if seen is not RowVisibility.NONE:
-        kind = WriteTimeout if error.outcome is Outcome.UNKNOWN else WriteFailed
-        return kind(text, advice=advice)
-    return Unavailable(text, advice=advice) if error.outcome is Outcome.UNKNOWN else type(error)(text, advice=advice)
+    def _send(
+        self, request: CommitWriteRequest, target: TransferTarget, version: TopologyVersion
+    ) -> "asyncio.Future[AdoptAnswer]":
+        """The version is held before this returns."""
+        deps = self._deps
+        answer: asyncio.Future[AdoptAnswer] = asyncio.get_running_loop().create_future()
+        deps.view.hold(version)
+        work = self._adopt_one(request, target, version, answer)
+        try:
+            deps.tasks.create_task(work)
+        except RuntimeError:  # the group accepts no more tasks
+            work.close()
+            deps.view.release(version)
+            answer.set_exception(InternalError("this shard is stopping"))
+        return answer
+
+    async def _adopt_one(
+        self,
+        request: CommitWriteRequest,
+        target: TransferTarget,
+        version: TopologyVersion,
+        answer: "asyncio.Future[AdoptAnswer]",
+    ) -> None:
+        """A task of the shard's group: it must not raise, and does not end with the caller."""
+        try:
+            adopted = await self._client.adopt(request.table, target, version)
+        except EblaError as error:
+            answer.set_exception(error)
+            answer.exception()  # the caller may be gone; asyncio would complain that it was never retrieved
+        else:
+            answer.set_result(adopted)
+        finally:
+            self._deps.view.release(version)

@@ -1,9 +1,9 @@
-"""Where the rows of a job go at one version of the topology, and what must come back for its level. Pure.
+"""Where the rows of a write job go under one version of the topology, and which acknowledgements its level needs. Pure.
 
-A *place* is one stack on one shard for which rows are staged: of a table on tablets one for each replica of each
-tablet, of a table on vnodes one for each shard of each node, with the whole ring. A *route* is a range whose rows go to
-the same places. Each host of a route has a *copy* there, in one place; where a tablet moves inside a node, in two, and
-both must have it. Copies are counted as those of any write: INV-BULKW-1.
+Rows are staged per *stack*. On tablets, each replica of each tablet is a stack. On vnodes, each shard of each node is
+a stack, for the whole ring. A *route* is a range whose rows go to the same stacks. Each host of a route has one *copy*,
+in one stack; in two while a tablet moves between shards of the node, and then both must have it. Copies are counted
+like those of any write: INV-BULKW-1.
 """
 
 import uuid
@@ -15,13 +15,14 @@ from ebla.model.consistency import ConsistencyLevel, RequiredReplies, required_r
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.model.transfers import TransferTarget
-from ebla.pipeline.job_plans import cut_at_replica_borders, format_range, merge_ranges
+from ebla.model.transfers import StagingKind, TransferTarget
 from ebla.request.write_acks import AckCounter, AckRule, make_ack_rule
 from ebla.request.write_plan import table_replicas
 from ebla.topology.routing.replica_sets import WriteReplicas, count_by_datacenter
 from ebla.topology.routing.sharder import sharder_for
 from ebla.topology.snapshot import Snapshot
+from ebla.transfers.token_ranges import cut_at_replica_borders, format_range, merge_ranges
+from ebla.transfers.transfer_client import StagingSpec
 from ebla.wire.table_calls import StagedRanges, StagedRun, StagingRoute
 
 
@@ -34,7 +35,7 @@ class ReplicaStack:
 @dataclass(frozen=True, slots=True)
 class HostCopy:
     host: HostId
-    places: tuple[ReplicaStack, ...]
+    stacks: tuple[ReplicaStack, ...]
     """All of them must have the rows."""
 
 
@@ -42,8 +43,12 @@ class HostCopy:
 class WriteRoute:
     range: TokenRange
     copies: tuple[HostCopy, ...]
-    """Natural ones first."""
+    """Natural replicas first."""
     needed: tuple[RequiredReplies, ...]
+
+    @property
+    def stacks(self) -> tuple[ReplicaStack, ...]:
+        return tuple(stack for copy in self.copies for stack in copy.stacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +60,14 @@ class TableWriteSpec:
 
 @dataclass(frozen=True, slots=True)
 class WriteLayout:
-    """The routes of a table, without gap or overlap, in ring order from the bottom."""
+    """The routes of a table, without gap or overlap, in ring order from the lowest token."""
 
     routes: tuple[WriteRoute, ...]
     datacenters: Mapping[HostId, str]
     by_range: Mapping[TokenRange, WriteRoute]
 
-    def places(self) -> tuple[ReplicaStack, ...]:
-        found = dict.fromkeys(place for route in self.routes for copy in route.copies for place in copy.places)
-        return tuple(sorted(found))
+    def stacks(self) -> tuple[ReplicaStack, ...]:
+        return tuple(sorted({stack: None for route in self.routes for stack in route.stacks}))
 
 
 def write_layout(view: View, wanted: TableWriteSpec) -> WriteLayout:
@@ -90,22 +94,22 @@ def _copies(
     snapshot: Snapshot, table: TableId, writing: WriteReplicas, stack: TokenRange, token: int
 ) -> Iterator[HostCopy]:
     for replica in (*sorted(writing.natural), *sorted(writing.pending)):
-        # A router sends to one shard of a host, which passes on what a move inside the node needs in two. What is
-        # adopted is not passed on: both are asked.
+        # A router sends a write to one shard of a host, which forwards it to the second one while a tablet moves inside
+        # the node. Adopted rows are not forwarded: both shards adopt them.
         shards = sharder_for(snapshot, table, replica.host).shards_for_writes(token)
         yield HostCopy(
             replica.host, tuple(ReplicaStack(Replica(replica.host, shard), stack) for shard in sorted(shards))
         )
 
 
-# ---- who has it, and whether that is enough
+# ---- whether the level is met
 
 
 def count_acks(route: WriteRoute, datacenters: Mapping[HostId, str], has: Callable[[ReplicaStack], bool]) -> AckCounter:
-    """The level counted of all copies; those whose places all have it have acknowledged."""
+    """A copy has acknowledged if all its stacks have the rows."""
     acks = AckCounter(_rule(route, datacenters))
     for position, copy in enumerate(route.copies):
-        if all(has(place) for place in copy.places):
+        if all(has(stack) for stack in copy.stacks):
             acks.acknowledge(position)
     return acks
 
@@ -121,10 +125,10 @@ def _rule(route: WriteRoute, datacenters: Mapping[HostId, str]) -> AckRule:
 def first_unmet_route(
     layout: WriteLayout, routes: Sequence[WriteRoute], has: Callable[[ReplicaStack], bool]
 ) -> WriteRoute | None:
-    """The first route whose level these do not bring. A write that nobody has is none, whatever the level says."""
+    """The first route whose level is not met by these stacks. A write that no copy has is not met at any level."""
     for route in routes:
         acks = count_acks(route, layout.datacenters, has)
-        if not acks.is_met or not any(all(has(place) for place in copy.places) for copy in route.copies):
+        if not acks.is_met or not any(all(has(stack) for stack in copy.stacks) for copy in route.copies):
             return route
     return None
 
@@ -142,96 +146,99 @@ def too_few_replicas(
     )
 
 
-# ---- what the source is told
+# ---- staging
 
 
-def transfer_id_of(session: SessionId, place: ReplicaStack, number: int = 0) -> TransferId:
-    """The same wherever it is asked for, so that a call that is made again finds the places of the first. A further
-    `number` is for a stack that has begun another life since."""
-    name = f"{place.replica.host}/{place.replica.shard}/{place.range.start}/{place.range.end}/{number}"
+def transfer_id_of(session: SessionId, stack: ReplicaStack, number: int = 0) -> TransferId:
+    """The same at every node, so that a repeated call finds the staging of the first. A further `number` is for a
+    further incarnation of the stack."""
+    name = f"{stack.replica.host}/{stack.replica.shard}/{stack.range.start}/{stack.range.end}/{number}"
     return TransferId(uuid.uuid5(session, name))
 
 
-def staging_routes(layout: WriteLayout, places: Mapping[ReplicaStack, int]) -> tuple[StagingRoute, ...]:
-    """`places`: those that are open, by their number in the plan."""
+def staging_spec(session: SessionId, stack: ReplicaStack, number: int) -> StagingSpec:
+    return StagingSpec(
+        replica=stack.replica,
+        range=stack.range,
+        kind=StagingKind.ROWS,
+        transfer=transfer_id_of(session, stack, number),
+    )
+
+
+def staging_routes(layout: WriteLayout, numbers: Mapping[ReplicaStack, int]) -> tuple[StagingRoute, ...]:
+    """`numbers`: the stacks with open staging, by their number in the plan."""
     return tuple(
-        StagingRoute(
-            route.range,
-            tuple(places[place] for copy in route.copies for place in copy.places if place in places),
-        )
+        StagingRoute(route.range, tuple(numbers[stack] for stack in route.stacks if stack in numbers))
         for route in layout.routes
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRuns:
-    """What a job says it has staged, by where."""
+    """What a job says it has staged, by stack."""
 
     targets: Mapping[ReplicaStack, TransferTarget]
-    """The latest of each place."""
+    """The latest of each stack."""
     numbers: Mapping[ReplicaStack, int]
-    """How many there have been."""
+    """How many targets each stack has had."""
     runs: Mapping[TransferId, tuple[StagedRun, ...]]
     ranges: Mapping[TransferId, tuple[TokenRange, ...]]
-    """What each has all rows of; of one that is not named, all that it is for."""
+    """The ranges of which a transfer has all rows. One that is not listed has all rows of its whole range."""
 
-    def runs_at(self, place: ReplicaStack) -> tuple[StagedRun, ...]:
-        target = self.targets.get(place)
+    def runs_of(self, stack: ReplicaStack) -> tuple[StagedRun, ...]:
+        target = self.targets.get(stack)
         return () if target is None else self.runs.get(target.transfer, ())
 
-    def covers(self, place: ReplicaStack, asked: TokenRange) -> bool:
-        known = self.ranges.get(self.targets[place].transfer)
-        return known is None or all(any(one.covers(piece) for one in known) for piece in asked.unwrapped())
+    def covers(self, stack: ReplicaStack, wanted: TokenRange) -> bool:
+        known = self.ranges.get(self.targets[stack].transfer)
+        return known is None or all(any(one.covers(part) for one in known) for part in wanted.unwrapped())
 
 
 def collect_staged(
-    targets: Sequence[TransferTarget], runs: Sequence[StagedRun], brought: Sequence[StagedRanges] = ()
+    targets: Sequence[TransferTarget], runs: Sequence[StagedRun], ranges: Sequence[StagedRanges] = ()
 ) -> StagedRuns:
-    by_place: dict[ReplicaStack, TransferTarget] = {}
+    by_stack: dict[ReplicaStack, TransferTarget] = {}
     numbers: dict[ReplicaStack, int] = {}
     seen: dict[TransferId, None] = {}
     for target in targets:
         if target.transfer in seen:
             continue
         seen[target.transfer] = None
-        place = ReplicaStack(Replica(target.host, target.shard), target.range)
-        by_place[place] = target
-        numbers[place] = numbers.get(place, 0) + 1
+        stack = ReplicaStack(Replica(target.host, target.shard), target.range)
+        by_stack[stack] = target
+        numbers[stack] = numbers.get(stack, 0) + 1
     by_transfer: dict[TransferId, dict[bytes, StagedRun]] = {}
     for run in runs:
         by_transfer.setdefault(run.transfer, {})[run.attempt.bytes] = run
-    ranges = {}
-    for each in brought:
-        pieces = [piece for one in each.ranges for piece in one.unwrapped()]
-        ranges[each.transfer] = merge_ranges(pieces, len(pieces))
+    complete = {}
+    for each in ranges:
+        parts = [part for one in each.ranges for part in one.unwrapped()]
+        complete[each.transfer] = merge_ranges(parts, len(parts))
     return StagedRuns(
-        targets=by_place,
+        targets=by_stack,
         numbers=numbers,
-        runs={transfer: tuple(of.values()) for transfer, of in by_transfer.items()},
-        ranges=ranges,
+        runs={transfer: tuple(attempts.values()) for transfer, attempts in by_transfer.items()},
+        ranges=complete,
     )
 
 
 def routes_with_rows(layout: WriteLayout, staged: StagedRuns) -> tuple[WriteRoute, ...]:
-    """Those that the job may have rows for. A tablet that was cut since has them from the whole one."""
-    filled = [target.range for target in staged.targets.values() if staged.runs.get(target.transfer)]
-    known = frozenset(filled)
+    """Those that the job may have rows for. A tablet that was split since has its rows from the unsplit one."""
+    filled = frozenset(target.range for target in staged.targets.values() if staged.runs.get(target.transfer))
     return tuple(
         route
         for route in layout.routes
-        if any(place.range in known for copy in route.copies for place in copy.places)
-        or any(route.range.overlaps(one) for one in known)
+        if any(stack.range in filled for stack in route.stacks) or any(route.range.overlaps(one) for one in filled)
     )
 
 
-def has_all_rows(route: WriteRoute, place: ReplicaStack, staged: StagedRuns) -> bool:
-    """Whether a place has been brought what its siblings have. All replicas of a tablet get the same rows: one for
-    which nothing is named, while there is something for another, must not count as a copy. How much it is says nothing:
-    what is copied to a replica that came later is merged already."""
-    if place not in staged.targets:
+def has_all_rows(route: WriteRoute, stack: ReplicaStack, staged: StagedRuns) -> bool:
+    """Whether a stack was sent all rows of the route. All replicas of a tablet get the same rows: a stack without runs,
+    while another replica has some, must not count as a copy. The number of rows says nothing: rows copied to a replica
+    that came later are merged already."""
+    if stack not in staged.targets:
         return False
-    if place.range == WHOLE_RING and route.range != WHOLE_RING:
-        # One place for many routes: it may well have nothing where another has, if it was brought what there is.
-        return staged.covers(place, route.range)
-    siblings = (staged.runs_at(other) for copy in route.copies for other in copy.places)
-    return bool(staged.runs_at(place)) or not any(siblings)
+    if stack.range == WHOLE_RING and route.range != WHOLE_RING:
+        # One stack for many routes: it may have no rows where another has some, if it was sent the whole range.
+        return staged.covers(stack, route.range)
+    return bool(staged.runs_of(stack)) or not any(staged.runs_of(other) for other in route.stacks)

@@ -87,6 +87,11 @@ class TransferSource(msgspec.Struct, frozen=True, array_like=True):
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
+    def estimate_bytes(self, wanted: TokenRange) -> int:
+        """What it holds of a range: each stack counts by the share of its tokens that are in the range."""
+        overlapping = [part for part in self.parts if part.range.overlaps(wanted)]
+        return sum(part.size_bytes * min(wanted.width, part.range.width) // part.range.width for part in overlapping)
+
 
 class TransferTarget(msgspec.Struct, frozen=True, array_like=True):
     """A place in the staging of a node for one transfer, and the right to write there."""
@@ -122,6 +127,10 @@ class FileMove(msgspec.Struct, frozen=True, array_like=True, tag="file_move"):
     source: TransferSource
     part: int
     target: TransferTarget
+
+    @property
+    def size_bytes(self) -> int:
+        return self.source.parts[self.part].size_bytes
 
 
 class RowTarget(msgspec.Struct, frozen=True, array_like=True):

@@ -210,7 +210,7 @@ def table_broker(
     return TableBroker(
         BrokerDeps(
             view=context.view,
-            doors=clients,
+            cluster=clients,
             host=node.host,
             datacenter=node.options.datacenter,
             authority=authority,

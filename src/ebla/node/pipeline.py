@@ -93,14 +93,14 @@ def pipeline_config(node: NodeContext) -> PipelineConfig:
     limits = node.options.limits
     return PipelineConfig(
         introduction=node.introduction(NAME),
-        places=node.cluster_addresses,
+        addresses=node.cluster_addresses,
         wire=WireLimits(),
         report=node.report,
         pid=node.pid,
         limits=PipelineLimits(
             heartbeat_ms=limits.child_heartbeat_ms,
             silence_ms=limits.feed_silence_ms,
-            steps=TransferCallLimits(close_session_ms=limits.session_close_ms),
+            calls=TransferCallLimits(close_session_ms=limits.session_close_ms),
         ),
     )
 

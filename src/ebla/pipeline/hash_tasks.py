@@ -1,7 +1,7 @@
-"""Replicas compared by hashes, as a plan that can be read on Spark's pages.
+"""Compares replicas by hashes, as a DataFrame plan that Spark's web pages show.
 
-Tasks fetch the hashes of a range from one replica each; Spark groups them by bucket and keeps those of which there is
-more than one version.
+Each task fetches the hashes of a range from one replica; Spark groups them by bucket and keeps the buckets whose hashes
+differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,37 +19,36 @@ from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonT
 from ebla.pipeline.task_outcome import TaskFailed
 from ebla.transfers.flight_client import FlightClient
 from ebla.transfers.spark_worker import prepare_worker
-from ebla.transfers.task_bundles import estimate_range_bytes
 from ebla.wire.transfer_messages import HashesQuery
 
 HASHES_SCHEMA = "range int, bucket int, replica int, host string, hash binary, rows bigint, replica_rows bigint"
 
 
 class HashRead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The hashes of one range on one of its replicas. Both numbers are places in the job's lists."""
+    """The hashes of one range from one of its replicas. `range` and `replica` are positions in the job's lists."""
 
     range: int
     replica: int
     source: TransferSource
     query: HashesQuery
     size_bytes: int = 0
-    """About what is to be read for it."""
+    """An estimate of what the replica reads for it."""
 
 
-_orders = msgspec.msgpack.Decoder(tuple[HashRead, ...])
+_reads = msgspec.msgpack.Decoder(tuple[HashRead, ...])
 
 
 def hash_reads(ranges: Sequence[ComparisonTask]) -> list[HashRead]:
     return [
         HashRead(
-            range=place,
+            range=number,
             replica=replica,
             source=msgspec.structs.replace(source, parts=()),
-            query=HashesQuery(asked.range, asked.buckets, asked.gc_before_s),
-            size_bytes=estimate_range_bytes(source, asked.range),
+            query=HashesQuery(task.range, task.buckets, task.gc_before_s),
+            size_bytes=source.estimate_bytes(task.range),
         )
-        for place, asked in enumerate(ranges)
-        for replica, source in enumerate(asked.sources)
+        for number, task in enumerate(ranges)
+        for replica, source in enumerate(task.sources)
     ]
 
 
@@ -59,7 +58,7 @@ def encode_hash_reads(task: Sequence[HashRead]) -> bytes:
 
 @dataclass(frozen=True)
 class HashTask:
-    """A task of `mapInArrow`: rows come in with the number of a task, hashes go out."""
+    """For `mapInArrow`: takes numbers of tasks, returns hashes."""
 
     tasks: tuple[bytes, ...]
     authority: bytes
@@ -69,21 +68,21 @@ class HashTask:
         with FlightClient(self.authority) as client:
             for batch in batches:
                 for task in batch.column(0).to_pylist():
-                    for order in _orders.decode(self.tasks[task]):
-                        yield _read(client, order)
+                    for read in _reads.decode(self.tasks[task]):
+                        yield _read_hashes(client, read)
 
 
-def _read(client: FlightClient, order: HashRead) -> pa.RecordBatch:
+def _read_hashes(client: FlightClient, read: HashRead) -> pa.RecordBatch:
     try:
-        found = client.get_hashes(order.source, order.query)
+        found = client.get_hashes(read.source, read.query)
     except (EblaError, OSError) as error:
         raise TaskFailed(error) from error
     count = len(found)
     columns = {
-        "range": pa.repeat(pa.scalar(order.range, pa.int32()), count),
+        "range": pa.repeat(pa.scalar(read.range, pa.int32()), count),
         "bucket": found.column("bucket").cast(pa.int32()),
-        "replica": pa.repeat(pa.scalar(order.replica, pa.int32()), count),
-        "host": pa.repeat(str(order.source.host), count),
+        "replica": pa.repeat(pa.scalar(read.replica, pa.int32()), count),
+        "host": pa.repeat(str(read.source.host), count),
         "hash": found.column("hash").cast(pa.binary()),
         "rows": found.column("rows").cast(pa.int64()),
         "replica_rows": pa.repeat(pc.sum(found.column("rows")).cast(pa.int64()), count),
@@ -92,37 +91,39 @@ def _read(client: FlightClient, order: HashRead) -> pa.RecordBatch:
 
 
 def differing_buckets(hashes: DataFrame) -> DataFrame:
-    """Buckets of which the replicas have more than one version."""
+    """The buckets whose hashes are not the same on all replicas."""
     replicas = f.collect_list(f.struct("replica", "hash", "rows")).alias("replicas")
     return hashes.groupBy("range", "bucket").agg(replicas).where("size(array_distinct(replicas.hash)) > 1")
 
 
 def range_totals(hashes: DataFrame) -> DataFrame:
-    """How many hashes were told of each range, and how many rows the replica has that has most."""
+    """For each range the number of hashes that were read, and the rows of the replica that has most."""
     return hashes.groupBy("range").agg(f.max("replica_rows").alias("rows"), f.count("*").alias("hashes"))
 
 
 def compare_results(
     ranges: Sequence[ComparisonTask], different: Sequence[Row], counted: Sequence[Row]
 ) -> list[TransferResult]:
-    """What the collected rows say of the ranges. Raises `InternalError` where a replica left a bucket out: it would
-    look like one that is the same everywhere."""
-    told_of = {row["range"]: row for row in counted}
-    for place, asked in enumerate(ranges):
-        if told_of[place]["hashes"] != asked.buckets * len(asked.sources):
-            raise InternalError("a replica has not told the hashes of all buckets that it was asked for")
-    told: list[TransferResult] = []
+    """The collected rows as results. Raises `InternalError` if a replica left out a bucket: it would look like one that
+    is the same everywhere."""
+    totals = {row["range"]: row for row in counted}
+    for number, task in enumerate(ranges):
+        if totals[number]["hashes"] != task.buckets * len(task.sources):
+            raise InternalError("a replica has not sent the hashes of all buckets")
+    results: list[TransferResult] = []
     for row in sorted(different, key=lambda row: (row["range"], row["bucket"])):
-        asked = ranges[row["range"]]
-        found = sorted(row["replicas"], key=lambda one: one["replica"])
-        replicas = tuple((asked.sources[one["replica"]].host, bytes(one["hash"]), one["rows"]) for one in found)
-        told.append(BucketDifference(bucket_range(asked, row["bucket"]), replicas))
-    told += [ComparisonResult(asked.range, asked.buckets, told_of[place]["rows"]) for place, asked in enumerate(ranges)]
-    return told
+        task = ranges[row["range"]]
+        by_replica = sorted(row["replicas"], key=lambda one: one["replica"])
+        replicas = tuple((task.sources[one["replica"]].host, bytes(one["hash"]), one["rows"]) for one in by_replica)
+        results.append(BucketDifference(bucket_range(task, row["bucket"]), replicas))
+    results += [
+        ComparisonResult(task.range, task.buckets, totals[number]["rows"]) for number, task in enumerate(ranges)
+    ]
+    return results
 
 
-def bucket_range(asked: ComparisonTask, bucket: int) -> TokenRange:
-    """As `TokenRange.split` cuts, without all the others."""
-    width, start = asked.range.width, asked.range.start
-    first, last = (width * edge // asked.buckets for edge in (bucket, bucket + 1))
+def bucket_range(task: ComparisonTask, bucket: int) -> TokenRange:
+    """The same cut as `TokenRange.split`, of one bucket only."""
+    width, start = task.range.width, task.range.start
+    first, last = (width * edge // task.buckets for edge in (bucket, bucket + 1))
     return TokenRange(advance(start, first), advance(start, last))

@@ -1,91 +1,133 @@
-"""One run of a job, from the opening of its session to the adoption of what it brought.
+"""One run of a job, from opening its session to adopting what it has copied.
 
-The session is not closed here but by whoever attends to the run, before it is written that the run has ended: then a
-job that has ended has no effect any more, however its run went.
+The queue closes the session, not the runner, and does so before it writes that the run has ended. So a job that has
+ended has no more effect, however its run went.
 """
 
 import asyncio
-from typing import assert_never
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
 
+from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest
-from ebla.model.identity import SessionId
-from ebla.model.records.jobs import CopyTablets, JobRecord, JobResult
-from ebla.pipeline.compare_replicas import compare_replicas
-from ebla.pipeline.copy_steps import RowCopy, TransferTotals, copy_files, copy_rows
+from ebla.model.identity import SessionId, TopologyVersion
+from ebla.model.records.jobs import JobProgress, JobRecord, JobResult
+from ebla.pipeline.compare_replicas import CompareLimits, ReplicaComparison
 from ebla.pipeline.job_plans import ComparePlan, FileCopyPlan, JobPlan, RowStreamPlan, plan_job
-from ebla.pipeline.job_run import JobHandle, JobRun, NewSession, ProgressMeter, RunDeps
+from ebla.ports.clock import Clock
+from ebla.ports.rng import Rng
+from ebla.ports.transfer_engine import TransferEngine
+from ebla.transfers.transfer_client import TransferClient
+from ebla.transfers.transfer_run import ProgressMeter, TransferRun, TransferTotals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    topology_ms: int = 30_000
+    """How long this process may take to receive the version that a session was opened on."""
+    progress_ms: int = 1_000
+    ranges_at_once_max: int = 64
+    """Ranges with checkpoints and staging at the same time."""
+    compare: CompareLimits = field(default_factory=CompareLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDeps:
+    client: TransferClient
+    engine: TransferEngine
+    topology: TopologyView
+    clock: Clock
+    rng: Rng
+    limits: RunLimits = field(default_factory=RunLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """The id of a session that is not open yet, and a version of the topology that was known when the id was drawn. If
+    the request to open it arrives late, that version shows that the session has been closed since."""
+
+    session: SessionId
+    known_version: TopologyVersion
+
+
+class JobHandle(Protocol):
+    """The queue's side of a run."""
+
+    def report(self, progress: JobProgress) -> None:
+        """Quick; never fails."""
+        ...
+
+    async def confirm(self) -> None:
+        """Raises `Stale` if another pipeline has taken the run over."""
+        ...
 
 
 class JobTimedOut(InvalidRequest):
-    """The job's life is over. Another try would not have more of it."""
+    """The job has used up its time. Another run would have no more of it."""
 
 
 class JobRunner:
-    def __init__(self, parts: RunDeps) -> None:
-        self._parts = parts
+    def __init__(self, deps: RunDeps) -> None:
+        self._deps = deps
 
-    def draw(self) -> NewSession:
-        parts = self._parts
-        return NewSession(SessionId(parts.rng.uuid()), parts.view.current.version)
+    def new_session(self) -> NewSession:
+        return NewSession(SessionId(self._deps.rng.uuid()), self._deps.topology.current.version)
 
-    async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
-        """Raises `InvalidRequest` for what cannot be done at all, `PipelineUnavailable`, and any other `EblaError` for
-        what broke on the way."""
-        run = JobRun(job=job, drawn=drawn, meter=ProgressMeter(handle.tell), parts=self._parts)
+    async def run(self, job: JobRecord, new: NewSession, handle: JobHandle) -> JobResult:
+        """Raises `InvalidRequest` if the job cannot be done at all, `PipelineUnavailable`, and any other `EblaError` if
+        the run failed on the way."""
+        deps = self._deps
+        run = TransferRun(
+            job=job.id,
+            table=job.spec.table,
+            session=new.session,
+            client=deps.client,
+            engine=deps.engine,
+            topology=deps.topology,
+            meter=ProgressMeter(handle.report),
+            poll_ms=deps.limits.progress_ms,
+            ranges_at_once_max=deps.limits.ranges_at_once_max,
+        )
         try:
             async with asyncio.timeout(job.life_ms / 1000):
-                return await self._run(run, handle)
+                await self._open(run, job, new, handle)
+                return await self._run(run, self._plan(job))
         except TimeoutError:
             raise JobTimedOut(f"not done within {job.life_ms // 1000} s") from None
 
     async def close(self, session: SessionId) -> None:
-        """Returns once nothing can happen under it any more."""
-        await self._parts.steps.close_session(session)
+        """Returns once nothing can have an effect under the session."""
+        await self._deps.client.close_session(session)
 
-    async def _run(self, run: JobRun, handle: JobHandle) -> JobResult:
-        parts = self._parts
+    async def _open(self, run: TransferRun, job: JobRecord, new: NewSession, handle: JobHandle) -> None:
+        deps = self._deps
         run.meter.step("opening a session")
-        self._plan(run)  # what makes no sense is refused before anything is opened
-        opened = await parts.steps.open_session(run.scope, run.job.life_ms, run.drawn.known_version)
+        self._plan(job)  # refuse an invalid job before anything is opened
+        opened = await deps.client.open_session(run.scope, job.life_ms, new.known_version)
         await handle.confirm()
-        if not await parts.view.wait_version(opened.version, parts.limits.topology_ms / 1000):
-            raise DeadlineExceeded(f"version {opened.version} of the topology has not come to the pipeline in time")
-        plan = self._plan(run)
+        if not await deps.topology.wait_version(opened.version, deps.limits.topology_ms / 1000):
+            raise DeadlineExceeded(f"version {opened.version} of the topology has not reached the pipeline in time")
+
+    def _plan(self, job: JobRecord) -> JobPlan:
+        topology = self._deps.topology
+        return plan_job(topology.current.sets, job.spec, topology.down)
+
+    async def _run(self, run: TransferRun, plan: JobPlan) -> JobResult:
         match plan:
             case FileCopyPlan():
-                assert isinstance(run.job.spec, CopyTablets)
-                return _result(await copy_files(run, plan, short_cut=run.job.spec.short_cut))
+                return _result(await run.copy_files(plan.copies, use_links=plan.use_links))
             case RowStreamPlan():
-                return _result(await self._stream(run, plan))
+                return _result(await run.copy_rows(plan.copies, "streaming rows"))
             case ComparePlan():
-                return await compare_replicas(run, plan)
+                return await ReplicaComparison(run, self._deps.clock, self._deps.limits.compare).compare(plan)
             case _:
                 assert_never(plan)
 
-    def _plan(self, run: JobRun) -> JobPlan:
-        view = self._parts.view
-        return plan_job(view.current.sets, run.job.spec, view.down)
 
-    async def _stream(self, run: JobRun, plan: RowStreamPlan) -> TransferTotals:
-        wanted = []
-        for piece in plan.pieces:
-            target = piece.replica_on(plan.target)
-            assert target is not None, "the plan has made sure"
-            wanted.append(RowCopy(piece.range, plan.sources, (target,)))
-        brought, size = TransferTotals(), self._parts.limits.pieces_at_once_max
-        for start in range(0, len(wanted), size):
-            group = wanted[start : start + size]
-            words = f"streaming ranges {start + 1} to {start + len(group)} of {len(wanted)}"
-            brought += await copy_rows(run, group, words)
-        return brought
-
-
-def _result(brought: TransferTotals) -> JobResult:
-    return JobResult(
-        bytes_moved=brought.size_bytes, rows=brought.rows, layers=brought.layers, short_cut=brought.short_cut
-    )
+def _result(totals: TransferTotals) -> JobResult:
+    return JobResult(bytes_moved=totals.size_bytes, rows=totals.rows, layers=totals.layers, short_cut=totals.short_cut)
 
 
 def is_final(error: EblaError) -> bool:
-    """Whether another run would meet the same."""
+    """Whether another run would fail the same way."""
     return isinstance(error, InvalidRequest)

@@ -1,8 +1,8 @@
-"""The pipeline process of a node: follows the topology, keeps in touch with its control, runs jobs while that leads.
+"""The pipeline process of a node: follows the topology, sends heartbeats to its control, runs jobs while that leads.
 
-Every control starts one when it becomes the leader and ends it when it is not any more. It runs nothing unless its
-control says so, and stops by itself where control is silent: two pipelines are at work on one job for a moment at most,
-and then their records and sessions keep them apart.
+Each control process starts a pipeline when it becomes the leader and ends it when it is not any more. The pipeline runs
+jobs only while its control allows it, and stops when control is silent. So two pipelines work on one job only for a
+moment, and then the job's record and its session keep them apart.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from ebla.model.errors import EblaError
 from ebla.observe.event_reporter import EventReporter
 from ebla.options import DEFAULT_LIMITS
 from ebla.pipeline.job_queue import JobQueue, QueueConfig, QueueLimits
-from ebla.pipeline.job_run import RunDeps, RunLimits
-from ebla.pipeline.job_runner import JobRunner
+from ebla.pipeline.job_runner import JobRunner, RunDeps, RunLimits
 from ebla.ports.environment import Environment
 from ebla.ports.transfer_engine import EngineState, TransferEngine
 from ebla.transfers.cluster_client import ClusterAddresses, WireClusterClient
@@ -33,17 +32,17 @@ NAME = "pipeline"
 class PipelineLimits:
     heartbeat_ms: int = DEFAULT_LIMITS.child_heartbeat_ms
     silence_ms: int = DEFAULT_LIMITS.feed_silence_ms
-    """A pipeline whose control is silent for so long runs nothing."""
+    """After so long without an answer from control the pipeline runs no jobs."""
     queue: QueueLimits = field(default_factory=QueueLimits)
     run: RunLimits = field(default_factory=RunLimits)
-    steps: TransferCallLimits = field(default_factory=TransferCallLimits)
+    calls: TransferCallLimits = field(default_factory=TransferCallLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
     introduction: Introduction
-    """Its process name is the one its control knows it by."""
-    places: ClusterAddresses
+    """Its process name is the one that control knows this process by."""
+    addresses: ClusterAddresses
     wire: WireLimits
     report: EventReporter
     pid: int
@@ -51,127 +50,126 @@ class PipelineConfig:
 
 
 class PipelineProcess:
-    """The engine comes from outside, running."""
+    """The caller starts and stops the engine."""
 
-    def __init__(self, environment: Environment, setup: PipelineConfig, transfers: TransferEngine) -> None:
+    def __init__(self, environment: Environment, config: PipelineConfig, engine: TransferEngine) -> None:
         self._environment = environment
-        self._setup = setup
-        self._transfers = transfers
-        self._doors: WireClusterClient | None = None
-        self._acts = asyncio.Event()
-        self._rests = asyncio.Event()
-        self._rests.set()
+        self._config = config
+        self._engine = engine
+        self._cluster: WireClusterClient | None = None
+        self._active = asyncio.Event()
+        self._inactive = asyncio.Event()
+        self._inactive.set()
         self.view = TopologyView()
 
     @property
     def is_active(self) -> bool:
-        """Whether it takes jobs up now."""
-        return self._acts.is_set()
+        """Whether it runs jobs now."""
+        return self._active.is_set()
 
     async def run(self) -> None:
         """Until cancelled."""
-        setup, around = self._setup, self._environment
+        config, environment = self._config, self._environment
         async with asyncio.TaskGroup() as tasks:
             context = PeersContext(
-                transport=around.transport,
-                rng=around.rng,
-                introduction=setup.introduction,
-                limits=setup.wire,
-                report=setup.report,
+                transport=environment.transport,
+                rng=environment.rng,
+                introduction=config.introduction,
+                limits=config.wire,
+                report=config.report,
             )
-            self._doors = doors = WireClusterClient(tasks, context, setup.places)
-            ours, poll_ms = setup.introduction, setup.limits.heartbeat_ms
+            self._cluster = cluster = WireClusterClient(tasks, context, config.addresses)
             following = TopologyFollowerConfig(
-                name=ours.process,
-                pid=setup.pid,
-                host=ours.host,
-                clock=around.clock,
-                report=setup.report,
-                poll_ms=poll_ms,
+                name=config.introduction.process,
+                pid=config.pid,
+                host=config.introduction.host,
+                clock=environment.clock,
+                report=config.report,
+                poll_ms=config.limits.heartbeat_ms,
             )
-            follower = TopologyFollower(doors, following, self.view, self, self._report_of)
+            follower = TopologyFollower(cluster, following, self.view, self, self._report_of)
             tasks.create_task(follower.run())
-            tasks.create_task(self._keep_in_touch(doors))
+            tasks.create_task(self._send_heartbeats(cluster))
             try:
-                await self._take_turns(doors)
+                await self._run_jobs_while_active(cluster)
             finally:
-                doors.close("the pipeline stops")
+                cluster.close("the pipeline stops")
 
-    # ---- jobs, while control leads
+    # ---- jobs
 
-    async def _take_turns(self, doors: WireClusterClient) -> None:
-        setup, around = self._setup, self._environment
+    async def _run_jobs_while_active(self, cluster: WireClusterClient) -> None:
+        config, environment = self._config, self._environment
+        client = TransferClient(cluster, environment.rng, config.limits.calls, config.report)
+        deps = RunDeps(
+            client=client,
+            engine=self._engine,
+            topology=self.view,
+            clock=environment.clock,
+            rng=environment.rng,
+            limits=config.limits.run,
+        )
         while True:
-            await self._acts.wait()
-            setup.report("pipeline.acts", {})
-            steps = TransferClient(doors, around.rng, setup.limits.steps, setup.report)
-            parts = RunDeps(
-                steps=steps,
-                transfers=self._transfers,
-                view=self.view,
-                clock=around.clock,
-                rng=around.rng,
-                limits=setup.limits.run,
-            )
+            await self._active.wait()
+            config.report("pipeline.active", {})
             queue = JobQueue(
-                doors.control,
-                JobRunner(parts),
-                self._transfers,
+                cluster.control,
+                JobRunner(deps),
+                self._engine,
                 QueueConfig(
-                    host=setup.introduction.host,
-                    pid=setup.pid,
-                    clock=around.clock,
-                    rng=around.rng,
-                    report=setup.report,
-                    limits=setup.limits.queue,
+                    host=config.introduction.host,
+                    pid=config.pid,
+                    clock=environment.clock,
+                    rng=environment.rng,
+                    report=config.report,
+                    limits=config.limits.queue,
                 ),
             )
             async with asyncio.TaskGroup() as tasks:
-                acting = tasks.create_task(queue.run())
-                await self._rests.wait()
-                # Runs end where they are. Who leads now closes their sessions and runs them again.
-                acting.cancel()
-            setup.report("pipeline.rests", {})
+                running = tasks.create_task(queue.run())
+                await self._inactive.wait()
+                # Runs end where they are. The pipeline of the new leader closes their sessions and runs them again.
+                running.cancel()
+            config.report("pipeline.inactive", {})
 
-    def _turn(self, *, is_active: bool) -> None:
-        set_now, clear_now = (self._acts, self._rests) if is_active else (self._rests, self._acts)
+    def _set_active(self, *, is_active: bool) -> None:
+        set_now, clear_now = (self._active, self._inactive) if is_active else (self._inactive, self._active)
         set_now.set()
         clear_now.clear()
 
     # ---- control
 
-    async def _keep_in_touch(self, doors: WireClusterClient) -> None:
-        setup, clock = self._setup, self._environment.clock
-        heard_ms = clock.boot_ms()
+    async def _send_heartbeats(self, cluster: WireClusterClient) -> None:
+        config, clock = self._config, self._environment.clock
+        last_answer_ms = clock.boot_ms()
         while True:
             sent_ms = clock.boot_ms()
-            ready = self.is_active and self._transfers.status().state is EngineState.READY
-            beat = ChildBeatRequest(setup.introduction.process, setup.pid, serving=ready)
+            is_serving = self.is_active and self._engine.status().state is EngineState.READY
+            beat = ChildBeatRequest(config.introduction.process, config.pid, serving=is_serving)
             try:
-                answer = await doors.control(CHILD_BEAT, beat, setup.limits.heartbeat_ms)
+                answer = await cluster.control(CHILD_BEAT, beat, config.limits.heartbeat_ms)
             except EblaError:
-                if clock.boot_ms() - heard_ms >= setup.limits.silence_ms:
-                    self._turn(is_active=False)
+                if clock.boot_ms() - last_answer_ms >= config.limits.silence_ms:
+                    self._set_active(is_active=False)
             else:
-                heard_ms = sent_ms
-                self._turn(is_active=answer.serving and self.view.is_known)
-            await asyncio.sleep(setup.limits.heartbeat_ms / 1000)
+                last_answer_ms = sent_ms
+                self._set_active(is_active=answer.serving and self.view.is_known)
+            await asyncio.sleep(config.limits.heartbeat_ms / 1000)
 
     # ---- the topology
 
     async def prepare(self, view: View, before: View | None) -> None:
-        """Nothing: no file here belongs to a version."""
+        """Does nothing: no file of this process belongs to a version."""
 
     def on_view_installed(self, view: View) -> None:
-        assert self._doors is not None, "it follows while it runs"
-        self._doors.follow(view.snapshot)
+        assert self._cluster is not None, "it follows while it runs"
+        self._cluster.follow(view.snapshot)
 
     def _report_of(self, view: View) -> ChildReport:
-        """No barrier waits for it: it holds no version, and its effects are other processes' under a session."""
-        name, pid = self._setup.introduction.process, self._setup.pid
+        """No barrier waits for this process: it holds no version, and other processes carry out its effects, under a
+        session."""
         return ChildReport(
-            name=name,
-            pid=pid,
+            name=self._config.introduction.process,
+            pid=self._config.pid,
             version=view.version,
             fence=view.fence,
             oldest_running=view.version,

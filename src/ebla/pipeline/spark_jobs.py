@@ -1,8 +1,10 @@
-"""One job on Spark, in a thread of its own: work in, results or an error in words out."""
+"""One job on Spark, in its own thread: packs work into tasks, runs them, returns results or raises a clear error."""
 
+import heapq
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -16,7 +18,11 @@ from ebla.pipeline.spark_adapter import SparkAdapter
 from ebla.pipeline.spark_session import SparkRuntime
 from ebla.pipeline.task_outcome import OUTCOME_SCHEMA, parse_failure, results_of, work_failed
 from ebla.ports.transfer_engine import PipelineUnavailable
-from ebla.transfers.task_bundles import file_move_bytes, pack_row_tasks, pack_tasks, row_move_bytes
+
+W = TypeVar("W")
+
+ROW_TASKS_MAX = 8
+"""Of one job at a time. Two such jobs use no more streams of a node than it allows by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +34,11 @@ class SparkJobContext:
 
 
 class JobAbandoned(Exception):
-    """The job was cancelled; nobody waits for it any more."""
+    """The job was cancelled; no caller waits for it any more."""
 
 
 def run_spark_job(
-    context: SparkJobContext, tag: str, work: Sequence[TransferTask], given_up: threading.Event
+    context: SparkJobContext, tag: str, work: Sequence[TransferTask], is_abandoned: threading.Event
 ) -> Sequence[TransferResult]:
     """Raises `WorkFailed` and `PipelineUnavailable`."""
     files = [one for one in work if isinstance(one, FileMove)]
@@ -47,31 +53,62 @@ def run_spark_job(
         steps.append((f"compare replicas: {len(ranges)} ranges", lambda: _compare(context, ranges)))
     results: list[TransferResult] = []
     for description, step in steps:
-        if given_up.is_set():
+        if is_abandoned.is_set():
             raise JobAbandoned
         try:
             with context.adapter.jobs(tag, description):
                 results += step()
         except (PySparkException, Py4JError, OSError) as error:
-            raise _told(context, error) from error
+            raise _translated(context, error) from error
         except AttributeError as error:
-            # PySpark takes what it talks to Java by away from a session that is ended, under whoever uses it.
+            # PySpark tears down the Py4J gateway of a stopped session while other threads still use it.
             if _is_lost(context):
-                raise _told(context, error) from error
+                raise _translated(context, error) from error
             raise
     return results
 
 
 def _move_files(context: SparkJobContext, moves: Sequence[FileMove]) -> Sequence[TransferResult]:
-    tasks = pack_tasks([(move, file_move_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots())
+    tasks = pack_tasks([(move, move.size_bytes) for move in moves], context.task_bytes, context.adapter.slots())
     return _moved(context, FileMoveTask(tuple(encode_file_moves(task) for task in tasks), context.authority))
 
 
 def _move_rows(context: SparkJobContext, moves: Sequence[RowMove]) -> Sequence[TransferResult]:
-    tasks = pack_row_tasks(
-        [(move, row_move_bytes(move)) for move in moves], context.task_bytes, context.adapter.slots()
-    )
+    sized = [(move, sum(source.estimate_bytes(move.range) for source in move.sources)) for move in moves]
+    tasks = pack_row_tasks(sized, context.task_bytes, context.adapter.slots())
     return _moved(context, RowMoveTask(tuple(encode_row_moves(task) for task in tasks), context.authority))
+
+
+def pack_tasks(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
+    """Tasks of about `task_bytes` at most and of about the same size; a multiple of `slots`, if there is work for them
+    all: the job waits for its last task.
+
+    The largest items go first, each to the task with the least: with known sizes the last task ends not much later than
+    in the best packing.
+    """
+    assert task_bytes > 0
+    if not sized:
+        return ()
+    total = sum(size for _, size in sized)
+    rounds = max(1, -(-total // (task_bytes * slots)))
+    count = min(len(sized), rounds * slots)
+    loads = [(0, task) for task in range(count)]
+    packed: list[list[int]] = [[] for _ in range(count)]
+    for item in sorted(range(len(sized)), key=lambda item: (-sized[item][1], item)):
+        load, task = heapq.heappop(loads)
+        packed[task].append(item)
+        # An empty item still opens a stream.
+        heapq.heappush(loads, (load + max(1, sized[item][1]), task))
+    return tuple(tuple(sized[item][0] for item in sorted(items)) for items in packed)
+
+
+def pack_row_tasks(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
+    """Fewer and larger tasks if there are many slots. A row task holds a stream at every replica that it reads while it
+    waits to write; many of them, at several nodes, would wait for each other."""
+    if slots <= ROW_TASKS_MAX:
+        return pack_tasks(sized, task_bytes, slots)
+    total = sum(size for _, size in sized)
+    return pack_tasks(sized, max(task_bytes, -(-total // ROW_TASKS_MAX)), ROW_TASKS_MAX)
 
 
 def _moved(context: SparkJobContext, function: FileMoveTask | RowMoveTask) -> Sequence[TransferResult]:
@@ -83,7 +120,7 @@ def _compare(context: SparkJobContext, ranges: Sequence[ComparisonTask]) -> Sequ
     sized = [(order, order.size_bytes) for order in hash_tasks.hash_reads(ranges)]
     tasks = pack_row_tasks(sized, context.task_bytes, context.adapter.slots())
     function = hash_tasks.HashTask(tuple(hash_tasks.encode_hash_reads(task) for task in tasks), context.authority)
-    # Both questions are asked of what was read once.
+    # Both queries use the hashes, which are read once.
     hashes = _numbered(context, len(tasks)).mapInArrow(function, hash_tasks.HASHES_SCHEMA).persist()
     try:
         return hash_tasks.compare_results(
@@ -94,7 +131,7 @@ def _compare(context: SparkJobContext, ranges: Sequence[ComparisonTask]) -> Sequ
 
 
 def _numbered(context: SparkJobContext, tasks: int) -> DataFrame:
-    """A row for each task, in a partition of its own: only so do tasks get exactly what was bundled for them."""
+    """One row and one partition for each task: only so does each task get exactly what was packed for it."""
     return context.session.spark.range(0, tasks, 1, tasks).withColumnRenamed("id", "task")
 
 
@@ -102,14 +139,14 @@ def _is_lost(context: SparkJobContext) -> bool:
     return context.session.process.exit_code is not None or not context.adapter.is_alive()
 
 
-def _told(context: SparkJobContext, error: Exception) -> Exception:
+def _translated(context: SparkJobContext, error: Exception) -> Exception:
     if _is_lost(context):
-        return PipelineUnavailable("Spark was lost while the job ran", advice="it is started again by itself")
+        return PipelineUnavailable("Spark was lost while the job ran", advice="it is restarted automatically")
     return work_failed(parse_failure(_text(error)))
 
 
 def _text(error: Exception) -> str:
-    # PySpark asks its Java process for some texts, and that may fail like anything else.
+    # PySpark fetches some texts from its Java process, and that may fail too.
     try:
         return str(error)
     except (Py4JError, OSError):

@@ -1,6 +1,6 @@
-"""The ways from the pipeline to control, to the bulk processes and to the shards of the cluster.
+"""Calls to the control process of the own node, and to the bulk processes and shards of all nodes.
 
-Within the own node they go over its Unix sockets, to others over TCP. A host has an address for each role, so there is
+Calls within the own node use its Unix sockets, calls to others TCP. A host has an address for each role, so there is
 one `Peers` per role and shard number.
 """
 
@@ -30,32 +30,34 @@ class ClusterAddresses:
     bulk_socket: Address
     shard_socket_of: Callable[[ShardNumber], Address]
     bulk_port: int
-    """Of the verbs of every other node's bulk process."""
+    """For the verbs of other nodes' bulk processes."""
     shard_port_first: int
 
 
 class WireClusterClient:
-    """`follow` must be told each new version; connections to nodes that are no longer there end with it."""
+    """The owner calls `follow` with each new version; connections to nodes that have left are closed then."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, context: PeersContext, places: ClusterAddresses) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, context: PeersContext, addresses: ClusterAddresses) -> None:
         self._tasks = tasks
         self._context = context
-        self._places = places
+        self._addresses = addresses
         self._control = Peers(tasks, context)
-        self._control.set_address(places.own, places.control_socket)
+        self._control.set_address(addresses.own, addresses.control_socket)
         self._bulk = Peers(tasks, context)
         self._shards: dict[ShardNumber, Peers] = {}
 
     def follow(self, snapshot: Snapshot) -> None:
-        places = self._places
+        addresses = self._addresses
         members = {node.host: node for node in snapshot.members() if node.address}
         for node in members.values():
-            own = node.host == places.own
-            self._bulk.set_address(node.host, places.bulk_socket if own else Address(node.address, places.bulk_port))
+            own = node.host == addresses.own
+            self._bulk.set_address(
+                node.host, addresses.bulk_socket if own else Address(node.address, addresses.bulk_port)
+            )
             for number in range(node.shard_count):
                 shard = ShardNumber(number)
-                port = places.shard_port_first + number
-                address = places.shard_socket_of(shard) if own else Address(node.address, port)
+                port = addresses.shard_port_first + number
+                address = addresses.shard_socket_of(shard) if own else Address(node.address, port)
                 self._peers_of(shard).set_address(node.host, address)
         for host in self._bulk.hosts():
             if host not in members:
@@ -74,7 +76,7 @@ class WireClusterClient:
         return await self._control.call(host, verb, request, deadline_ms)
 
     async def control(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        return await self._control.call(self._places.own, verb, request, deadline_ms)
+        return await self._control.call(self._addresses.own, verb, request, deadline_ms)
 
     async def bulk(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
         return await self._bulk.call(host, verb, request, deadline_ms)

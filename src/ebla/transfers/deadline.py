@@ -1,4 +1,4 @@
-"""What is left of the time that a call has."""
+"""The time that a call has left."""
 
 import asyncio
 
@@ -18,6 +18,6 @@ class Deadline:
     def is_over(self) -> bool:
         return self._loop.time() >= self._expires_at
 
-    def at_most_ms(self, bound_ms: int) -> int:
-        """For one question of the call; never nothing, so that its end is told by who is asked."""
-        return max(1, min(bound_ms, self.left_ms))
+    def at_most_ms(self, limit_ms: int) -> int:
+        """The timeout of one call on the way: at least 1 ms, so that the callee reports the timeout."""
+        return max(1, min(limit_ms, self.left_ms))

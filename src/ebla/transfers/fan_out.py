@@ -1,7 +1,7 @@
-"""One question to each of several places, asked again where that may help, until all have answered or enough have.
+"""Calls several nodes concurrently, retries, and stops when all have answered or enough have.
 
-A place that works on it is waited for. One that cannot be reached is asked again, and holds nobody up for longer than a
-while once the others are enough.
+A node that works on its call is waited for. A node that cannot be reached is retried, and does not delay the result for
+long once the others are enough.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from ebla.aio.retry import Backoff, retry
 from ebla.model.errors import EblaError
 from ebla.transfers.deadline import Deadline
 
@@ -16,80 +17,85 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 POLL_S = 0.1
-PAUSE_S = 0.3
+BACKOFF = Backoff(first_s=0.3, max_s=0.3)
 CONNECTED_AFTER_S = 4.0
-"""Longer than an attempt to connect: a question that has not failed by then was taken up."""
+"""Longer than a connection attempt: a call that has not failed by then has reached the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class FanOutLimits:
     at_once_max: int
     stragglers_ms: int
-    """How long those that cannot be reached are tried once the others are enough."""
+    """How long unreachable nodes are retried once the others are enough."""
     patience_ms: int
-    """And where they are not."""
+    """How long they are retried while the others are not enough."""
 
 
 @dataclass(slots=True)
 class FanOutResult(Generic[K, T]):
-    found: dict[K, T] = field(default_factory=dict)
+    answers: dict[K, T] = field(default_factory=dict)
     failures: dict[K, EblaError] = field(default_factory=dict)
-    """Of those that have not answered as they should, what was last heard."""
+    """The last error of each that has not answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class FanOutCall(Generic[K, T]):
-    ask: Callable[[K], Awaitable[T]]
-    enough: Callable[[Mapping[K, T]], bool]
-    """Whether those that have answered do."""
+    call: Callable[[K], Awaitable[T]]
+    is_enough: Callable[[Mapping[K, T]], bool]
+    """Whether these answers suffice."""
     is_down: Callable[[K], bool]
-    """Held to be down: not waited for as one that works."""
+    """Considered down: not waited for like one that works."""
 
 
 async def fan_out(
-    items: Sequence[K], questions: FanOutCall[K, T], pace: FanOutLimits, deadline: Deadline
+    items: Sequence[K], calls: FanOutCall[K, T], limits: FanOutLimits, deadline: Deadline
 ) -> FanOutResult[K, T]:
-    """Errors that do not pass are final for their place; none is raised."""
-    outcome: FanOutResult[K, T] = FanOutResult()
-    working: dict[K, float] = {}
-    room = asyncio.Semaphore(pace.at_once_max)
+    """An error that is not transient is final for its item. Raises none of them."""
+    result: FanOutResult[K, T] = FanOutResult()
+    started: dict[K, float] = {}
+    slots = asyncio.Semaphore(limits.at_once_max)
     loop = asyncio.get_running_loop()
 
-    def is_at_work(item: K) -> bool:
-        """Not one that has failed before and is only being knocked at again."""
-        if item not in outcome.failures:
-            return not questions.is_down(item)
-        return loop.time() - working.get(item, loop.time()) >= CONNECTED_AFTER_S and not questions.is_down(item)
+    def is_working(item: K) -> bool:
+        """Unlike one that has failed before and is only being retried."""
+        if item not in result.failures:
+            return not calls.is_down(item)
+        return loop.time() - started.get(item, loop.time()) >= CONNECTED_AFTER_S and not calls.is_down(item)
 
-    async def one(item: K) -> None:
-        while not deadline.is_over:
-            async with room:
-                working[item] = loop.time()
-                try:
-                    outcome.found[item] = await questions.ask(item)
-                    outcome.failures.pop(item, None)
-                    return
-                except EblaError as error:
-                    outcome.failures[item] = error
-                    if not error.is_transient:
-                        return
-                finally:
-                    del working[item]
-            await asyncio.sleep(PAUSE_S)
+    async def call_once(item: K) -> T:
+        async with slots:
+            started[item] = loop.time()
+            try:
+                return await calls.call(item)
+            except EblaError as error:
+                result.failures[item] = error
+                raise
+            finally:
+                del started[item]
+
+    async def call_one(item: K) -> None:
+        if deadline.is_over:
+            return
+        try:
+            answer = await retry(lambda: call_once(item), BACKOFF, timeout_s=deadline.left_ms / 1000)
+        except EblaError:
+            return
+        result.answers[item] = answer
+        result.failures.pop(item, None)
 
     idle_since: float | None = None
     async with asyncio.TaskGroup() as tasks:
-        running = {item: tasks.create_task(one(item)) for item in items}
+        running = {item: tasks.create_task(call_one(item)) for item in items}
         while open_items := [item for item, task in running.items() if not task.done()]:
-            if any(is_at_work(item) for item in open_items):
+            if any(is_working(item) for item in open_items):
                 idle_since = None
             elif idle_since is None:
                 idle_since = loop.time()
-            bound_ms = pace.stragglers_ms if questions.enough(outcome.found) else pace.patience_ms
-            is_given_up = idle_since is not None and (loop.time() - idle_since) * 1000 >= bound_ms
-            if deadline.is_over or is_given_up:
+            patience_ms = limits.stragglers_ms if calls.is_enough(result.answers) else limits.patience_ms
+            gives_up = idle_since is not None and (loop.time() - idle_since) * 1000 >= patience_ms
+            if deadline.is_over or gives_up:
                 break
             await asyncio.wait([running[item] for item in open_items], timeout=POLL_S)
         for task in running.values():
             task.cancel()
-    return outcome
+    return result

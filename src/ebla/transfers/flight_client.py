@@ -1,11 +1,10 @@
-"""What tasks use to read checkpoints and to fill staging: Arrow Flight, with tickets, over TLS.
+"""The Arrow Flight client of transfer tasks: reads checkpoints and fills staging, with tickets, over TLS.
 
-It runs on executors, far from any node: it knows the words of the wire and nothing of a node's inside, and takes from a
-`TransferSource` or a `TransferTarget` all it has to know. The authority of the cluster says whom to trust, and the
-certificate must be
-that of the host that the ticket is for. Every wait is bounded: a call by what it moves, tries by their number.
+It runs on executors, far from any node: it knows the wire format and nothing of a node's inside, and takes all it needs
+from a `TransferSource` or a `TransferTarget`. It trusts the authority of the cluster, and the certificate must be that
+of the host that issued the ticket. Every wait is bounded: a call by the bytes that it moves, retries by their number.
 
-A stream that breaks is no failure yet: the target says how far it has come, and goes on from there.
+A stream that breaks is not a failure yet: the target reports how much it has received, and the client continues there.
 """
 
 import os
@@ -17,22 +16,26 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from ebla.aio.retry import Backoff, retry_with_policy
 from ebla.model.errors import Corruption, EblaError, InternalError, Overloaded
 from ebla.model.identity import Address, AttemptId, HostId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import StagedFile, TransferSource, TransferTarget
 from ebla.storage.codec.row_file import records_of
 from ebla.storage.layers.malloc import keep_freed_buffers
-from ebla.transfers.flight_calls import (
+from ebla.transfers.flight_streams import (
+    ByteBatches,
+    DirectRead,
     FileStream,
     FlightClientLimits,
+    LocalFileRead,
     PutStream,
+    ReadAhead,
+    RowUpload,
     StagedRecordStream,
     translating_errors,
 )
-from ebla.transfers.flight_puts import ByteBatches, DirectRead, LocalFileRead, ReadAhead, RowUpload
-from ebla.transfers.task_bundles import group_small_files
-from ebla.wire.flight_format import BYTES_SCHEMA, certificate_host_name, flight_uri
+from ebla.wire.flight_format import BYTES_SCHEMA, FILES_TOGETHER_MAX, certificate_host_name, flight_uri
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import (
     FilesQuery,
@@ -43,18 +46,17 @@ from ebla.wire.transfer_messages import (
     PutAnswer,
     StagedRowsQuery,
     StoredRowsQuery,
-    TypedRowsQuery,
 )
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.enable_http_proxy", 0),
 )
-"""Fewer and larger frames, and room for a few of them under way. A proxy that the machine has for the web is none for
-nodes."""
+"""Fewer and larger frames, and several of them in flight. The machine's web proxy is not used for nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +96,24 @@ class FlightClient:
 
     # -- out of checkpoints ------------------------------------------------------------------------------------------
 
-    def get_file(self, source: TransferSource, place: CheckpointFileRef, offset: int = 0) -> FileStream:
-        size = _size_of(source, place)
-        query = FilesQuery(part=place.part, layer=place.layer, file=place.file, offset=offset)
-        return FileStream(self._ask(source, query, self._time_for(size)), str(source.flight))
+    def get_file(self, source: TransferSource, file: CheckpointFileRef, offset: int = 0) -> FileStream:
+        size = _size_of(source, file)
+        query = FilesQuery(part=file.part, layer=file.layer, file=file.file, offset=offset)
+        return FileStream(self._get(source, query, self._time_for(size)), str(source.flight))
 
     def get_rows(self, source: TransferSource, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
         """Stored rows in key order: columns `key` and `value`."""
-        return self._batches(source, StoredRowsQuery(range=token_range))
-
-    def get_typed_rows(self, source: TransferSource, query: TypedRowsQuery) -> Iterator[pa.RecordBatch]:
-        return self._batches(source, query)
+        return self.get_batches(source, StoredRowsQuery(range=token_range))
 
     def get_hashes(self, source: TransferSource, query: HashesQuery) -> pa.RecordBatch:
-        """Columns `bucket`, `hash` and `rows`, a line for each bucket."""
-        found = self.again(lambda: list(self._batches(source, query)), room_s=self._limits.room_s)
-        if len(found) != 1:
-            raise InternalError(f"{source.flight} answered {len(found)} tables of hashes")
-        return found[0]
+        """Columns `bucket`, `hash` and `rows`, one row for each bucket."""
+        batches = self.retry(lambda: list(self.get_batches(source, query)), overload_s=self._limits.overload_s)
+        if len(batches) != 1:
+            raise InternalError(f"{source.flight} sent {len(batches)} tables of hashes")
+        return batches[0]
 
-    def _batches(self, source: TransferSource, query: FlightQuery) -> Generator[pa.RecordBatch, None, None]:
-        reader = self._ask(source, query, self._limits.scan_s)
+    def get_batches(self, source: TransferSource, query: FlightQuery) -> Generator[pa.RecordBatch, None, None]:
+        reader = self._get(source, query, self._limits.scan_s)
         try:
             while True:
                 with translating_errors(str(source.flight)):
@@ -126,7 +125,7 @@ class FlightClient:
         finally:
             reader.cancel()
 
-    def _ask(self, source: TransferSource, query: FlightQuery, timeout_s: float) -> Any:
+    def _get(self, source: TransferSource, query: FlightQuery, timeout_s: float) -> Any:
         ticket = flight.Ticket(encode(FlightGet(source.ticket, query, self._run)))
         with translating_errors(str(source.flight)):
             connection = self._connection(source.host, source.flight)
@@ -135,14 +134,14 @@ class FlightClient:
     # -- into staging ------------------------------------------------------------------------------------------------
 
     def move_file(
-        self, source: TransferSource, place: CheckpointFileRef, target: TransferTarget, attempt: AttemptId, name: str
+        self, source: TransferSource, file: CheckpointFileRef, target: TransferTarget, attempt: AttemptId, name: str
     ) -> StagedFile:
-        """From a checkpoint into staging; the target has what the source has."""
-        size = _size_of(source, place)
+        """Copies a file of a checkpoint into staging, and checks that the target has the bytes of the source."""
+        size = _size_of(source, file)
         expected: list[int] = []
 
         def read(offset: int) -> ByteBatches:
-            return self._read(self.get_file(source, place, offset), size - offset, expected)
+            return self._read(self.get_file(source, file, offset), size - offset, expected)
 
         answer = self._put_bytes(
             target, FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size), read
@@ -152,15 +151,13 @@ class FlightClient:
         return StagedFile(name, size, answer.checksum)
 
     def move_files(
-        self, source: TransferSource, places: Sequence[CheckpointFileRef], target: TransferTarget, attempt: AttemptId
+        self, source: TransferSource, files: Sequence[CheckpointFileRef], target: TransferTarget, attempt: AttemptId
     ) -> tuple[StagedFile, ...]:
-        """Files of one part, under their layers and names, none of them begun before. Small ones move together: to open
-        and end two streams costs more than the bytes of most. What breaks there goes on file by file, each from where
-        it has come to."""
+        """Copies files of one part that this attempt has not begun before. Small files share a stream: to open and
+        close two streams costs more than the bytes of most. If a shared stream breaks, its files continue one by one,
+        each from where it was."""
         staged: list[StagedFile] = []
-        for group in group_small_files(
-            [(place, _size_of(source, place)) for place in places], self._limits.grouped_bytes
-        ):
+        for group in group_small_files([(file, _size_of(source, file)) for file in files], self._limits.grouped_bytes):
             moved: Sequence[StagedFile] | None = None
             if len(group) > 1:
                 try:
@@ -174,12 +171,12 @@ class FlightClient:
         return tuple(staged)
 
     def _move_together(
-        self, source: TransferSource, places: Sequence[CheckpointFileRef], target: TransferTarget, attempt: AttemptId
+        self, source: TransferSource, files: Sequence[CheckpointFileRef], target: TransferTarget, attempt: AttemptId
     ) -> list[StagedFile] | None:
-        """None: the target takes them one by one."""
-        first, *others = places
-        sizes = [_size_of(source, place) for place in places]
-        more = tuple((place.staged_name, size) for place, size in zip(others, sizes[1:]))
+        """None: the target accepts only one file per stream."""
+        first, *others = files
+        sizes = [_size_of(source, file) for file in files]
+        more = tuple((file.staged_name, size) for file, size in zip(others, sizes[1:]))
         time_s, expected = self._time_for(sum(sizes)), list[int]()
         stream = self.open_put(
             target,
@@ -189,30 +186,25 @@ class FlightClient:
             time_s,
         )
         try:
-            if stream.begin.files != len(places):
+            if stream.begin.files != len(files):
                 return None
             query = FilesQuery(
                 part=first.part,
                 layer=first.layer,
                 file=first.file,
                 offset=0,
-                more=tuple((place.layer, place.file) for place in others),
+                more=tuple((file.layer, file.file) for file in others),
             )
-            content = FileStream(self._ask(source, query, time_s), str(source.flight), len(places))
-            pieces = self._read(content, sum(sizes), expected)
-            try:
-                for batch in pieces:
-                    stream.write(batch)
-            finally:
-                pieces.close()
-            answers = stream.finish_all(len(places))
+            content = FileStream(self._get(source, query, time_s), str(source.flight), len(files))
+            _write_all(stream, self._read(content, sum(sizes), expected))
+            answers = stream.finish_all(len(files))
         finally:
             stream.drop()
-        for place, answer, checksum in zip(places, answers, expected):
+        for file, answer, checksum in zip(files, answers, expected):
             if answer.checksum != checksum:
-                raise _other_bytes(place.staged_name, source, target, answer, checksum)
+                raise _other_bytes(file.staged_name, source, target, answer, checksum)
         return [
-            StagedFile(place.staged_name, size, answer.checksum) for place, size, answer in zip(places, sizes, answers)
+            StagedFile(file.staged_name, size, answer.checksum) for file, size, answer in zip(files, sizes, answers)
         ]
 
     def _read(self, content: FileStream, size_bytes: int, checksums: list[int]) -> ByteBatches:
@@ -221,7 +213,7 @@ class FlightClient:
         return ReadAhead(content, self._limits.read_ahead_batches, checksums)
 
     def put_file(self, target: TransferTarget, attempt: AttemptId, name: str, path: str) -> StagedFile:
-        """A file of this machine, which nobody changes meanwhile."""
+        """Uploads a file of this machine that does not change meanwhile."""
         size = os.path.getsize(path)
         checksums: list[int] = []
 
@@ -232,11 +224,11 @@ class FlightClient:
             target, FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size), read
         )
         if answer.checksum != checksums[-1]:
-            raise Corruption(f"{name} came to {target.flight} with other bytes than were sent")
+            raise Corruption(f"{name} arrived at {target.flight} with other bytes than were sent")
         return StagedFile(name, size, answer.checksum)
 
     def put_rows(self, target: TransferTarget, attempt: AttemptId, batches: Iterable[pa.RecordBatch]) -> StagedFile:
-        """Stored rows, in key order over all batches, with the columns `key` and `value`."""
+        """Uploads stored rows, in key order over all batches, with the columns `key` and `value`."""
         with RowUpload(self, target, attempt, self._limits) as put:
             for record in records_of(batches, self._limits.record_bytes):
                 put.send(record)
@@ -245,17 +237,17 @@ class FlightClient:
     def get_staged_rows(
         self, target: TransferTarget, attempt: AttemptId, expected: StagedFile | None = None
     ) -> StagedRecordStream:
-        """What an attempt has put there, to be put elsewhere. Once the transfer is sealed: what all that count have,
-        merged, whichever of them is asked for (`is_merged`). While it is being sealed this waits for it."""
+        """The rows that an attempt has staged, to be copied elsewhere. Once the transfer is sealed: the rows of all
+        sealed attempts, merged, whichever is asked for (`is_merged`). While it is being sealed, this waits."""
 
-        def ask() -> StagedRecordStream:
+        def get() -> StagedRecordStream:
             ticket = flight.Ticket(encode(FlightGet(target.ticket, StagedRowsQuery(attempt))))
             with translating_errors(str(target.flight)):
                 connection = self._connection(target.host, target.flight)
                 reader = connection.do_get(ticket, flight.FlightCallOptions(timeout=self._limits.scan_s))
             return StagedRecordStream(reader, str(target.flight), expected)
 
-        return self.again(ask, room_s=self._limits.room_s)
+        return self.retry(get, overload_s=self._limits.overload_s)
 
     def _put_bytes(self, target: TransferTarget, put: FlightPut, read: Callable[[int], ByteBatches]) -> PutAnswer:
         reached = [0]
@@ -264,17 +256,12 @@ class FlightClient:
             stream = self.open_put(target, put, self._time_for(put.size_bytes))
             try:
                 reached[0] = max(reached[0], stream.begin.received_bytes)
-                pieces = read(stream.begin.received_bytes)
-                try:
-                    for batch in pieces:
-                        stream.write(batch)
-                finally:
-                    pieces.close()
+                _write_all(stream, read(stream.begin.received_bytes))
                 return stream.finish()
             finally:
                 stream.drop()
 
-        return self.again(once, lambda: reached[0], room_s=self._limits.room_s)
+        return self.retry(once, lambda: reached[0], overload_s=self._limits.overload_s)
 
     def open_put(self, target: TransferTarget, put: FlightPut, timeout_s: float) -> PutStream:
         descriptor = flight.FlightDescriptor.for_command(encode(put))
@@ -286,25 +273,25 @@ class FlightClient:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def again(self, act: Callable[[], T], progress: Callable[[], int] = lambda: 0, *, room_s: float = 0.0) -> T:
-        """Until it comes to an end, while a further try may help or the last one brought something. `room_s`: how long
-        to be turned away for want of room is no try. Not for who holds a stream meanwhile: others may wait for that."""
-        tries, reached, waited_s = 0, progress(), 0.0
-        while True:
-            try:
-                return act()
-            except EblaError as error:
-                if not error.is_transient:
-                    raise
-                waits = isinstance(error, Overloaded) and waited_s < room_s
-                tries, before, reached = tries + (not waits), reached, progress()
-                if reached > before:
-                    tries = 1
-                if tries >= self._limits.tries_max:
-                    raise
-            pause_s = self._limits.room_pause_s if waits else self._limits.pause_s * 2 ** (tries - 1)
-            waited_s += pause_s if waits else 0.0
-            self._pauses.wait(pause_s)
+    def retry(self, call: Callable[[], T], progress: Callable[[], int] = lambda: 0, *, overload_s: float = 0.0) -> T:
+        """Retries after a transient error, `attempts_max` times without progress. For `overload_s` an `Overloaded` node
+        does not count as an attempt. Not for a caller that holds a stream meanwhile: others may wait for that one."""
+        limits = self._limits
+        backoff = Backoff(first_s=limits.pause_s, max_s=float("inf"))
+        attempts, reached, waited_s = 0, progress(), 0.0
+
+        def pause_after(error: EblaError) -> float | None:
+            nonlocal attempts, reached, waited_s
+            if not error.is_transient:
+                return None
+            if isinstance(error, Overloaded) and waited_s < overload_s:
+                waited_s += limits.overload_pause_s
+                return limits.overload_pause_s
+            before, reached = reached, progress()
+            attempts = 1 if reached > before else attempts + 1
+            return backoff.pause_s(attempts) if attempts < limits.attempts_max else None
+
+        return retry_with_policy(call, pause_after, self._pauses.wait)
 
     def _connection(self, host: HostId, address: Address) -> flight.FlightClient:
         known = self._connections.get((host, address))
@@ -312,7 +299,7 @@ class FlightClient:
             known = flight.FlightClient(
                 flight_uri(address),
                 tls_root_certs=self._authority_pem,
-                # Certificates name hosts by their id; this is the name that is compared.
+                # Certificates name hosts by their id; this is the name that is checked.
                 override_hostname=certificate_host_name(host),
                 generic_options=list(CHANNEL_OPTIONS),
             )
@@ -323,14 +310,39 @@ class FlightClient:
         return self._limits.call_s + size_bytes / self._limits.bytes_per_s_min
 
 
+def _write_all(stream: PutStream, batches: ByteBatches) -> None:
+    try:
+        for batch in batches:
+            stream.write(batch)
+    finally:
+        batches.close()
+
+
 def _other_bytes(
     name: str, source: TransferSource, target: TransferTarget, answer: PutAnswer, expected: int
 ) -> Corruption:
     return Corruption(
-        f"{name} came to {target.flight} with checksum {answer.checksum:08x}, at {source.flight} it has {expected:08x}"
+        f"{name} arrived at {target.flight} with checksum {answer.checksum:08x}; {source.flight} has {expected:08x}"
     )
 
 
-def _size_of(source: TransferSource, place: CheckpointFileRef) -> int:
-    files = source.parts[place.part].layers[place.layer].files
-    return next(file.size_bytes for file in files if file.name == place.file)
+def _size_of(source: TransferSource, file: CheckpointFileRef) -> int:
+    files = source.parts[file.part].layers[file.layer].files
+    return next(one.size_bytes for one in files if one.name == file.file)
+
+
+def group_small_files(sized: Sequence[tuple[W, int]], bytes_max: int) -> list[list[W]]:
+    """The files that share a stream: small ones together, up to `bytes_max`; a file of more than half of that alone."""
+    groups: list[list[W]] = []
+    small: list[W] = []
+    left = bytes_max
+    for one, size in sized:
+        if size > bytes_max // 2:
+            groups.append([one])
+            continue
+        if small and (size > left or len(small) == FILES_TOGETHER_MAX):
+            groups.append(small)
+            small, left = [], bytes_max
+        small.append(one)
+        left -= size
+    return [*groups, small] if small else groups

@@ -277,7 +277,7 @@ def with_rig(
             clock = LoopClock()
             parts = BrokerDeps(
                 view=view,
-                doors=cluster,
+                cluster=cluster,
                 host=host(1),
                 datacenter="dc1",
                 authority=lambda: b"PEM",

@@ -23,7 +23,7 @@ async def test_rows_that_are_announced_may_be_seen(rig: Rig, /) -> None:
     assert asked.session in rig.cluster.sessions
     rig.cluster.hooks["seal"] = lambda *_: raises(Corruption("it is broken"))
     rig.cluster.hooks["open_staging"] = lambda *_: raises(Refused("there is no room"))
-    with pytest.raises(WriteFailed, match="may be seen already"):
+    with pytest.raises(WriteFailed, match="may be visible already"):
         await rig.call(COMMIT_WRITE, request)
 
 

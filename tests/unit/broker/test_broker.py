@@ -12,7 +12,7 @@ from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
 from tests.unit.topology.small_cluster import TABLE, host
 
 from ebla.broker.broker_deps import BrokerLimits
-from ebla.broker.table_options import is_cdc_enabled
+from ebla.broker.read_broker import is_cdc_enabled
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import (
     DeadlineExceeded,
@@ -81,7 +81,7 @@ async def test_the_class_the_outcome_and_the_advice_come_along(rig: Rig, /) -> N
 @pytest.mark.parametrize("error", [Unavailable("no read barrier within 9900 ms"), DeadlineExceeded("no answer")])
 async def test_without_a_majority_it_is_told_who_is_down_and_what_to_do(rig: Rig, /, error: EblaError) -> None:
     rig.cluster.hooks["read_barrier"] = lambda _where, _request: raises(error)
-    with pytest.raises(Unavailable, match="none is held to be down") as unknown:
+    with pytest.raises(Unavailable, match="none is considered down") as unknown:
         await rig.call(OPEN_READ, opening())
     assert error.message in unknown.value.message
     rig.cluster.view.down = frozenset((host(2), host(3)))

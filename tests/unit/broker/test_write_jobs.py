@@ -88,7 +88,7 @@ async def test_a_second_run_closes_the_first_before_it_has_a_session(rig: Rig, /
     names = [name for name in rig.cluster.names() if name in ("group0_execute", "close_session", "open_session")]
     assert names == ["group0_execute", "close_session", "group0_execute", "open_session"]
     assert rig.cluster.sessions == [second.session]
-    with pytest.raises(Stale, match="taken over; no row of the job is seen"):
+    with pytest.raises(Stale, match="taken over; no row of the job is visible"):
         await rig.call(COMMIT_WRITE, committing(first, before))
     with pytest.raises(Stale, match="another run"):
         await rig.call(OPEN_WRITE, first)
@@ -242,11 +242,11 @@ async def test_without_the_level_it_fails_and_says_whether_rows_are_seen(rig: Ri
     assert "run it again with the job id 'job': that is safe" in error.advice
     assert "gone" in error.message
     if verb == "seal":
-        assert "no row of the job is seen" in error.message
+        assert "no row of the job is visible" in error.message
         assert error.outcome is Outcome.NOT_APPLIED
         assert rig.cluster.of(AdoptRequest) == []
     else:
-        assert "rows of the job may be seen" in error.message
+        assert "rows of the job may be visible" in error.message
         assert isinstance(error, WriteFailed)
     assert rig.record().state is WriteJobState.OPEN
     rig.cluster.hooks.clear()
@@ -262,7 +262,7 @@ async def test_what_an_earlier_call_has_shown_is_told_by_the_next(rig: Rig, /) -
     with pytest.raises(WriteTimeout):
         await rig.call(COMMIT_WRITE, committing(asked, plan))
     rig.cluster.hooks["seal"] = failing_at(at(1, 2, 3, 4), Unreachable("gone"))
-    with pytest.raises(WriteFailed, match="may be seen already"):
+    with pytest.raises(WriteFailed, match="may be visible already"):
         await rig.call(COMMIT_WRITE, committing(asked, plan))
 
 

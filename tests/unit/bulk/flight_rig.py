@@ -39,8 +39,8 @@ from ebla.storage.columns.chunks import ChunkShape, chunk_of
 from ebla.storage.compaction.compactor import BaseLayerWriter
 from ebla.storage.layers.layer import Item, build_layer
 from ebla.storage.layers.rocks_engine import RocksEngine
-from ebla.transfers.flight_calls import FlightClientLimits
 from ebla.transfers.flight_client import FlightClient
+from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.transfer_messages import FlightPut, FlightQuery, HashesQuery, PutAnswer
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ SESSION = SessionId(uuid.UUID(int=0x5E))
 CHECKPOINT = CheckpointId(uuid.UUID(int=0xCE))
 TRANSFER = TransferId(uuid.UUID(int=0x7F))
 ATTEMPT = AttemptId(uuid.UUID(int=0xA7))
-QUICK = FlightClientLimits(call_s=20, scan_s=40, tries_max=2, pause_s=0.05, room_s=0)
+QUICK = FlightClientLimits(call_s=20, scan_s=40, attempts_max=2, pause_s=0.05, overload_s=0)
 Layer = tuple[Sequence[Item], TokenRange, bool]
 """What it holds, its range, and whether it has a sidecar."""
 
@@ -229,7 +229,7 @@ class FlightRig:
         return await self.ask(lambda client: client.get_hashes(self.source(), query))
 
     async def answer(self, source: TransferSource, query: FlightQuery) -> list[pa.RecordBatch]:
-        return await self.ask(lambda client: list(client._batches(source, query)))
+        return await self.ask(lambda client: list(client.get_batches(source, query)))
 
     async def wait_for(self, holds: Callable[[], bool]) -> None:
         """Looked at every few milliseconds; bounded by the rig's own time."""

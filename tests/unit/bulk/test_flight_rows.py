@@ -41,8 +41,8 @@ from ebla.storage.codec.row_codec import encode_row
 from ebla.storage.codec.row_file import ROWS_SCHEMA, decode_records, items_of, rows_batch
 from ebla.storage.layers.layer import Item
 from ebla.storage.merge.row_merge import merge_streams
-from ebla.transfers.flight_calls import FlightClientLimits
 from ebla.transfers.flight_client import FlightClient
+from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.transfer_messages import HashesQuery, TypedRowsQuery
 
 pytestmark = runs_in(real_time)
@@ -142,7 +142,7 @@ async def test_typed_rows_of_every_type_are_what_storage_says(tmp_path: Path) ->
         await build_part(rig, [(items[:50], WHOLE_RING, True), (items[40:], WHOLE_RING, False)], schema)
 
         def read(client: FlightClient) -> pa.Table:
-            return pa.Table.from_batches(list(client.get_typed_rows(rig.source(), asked(names))))
+            return pa.Table.from_batches(list(client.get_batches(rig.source(), asked(names))))
 
         found = await rig.ask(read)
         assert found.schema.names == expected.schema.names
@@ -156,9 +156,9 @@ async def test_wrong_questions_are_refused_and_the_worker_goes_on(tmp_path: Path
     async with flight_rig(tmp_path) as rig:
         await build_part(rig, [(plain_items(10), WHOLE_RING, False)], PLAIN)
         with pytest.raises(NotFound, match="no column"):
-            await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), asked(("no",)))))
+            await rig.ask(lambda client: list(client.get_batches(rig.source(), asked(("no",)))))
         with pytest.raises(InvalidRequest, match="at least one column"):
-            await rig.ask(lambda client: list(client.get_typed_rows(rig.source(), asked(()))))
+            await rig.ask(lambda client: list(client.get_batches(rig.source(), asked(()))))
         with pytest.raises(InvalidRequest, match="parts"):
             await rig.hashes(HashesQuery(WHOLE_RING, 0, 0))
         assert len(stored(await rig.read_rows())) == 10
@@ -324,7 +324,7 @@ async def test_rows_are_staged_as_records(tmp_path: Path) -> None:
     async with flight_rig(tmp_path) as rig:
         items = plain_items(5000, 300)
         target = rig.target(StagingKind.ROWS)
-        limits = FlightClientLimits(tries_max=2, pause_s=0.05, record_bytes=1 << 16)
+        limits = FlightClientLimits(attempts_max=2, pause_s=0.05, record_bytes=1 << 16)
         staged = await rig.ask(lambda client: client.put_rows(target, ATTEMPT, in_batches(items, 700)), limits)
         assert staged.name == "rows"
         assert staged.size_bytes == len(rig.stream_service.staged("rows"))

@@ -40,8 +40,8 @@ from ebla.model.errors import (
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
 from ebla.runtime.priorities import lower_thread_priority
-from ebla.transfers.flight_calls import FlightClientLimits
 from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
+from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.flight_format import BYTES_SCHEMA, bytes_batch, certificate_host_name
 from ebla.wire.frames import encode
 from ebla.wire.transfer_messages import FilesQuery, FlightGet, FlightPut
@@ -303,7 +303,7 @@ async def test_tries_without_progress_are_bounded(tmp_path: Path) -> None:
         rig.stream_service.sent = refuse
         with pytest.raises(Overloaded, match="too many"):
             await asyncio.to_thread(moved, rig)
-        assert len(opened) == QUICK.tries_max
+        assert len(opened) == QUICK.attempts_max
 
 
 async def test_an_unreachable_node_is_told_soon(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import ScanStack, StagedFile, StagingKind
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
-from ebla.transfers.flight_calls import StagedRecordStream
 from ebla.transfers.flight_client import FlightClient
+from ebla.transfers.flight_streams import StagedRecordStream
 from ebla.wire.flight_format import END_OF_ROWS, MERGED_RUNS, NO_BYTES, bytes_batch
 
 pytestmark = runs_in(real_time)
@@ -45,7 +45,7 @@ async def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> N
         brought = await put(rig)
         assert await read_back(rig, brought) == (False, ITEMS)
         assert rig.stream_service.sent_bytes == brought.size_bytes
-        with pytest.raises(Corruption, match="were brought"):
+        with pytest.raises(Corruption, match="were staged"):
             await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
         await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
@@ -112,5 +112,5 @@ RECORD = (bytes_batch(encode_rows(rows_batch(ITEMS[:3]))), b"")
 def test_a_stream_that_breaks_is_no_end(chunks: tuple[tuple[pa.RecordBatch, bytes], ...]) -> None:
     whole = StagedRecordStream(Chunks(*chunks, (NO_BYTES, END_OF_ROWS)), "there")
     assert len(stored(list(whole))) == 3 * (RECORD in chunks)
-    with pytest.raises(ConnectionLost, match="before their end"):
+    with pytest.raises(ConnectionLost, match="before the end marker"):
         list(StagedRecordStream(Chunks(*chunks), "there"))

@@ -28,7 +28,7 @@ from ebla.model.identity import ClusterId, HistoryId, HostId, SessionId, Topolog
 from ebla.model.records.jobs import JobProgress, JobRecord, JobResult
 from ebla.observe.event_reporter import discard_event
 from ebla.pipeline.job_queue import JobQueue, QueueConfig
-from ebla.pipeline.job_run import JobHandle, NewSession
+from ebla.pipeline.job_runner import JobHandle, NewSession
 from ebla.sim.rng import SimRng
 from ebla.wire.group0_messages import Group0Report
 from ebla.wire.verbs import PeerStatus, StatusAnswer
@@ -42,11 +42,11 @@ class Outcomes:
         self.next: list[JobResult | EblaError] = []
         self.takes_s = 2.0
 
-    def draw(self) -> NewSession:
+    def new_session(self) -> NewSession:
         return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
     async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
-        handle.tell(JobProgress(step="copying files", bytes_done=512, bytes_total=1024))
+        handle.report(JobProgress(step="copying files", bytes_done=512, bytes_total=1024))
         await asyncio.sleep(self.takes_s)
         outcome = self.next.pop(0)
         if isinstance(outcome, EblaError):

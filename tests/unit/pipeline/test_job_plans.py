@@ -15,16 +15,14 @@ from ebla.pipeline.job_plans import (
     ComparePlan,
     FileCopyPlan,
     RowStreamPlan,
-    covering_range,
-    merge_ranges,
     plan_job,
-    replica_ranges,
 )
 from ebla.topology.commands import CreateKeyspace, CreateTable, StartMoves, TabletMove
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.snapshot import Keyspace, Replication, Table
 from ebla.topology.states import Strategy, TransitionKind
+from ebla.transfers.token_ranges import covering_range, merge_ranges, replica_ranges
 
 
 def a_cluster(size: int = 4) -> tuple[World, Coordinator]:
@@ -106,7 +104,7 @@ def test_a_pending_replica_is_a_target_and_no_source() -> None:
             InvalidRequest,
             "holds no replica of ks.t in",
         ),
-        (StreamRange(table=TABLETS, range=WHOLE_RING, sources=(), target=host(2)), InvalidRequest, "nobody is named"),
+        (StreamRange(table=TABLETS, range=WHOLE_RING, sources=(), target=host(2)), InvalidRequest, "no source"),
         (StreamRange(table=TABLETS, range=WHOLE_RING, sources=(host(2),), target=host(2)), InvalidRequest, "to itself"),
         (CompareReplicas(TABLETS), Unavailable, "127.0.0.3 .* is down"),
     ],
@@ -124,8 +122,8 @@ def test_rows_are_cut_by_the_tablets_of_the_target() -> None:
     asked = TokenRange(Token(first - 10), Token(second))
     plan = plan_job(SETS, StreamRange(table=TABLETS, range=asked, sources=(host(2),), target=host(3)), ())
     assert isinstance(plan, RowStreamPlan)
-    assert [piece.range for piece in plan.pieces] == ranges((first - 10, first), (first, second))
-    assert all(piece.replica_on(host(3)) in piece.replicas for piece in plan.pieces)
+    assert [copy.range for copy in plan.copies] == ranges((first - 10, first), (first, second))
+    assert all(replica.host == host(3) for copy in plan.copies for replica in copy.targets)
 
 
 def test_of_a_range_the_target_must_be_a_replica_everywhere() -> None:
@@ -151,7 +149,7 @@ def test_a_joining_node_is_streamed_to_before_it_is_read() -> None:
     source = piece.replicas[0].host
     plan = plan_job(sets, StreamRange(table=table, range=piece.range, sources=(source,), target=host(4)), ())
     assert isinstance(plan, RowStreamPlan)
-    assert [one.replica_on(host(4)) for one in plan.pieces] == list(piece.pending)
+    assert [copy.targets for copy in plan.copies] == [piece.pending]
     with pytest.raises(InvalidRequest, match="holds no replica"):
         plan_job(sets, StreamRange(table=table, range=piece.range, sources=(host(4),), target=source), ())
 
@@ -163,10 +161,10 @@ def test_a_table_is_compared_where_it_has_replicas() -> None:
     plan = plan_job(SETS, CompareReplicas(TABLETS, heal=True), ())
     assert isinstance(plan, ComparePlan)
     assert plan.heal
-    assert len(plan.pieces) == 4, "each tablet is a stack of its own"
-    assert [len(piece.replicas) for piece in plan.pieces] == [3, 3, 3, 3]
+    assert len(plan.ranges) == 4, "each tablet is a stack of its own"
+    assert [len(piece.replicas) for piece in plan.ranges] == [3, 3, 3, 3]
     tablets = WORLD.snapshot.tablets[TABLETS]
-    assert all(set(piece.replicas) == set(tablets.replicas(number)) for number, piece in enumerate(plan.pieces))
+    assert all(set(piece.replicas) == set(tablets.replicas(number)) for number, piece in enumerate(plan.ranges))
 
 
 tokens = st.one_of(st.integers(TOKEN_MIN, TOKEN_MAX), st.sampled_from([TOKEN_MIN, TOKEN_MAX, -1, 0]))
@@ -219,4 +217,4 @@ def test_no_host_is_asked_for_twice() -> None:
         SETS, StreamRange(table=TABLETS, range=asked, sources=(holders[0], holders[0]), target=HostId(holders[1])), ()
     )
     assert isinstance(plan, RowStreamPlan)
-    assert plan.sources == (holders[0],)
+    assert [copy.sources for copy in plan.copies] == [(holders[0],)]

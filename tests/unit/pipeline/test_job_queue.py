@@ -30,7 +30,7 @@ from ebla.model.records.jobs import (
 from ebla.model.stored_value import decode_stored
 from ebla.observe.event_reporter import discard_event
 from ebla.pipeline.job_queue import JobQueue, QueueConfig, QueueLimits
-from ebla.pipeline.job_run import JobHandle, NewSession
+from ebla.pipeline.job_runner import JobHandle, NewSession
 from ebla.pipeline.job_scheduler import SchedulerLimits
 from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavailable
 from ebla.sim.rng import SimRng
@@ -39,7 +39,7 @@ from ebla.wire.verbs import Verb
 A, B, C = HOSTS
 COPY = CopyTablets(TABLE, (0,), A, B)
 RESULT = JobResult(bytes_moved=3)
-LIMITS = QueueLimits(book=SchedulerLimits(runs_max=3))
+LIMITS = QueueLimits(scheduler=SchedulerLimits(runs_max=3))
 
 
 class ScriptedRunner:
@@ -56,7 +56,7 @@ class ScriptedRunner:
         self.confirms = False
         self.sessions: list[SessionId] = []
 
-    def draw(self) -> NewSession:
+    def new_session(self) -> NewSession:
         return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
     async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
@@ -64,7 +64,7 @@ class ScriptedRunner:
         assert (written.state, written.session) == (JobState.RUNNING, drawn.session), "the record goes first"
         self.sessions.append(drawn.session)
         self.story.append("begun")
-        handle.tell(JobProgress(step="moving", bytes_done=1, bytes_total=3))
+        handle.report(JobProgress(step="moving", bytes_done=1, bytes_total=3))
         outcome = self.outcomes.pop(0) if self.outcomes else 1.0
         try:
             if self.confirms:
@@ -214,7 +214,7 @@ async def test_a_run_that_is_left_again_and_again_fails(rig: Rig, /) -> None:
     rig.group0.put_job(job)
     async with rig.running():
         failed = await rig.ended(job)
-    assert (failed.state, failed.cause) == (JobState.FAILED, "whoever ran it went away (tried 3 times)")
+    assert (failed.state, failed.cause) == (JobState.FAILED, "the pipeline that ran it went away (tried 3 times)")
     assert rig.runner.story == ["closed"]
 
 
@@ -275,7 +275,7 @@ async def test_progress_is_written_at_most_once_a_second(rig: Rig, /) -> None:
 
     async def busy(_job: JobRecord, _drawn: NewSession, handle: JobHandle) -> JobResult:
         for number in range(1000):
-            handle.tell(JobProgress(step="moving", bytes_done=number, bytes_total=1000))
+            handle.report(JobProgress(step="moving", bytes_done=number, bytes_total=1000))
             await asyncio.sleep(0.01)
         return RESULT
 

@@ -38,8 +38,7 @@ from ebla.model.identity import SessionId, TopologyVersion
 from ebla.model.records.jobs import CompareReplicas, CopyTablets, JobProgress, JobResult, JobSpec, StreamRange
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import ComparisonTask, FileMove, RowMove, StagedFile
-from ebla.pipeline.job_run import NewSession, RunDeps, RunLimits
-from ebla.pipeline.job_runner import JobRunner, JobTimedOut
+from ebla.pipeline.job_runner import JobRunner, JobTimedOut, NewSession, RunDeps, RunLimits
 from ebla.ports.transfer_engine import PipelineUnavailable
 from ebla.sim.rng import SimRng
 from ebla.transfers.transfer_client import TransferCallLimits, TransferClient
@@ -57,16 +56,21 @@ class Rig:
         self.view = a_view(a_snapshot(tablets, copies))
         self.doors = ScriptedDoors(self.rng, self.view.current.version)
         self.engine = ScriptedEngine(self.rng)
-        steps = TransferClient(self.doors, self.rng, TransferCallLimits())
+        client = TransferClient(self.doors, self.rng, TransferCallLimits())
         self.runner = JobRunner(
             RunDeps(
-                steps=steps, transfers=self.engine, view=self.view, clock=LoopClock(), rng=self.rng, limits=RunLimits()
+                client=client,
+                engine=self.engine,
+                topology=self.view,
+                clock=LoopClock(),
+                rng=self.rng,
+                limits=RunLimits(),
             )
         )
         self.told: list[JobProgress] = []
         self.taken_over = False
 
-    def tell(self, progress: JobProgress) -> None:
+    def report(self, progress: JobProgress) -> None:
         self.told.append(progress)
 
     async def confirm(self) -> None:
@@ -155,7 +159,7 @@ def test_several_tablets_are_a_transfer_each_from_one_checkpoint() -> None:
 def test_a_tablet_that_was_cut_anew_meanwhile_is_not_taken_for_an_empty_one() -> None:
     rig = Rig()
     rig.doors.parts_at = {A: 2}
-    with pytest.raises(Stale, match="by now"):
+    with pytest.raises(Stale, match="the source now has"):
         run(rig, COPY)
     assert rig.engine.ran == []
 
@@ -216,7 +220,7 @@ def test_an_attempt_that_tells_of_other_files_than_the_source_has_is_not_sealed(
     """INV-XFER-2."""
     rig = Rig()
     rig.engine.told_files = told
-    with pytest.raises(InternalError, match="no whole attempt"):
+    with pytest.raises(InternalError, match="no complete attempt"):
         run(rig, COPY)
     assert rig.doors.of(SealRequest) == []
 

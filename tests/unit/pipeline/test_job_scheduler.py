@@ -8,31 +8,31 @@ import pytest
 from ebla.model.identity import HostId, JobId, SessionId, TableId
 from ebla.model.records.jobs import (
     ENDED_STATES,
+    TRANSITIONS,
     CompareReplicas,
     CopyTablets,
+    JobEvent,
     JobProgress,
     JobRecord,
     JobResult,
     JobSpec,
     JobState,
+    JobTransition,
     StreamRange,
+    abandoned,
+    apply_transition,
 )
 from ebla.model.token import WHOLE_RING
 from ebla.pipeline.job_scheduler import (
-    TRANSITIONS,
     ActiveJob,
     CancelJob,
     CancelWaitingJob,
     ExplainWait,
-    JobEvent,
-    JobTransition,
     PruneJob,
     SchedulerLimits,
     SchedulerState,
     StartJob,
     TakeOverJob,
-    abandoned,
-    apply_transition,
     claim_of,
     next_steps,
 )
@@ -70,7 +70,7 @@ def test_every_change_has_its_place_or_none() -> None:
             record = job(state=state, session=SESSION if state is JobState.RUNNING else None, runs=1)
             session = SESSION if event is JobEvent.BEGUN else None
             after = apply_transition(
-                record, JobTransition(event=event, now_ms=50, cause="why", session=session), LIMITS
+                record, JobTransition(event=event, now_ms=50, cause="why", session=session), LIMITS.runs_max
             )
             assert (after is None) == ((state, event) not in TRANSITIONS)
             assert after is None or state not in ENDED_STATES
@@ -89,11 +89,13 @@ def test_every_state_is_reached_from_the_first() -> None:
 
 
 def test_a_run_is_counted_when_it_begins_and_not_if_the_engine_went_away() -> None:
-    begun = apply_transition(job(), JobTransition(event=JobEvent.BEGUN, now_ms=7, session=SESSION, owner=OWN), LIMITS)
+    begun = apply_transition(
+        job(), JobTransition(event=JobEvent.BEGUN, now_ms=7, session=SESSION, owner=OWN), LIMITS.runs_max
+    )
     assert begun is not None
     assert (begun.runs, begun.session, begun.owner, begun.started_ms) == (1, SESSION, OWN, 7)
     away = apply_transition(
-        begun, JobTransition(event=JobEvent.AWAY, now_ms=8, cause="pipeline unavailable: no Java"), LIMITS
+        begun, JobTransition(event=JobEvent.AWAY, now_ms=8, cause="pipeline unavailable: no Java"), LIMITS.runs_max
     )
     assert away is not None
     assert (away.state, away.runs, away.session, away.owner) == (JobState.WAITING, 0, None, None)
@@ -102,11 +104,11 @@ def test_a_run_is_counted_when_it_begins_and_not_if_the_engine_went_away() -> No
 
 @pytest.mark.parametrize("event", [JobEvent.BROKE, JobEvent.LEFT])
 def test_after_so_many_runs_it_has_failed(event: JobEvent) -> None:
-    once = apply_transition(running(), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS)
+    once = apply_transition(running(), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS.runs_max)
     assert once is not None
     assert (once.state, once.cause) == (JobState.WAITING, "a shard is gone")
     last = apply_transition(
-        running(runs=LIMITS.runs_max), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS
+        running(runs=LIMITS.runs_max), JobTransition(event=event, now_ms=8, cause="a shard is gone"), LIMITS.runs_max
     )
     assert last is not None
     assert (last.state, last.cause, last.ended_ms) == (JobState.FAILED, "a shard is gone (tried 2 times)", 8)
@@ -114,7 +116,7 @@ def test_after_so_many_runs_it_has_failed(event: JobEvent) -> None:
 
 def test_what_cannot_be_done_is_not_tried_again() -> None:
     refused = apply_transition(
-        running(), JobTransition(event=JobEvent.REFUSED, now_ms=8, cause="no such tablet"), LIMITS
+        running(), JobTransition(event=JobEvent.REFUSED, now_ms=8, cause="no such tablet"), LIMITS.runs_max
     )
     assert refused is not None
     assert (refused.state, refused.cause) == (JobState.FAILED, "no such tablet")
@@ -123,7 +125,7 @@ def test_what_cannot_be_done_is_not_tried_again() -> None:
 def test_the_result_and_the_last_progress_of_what_is_done_stay() -> None:
     progress = JobProgress(step="copying", bytes_done=5, bytes_total=5)
     done = apply_transition(
-        running(progress=progress), JobTransition(event=JobEvent.SUCCEEDED, now_ms=8, result=RESULT), LIMITS
+        running(progress=progress), JobTransition(event=JobEvent.SUCCEEDED, now_ms=8, result=RESULT), LIMITS.runs_max
     )
     assert done is not None
     assert (done.state, done.result, done.progress) == (JobState.DONE, RESULT, progress)
@@ -169,15 +171,15 @@ def test_file_jobs_and_row_jobs_have_places_of_their_own() -> None:
     assert steps == (
         StartJob(copies[0].id),
         StartJob(copies[1].id),
-        ExplainWait(copies[2].id, "waits for its turn"),
+        ExplainWait(copies[2].id, "waits for a free slot"),
         StartJob(rows[0].id),
-        ExplainWait(rows[1].id, "waits for its turn"),
+        ExplainWait(rows[1].id, "waits for a free slot"),
     )
 
 
 def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
     first, second = job(1, CopyTablets(TABLE, (3,), A, B)), job(2, CopyTablets(TABLE, (3,), C, B))
-    waits = f"waits for job {first.id}, which writes to the same place"
+    waits = f"waits for job {first.id}, which writes to the same stacks"
     assert next_steps(scene(first, second), LIMITS) == (StartJob(first.id), ExplainWait(second.id, waits))
     told = msgspec.structs.replace(second, cause=waits)
     assert next_steps(scene(first, told), LIMITS) == (StartJob(first.id),), "it is not said twice"

@@ -14,9 +14,9 @@ from ebla.model.transfers import FileMove
 from ebla.node.context import NodeContext
 from ebla.node.pipeline import pipeline_config
 from ebla.node.shard_process import ShardService, ShardServiceContext
+from ebla.pipeline.compare_replicas import CompareLimits
 from ebla.pipeline.job_queue import QueueLimits
-from ebla.pipeline.job_records import RecordLimits
-from ebla.pipeline.job_run import RunLimits
+from ebla.pipeline.job_runner import RunLimits
 from ebla.pipeline.job_scheduler import SchedulerLimits
 from ebla.pipeline.pipeline_process import PipelineConfig, PipelineLimits, PipelineProcess
 from ebla.ports.environment import Environment
@@ -30,6 +30,7 @@ from ebla.sim.transfers.spark_engine import SimSparkEngine, SimTransfers
 from ebla.sim.world import Unit, World
 from ebla.storage.codec.staging_format import checkpoints_folder
 from ebla.transfers.cluster_client import WireClusterClient
+from ebla.transfers.record_store import WatchLimits
 from ebla.transfers.transfer_client import TransferCallLimits
 from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest
 from ebla.wire.verbs import A, Q, Verb
@@ -47,15 +48,18 @@ PIPELINE = PipelineLimits(
     heartbeat_ms=500,
     silence_ms=2_500,
     queue=QueueLimits(
-        book=SchedulerLimits(file_jobs_max=4, row_jobs_max=3, abandoned_after_ms=500),
+        scheduler=SchedulerLimits(file_jobs_max=4, row_jobs_max=3, abandoned_after_ms=500),
         poll_ms=400,
         progress_ms=500,
-        records=RecordLimits(watch_ms=1_000, answer_ms=2_000, retry_ms=200),
+        records=WatchLimits(watch_ms=1_000, answer_ms=2_000, retry_ms=200),
         backoff_first_ms=500,
         backoff_max_ms=4_000,
     ),
-    run=RunLimits(topology_ms=4_000, compare_pause_ms=100, buckets_min=4, buckets_max=16, bucket_bytes=2_000),
-    steps=TransferCallLimits(
+    run=RunLimits(
+        topology_ms=4_000,
+        compare=CompareLimits(pause_ms=100, buckets_min=4, buckets_max=16, bucket_bytes=2_000),
+    ),
+    calls=TransferCallLimits(
         open_session_ms=3_000,
         close_session_ms=5_000,
         staging_ms=4_000,
@@ -151,12 +155,12 @@ class _WatchedPipeline(PipelineProcess):
     ) -> None:
         super().__init__(environment, setup, transfers)
         self._rng = environment.rng
-        self._cluster = cluster
+        self._watched = cluster
 
-    async def _take_turns(self, doors: WireClusterClient) -> None:
+    async def _run_jobs_while_active(self, cluster: WireClusterClient) -> None:
         async with asyncio.TaskGroup() as echoing:
-            self._watch(doors, echoing)
-            await super()._take_turns(doors)
+            self._watch(cluster, echoing)
+            await super()._run_jobs_while_active(cluster)
 
     def _watch(self, doors: WireClusterClient, echoing: asyncio.TaskGroup) -> None:
         control, bulk_, shard = doors.control, doors.bulk, doors.shard
@@ -164,7 +168,7 @@ class _WatchedPipeline(PipelineProcess):
         async def watched_control(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
             answer = await control(verb, request, deadline_ms)
             if isinstance(request, CloseSessionRequest) and isinstance(answer, CloseSessionAnswer):
-                self._cluster.close_answered(request.session, answer.down)
+                self._watched.close_answered(request.session, answer.down)
             return answer
 
         async def watched_bulk(host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:

@@ -21,13 +21,13 @@ from ebla.model.records.jobs import (
 from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
-from ebla.pipeline.job_plans import ReplicaRange, replica_ranges
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
+from ebla.transfers.token_ranges import ReplicaRange, replica_ranges
 from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
 from ebla.wire.group0_pages import ReadPager
 from ebla.wire.peers import Peers

@@ -43,11 +43,11 @@ class TableFlightClient(FlightClient):
     """Reads tables over Flight with the tickets of a read. For one run of a job, and one thread of it."""
 
     def get_table_rows(self, source: ReadSource, query: RowsQuery) -> Iterator[pa.RecordBatch]:
-        return self._batches(_to_transfer_source(source), query)
+        return self.get_batches(_to_transfer_source(source), query)
 
     def locate(self, source: ReadSource, token_range: TokenRange) -> CheckpointFiles:
         """Where the node has the files of the range."""
-        batches = list(self._batches(_to_transfer_source(source), LocateQuery(token_range)))
+        batches = list(self.get_batches(_to_transfer_source(source), LocateQuery(token_range)))
         if len(batches) != 1 or len(batches[0]) != 1:
             raise InternalError(f"{source.flight} did not say where its files are")
         return _locations.decode(byte_values(batches[0])[0])

@@ -24,9 +24,8 @@ from ebla.source.write.sorted_runs import RoutedRows
 from ebla.source.write.write_job import RecordSink
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import Record, record_parts_of, records_of
-from ebla.transfers.flight_calls import FlightClientLimits, StagedRecordStream
 from ebla.transfers.flight_client import FlightClient
-from ebla.transfers.flight_puts import RowUpload
+from ebla.transfers.flight_streams import FlightClientLimits, RowUpload, StagedRecordStream
 from ebla.transfers.link_path import is_reachable_folder
 from ebla.transfers.spark_worker import new_attempt_id
 from ebla.wire.table_calls import StagedRun
@@ -196,7 +195,7 @@ class FlightSink:
         self._client.close()
 
     def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
-        """`records` can be iterated again. A node that has no room for another stream is retried for `room_s`: the task
+        """`records` can be iterated again. A node without room for another stream is retried for `overload_s`: the task
         holds nothing meanwhile that others might wait for."""
 
         def put_once() -> StagedFile:
@@ -207,8 +206,8 @@ class FlightSink:
 
         return retry_blocking(
             put_once,
-            Backoff(first_s=self._limits.room_pause_s, max_s=self._limits.room_pause_s),
-            timeout_s=self._limits.room_s,
+            Backoff(first_s=self._limits.overload_pause_s, max_s=self._limits.overload_pause_s),
+            timeout_s=self._limits.overload_s,
             clock=time.monotonic,
             sleep=time.sleep,
             is_retryable=lambda error: isinstance(error, Overloaded),

@@ -5,25 +5,23 @@ import uuid
 import msgspec
 import pytest
 
-from ebla.broker.write_job_states import (
+from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
+from ebla.model.identity import SessionId, TableId
+from ebla.model.records.write_jobs import (
     DAY_MS,
     KEPT_MAX,
+    PAST_SESSIONS_MAX,
+    WriteJobRecord,
+    WriteJobState,
     WriteRun,
+    check_job_name,
     expired_records,
     is_done,
+    is_write_job,
     record_adopting,
     record_done,
     record_opened,
     require_current_run,
-)
-from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
-from ebla.model.identity import SessionId, TableId
-from ebla.model.records.write_jobs import (
-    PAST_SESSIONS_MAX,
-    WriteJobRecord,
-    WriteJobState,
-    check_job_name,
-    is_write_job,
     write_job_id,
 )
 
@@ -35,9 +33,7 @@ def run(session: int, batch: int | None = None, now_ms: int = 1_000) -> WriteRun
 
 
 def first(session: int = 1, batch: int | None = None, timestamp_us: int = 100) -> WriteJobRecord:
-    record = record_opened(None, run(session, batch), timestamp_us)
-    assert record is not None
-    return record
+    return record_opened(None, run(session, batch), timestamp_us)
 
 
 def test_a_run_that_asks_again_is_the_same_run() -> None:
@@ -49,11 +45,9 @@ def test_a_run_that_asks_again_is_the_same_run() -> None:
 def test_a_second_run_has_the_timestamp_of_the_first_and_has_it_closed() -> None:
     """INV-BULKW-2."""
     again = record_opened(record_adopting(first()), run(2), 200)
-    assert again is not None
     assert (again.timestamp_us, again.session.int, [one.int for one in again.closing]) == (100, 2, [1])
     assert again.has_adopted, "what the first run has shown is shown"
     third = record_opened(again, run(3), 300)
-    assert third is not None
     assert [one.int for one in third.closing] == [1, 2], "nobody knows that the second has closed the first"
     with pytest.raises(Stale, match="another run"):
         record_opened(third, run(1), 400)
@@ -65,7 +59,7 @@ def test_what_is_done_stays_done() -> None:
     """INV-BULKW-3."""
     record = record_done(first(), run(1, now_ms=5_000))
     assert (record.ended_ms, record.closing) == (5_000, ())
-    assert record_opened(record, run(2), 200) is None
+    assert record_opened(record, run(2), 200) is record
     assert is_done(require_current_run(record, run(2)), None)
     with pytest.raises(NotFound):
         require_current_run(None, run(1))
@@ -81,32 +75,29 @@ def test_runs_that_nobody_can_close_do_not_pile_up_for_ever() -> None:
 
 def test_batches_of_a_stream_come_in_order_each_with_a_later_timestamp() -> None:
     record = record_done(first(batch=0), run(1, 0))
-    assert record_opened(record, run(2, 0), 1) is None
+    assert record_opened(record, run(2, 0), 1) is record
     following = record_opened(record, run(2, 1), 50)
-    assert following is not None
     assert (following.timestamp_us, following.batch, following.done_through) == (101, 1, 0), (
         "though the clock is behind"
     )
     assert following.state is WriteJobState.OPEN
     assert not is_done(following, 1)
     again = record_opened(following, run(3, 1), 500)
-    assert again is not None
     assert again.timestamp_us == 101
     assert is_done(record_done(again, run(3, 1)), 1)
     assert not is_done(record_done(again, run(3, 1)), 2)
     skipped = record_opened(again, run(4, 5), 500)
-    assert skipped is not None
     with pytest.raises(InvalidRequest, match="comes after batch 5"):
         record_opened(skipped, run(5, 3), 600)
 
 
 def test_a_session_is_for_one_batch_and_a_name_for_one_kind() -> None:
     record = record_done(first(batch=0), run(1, 0))
-    with pytest.raises(InvalidRequest, match="for another batch"):
+    with pytest.raises(InvalidRequest, match="to another batch"):
         record_opened(record, run(1, 1), 1)
-    with pytest.raises(InvalidRequest, match="known as a stream, and asked for as a job"):
+    with pytest.raises(InvalidRequest, match="is the id of a stream, not of a single job"):
         record_opened(record, run(2), 1)
-    with pytest.raises(InvalidRequest, match="known as a job of its own"):
+    with pytest.raises(InvalidRequest, match="is the id of a single job"):
         require_current_run(first(), run(1, 0))
 
 

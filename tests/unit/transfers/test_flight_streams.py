@@ -10,8 +10,7 @@ from ebla.model.identity import Address, AttemptId, HostId, SessionId, ShardNumb
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTarget
 from ebla.storage.codec.checksums import crc32
-from ebla.transfers.flight_calls import FlightClientLimits
-from ebla.transfers.flight_puts import RowUpload
+from ebla.transfers.flight_streams import FlightClientLimits, RowUpload
 from ebla.wire.flight_format import byte_values
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
@@ -26,7 +25,7 @@ RECORDS = [b"first", b"second", b"third"]
 
 
 class Node:
-    """`flight_puts.Opener`, and the stream: one attempt, of which what has come stays."""
+    """`flight_streams.Opener`, and the stream: one attempt, of which what has come stays."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -35,7 +34,7 @@ class Node:
     def begin(self) -> PutAnswer:
         return PutAnswer(len(self.received))
 
-    def again(self, act: Callable[[], T], _progress: Callable[[], int] = lambda: 0) -> T:
+    def retry(self, act: Callable[[], T], _progress: Callable[[], int] = lambda: 0) -> T:
         return act()
 
     def open_put(self, _target: TransferTarget, put: FlightPut, _timeout_s: float) -> Any:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from ebla.model.identity import Address, CheckpointId, HostId, ShardNumber, TableId
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
-from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, RowMove, TransferSource
-from ebla.transfers.task_bundles import ROW_TASKS_MAX, group_small_files, pack_row_tasks, pack_tasks, row_move_bytes
+from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart, TransferSource
+from ebla.pipeline.spark_jobs import ROW_TASKS_MAX, pack_row_tasks, pack_tasks
+from ebla.transfers.flight_client import group_small_files
 from ebla.wire.flight_format import FILES_TOGETHER_MAX
 
 MB = 1_000_000
@@ -62,9 +63,9 @@ def source(token_range: TokenRange, size: int) -> TransferSource:
 def test_rows_count_by_their_share_of_the_stack() -> None:
     half = TokenRange(TOKEN_MIN, Token(0))
     whole = source(WHOLE_RING, 1000)
-    assert row_move_bytes(RowMove(range=half, sources=(whole, whole), targets=())) == 1000
-    assert row_move_bytes(RowMove(range=WHOLE_RING, sources=(source(half, 300),), targets=())) == 300
-    assert row_move_bytes(RowMove(range=TokenRange(Token(1), Token(5)), sources=(source(half, 300),), targets=())) == 0
+    assert whole.estimate_bytes(half) == 500
+    assert source(half, 300).estimate_bytes(WHOLE_RING) == 300
+    assert source(half, 300).estimate_bytes(TokenRange(Token(1), Token(5))) == 0
 
 
 def test_work_on_rows_has_few_tasks_however_many_slots_there_are() -> None:
