@@ -1,10 +1,10 @@
-"""How an `async def test_…` is run. `tests/conftest.py` makes pytest call this.
+"""Runs `async def test_…`; `tests/conftest.py` is the hook.
 
-Without a mark, on a simulated loop of its own: time is virtual, an hour takes no time, a test that waits for something
-that never happens ends at once with `Deadlock`, and callbacks that are ready together run in an order drawn from a
-seed, which is always the same. `await settled()` waits until nothing is left to do at this instant.
+Without a mark a test runs on its own simulated loop: time is virtual, a test that waits for something that never
+happens fails at once with `Deadlock`, and callbacks that are ready together run in an order drawn from a fixed seed.
+`await settled()` waits until nothing is left to do at this instant.
 
-A test that needs something else says so, for itself or for its module:
+A mark on the test or its module selects something else:
 
     @runs_in(real_time)                         # asyncio's own loop: sockets, threads, child processes
     async def test_a() -> None: ...
@@ -12,8 +12,8 @@ A test that needs something else says so, for itself or for its module:
     pytestmark = runs_in(in_shard)              # a rig: any function that takes the test's work and runs it
     async def test_b(shard: ShardRig, /, tmp_path: Path) -> None: ...
 
-What the rig hands to its work are the test's positional-only parameters; all others are fixtures, as ever. More
-arguments of `runs_in` go to the rig, and its keyword-only parameters without a default are fixtures too.
+The rig passes its values to the test's positional-only parameters; all other parameters are fixtures. Further arguments
+of `runs_in` go to the rig; keyword-only parameters of the rig without a default are filled from fixtures.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ def real_time(work: Work[T]) -> T:
 
 
 async def settled() -> None:
-    """Until nothing but the caller is ready to run: all that is left waits for time to pass, or for the caller.
+    """Waits until only the caller is ready to run: everything else waits for time to pass, or for the caller.
 
-    On a simulated loop this is exact. On asyncio's own, where sockets and threads can always bring more, it means many
-    turns of the loop.
+    Exact on a simulated loop. On asyncio's own loop, where sockets and threads can add work at any time, it yields to
+    the loop many times.
     """
     wait_idle = getattr(asyncio.get_running_loop(), "wait_idle", None)
     if wait_idle is not None:
@@ -62,7 +62,7 @@ def runs_in(rig: Callable[..., object], *arguments: object, **options: object) -
 
 
 def run_async_test(item: pytest.Function) -> bool | None:
-    """What `pytest_pyfunc_call` asks for: True if the test was run here."""
+    """Implements `pytest_pyfunc_call`: True if the test was run here."""
     if not inspect.iscoroutinefunction(item.obj):
         return None
     fixtures = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}

@@ -1,4 +1,4 @@
-"""For every test: an `async def test_…` is run as `async_tests.py` says."""
+"""Runs every `async def test_…` as `async_tests.py` describes."""
 
 import pytest
 from tests.async_tests import run_async_test

@@ -1,9 +1,9 @@
-"""What a write leaves behind and what a read can miss, while the views of routers and replicas move through a change.
+"""Finds reads that can miss an acknowledged write while the views of routers and replicas move through a change.
 
-A *path* is a sequence of commits. At every moment of it some views are in use: those since the last barrier. A write is
-sent by one of them, is acknowledged by any set of hosts that is just enough, and lands on each of them at any moment
-while its view is in use (a barrier waits for it). Streaming and clean-up happen at their moments. A read by any view in
-use after the acknowledgement must not be able to gather its answers from hosts that do not have the write.
+A *path* is a sequence of commits. At every moment some views are in use: those since the last barrier. One of them
+sends a write; any minimal quorum of hosts acknowledges it, and it lands on each of them at any moment while its view is
+in use (a barrier waits for it). Streaming and clean-up happen at their moments. A read by any view in use after the
+acknowledgement must not be able to collect its answers from hosts without the write.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ ViewName = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What somebody at one stage does. `applies` and `serves` are the replica's part: its storages for a host."""
+    """What a router or replica does at one stage. `applies` and `serves`: the replica's storages for a host."""
 
     write_hosts: tuple[Host, ...]
     write_needed: int
@@ -51,7 +51,7 @@ class Commit:
     target: ViewName
     after_barrier: bool
     effect: Effect | None = None
-    """What the step that leads to this commit did."""
+    """What the step before this commit did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ Landing = tuple[int, Storage]
 def _landings(
     moments: Sequence[Moment], writer: ViewName, host: Host, views: Mapping[ViewName, View]
 ) -> list[tuple[Landing, ...]]:
-    """The ways in which one host may apply the write, told apart by what streaming and clean-up make of them."""
+    """The ways in which one host may apply the write, grouped by the effect of streaming and clean-up."""
     options: dict[tuple[tuple[int, Storage], ...], tuple[Landing, ...]] = {}
     epoch = 0
     for number, moment in enumerate(moments):
@@ -160,7 +160,7 @@ def _can_miss(reader: View, moment: Moment, views: Mapping[ViewName, View], hold
 def sent_to_the_unprepared(
     path: Sequence[Commit], views: Mapping[ViewName, View]
 ) -> Iterator[tuple[ViewName, ViewName]]:
-    """(writer, replica) views in use at once, of which the writer sends to what the replica has not opened."""
+    """(writer, replica) views in use at once where the writer sends to a storage that the replica has not opened."""
     for moment in moments_of(path):
         for writer, replica in product(moment.views, repeat=2):
             if not _written(views[writer]) <= views[replica].knows:
@@ -168,7 +168,7 @@ def sent_to_the_unprepared(
 
 
 def written_after_erase(path: Sequence[Commit], views: Mapping[ViewName, View]) -> Iterator[tuple[ViewName, Storage]]:
-    """INV-TABL-1: (writer, storage) where a write can still land on what was cleaned up."""
+    """INV-TABL-1: (writer, storage) where a write can still land after the clean-up."""
     erased: frozenset[Storage] = frozenset()
     for moment in moments_of(path):
         if isinstance(moment.effect, Erase):

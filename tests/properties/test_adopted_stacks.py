@@ -1,8 +1,8 @@
 """Stack A adopted into stack B is the merge of both.
 
-Each gets rows and deletions of every kind with timestamps of their own, sealed into layers as chance has it. Then the
-checkpoint of A is adopted by B, in layers. What B shows afterwards is what a list of all that either was ever given
-shows: the newest of each cell, unless something newer deletes it.
+Each gets rows and deletions of every kind with its own timestamps, sealed into random layers. Then B adopts the
+checkpoint of A, in layers. Afterwards B shows what a list of all writes to both shows: the newest version of each cell,
+unless a newer deletion covers it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from ebla.storage.store import ShardStore
 PARTITIONS, ROWS = 3, 3
 EXAMPLES = 120
 LATE_S = 10_000
-"""By then every deletion could be collected, were it not for what is older."""
+"""A time at which every deletion could be collected, if there were no older data."""
 
 Place = tuple[int, int, int]
 """Partition, row and column."""
@@ -64,7 +64,7 @@ STEPS = st.lists(
 
 @dataclass
 class Model:
-    """All that was ever given. A deletion beats what is as old as itself, and a larger value a smaller one."""
+    """All writes. At equal timestamps a deletion wins over a value, and a larger value over a smaller one."""
 
     cells: list[tuple[Place, int, bool, bytes]] = field(default_factory=list)
     deletions: list[tuple[int, range, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it is answered or closed: nothing raises, nothing stays behind, no defect is reported."""
+"""Any bytes from a client lead to an answer or a closed connection: no exception, no leak, no defect report."""
 
 import asyncio
 import struct
@@ -50,7 +50,7 @@ made_up = st.builds(
 
 @st.composite
 def bent(draw: st.DrawFn) -> bytes:
-    """A frame that was good, with some bytes changed, cut or added."""
+    """A valid frame with some bytes changed, cut or added."""
     frame = bytearray(draw(st.sampled_from(WELL_FORMED)))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(frame) - 1))
@@ -63,7 +63,7 @@ greetings = st.sampled_from([b"", STARTUP, STARTUP_LZ4])
 
 
 async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[CqlFrame], bool]:
-    """Everything that was sent back, and whether the connection was closed."""
+    """All answers, and whether the connection was closed."""
     async with asyncio.TaskGroup() as tasks:
         wired = Wired(parted, tasks)
         connection, outlet = wired.connection, wired.transport

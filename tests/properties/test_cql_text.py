@@ -1,4 +1,4 @@
-"""Any text and any bytes a client may send: understood or refused in the client's words, never an error of ours."""
+"""Any text and bytes from a client are accepted or refused as the client's mistake, never as an internal error."""
 
 import time
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def test_statements_with_a_part_changed(text: str, data: st.DataObject) -> None:
     ],
 )
 def test_long_statements_take_their_length(text: str) -> None:
-    """What is quadratic in texts of these sizes takes minutes."""
+    """Anything quadratic takes minutes with texts of these sizes."""
     began = time.process_time()
     check_parse(text)
     assert time.process_time() - began < 5

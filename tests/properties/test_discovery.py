@@ -1,4 +1,4 @@
-"""Fresh nodes form exactly one cluster, whatever the order of questions, answers, losses and restarts."""
+"""Fresh nodes form exactly one cluster, in any order of requests, answers, losses and restarts."""
 
 import uuid
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ def address_of(number: int) -> Address:
 
 @st.composite
 def connected_contacts(draw: st.DrawFn) -> list[tuple[int, ...]]:
-    """Contact lists in which everybody lists somebody, so that the listing is connected when read both ways."""
+    """Contact lists in which every node lists another, so that the graph is connected when read both ways."""
     count = draw(st.integers(2, 5))
     lists = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Any course of events: no two jobs write to one stack at once, and what has ended has its session closed."""
+"""In any order of events no two jobs write to one stack at once, and an ended job has its session closed."""
 
 from uuid import UUID
 
@@ -94,7 +94,7 @@ class Pipelines(RuleBasedStateMachine):
 
     @rule()
     def another_leads(self) -> None:
-        """Runs are dropped where they are: their sessions stay open."""
+        """Drops all runs as they are: their sessions stay open."""
         self.active = {}
         self.owner = self._new_id()
 

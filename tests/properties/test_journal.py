@@ -1,4 +1,4 @@
-"""The log and the Raft log against plain lists, over crashes at any moment."""
+"""The segmented log and the Raft log against plain lists, with crashes at any moment."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ LIMITS = JournalLimits(segment_bytes=3000, batch_bytes_max=1 << 16, read_bytes=2
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What one process does, and when and how it ends. Times in milliseconds; None: it ends by itself."""
+    """What one process does, and when and how it ends. Times in milliseconds; None: it exits normally."""
 
     steps: list[tuple[str, int, int]]
     ends_after_ms: int | None
@@ -105,7 +105,7 @@ def test_the_log_is_a_list_that_crashes_do_not_shorten(seed: int, lives: list[Li
         try:
             machine.run_until(1e6 if life.ends_after_ms is None else life.ends_after_ms / 1000, main)
         except DiskFull:
-            pass  # no room to even open the log, or to close it
+            pass  # no space to open or close the log
         machine.disk.heal()
         if life.with_power:
             machine.lose_power()
@@ -114,7 +114,7 @@ def test_the_log_is_a_list_that_crashes_do_not_shorten(seed: int, lives: list[Li
 
 @dataclass
 class RaftModel:
-    """What the core would hold: the state after the last acknowledged write, and after the one under way."""
+    """What the core holds: the state after the last acknowledged write, and after the current one."""
 
     hard_state: HardState = field(default_factory=HardState)
     snapshot: SnapshotMeta = field(default_factory=SnapshotMeta)

@@ -1,4 +1,4 @@
-"""Stored keys sort as the values they hold, read back, and never run into one another."""
+"""Stored keys sort like their values, decode to them, and no key is a prefix of another."""
 
 import functools
 import ipaddress

@@ -1,4 +1,4 @@
-"""A barrier that holds on a node: nothing that its processes reported speaks against it, and it never comes undone."""
+"""A barrier that holds on a node agrees with the reports of its processes, and keeps holding."""
 
 import uuid
 
@@ -67,8 +67,8 @@ def test_a_process_it_does_not_hear_of_always_holds_it_up(
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=60))
 def test_what_a_process_routes_never_undoes_a_barrier(steps: list[tuple[bool, int]]) -> None:
-    """A router takes the installed version, holds it for a while and lets go; versions are installed in between. Once
-    a barrier held by some report, it holds by each later one."""
+    """A router takes the installed version, holds it for a while and releases it; versions are installed in between.
+    Once a barrier holds by one report, it holds by every later one."""
     running, installed = VersionTracker(), V(1)
     held: list[V] = []
     passed = V(0)

@@ -226,7 +226,7 @@ def test_nothing_is_written_where_it_was_cleaned_up(change: Change) -> None:
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
 def test_quorums_meet_through_two_transitions_in_a_row(factor: int) -> None:
-    """There and back again, each ending well or not: views of the first are in use when the second begins."""
+    """Two opposite transitions, each completed or rolled back: views of the first are in use when the second begins."""
     there = next(changes(factor))
     back = Change(name="back", kind=there.kind, previous=there.after, after=there.previous)
     again = replace(there, name="again")
@@ -306,8 +306,8 @@ def test_views_may_be_further_apart_than_one_stage_where_a_stage_has_no_barrier(
 
 @dataclass(frozen=True)
 class RingChange:
-    """One operation on the node `SUBJECT` of a ring of one token per node. All layouts of racks are tried, and a ring
-    turned is a ring, so nothing is missed by its standing still."""
+    """One operation on the node `SUBJECT` of a ring with one token per node. All rack layouts are tried, and rotating
+    the ring changes nothing, so a fixed subject covers all cases."""
 
     kind: NodeRequestKind
     racks: tuple[str, ...]
@@ -315,7 +315,7 @@ class RingChange:
 
 
 def rack_layouts(count: int, most: int = 3) -> Iterator[tuple[str, ...]]:
-    """Every way of putting the nodes into at most `most` racks, but for the racks' names."""
+    """Every way to put the nodes into at most `most` racks, up to rack names."""
 
     def extend(labels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(labels) == count:
@@ -338,7 +338,7 @@ def ring_changes(factor: int, kind: NodeRequestKind) -> Iterator[RingChange]:
 
 SUBJECT = 0
 REPLACED = 100
-"""The host that a replacing one stands in for; both have the same token."""
+"""The host that is being replaced; both have the same token."""
 
 
 def ring_snapshot(change: RingChange, place: StatePair) -> Snapshot:
@@ -411,7 +411,7 @@ Pattern = tuple[tuple[int, ...], ...]
 
 
 def check_ring_change(change: RingChange, seen: dict[Pattern, None]) -> None:
-    """`seen`: what was checked already, told apart by who is asked by which view; most rings repeat a few patterns."""
+    """`seen`: patterns already checked, by which view uses which hosts; most rings repeat a few patterns."""
     steps = (step for path in ring_paths(change.kind) for step in path)
     places = dict.fromkeys(place for source, target, *_ in steps for place in (source, target))
     sets = {name_of(place): ReplicaSets(ring_snapshot(change, place)) for place in places}
@@ -439,12 +439,12 @@ def dead_host(change: RingChange) -> int | None:
 
 
 def only_copy_is_dead(change: RingChange, views: dict[str, View]) -> bool:
-    """Replication factor 1: what was on the dead node alone is gone, whatever is done."""
+    """Replication factor 1: data that only the dead node had is lost in any case."""
     return views[name_of(ring_paths(change.kind)[0][0][0])].read_hosts == (dead_host(change),)
 
 
 def pattern_of(change: RingChange, views: dict[str, View]) -> Pattern:
-    """Hosts renamed in the order in which they appear; the one concerned keeps its role."""
+    """Renames hosts in order of appearance; the subject keeps its role."""
     names = {SUBJECT: 0, REPLACED: 1}
     rows = (hosts for view in views.values() for hosts in (view.write_hosts, view.read_hosts))
     counted = tuple(number for view in views.values() for number in (view.write_needed, view.read_needed))

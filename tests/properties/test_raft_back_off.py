@@ -1,4 +1,4 @@
-"""Log back-off against a naive one that goes back entry by entry: it ends at the same place and never later."""
+"""Log back-off against a naive one that steps back entry by entry: it ends at the same index, and not later."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +12,9 @@ _LIMITS = FlowLimits(8, 0)
 
 @st.composite
 def log_pairs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """The terms of a leader's and a follower's log as Raft can make them: a shared start, then terms of their own.
+    """The terms of a leader's and a follower's log as Raft can make them: a shared prefix, then different terms.
 
-    A term has one leader, who writes at one end only, so no term appears in both tails; terms grow along a log.
+    A term has one leader, which appends to one log, so no term appears in both tails; terms grow along a log.
     """
     shared = draw(st.lists(st.integers(0, 1), max_size=8))
     terms = [1]
@@ -57,7 +57,7 @@ def test_back_off_finds_where_the_logs_part(pair: tuple[list[int], list[int]], d
             break
         hint_index, hint_term = follower.agreement_hint(min(prev, follower.last_index), term)
         probe, _ = leader.agreement_hint(hint_index, hint_term)
-        # An answer that was overtaken moves nothing.
+        # A stale answer changes nothing.
         stale = data.draw(st.integers(0, leader.last_index))
         if stale != prev:
             before = progress.next_index

@@ -11,7 +11,7 @@ CHANGING = Harshness(crash=10, change=30, transfer=10, snapshot=25)
 
 
 def _plain(peer: PeerId) -> RaftOptions:
-    """Neither pre-vote nor check-quorum: elections disturb whom they like."""
+    """Without pre-vote and check-quorum: any election disturbs the leader."""
     return RaftOptions(peer=peer, election_ticks=3, check_quorum=False, pre_vote=False, message_bytes_max=100)
 
 

@@ -1,4 +1,4 @@
-"""Quorum arithmetic against a second, naive one that tries every subset."""
+"""Quorum arithmetic against a naive version that tries every subset."""
 
 from itertools import combinations
 
@@ -78,7 +78,7 @@ def test_any_two_quorums_meet(
     acknowledged: dict[PeerId, int],
     given_votes: dict[PeerId, bool],
 ) -> None:
-    """Whoever wins an election has met somebody who holds what is committed."""
+    """The winner of an election has a vote from a peer that holds everything committed."""
     membership = Membership(voters=incoming, outgoing=outgoing)
     committed = joint_index(membership, acknowledged)
     if committed and joint_vote(membership, given_votes) is VoteResult.WON:

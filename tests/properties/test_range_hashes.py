@@ -1,5 +1,5 @@
-"""Hashes of ranges: replicas that say the same have the same, whatever their layers, chunks and bytes; and one cell
-that differs is seen, in its own part of the range and nowhere else."""
+"""Hashes of ranges are equal for replicas with equal data, whatever their layers, chunks and encodings; one cell that
+differs changes the hash of its part of the range and no other."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -39,7 +39,7 @@ def written(seed: int) -> list[Item]:
 
 
 def layered(writes: Sequence[Item], schema: TableSchema, rng: Random) -> list[list[Item]]:
-    """The same writes, spread over layers by chance."""
+    """The same writes, spread over random layers."""
     layers: list[dict[bytes, bytes]] = [{} for _ in range(rng.randrange(1, 5))]
     for key, value in rng.sample(writes, len(writes)):
         layer = rng.choice(layers)
@@ -72,7 +72,7 @@ def hashed(
 
 
 def one_by_one(items: Sequence[Item], schema: TableSchema, asked: tuple[TokenRange, int, int]) -> list[Line]:
-    """The same without vectors."""
+    """The same, computed row by row."""
     token_range, buckets, gc_before_s = asked
     collector = TombstoneCollector(GcRule((GcSpan(WHOLE_RING, gc_before_s),), ALWAYS_US))
     parts = token_range.split(buckets)
@@ -132,7 +132,7 @@ def test_parts_of_any_range_are_those_that_it_is_split_into(seed: int) -> None:
 @EXAMPLES
 @given(SEEDS)
 def test_a_replica_that_has_collected_says_the_same(seed: int) -> None:
-    """What a fold with the same bound has dropped counts for nothing on the others."""
+    """Data that a compaction with the same bound has dropped does not count on the other replicas."""
     rng = Random(seed)
     before_s = rng.randrange(25)
     layers = layered(written(seed), MIXED, rng)

@@ -1,4 +1,4 @@
-"""However writes lie over replicas, and whether those tell them by row or by column, a job sees the same of them."""
+"""A job sees the same rows however writes are spread over replicas, read by row or by column."""
 
 from random import Random
 

@@ -1,5 +1,5 @@
-"""Pages of a replica's rows: of any size, in either direction, together they are the whole; and digests depend on what
-rows say and on nothing else."""
+"""Pages of a replica's rows, of any size and direction, add up to the whole; and digests depend only on the content of
+rows."""
 
 import random
 from collections.abc import Callable
@@ -103,7 +103,7 @@ async def whole_of(shard: ShardRig, span: Span = (b"", None)) -> list[Item]:
 
 
 async def pages_of(shard: ShardRig, request: Callable[[tuple[Span, ...]], ReadRowsRequest]) -> list[ReadRowsAnswer]:
-    """As a router would ask: from the last key on, until a page is whole."""
+    """Reads as a router does: from the last key on, until a page is full."""
     pages: list[ReadRowsAnswer] = []
     spans: tuple[Span, ...] = request(()).spans
     while True:

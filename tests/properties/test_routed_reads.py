@@ -1,8 +1,8 @@
 """Pages of routed reads against the merged whole.
 
-Replicas have each got a part of the writes, so that every write is on a quorum, and may end a page wherever they like.
-Whatever the page sizes, the order, the limits and the tablets: the pages of a read, put together, are what one replica
-with every write shows. And what was read has been mended: asked again, the replicas agree.
+Each replica has a part of the writes, every write is on a quorum, and replicas may end a page anywhere. For any page
+size, order, limit and tablet map the pages of a read add up to what one replica with every write shows. Read repair has
+then fixed what was read: the replicas agree.
 """
 
 from dataclasses import dataclass
@@ -214,7 +214,7 @@ def test_pages_of_one_replica_are_what_it_has(seed: int) -> None:
 @given(seed=st.integers(0, 1 << 32))
 @pytest.mark.parametrize("schema", [MIXED, COLLECTING], ids=["keeping", "collecting"])
 def test_replicas_that_were_read_agree_afterwards(schema: TableSchema, seed: int) -> None:
-    """Over all that was read, not only over what was shown."""
+    """Repairs all that was read, not only what was returned."""
 
     async def main() -> None:
         case = case_of(seed, schema, on_quorums=False)
@@ -280,7 +280,7 @@ def test_no_row_is_lost_or_doubled_where_tablets_move_and_split_between_pages(se
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_no_row_is_lost_or_doubled_where_tablets_move_in_the_middle_of_a_page(seed: int) -> None:
-    """The replicas refuse what was routed by the map from before."""
+    """The replicas refuse requests routed by the old map."""
 
     async def main() -> None:
         case = case_of(seed)

@@ -1,7 +1,7 @@
 """A stack of layers against a dictionary of cells.
 
-Writes with old and new timestamps, deletes of every kind, TTL, seal, adopt, folds with every mode of collecting
-tombstones, checkpoints, crashes: what is read is always what the dictionary says. A fold, above all, must not be seen.
+Writes with old and new timestamps, deletes of every kind, TTL, seal, adopt, compactions with every mode of tombstone
+collection, checkpoints, crashes: reads always return what the dictionary says. A compaction must not be visible.
 
 One thing the dictionary cannot know: whether a tombstone whose time has passed was already dropped when an older cell
 arrives. Then either answer is right, and from there on the one that was given must stay (`Model.settle`).
@@ -134,7 +134,7 @@ class Staged:
 
 
 class Driver:
-    """Carries operations out on a store and on the model, over several lives."""
+    """Applies operations to a store and to the model, over several restarts."""
 
     def __init__(self, seed: int, mode: TombstoneGc, replication_factor: int) -> None:
         self.rig = Rig(seed, dataclasses.replace(limits(CommitLogMode.PERIODIC, segments_max=6)))
@@ -202,7 +202,7 @@ class Driver:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def time_us(self, byte: int) -> int:
-        """Mostly of now: a live layer full of old timestamps would keep every fold from dropping anything."""
+        """Mostly of now: a live layer full of old timestamps would keep every compaction from dropping anything."""
         lag_s = 0 if byte < FRESH_BYTES else (byte - FRESH_BYTES) * LAG_S // (256 - FRESH_BYTES)
         return (self.now_s - lag_s) * 1_000_000
 
@@ -406,7 +406,7 @@ class Driver:
         await self.check_all(copied, stack)
 
     async def come_back(self, where: int, *_: int) -> None:
-        """The replica leaves, and comes back empty."""
+        """The replica leaves and returns empty."""
         if where % 8:
             return
         await self.store.drop(self.stack)
@@ -511,7 +511,7 @@ CASES = [(mode, factor) for mode in TombstoneGc for factor in (1, 3)]
 
 @pytest.mark.parametrize("seed", range(SCRIPTS_KEPT))
 def test_the_same_scripts_every_time(seed: int) -> None:
-    """What a search may find sooner or later, these find at once or never: they are what deliberate bugs run into."""
+    """Fixed scripts: deliberate bugs are caught by these, since a random search finds them at an unknown time."""
     script = random.Random(seed).randbytes(OPERATIONS * OPERATION.size)
     Driver(seed, *CASES[seed % len(CASES)]).run(script)
 

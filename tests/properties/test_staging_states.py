@@ -1,4 +1,4 @@
-"""Staging under any order of what attempts, seals, releases and crashes do, against a model of a few lines."""
+"""Staging under any order of attempts, seals, releases and crashes, against a small model."""
 
 import uuid
 import zlib
@@ -26,7 +26,7 @@ BYTES = 12
 
 @dataclass
 class Model:
-    """Who counts, and whether the place was given back."""
+    """The sealed attempt, and whether the staging was released."""
 
     winner: AttemptId | None = None
     is_released: bool = False

@@ -1,8 +1,8 @@
 """Random clusters through random requests, failures and stage moves; after every commit everything is checked.
 
 `World` compares the proposer's snapshot with the one made from the feed and the one made from all rows, and asks the
-invariants of nodes and tablets (INV-NODE-*, INV-TABL-2, INV-TABL-3); `StoredTablets` watches INV-TABL-1 under the most
-tardy writers the fence allows. In the end every cluster comes to rest with all its requests answered.
+invariants of nodes and tablets (INV-NODE-*, INV-TABL-2, INV-TABL-3); `StoredTablets` checks INV-TABL-1 under the
+slowest writers the fence allows. In the end every cluster is idle with all its requests answered.
 """
 
 import msgspec
@@ -178,7 +178,7 @@ class TopologyMachine(RuleBasedStateMachine):
 
     @rule()
     def work_in_vain(self) -> None:
-        """Whatever is to be done now fails."""
+        """The current action fails."""
         self.coordinator.step(fails=True)
 
     @rule(number=NUMBER, fails_after=st.integers(0, 6), ignored=st.booleans())
@@ -258,9 +258,9 @@ class TopologyMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 30))
     def repeat_an_old_command(self, number: int) -> None:
-        """What a leader that does not know of its successor might send: refused, or at least harmless.
+        """Commands of a leader that does not know its successor are refused, or at least harmless.
 
-        A table is made with an id drawn for the attempt, so that one is not worked out anew.
+        A table's creation has an id drawn for the attempt, so it is not recomputed.
         """
         repeatable = [command for command in self.world.committed if not isinstance(command, CreateTable)]
         if repeatable:
@@ -275,7 +275,7 @@ class TopologyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.idle is not None)
     @rule()
     def commit_what_was_prepared(self) -> None:
-        """Of a view that steps have left behind, nothing commits."""
+        """Nothing commits that was computed on an outdated view."""
         assert self.idle is not None
         assert self.idle_at is not None
         stale = any(
@@ -290,7 +290,7 @@ class TopologyMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBER)
     def start_out_of_turn(self, number: int) -> None:
-        """A start never succeeds beside another operation, whoever asks for it."""
+        """A start never succeeds beside another operation, whichever node requests it."""
         ids = [request.id for request in pending_requests(self.world.snapshot)]
         if not ids:
             return

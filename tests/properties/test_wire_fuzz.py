@@ -1,4 +1,4 @@
-"""Any bytes at all: they are a frame or they are told to be none, and no peer is disturbed by another's."""
+"""Any bytes are decoded or refused, and one peer's bytes do not disturb another."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A write is acknowledged only by enough replicas, and given up only where enough cannot answer any more."""
+"""A write is acknowledged only by enough replicas, and fails only if enough can no longer answer."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Our own transcripts: what no recorded one covers, and the interleavings that random search rarely finds."""
+"""Our own transcripts: cases that no recorded one covers, and interleavings that a random search rarely finds."""
 
 from pathlib import Path
 

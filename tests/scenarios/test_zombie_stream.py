@@ -1,4 +1,4 @@
-"""The zombie stream: a piece of a migration that failed arrives after everything it knew of is gone.
+"""The zombie stream: a late message of a failed migration arrives after the retry, the delete and the repair.
 
     1. tablet T has replicas A, B, C
     2. a write of key K reaches all of them
@@ -10,7 +10,7 @@
     8. D forgets the tombstone
     9. the message arrives at D
 
-Without sessions K is back. The stages, sessions and barriers are the real ones; storage is a dictionary per node.
+Without sessions K reappears. The stages, sessions and barriers are the real ones; storage is a dictionary per node.
 """
 
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ class Cluster:
             assert self.books[name].is_drained
 
     def write(self, timestamp: int, *, deleted: bool = False) -> None:
-        """To everybody the router names."""
+        """Sends to all replicas that the router names."""
         targets = ReplicaSets(self.snapshot).of(self.table).writing(TOKEN)
         for replica in (*targets.natural, *targets.pending):
             self.put(replica.host, Cell(timestamp, deleted))
@@ -173,7 +173,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster() -> Cluster:
-    world = World(checking=False)  # so that a session left open shows as the row it brings back
+    world = World(checking=False)  # so that an open session is detected by the row it brings back
     world.create(world.node(1))
     for number in (2, 3, 4):
         world.ask_to_join(world.node(number))
@@ -226,7 +226,7 @@ def test_the_late_piece_is_refused_and_the_row_stays_deleted(cluster: Cluster) -
 
 
 def test_without_the_guard_the_row_would_be_back(cluster: Cluster) -> None:
-    """The scenario has teeth: the same message, applied without asking, resurrects the key."""
+    """The scenario can fail: the same message, applied without the check, resurrects the key."""
     zombie = fail_a_migration(cluster)
     retry_delete_repair_and_forget(cluster)
     cluster.put(zombie.target, zombie.cell)

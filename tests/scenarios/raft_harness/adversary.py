@@ -69,7 +69,7 @@ class SeededChance:
 
 @dataclass(kw_only=True)
 class Durable:
-    """What a crash leaves."""
+    """The state that survives a crash."""
 
     hard_state: HardState
     snapshot: SnapshotMeta
@@ -215,7 +215,7 @@ class Adversary:
         self.history.left(message)
         self.flying.append(message)
 
-    # What a shell does.
+    # The driver's part.
 
     def _take(self, peer: Peer | None = None) -> None:
         peer = peer or self._any()
@@ -273,10 +273,10 @@ class Adversary:
         peer.now_ms += peer.options.tick_ms
         self.step(peer, Tick())
 
-    # What a network does.
+    # The network's part.
 
     def _deliver(self) -> None:
-        """More at once the more there are, or only old news would ever arrive."""
+        """Delivers more at once the more there are; otherwise only old messages would arrive."""
         for _ in range(1 + len(self.flying) // 8):
             self._deliver_one()
 
@@ -307,10 +307,10 @@ class Adversary:
             self.cuts.add((alone, number))
             self.cuts.add((number, alone))
 
-    # What goes wrong, and what people do.
+    # Faults and operator actions.
 
     def _crash(self, peer: Peer | None = None) -> None:
-        """Of the writes under way some have reached the disk, in order; nobody was told."""
+        """Some of the pending writes have reached the disk, in order; the core was not notified."""
         peer = peer or self._any()
         for write in peer.writes[: self.random.randrange(len(peer.writes) + 1)]:
             self._make_durable(peer, write)
@@ -372,7 +372,7 @@ class Adversary:
             self.step(peer, SnapshotSent(other, delivered=self.random.random() < 0.5))
 
     def _snapshot(self) -> None:
-        """Durable before the core hears of it; some entries stay behind it for slow peers."""
+        """Durable before the core learns of it; some entries are kept before it for slow peers."""
         peer = self._any()
         log, applied = peer.core.state.log, peer.applied
         if log.incoming_snapshot is not None or applied.index <= peer.durable.snapshot.index:
@@ -398,7 +398,7 @@ class Adversary:
     # The end.
 
     def settle(self, rounds: int = 400) -> None:
-        """Everything heals: soon there must be one leader, and all its members must catch up."""
+        """All faults end: soon there must be one leader, and all its members must catch up."""
         self.cuts.clear()
         for peer in self.peers.values():
             self._crash(peer)

@@ -244,5 +244,5 @@ def _entry_list(entries: Sequence[Entry], indent: str) -> str:
 
 
 def message_sender(message: Message) -> str:
-    # A wish for a transfer is told in the name of whom it is for.
+    # A transfer request is printed with the name of its target.
     return str(message.target if isinstance(message, LeaderTransferRequest) else message.sender)

@@ -1,4 +1,4 @@
-"""One peer of a transcript: a core, a disk that is a list, and a state machine that only remembers where it is."""
+"""One peer of a transcript: a core, a list as its disk, and a state machine that only records its index."""
 
 import uuid
 from collections.abc import MutableSequence, Sequence
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class LongestTimeout:
-    """Chance that never surprises: the longest election timeout, so that only a transcript starts elections."""
+    """A fixed random source: the longest election timeout, so that only a transcript starts elections."""
 
     def random(self) -> float:
         return 0.0
