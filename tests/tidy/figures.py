@@ -25,7 +25,7 @@ SHOWN = 10
 
 AWAITED: Sequence[Callable[[Sequence[Source]], list[str]]] = (
     names.repeated_classes,
-    *imports.AWAITED,
+    imports.imports_by_string,
     imports.hidden_imports,
     *structs.AWAITED,
     *dead_names.AWAITED,

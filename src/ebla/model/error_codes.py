@@ -42,21 +42,6 @@ class ErrorCodes(msgspec.Struct, frozen=True):
     rest: int
 
 
-NOT_EXECUTED: Final = (
-    CqlCode.UNAVAILABLE,
-    CqlCode.OVERLOADED,
-    CqlCode.IS_BOOTSTRAPPING,
-    CqlCode.INVALID,
-    CqlCode.ALREADY_EXISTS,
-    CqlCode.SYNTAX_ERROR,
-    CqlCode.CONFIG_ERROR,
-    CqlCode.UNPREPARED,
-    CqlCode.PROTOCOL_ERROR,
-    CqlCode.BAD_CREDENTIALS,
-    CqlCode.UNAUTHORIZED,
-)
-"""What drivers take to mean that nothing happened."""
-
 _INVALID: Final = ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 400)
 _UNAVAILABLE: Final = ErrorCodes(CqlCode.UNAVAILABLE, CqlCode.UNAVAILABLE, 503)
 _OVERLOADED: Final = ErrorCodes(CqlCode.OVERLOADED, CqlCode.OVERLOADED, 503)

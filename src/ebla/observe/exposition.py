@@ -9,7 +9,6 @@ from prometheus_client.registry import Collector
 
 from ebla.observe.metrics import Description, HistogramSeries, Metrics
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "ebla_"
 
 

@@ -78,6 +78,5 @@ def _imports(source: Source) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-RULES = (impure_imports, hidden_imports)
-AWAITED = (imports_by_string,)
-"""Run on every Python file; `AWAITED` ones are switched on once the tree keeps them, and counted until then."""
+RULES = (impure_imports, hidden_imports, imports_by_string)
+"""Run on every Python file."""

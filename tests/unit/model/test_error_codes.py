@@ -9,8 +9,23 @@ import pytest
 
 import ebla
 from ebla.model import errors
-from ebla.model.error_codes import CODES, CODES_BY_OUTCOME, NOT_EXECUTED, CqlCode, codes_of
+from ebla.model.error_codes import CODES, CODES_BY_OUTCOME, CqlCode, codes_of
 from ebla.model.errors import EblaError, Fault, Outcome
+
+NOT_EXECUTED = (
+    CqlCode.UNAVAILABLE,
+    CqlCode.OVERLOADED,
+    CqlCode.IS_BOOTSTRAPPING,
+    CqlCode.INVALID,
+    CqlCode.ALREADY_EXISTS,
+    CqlCode.SYNTAX_ERROR,
+    CqlCode.CONFIG_ERROR,
+    CqlCode.UNPREPARED,
+    CqlCode.PROTOCOL_ERROR,
+    CqlCode.BAD_CREDENTIALS,
+    CqlCode.UNAUTHORIZED,
+)
+"""Codes that drivers take to mean that nothing was executed."""
 
 
 def tree(root: type[EblaError]) -> Iterator[type[EblaError]]:
