@@ -57,14 +57,14 @@ def print_rows(schema: TableSchema, page: CqlRows, *, as_json: bool) -> None:
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[object]], missing: str = "") -> None:
     """Nothing is truncated: long values wrap on a terminal, and lines are as long as needed elsewhere."""
-    shown = [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
+    texts = [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
     console = Console()
     if console.is_terminal:
         table = Table(*(Column(name, overflow="fold") for name in names))
-        for row in shown:
+        for row in texts:
             table.add_row(*(Text(value) for value in row))
         console.print(table)
         return
-    widths = [max(len(row[place]) for row in [names, *shown]) for place in range(len(names))]
-    for row in [list(names), *shown]:
+    widths = [max(len(row[place]) for row in [names, *texts]) for place in range(len(names))]
+    for row in [list(names), *texts]:
         sys.stdout.write("  ".join(value.ljust(width) for value, width in zip(row, widths)).rstrip() + "\n")

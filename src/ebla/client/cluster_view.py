@@ -139,7 +139,7 @@ PIPELINE = "pipeline"
 NOT_STARTED = PipelineView(state="not started")
 NOT_RUNNING = PipelineView(
     state="not running",
-    cause="the leader runs none and jobs wait: either it has just begun to lead, "
+    cause="the leader runs none and jobs wait: either it has just become leader, "
     "or its option pipeline.enabled is false",
 )
 
@@ -165,26 +165,32 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         ) and any(node.group0 is not None and node.group0.leads for node in self.nodes)
 
 
-def build_cluster_view(asked: Sequence[NodeProbe], pipeline: PipelineState | None = None) -> ClusterView:
-    """Nodes that were asked, in their order, then those that only the answers mention. `pipeline`: what stands in group
-    0 of it, which may be the word of a former leader's."""
-    answers = [node.answer for node in asked if node.answer is not None]
-    addresses = [node.address for node in asked]
-    mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
-    everybody = [*asked, *(NodeProbe(name="", address=address) for address in mentioned)]
+def build_cluster_view(probes: Sequence[NodeProbe], pipeline: PipelineState | None = None) -> ClusterView:
+    """The probed nodes, in order, then nodes that only the answers mention. `pipeline` is its state in group 0, which a
+    former leader may have written."""
+    answers = [node.answer for node in probes if node.answer is not None]
+    addresses = [node.address for node in probes]
+    only_mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
+    all_nodes = [*probes, *(NodeProbe(name="", address=address) for address in only_mentioned)]
     leader = next((answer.group0.leader for answer in answers if answer.group0 is not None), None)
     return ClusterView(
         cluster=str(answers[0].cluster) if answers else None,
         cluster_name=answers[0].cluster_name if answers else None,
-        nodes=tuple(_node_view(node, answers) for node in everybody),
+        nodes=tuple(_node_view(node, answers) for node in all_nodes),
         pipeline=pipeline_view(pipeline, leader, next((answer for answer in answers if answer.host == leader), None)),
     )
 
 
-def pipeline_view(state: PipelineState | None, leader: HostId | None, told: StatusAnswer | None = None) -> PipelineView:
-    """`told` is what the leader says of itself, where it could be asked: what a pipeline said last outlives it."""
-    runs = () if told is None else tuple(process for process in told.processes if process.name == PIPELINE)
-    if told is not None and not runs:
+def pipeline_view(
+    state: PipelineState | None, leader: HostId | None, leader_status: StatusAnswer | None = None
+) -> PipelineView:
+    """`leader_status` is the answer of the leader, if there is one: the stored state may outlive its pipeline."""
+    runs = (
+        ()
+        if leader_status is None
+        else tuple(process for process in leader_status.processes if process.name == PIPELINE)
+    )
+    if leader_status is not None and not runs:
         return NOT_RUNNING
     if state is None or (leader is not None and state.host != leader) or (runs and runs[0].pid != state.pid):
         return NOT_STARTED
@@ -201,18 +207,18 @@ def pipeline_view(state: PipelineState | None, leader: HostId | None, told: Stat
 
 def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
     others = [answer for answer in answers if answer.address != node.address]
-    opinions = [peer for answer in others for peer in answer.peers if peer.address == node.address]
-    held_up_by = sum(peer.up for peer in opinions)
-    was_asked = bool(node.name)
-    up = node.answer is not None if was_asked else held_up_by > 0
+    reports = [peer for answer in others for peer in answer.peers if peer.address == node.address]
+    held_up_by = sum(peer.up for peer in reports)
+    was_probed = bool(node.name)
+    up = node.answer is not None if was_probed else held_up_by > 0
     return NodeView(
         name=node.name,
-        host=_host_of(node, opinions),
+        host=_host_of(node, reports),
         address=node.address,
         state=NodeStatus.UP if up else NodeStatus.DOWN,
         uptime_ms=None if node.answer is None else node.answer.uptime_ms,
         round_trip_us=next(
-            (peer.round_trip_us for peer in opinions if peer.up and peer.round_trip_us is not None), None
+            (peer.round_trip_us for peer in reports if peer.up and peer.round_trip_us is not None), None
         ),
         held_up_by=held_up_by,
         asked_others=len(others),
@@ -239,10 +245,10 @@ def _ring_view(answer: StatusAnswer) -> RingView | None:
     )
 
 
-def _host_of(node: NodeProbe, opinions: Sequence[PeerStatus]) -> HostId | None:
+def _host_of(node: NodeProbe, reports: Sequence[PeerStatus]) -> HostId | None:
     if node.answer is not None:
         return node.answer.host
-    return node.host or next((peer.host for peer in opinions if peer.host is not None), None)
+    return node.host or next((peer.host for peer in reports if peer.host is not None), None)
 
 
 def _process_view(process: ProcessStatus) -> ProcessView:

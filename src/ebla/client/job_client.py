@@ -115,14 +115,14 @@ class JobClient:
                 raise Refused(f"job {job} has ended: it is {record.state}")
             if record.cancel_requested:
                 return record
-            wanted = msgspec.structs.replace(record, cancel_requested=True)
+            updated = msgspec.structs.replace(record, cancel_requested=True)
             if record.state is JobState.WAITING and record.session is None:
                 # The pipeline writes a session before it starts a job, so nothing of this job has happened.
                 ended_ms = self._clock.wall_us() // 1000
-                wanted = msgspec.structs.replace(wanted, state=JobState.CANCELLED, ended_ms=ended_ms)
-            answer = await self._write((KeyUnchanged(job_key(job), revision),), stored.with_value(wanted))
+                updated = msgspec.structs.replace(updated, state=JobState.CANCELLED, ended_ms=ended_ms)
+            answer = await self._write((KeyUnchanged(job_key(job), revision),), stored.with_value(updated))
             if isinstance(answer, Done):
-                return wanted
+                return updated
         raise Unavailable(f"job {job} changes too quickly to be cancelled", advice="try again")
 
     async def _read(self, job: JobId) -> tuple[StoredValue[JobRecord], Revision]:

@@ -87,17 +87,17 @@ def _option_texts(schema: TableSchema, *, is_virtual: bool, with_id: bool) -> li
     texts.append(f"comment = {_text(options.comment)}")
     if is_virtual:
         return texts
-    shown = table_row(schema)
-    given = dict(options.others)
-    named = {option: given.get(option) or _shown_value(shown[option]) for option in _SHOWN_OPTIONS}
-    named |= {option: text for option, text in given.items() if option != "id"}
-    named["default_time_to_live"] = str(options.default_ttl_s)
-    named["gc_grace_seconds"] = str(options.gc_grace_s)
-    named["tombstone_gc"] = f"{{'mode': '{options.tombstone_gc}'}}"
-    return texts + [f"{option} = {text}" for option, text in sorted(named.items())]
+    defaults = table_row(schema)
+    options_set = dict(options.others)
+    all_options = {option: options_set.get(option) or _option_value(defaults[option]) for option in _SHOWN_OPTIONS}
+    all_options |= {option: text for option, text in options_set.items() if option != "id"}
+    all_options["default_time_to_live"] = str(options.default_ttl_s)
+    all_options["gc_grace_seconds"] = str(options.gc_grace_s)
+    all_options["tombstone_gc"] = f"{{'mode': '{options.tombstone_gc}'}}"
+    return texts + [f"{option} = {text}" for option, text in sorted(all_options.items())]
 
 
-def _shown_value(value: object) -> str:
+def _option_value(value: object) -> str:
     if isinstance(value, dict):
         return as_cql(value)
     if isinstance(value, str):

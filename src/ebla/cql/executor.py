@@ -109,7 +109,7 @@ class RowRouter(Protocol):
 
 
 class SchemaChanger(Protocol):
-    async def change(self, wish: SchemaChange, deadline_ms: int) -> SchemaAnswer: ...
+    async def change(self, request: SchemaChange, deadline_ms: int) -> SchemaAnswer: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class CqlExecutor:
 
     async def _run_schema_plan(self, plan: SchemaPlan) -> CqlResponse:
         try:
-            answer = await self._change_schema(plan.wish)
+            answer = await self._change_schema(plan.request)
         except AlreadyExists as error:
             # The error arrives without names; the statement has them.
             message = f"Cannot add existing {plan.change.target.lower()}: {error.message}"

@@ -41,7 +41,7 @@ WARNINGS = (
     "cql.client_stalled",
     "cql.client_too_slow",
     "cql.connection_refused",
-    "cql.request_broke",
+    "cql.internal_error",
     "compaction.failed",
     "join.token_refused",
     "liveness.peer_down",

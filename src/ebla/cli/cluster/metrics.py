@@ -150,11 +150,11 @@ def bulk_metrics(status: BulkStatusAnswer) -> MetricsAnswer:
     refused = metrics.counter(
         "bulk_refused_total",
         "Pieces of transfers refused: the session was closed, or the ticket is invalid",
-        labels=("why",),
+        labels=("reason",),
     )
     refused.series("session").add(status.refused_closed_session)
     refused.series("ticket").add(status.refused_tickets)
-    moved = metrics.counter("bulk_bytes_total", "Bytes of transfers", labels=("way",))
+    moved = metrics.counter("bulk_bytes_total", "Bytes of transfers", labels=("direction",))
     moved.series("in").add(status.received_bytes)
     moved.series("out").add(status.sent_bytes)
     metrics.gauge("bulk_streams", "Streams of transfers under way").series().set(status.streams)

@@ -51,10 +51,10 @@ def tablets(
         if as_json:
             print_json([dict(zip(names, row)) for row in rows])
             return
-        shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
-        print_table(names, [[*place, " ".join(replicas), stage] for *place, replicas, stage in shown])
-        if len(shown) < len(rows):
-            typer.echo(f"{len(rows) - len(shown)} more; --all shows them")
+        rows_shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
+        print_table(names, [[*fields, " ".join(replicas), stage] for *fields, replicas, stage in rows_shown])
+        if len(rows_shown) < len(rows):
+            typer.echo(f"{len(rows) - len(rows_shown)} more; --all shows them")
 
 
 Rows = list[list[object]]

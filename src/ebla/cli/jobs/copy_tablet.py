@@ -9,7 +9,7 @@ from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.jobs.job_context import JobCommandContext
 from ebla.cli.jobs.job_following import JobFlags, submit_and_follow
-from ebla.cli.jobs.job_output import as_json as shown
+from ebla.cli.jobs.job_output import as_json as to_json
 from ebla.cli.jobs.job_output import job_summary
 from ebla.cli.output import print_json
 from ebla.cli.tables.table_access import table_schema
@@ -67,7 +67,7 @@ def copy_tablet(
 
 def print_job_result(job: JobRecord, *, as_json: bool) -> None:
     if as_json:
-        print_json(shown(job))
+        print_json(to_json(job))
     elif has_failed(job):
         sys.stderr.write(f"ebla: {job.what}: {job_summary(job)}\n")
     else:

@@ -11,7 +11,7 @@ from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_following import JobFlags, follow_to_end
-from ebla.cli.jobs.job_output import as_json as shown
+from ebla.cli.jobs.job_output import as_json as to_json
 from ebla.cli.jobs.job_output import job_summary
 from ebla.cli.output import print_json, print_table
 from ebla.client.cluster_view import PipelineView
@@ -46,7 +46,7 @@ def status(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag =
         counts = {each.value: sum(job.state is each for job in jobs) for each in JobState}
         ready = view.state == EngineState.READY
         if as_json:
-            print_json({"ready": ready, "pipeline": shown(view), "jobs": counts})
+            print_json({"ready": ready, "pipeline": to_json(view), "jobs": counts})
         else:
             typer.echo(f"pipeline  {pipeline_words(view)}")
             if view.host is not None and state is not None:
@@ -73,7 +73,7 @@ def jobs(
     with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
         found = [job for job in with_job_context(data, node, work) if everything or job.state not in ENDED_STATES]
         if as_json:
-            print_json([shown(job) for job in found])
+            print_json([to_json(job) for job in found])
         elif found:
             now_ms = SystemClock().wall_us() // 1000
             rows = [
@@ -102,7 +102,7 @@ def cancel(
         if wait:
             record = follow_to_end(JobFlags(data=data, node=node, as_json=as_json, detach=False), record)
         if as_json:
-            print_json(shown(record))
+            print_json(to_json(record))
         elif record.state is JobState.CANCELLED:
             typer.echo(f"cancelled {record.id}: {record.what}")
         elif record.state in ENDED_STATES:

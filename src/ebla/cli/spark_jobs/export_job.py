@@ -75,15 +75,15 @@ def _export(spec: ExportSpec) -> ExportManifest:
         sys.stderr.write(f"resuming: {count_of(done, 'piece')} of {total} are there\n")
     with (
         session(spec.settings) as spark,
-        PieceProgress(f"export {spec.table}", total, done, quiet=spec.as_json) as shown,
+        PieceProgress(f"export {spec.table}", total, done, quiet=spec.as_json) as progress,
     ):
         for token_range in pieces:
             chunk = run_spark_piece(
-                spark, f"export {spec.table}", _Piece(spark, spec, schema, token_range).write, shown
+                spark, f"export {spec.table}", _Piece(spark, spec, schema, token_range).write, progress
             )
             manifest = manifest.with_chunk(chunk)
             replace_file(folder / MANIFEST, encode_state_record(manifest))
-            shown.piece_done(count_of(chunk.rows, "row"))
+            progress.piece_done(count_of(chunk.rows, "row"))
     return manifest
 
 

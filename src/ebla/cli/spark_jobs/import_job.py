@@ -61,14 +61,14 @@ def _import(spec: ImportSpec) -> None:
     total, done = len(state.chunks), len(state.done)
     with (
         session(spec.settings) as spark,
-        PieceProgress(f"import {spec.table}", total, done, quiet=spec.as_json) as shown,
+        PieceProgress(f"import {spec.table}", total, done, quiet=spec.as_json) as progress,
     ):
         for number in state.left:
             chunk = _Chunk(spark, spec, schema, state)
-            run_spark_piece(spark, state.job(number), lambda number=number, chunk=chunk: chunk.write(number), shown)  # type: ignore[misc]  # bound early
+            run_spark_piece(spark, state.job(number), lambda number=number, chunk=chunk: chunk.write(number), progress)  # type: ignore[misc]  # bound early
             state = state.with_done(number)
             replace_file(state_file, encode_state_record(state))
-            shown.piece_done(count_of(len(state.chunks[number]), "file"))
+            progress.piece_done(count_of(len(state.chunks[number]), "file"))
     _print_summary(spec, state, "imported")
 
 

@@ -38,9 +38,9 @@ class ImportSpec(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def exec_spark_job(module: str, wish: ExportSpec | ImportSpec, spark: UserSpark) -> NoReturn:
+def exec_spark_job(module: str, spec: ExportSpec | ImportSpec, spark: UserSpark) -> NoReturn:
     """Replaces this process by the one that runs the jobs, which loads PySpark and owns the terminal."""
-    environment = {**spark_process_environment(spark), SPEC_VARIABLE: msgspec.json.encode(wish).decode()}
+    environment = {**spark_process_environment(spark), SPEC_VARIABLE: msgspec.json.encode(spec).decode()}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", module], environment)  # noqa: S606  # the arguments are our own
 

@@ -71,38 +71,40 @@ def spark(
         if print_conf:
             print_settings(found, options, as_json=as_json)
             return
-        become(found, options, context.args)
+        exec_pyspark(found, options, context.args)
 
 
 def print_settings(found: UserSpark, options: Mapping[str, str], *, as_json: bool) -> None:
-    shown = {name: value for name, value in options.items() if name not in SECRET}
+    public_options = {name: value for name, value in options.items() if name not in SECRET}
     if as_json:
-        print_json({"settings": dict(found.settings), "environment": dict(found.environment), "options": shown})
+        print_json(
+            {"settings": dict(found.settings), "environment": dict(found.environment), "options": public_options}
+        )
         return
     for name, value in found.environment.items():
         typer.echo(f"export {name}={value}")
     for name, value in found.settings.items():
         typer.echo(f"{name} {value}")
-    for name, value in shown.items():
+    for name, value in public_options.items():
         typer.echo(f"# .option({json.dumps(name)}, {json.dumps(value)})")
 
 
-def shell_command(found: UserSpark, given: Sequence[str]) -> list[str]:
+def shell_command(found: UserSpark, user_arguments: Sequence[str]) -> list[str]:
     """User arguments win: Spark uses the last value of a setting."""
     settings = [flag for name, value in found.settings.items() for flag in ("--conf", f"{name}={value}")]
-    return [str(found.home / "bin" / "pyspark"), *settings, *given]
+    return [str(found.home / "bin" / "pyspark"), *settings, *user_arguments]
 
 
-def become(found: UserSpark, options: Mapping[str, str], given: Sequence[str]) -> NoReturn:
+def exec_pyspark(found: UserSpark, options: Mapping[str, str], user_arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by the shell, which then owns the terminal and its signals."""
     startup = _startup_file()
-    around = {
+    environment = {
         **spark_process_environment(found),
         OPTIONS_VARIABLE: json.dumps(dict(options)),
         "PYTHONSTARTUP": str(startup),
     }
-    command = shell_command(found, given)
-    os.execve(command[0], command, around)  # noqa: S606  # the arguments are our own and the user's
+    command = shell_command(found, user_arguments)
+    os.execve(command[0], command, environment)  # noqa: S606  # the arguments are our own and the user's
 
 
 def _startup_file() -> Path:

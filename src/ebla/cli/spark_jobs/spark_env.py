@@ -69,12 +69,12 @@ def pack(file: Path) -> list[str]:
     return [*(f"{one.name} {one.version}" for one in distributions), *OWN]
 
 
-def closure(wanted: Sequence[str]) -> list[importlib.metadata.Distribution]:
+def closure(names: Sequence[str]) -> list[importlib.metadata.Distribution]:
     """These packages and all their dependencies, as installed here."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    waiting = list(wanted)
-    while waiting:
-        name = waiting.pop(0)
+    queue = list(names)
+    while queue:
+        name = queue.pop(0)
         key = name.lower().replace("_", "-")
         if key in found:
             continue
@@ -82,7 +82,7 @@ def closure(wanted: Sequence[str]) -> list[importlib.metadata.Distribution]:
             found[key] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             raise Unavailable(f"the package {name} is not installed here", advice=f"pip install {name}") from None
-        waiting += needed(found[key].requires or ())
+        queue += needed(found[key].requires or ())
     return list(found.values())
 
 

@@ -118,7 +118,7 @@ class PieceProgress:
             sys.stderr.write(f"{self._done} of {self._pieces}: {words}\n")
 
 
-def run_spark_piece(spark: SparkSession, name: str, work: Callable[[], T], shown: PieceProgress) -> T:
+def run_spark_piece(spark: SparkSession, name: str, work: Callable[[], T], progress: PieceProgress) -> T:
     """Raises `SparkJobFailed`. Ctrl-C cancels the running job."""
     adapter = ClassicAdapter(spark)
     ended = threading.Event()
@@ -130,7 +130,7 @@ def run_spark_piece(spark: SparkSession, name: str, work: Callable[[], T], shown
             except (Py4JError, OSError, AttributeError):
                 return
             if counts.total:
-                shown.part_done(counts.done / counts.total)
+                progress.part_done(counts.done / counts.total)
 
     poller = threading.Thread(target=poll_progress, daemon=True)
     poller.start()

@@ -34,18 +34,18 @@ class UserSpark:
     home: Path
 
 
-def user_spark(master: str, given: Sequence[str], around: Mapping[str, str], python: str) -> UserSpark:
+def user_spark(master: str, user_settings: Sequence[str], env: Mapping[str, str], python: str) -> UserSpark:
     """Raises `NoJava`, and `Unavailable` if Spark is missing."""
     home = spark_home()
-    java = find_java("", around)
-    cache = default_archive_folder(around)
+    java = find_java("", env)
+    cache = default_archive_folder(env)
     if cache is None:
         raise InvalidRequest("this user has no home folder", advice="set XDG_CACHE_HOME to a folder to write to")
     archive = archive_path(cache, java, home)
-    settings = settings_for(master, archive if archive.is_file() else None) | dict(map(parse_setting, given))
+    settings = settings_for(master, archive if archive.is_file() else None) | dict(map(parse_setting, user_settings))
     environment = {
         "JAVA_HOME": str(make_java_home(java, cache.parent)),
-        "PYSPARK_PYTHON": around.get("PYSPARK_PYTHON") or python,
+        "PYSPARK_PYTHON": env.get("PYSPARK_PYTHON") or python,
         "SPARK_HOME": str(home),
     }
     if is_local(master):

@@ -218,11 +218,11 @@ def rounded(kind: ScalarType, number: Any) -> Any:
 
 
 def _misfit(literal: Literal, kind: CqlType, name: str) -> InvalidRequest:
-    word, shown = _shown(literal)
-    return InvalidRequest(f'Invalid {word} constant ({shown}) for "{name}" of type {kind}')
+    word, text_shown = _describe_literal(literal)
+    return InvalidRequest(f'Invalid {word} constant ({text_shown}) for "{name}" of type {kind}')
 
 
-def _shown(literal: Literal) -> tuple[str, str]:
+def _describe_literal(literal: Literal) -> tuple[str, str]:
     match literal:
         case StringLiteral(value=text):
             return "STRING", text

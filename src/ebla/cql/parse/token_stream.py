@@ -153,9 +153,9 @@ class TokenStream:
     def failure(self, expecting: str = "") -> BadSyntax:
         token = self.token
         where = text_position(self._text, token.start)
-        shown = token.text if token.kind is TokenKind.END else self._text[token.start :].split(None, 1)[0][:40]
+        excerpt = token.text if token.kind is TokenKind.END else self._text[token.start :].split(None, 1)[0][:40]
         if token.kind is not TokenKind.END and token.kind is not TokenKind.STRING:
-            shown = token.text[:40]
+            excerpt = token.text[:40]
         if expecting:
-            return BadSyntax(f"{where} mismatched input '{shown}' {expecting}")
-        return BadSyntax(f"{where} no viable alternative at input '{shown}'")
+            return BadSyntax(f"{where} mismatched input '{excerpt}' {expecting}")
+        return BadSyntax(f"{where} no viable alternative at input '{excerpt}'")

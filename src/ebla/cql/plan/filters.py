@@ -37,10 +37,10 @@ _COMPARE: dict[Operator, Callable[[bytes, bytes], bool]] = {
 
 
 class FilterBuilder:
-    def __init__(self, schema: TableSchema, binder: Binder, place: ColumnIndex) -> None:
+    def __init__(self, schema: TableSchema, binder: Binder, index: ColumnIndex) -> None:
         self._schema = schema
         self._binder = binder
-        self._place = place
+        self._index = index
 
     def filter(self, relation: Relation) -> RowFilter:
         match relation:
@@ -70,14 +70,14 @@ class FilterBuilder:
                 return self._compared(column, relation.operator, relation.value)
 
     def _compared(self, column: Column, operator: Operator, term: Term) -> RowFilter:
-        place, kind, compare = self._place(column), column.type, _COMPARE[operator]
+        index, kind, compare = self._index(column), column.type, _COMPARE[operator]
         source = self._source(term, column.name, kind)
 
         def bound(request: BoundRequest) -> RowTest:
             expected = comparable(kind, _require_value(source(request), column.name))
 
             def test(values: RowValues) -> bool:
-                value = values[place]
+                value = values[index]
                 return value is not None and compare(comparable(kind, value), expected)
 
             return test
@@ -85,14 +85,14 @@ class FilterBuilder:
         return bound
 
     def _one_of(self, column: Column, relation: ColumnRelation) -> RowFilter:
-        place, kind = self._place(column), column.type
+        index, kind = self._index(column), column.type
         choices = self._choices(column, relation)
 
         def bound(request: BoundRequest) -> RowTest:
             expected = {comparable(kind, value) for value in choices(request)}
 
             def test(values: RowValues) -> bool:
-                value = values[place]
+                value = values[index]
                 return value is not None and comparable(kind, value) in expected
 
             return test
@@ -108,7 +108,7 @@ class FilterBuilder:
         return lambda request: [_require_value(source(request), column.name) for source in sources]
 
     def _contains(self, column: Column, relation: ColumnRelation) -> RowFilter:
-        place, kind = self._place(column), column.type
+        index, kind = self._index(column), column.type
         by_key = relation.operator is Operator.CONTAINS_KEY
         element = _contained(kind, by_key=by_key)
         assert relation.value is not None
@@ -118,7 +118,7 @@ class FilterBuilder:
             expected = _require_value(source(request), column.name)
 
             def test(values: RowValues) -> bool:
-                value = values[place]
+                value = values[index]
                 if value is None:
                     return False
                 if not isinstance(kind, MapType):
@@ -135,7 +135,7 @@ class FilterBuilder:
         kind = column.type
         if not isinstance(kind, MapType):
             raise InvalidRequest(f"Column {column.name} is no map: its elements cannot be compared")
-        place, compare = self._place(column), _COMPARE[relation.operator]
+        index, compare = self._index(column), _COMPARE[relation.operator]
         key = self._source(relation.key, f"key({column.name})", kind.key)
         source = self._source(relation.value, f"value({column.name})", kind.value)
 
@@ -144,7 +144,7 @@ class FilterBuilder:
             expected = comparable(kind.value, _require_value(source(request), column.name))
 
             def test(values: RowValues) -> bool:
-                parts = split_elements(values[place] or b"\0\0\0\0", 2)
+                parts = split_elements(values[index] or b"\0\0\0\0", 2)
                 found = dict(zip(parts[::2], parts[1::2])).get(expected_key)
                 return found is not None and compare(comparable(kind.value, found), expected)
 
@@ -156,7 +156,7 @@ class FilterBuilder:
 
     def _several(self, relation: MultiColumnRelation) -> RowFilter:
         columns = [self._schema.by_name[name] for name in relation.columns]
-        places = [self._place(column) for column in columns]
+        indexes = [self._index(column) for column in columns]
         choices = self._tuples(columns, relation)
 
         def key_of(values: Sequence[bytes | None]) -> tuple[bytes, ...] | None:
@@ -168,7 +168,7 @@ class FilterBuilder:
             expected = [key_of(one) for one in choices(request)]
 
             def test(values: RowValues) -> bool:
-                found = key_of([values[place] for place in places])
+                found = key_of([values[index] for index in indexes])
                 if found is None:
                     return False
                 if relation.operator is Operator.IN:
@@ -210,7 +210,7 @@ class FilterBuilder:
 
     def _token(self, relation: TokenRelation) -> RowFilter:
         columns = self._schema.partition_key
-        places = [self._place(column) for column in columns]
+        indexes = [self._index(column) for column in columns]
         source = self._token_source(relation.value)
         compare = _COMPARE[relation.operator]
 
@@ -218,7 +218,7 @@ class FilterBuilder:
             expected = comparable(SCALARS["bigint"], _require_value(source(request), "token"))
 
             def test(values: RowValues) -> bool:
-                token = token_of(composite_key([values[place] or b"" for place in places]))
+                token = token_of(composite_key([values[index] or b"" for index in indexes]))
                 return compare(comparable(SCALARS["bigint"], int(token).to_bytes(8, signed=True)), expected)
 
             return test

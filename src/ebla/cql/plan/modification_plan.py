@@ -356,10 +356,10 @@ class _PlanBuilder:
         self.plain_sources = None
         kind, value = column.type, assignment.value
         if not is_multi_cell(kind):
-            shown = {CollectionChange.REMOVE: "-"}.get(assignment.change, "+")
+            sign = {CollectionChange.REMOVE: "-"}.get(assignment.change, "+")
             frozen = "frozen collection" if isinstance(kind, ListType | SetType | MapType) else "non counter"
             name = column.name
-            raise InvalidRequest(f"Invalid operation ({name} = {name} {shown} …) for {frozen} column {name}")
+            raise InvalidRequest(f"Invalid operation ({name} = {name} {sign} …) for {frozen} column {name}")
         match assignment.change:
             case CollectionChange.APPEND:
                 source = self.binder.source(value, TermReceiver(column.name, kind))

@@ -41,11 +41,11 @@ class PointSelectPlan:
     width: int
     partition: tuple[KeyValueSource, ...]
     clustering: tuple[KeyValueSource, ...]
-    partition_places: tuple[tuple[int, int], ...]
+    partition_indexes: tuple[tuple[int, int], ...]
     """Pairs of index in the result and position in the partition key."""
-    clustering_places: tuple[tuple[int, int], ...]
-    cell_places: tuple[int, ...]
-    """Where in the answer each cell of a plain row stands, up to the last that is asked for; -1: nowhere."""
+    clustering_indexes: tuple[tuple[int, int], ...]
+    cell_indexes: tuple[int, ...]
+    """The index in the result of each cell of a plain row, up to the last one selected; -1: not selected."""
 
     def point(self, request: BoundRequest) -> PointRead:
         """Raises `InvalidRequest` if a key column has no value."""
@@ -66,22 +66,22 @@ class PointSelectPlan:
     def _values(self, point: PointRead, item: Item) -> RowValues:
         stored = item[1]
         if not is_plain(stored) or schema_version(stored) != self.schema.version:
-            return self._unusual(point, item)
+            return self._decode_any(point, item)
         values: RowValues = [None] * self.width
-        for place, position in self.partition_places:
-            values[place] = point.partition[position]
-        if self.clustering_places:
+        for index, position in self.partition_indexes:
+            values[index] = point.partition[position]
+        if self.clustering_indexes:
             parts = decode_clustering(self.schema.clustering, point.clustering)
-            for place, position in self.clustering_places:
-                values[place] = parts[position]
-        take_plain_cells(stored, self.cell_places, values)
+            for index, position in self.clustering_indexes:
+                values[index] = parts[position]
+        take_plain_cells(stored, self.cell_indexes, values)
         return values
 
-    def _unusual(self, point: PointRead, item: Item) -> RowValues:
+    def _decode_any(self, point: PointRead, item: Item) -> RowValues:
         needed = self.plan.needs.columns
         reader = RowDecoder(self.schema, needed, point.query.now_s, with_cells=False)
         (found,) = reader.rows([item], bare_partitions=False)
-        return [found.values[output.place] for output in self.plan.outputs if output.place is not None]
+        return [found.values[output.index] for output in self.plan.outputs if output.index is not None]
 
 
 def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
@@ -97,12 +97,12 @@ def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
     is_bare = not (plan.limits.rows or plan.limits.partition_rows or plan.distinct or plan.sorts or plan.is_aggregate)
     if not is_point or not is_bare or schema.static or plan.needs.with_cells:
         return None
-    columns = [None if output.place is None else plan.needs.columns[output.place] for output in plan.outputs]
+    columns = [None if output.index is None else plan.needs.columns[output.index] for output in plan.outputs]
     if any(column is None for column in columns):
         return None
-    shown = [(place, column) for place, column in enumerate(columns) if column is not None]
-    by_number = {column.number: place for place, column in shown if column.kind is ColumnKind.REGULAR}
-    if len({column.number for _, column in shown}) < len(shown):
+    selected = [(index, column) for index, column in enumerate(columns) if column is not None]
+    by_number = {column.number: index for index, column in selected if column.kind is ColumnKind.REGULAR}
+    if len({column.number for _, column in selected}) < len(selected):
         return None  # a column that is selected twice has two indexes
     cells = [by_number.get(number, -1) for number in schema.layouts[-1]]
     while cells and cells[-1] < 0:
@@ -112,16 +112,16 @@ def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
         schema=schema,
         plan=plan,
         columns=plan.columns,
-        width=len(shown),
+        width=len(selected),
         partition=tuple(
             key_value_source(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)
         ),
         clustering=tuple(key_value_source(*one) for one in zip(clustering, schema.clustering, strict=True)),
-        partition_places=tuple(
-            (place, column.position) for place, column in shown if column.kind is ColumnKind.PARTITION_KEY
+        partition_indexes=tuple(
+            (index, column.position) for index, column in selected if column.kind is ColumnKind.PARTITION_KEY
         ),
-        clustering_places=tuple(
-            (place, column.position) for place, column in shown if column.kind is ColumnKind.CLUSTERING
+        clustering_indexes=tuple(
+            (index, column.position) for index, column in selected if column.kind is ColumnKind.CLUSTERING
         ),
-        cell_places=tuple(cells),
+        cell_indexes=tuple(cells),
     )

@@ -47,29 +47,29 @@ class RowDecoder:
         self._now_s = now_s
         self._with_cells = with_cells
         self._width = len(needed)
-        self._partition = _places(needed, ColumnKind.PARTITION_KEY)
+        self._partition = _indexes(needed, ColumnKind.PARTITION_KEY)
         self._clustering = _clustering(schema, needed)
         self._descends = any(descending for _, descending, _ in self._clustering)
-        self._static = [(place, column.number) for place, column in enumerate(needed) if _is(column, ColumnKind.STATIC)]
-        self._regular = {column.number: place for place, column in enumerate(needed) if _is(column, ColumnKind.REGULAR)}
-        self._plain_places = _to_the_last([self._regular.get(number, -1) for number in schema.layouts[-1]])
+        self._static = [(index, column.number) for index, column in enumerate(needed) if _is(column, ColumnKind.STATIC)]
+        self._regular = {column.number: index for index, column in enumerate(needed) if _is(column, ColumnKind.REGULAR)}
+        self._plain_indexes = _without_trailing([self._regular.get(number, -1) for number in schema.layouts[-1]])
         self._plain_beginnings = plain_header_prefixes(schema.version)
         """Of plain rows of the current schema."""
         self._prefix = b""
         self._template: RowValues = [None] * self._width
         self._static_cells: dict[int, Cell] = _NO_CELLS
-        self._held: bytes | None = None
+        self._bare_head: bytes | None = None
         """The key of a partition head, as long as its partition had no row."""
         self.heads: Mapping[bytes, PartitionHead] = {}
         """Heads of partitions whose heads are not among the items, or come after the rows."""
 
     @property
     def holds_head(self) -> bool:
-        return self._held is not None
+        return self._bare_head is not None
 
     def bare(self, prefix: bytes) -> DecodedRow:
         """The row of a partition that has only a head."""
-        self._enter(prefix)
+        self._start_partition(prefix)
         return DecodedRow(values=self._template.copy(), cells=self._static_cells, prefix=prefix, key=head_key(prefix))
 
     def rows(self, items: Iterable[Item], *, bare_partitions: bool) -> Iterator[DecodedRow]:
@@ -80,44 +80,44 @@ class RowDecoder:
                 if bare_partitions:
                     yield from self.last()
                 prefix = split_key(key)[0]
-                self._enter(prefix)
+                self._start_partition(prefix)
             is_plain = value.startswith(plain)
             if not is_plain and is_head(value):
                 if prefix not in self.heads:
-                    self._take_statics(decode_head(value))
-                    self._held = key
+                    self._read_statics(decode_head(value))
+                    self._bare_head = key
                 continue
-            self._held = None
+            self._bare_head = None
             yield self._row(key, value, is_plain=is_plain)
 
     def last(self) -> Iterator[DecodedRow]:
         """The last partition of the items, if it has no row."""
-        if self._held is not None:
-            held, self._held = self._held, None
+        if self._bare_head is not None:
+            held, self._bare_head = self._bare_head, None
             yield DecodedRow(values=self._template.copy(), cells=self._static_cells, prefix=self._prefix, key=held)
 
     # ---- partitions
 
-    def _enter(self, prefix: bytes) -> None:
+    def _start_partition(self, prefix: bytes) -> None:
         self._prefix = prefix
-        self._held = None
+        self._bare_head = None
         self._static_cells = _NO_CELLS
         template: RowValues = [None] * self._width
         if self._partition:
             parts = split_partition_key(self._schema, partition_key_of(prefix))
-            for place, position in self._partition:
-                template[place] = parts[position]
+            for index, position in self._partition:
+                template[index] = parts[position]
         self._template = template
         head = self.heads.get(prefix)
         if head is not None:
-            self._take_statics(head)
+            self._read_statics(head)
 
-    def _take_statics(self, head: PartitionHead) -> None:
+    def _read_statics(self, head: PartitionHead) -> None:
         if not self._static:
             return
         values = static_values(self._schema, head, self._now_s)
-        for place, number in self._static:
-            self._template[place] = values.get(number)
+        for index, number in self._static:
+            self._template[index] = values.get(number)
         if self._with_cells:
             static = head.static if head.deletion is None else without_deleted(head.static, head.deletion)
             self._static_cells = dict(static.cells)
@@ -127,10 +127,10 @@ class RowDecoder:
     def _row(self, key: bytes, value: bytes, *, is_plain: bool) -> DecodedRow:
         values = self._template.copy()
         if self._clustering:
-            self._take_clustering(key, values)
+            self._read_clustering(key, values)
         cells = self._static_cells
         if is_plain and not self._with_cells:
-            take_plain_cells(value, self._plain_places, values)
+            take_plain_cells(value, self._plain_indexes, values)
         else:
             row = decode_row(value, self._schema.layouts)
             self._fill(row, values)
@@ -138,37 +138,37 @@ class RowDecoder:
                 cells = {**cells, **row.cells}
         return DecodedRow(values=values, cells=cells, prefix=self._prefix, key=key)
 
-    def _take_clustering(self, key: bytes, values: RowValues) -> None:
+    def _read_clustering(self, key: bytes, values: RowValues) -> None:
         offset, size = len(self._prefix) + 1, len(key)
-        turned = inverted(key) if self._descends else key
-        for decode, descending, place in self._clustering:
+        flipped = inverted(key) if self._descends else key
+        for decode, descending, index in self._clustering:
             if offset == size:
                 return
-            value, offset = decode(turned if descending else key, offset)
-            if place >= 0:
-                values[place] = value
+            value, offset = decode(flipped if descending else key, offset)
+            if index >= 0:
+                values[index] = value
 
     def _fill(self, row: Row, values: RowValues) -> None:
         for number, found in visible_cells(self._schema, row, self._now_s).items():
-            place = self._regular.get(number)
-            if place is not None:
-                values[place] = found
+            index = self._regular.get(number)
+            if index is not None:
+                values[index] = found
 
 
-def _to_the_last(places: list[int]) -> list[int]:
-    """Without those behind the last that is wanted."""
-    while places and places[-1] < 0:
-        places.pop()
-    return places
+def _without_trailing(indexes: list[int]) -> list[int]:
+    """Without the trailing indexes of columns that are not needed."""
+    while indexes and indexes[-1] < 0:
+        indexes.pop()
+    return indexes
 
 
 def _clustering(schema: TableSchema, needed: Sequence[Column]) -> list[tuple[ComponentDecoder, bool, int]]:
     """How each component of a key is read, whether it descends, and its place among the needed columns (-1: none);
     none behind the last that is needed."""
-    wanted = {position: place for place, position in _places(needed, ColumnKind.CLUSTERING)}
+    index_of = {position: index for index, position in _indexes(needed, ColumnKind.CLUSTERING)}
     return [
-        (decoder_of(column.type), column.descending, wanted.get(position, -1))
-        for position, column in enumerate(schema.clustering[: max(wanted, default=-1) + 1])
+        (decoder_of(column.type), column.descending, index_of.get(position, -1))
+        for position, column in enumerate(schema.clustering[: max(index_of, default=-1) + 1])
     ]
 
 
@@ -176,5 +176,5 @@ def _is(column: Column, kind: ColumnKind) -> bool:
     return column.kind is kind
 
 
-def _places(needed: Sequence[Column], kind: ColumnKind) -> list[tuple[int, int]]:
-    return [(place, column.position) for place, column in enumerate(needed) if column.kind is kind]
+def _indexes(needed: Sequence[Column], kind: ColumnKind) -> list[tuple[int, int]]:
+    return [(index, column.position) for index, column in enumerate(needed) if column.kind is kind]

@@ -76,7 +76,7 @@ _TTL_S_MAX = 20 * 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlan:
-    wish: SchemaChange
+    request: SchemaChange
     change: SchemaChangeResult
 
 
@@ -101,9 +101,9 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
             return _alter_table(statement, catalog, session_keyspace)
         case DropTableStatement(table=table, if_exists=lenient):
             name = keyspace_of(table, session_keyspace)
-            wish = DropTableRequest(name, table.name, lenient)
+            request = DropTableRequest(name, table.name, lenient)
             return SchemaPlan(
-                wish,
+                request,
                 SchemaChangeResult(
                     kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace=name, table=table.name
                 ),
@@ -121,19 +121,19 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
     for option, _ in properties.items:
         if option not in ("replication", "durable_writes", "tablets", "storage", "consistency"):
             raise BadConfiguration(f"Unknown property '{option}'")
-    given = properties.get("replication")
-    if given is None and before is None:
+    value = properties.get("replication")
+    if value is None and before is None:
         raise BadConfiguration("Missing mandatory replication strategy class")
-    kept = before is None or before.durable_writes
-    durable = _boolean(properties.get("durable_writes"), "durable_writes", default=kept)
+    durable_before = before is None or before.durable_writes
+    durable = _boolean(properties.get("durable_writes"), "durable_writes", default=durable_before)
     on_tablets, initial = _tablets(properties.get("tablets"))
     if before is not None:
         if on_tablets not in (None, before.on_tablets):
             raise InvalidRequest("a keyspace cannot be altered from tablets to vnodes or back")
-        replication = before.replication if given is None else _replication(given, catalog)
+        replication = before.replication if value is None else _replication(value, catalog)
         return msgspec.structs.replace(before, replication=replication, durable_writes=durable)
-    assert given is not None
-    replication = _replication(given, catalog)
+    assert value is not None
+    replication = _replication(value, catalog)
     if on_tablets is None:
         on_tablets = replication.strategy is Strategy.NETWORK_TOPOLOGY
     elif on_tablets and replication.strategy is Strategy.SIMPLE:
@@ -143,10 +143,10 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
     )
 
 
-def _replication(given: PropertyValue, catalog: Catalog) -> Replication:
-    if isinstance(given, str):
+def _replication(value: PropertyValue, catalog: Catalog) -> Replication:
+    if isinstance(value, str):
         raise BadConfiguration("replication is a map such as {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
-    options = dict(given)
+    options = dict(value)
     name = options.pop("class", None)
     if name is None:
         raise BadConfiguration("Missing mandatory replication strategy class")
@@ -190,19 +190,19 @@ def _factor(text: str) -> int:
     return int(text)
 
 
-def _tablets(given: PropertyValue | None) -> tuple[bool | None, int]:
+def _tablets(value: PropertyValue | None) -> tuple[bool | None, int]:
     """Whether the keyspace uses tablets (None: not specified), and the initial tablets of a table."""
-    if given is None:
+    if value is None:
         return None, 0
-    if isinstance(given, str):
+    if isinstance(value, str):
         raise BadConfiguration("tablets is a map such as {'enabled': true, 'initial': 16}")
-    for option in given:
+    for option in value:
         if option not in ("enabled", "initial"):
             raise BadConfiguration(f"Unrecognized tablets option {option}")
-    initial = given.get("initial", "0")
+    initial = value.get("initial", "0")
     if not _is_number(initial):
         raise BadConfiguration(f"Initial number of tablets must be numeric, got '{initial}'")
-    return _boolean(given.get("enabled"), "enabled", default=True), int(initial)
+    return _boolean(value.get("enabled"), "enabled", default=True), int(initial)
 
 
 # ---- tables
@@ -214,7 +214,7 @@ def _create_table(statement: CreateTableStatement, session_keyspace: str | None)
     keyspace, name = keyspace_of(statement.table, session_keyspace), statement.table.name
     columns = table_columns(statement)
     options, tablets = _table_options(statement.properties, TableOptions())
-    wish = CreateTableRequest(
+    request = CreateTableRequest(
         keyspace=keyspace,
         name=name,
         columns=columns,
@@ -223,7 +223,7 @@ def _create_table(statement: CreateTableStatement, session_keyspace: str | None)
         min_tablet_count=tablets,
     )
     return SchemaPlan(
-        wish,
+        request,
         SchemaChangeResult(
             kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
         ),
@@ -301,7 +301,7 @@ def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keysp
     options = None
     if statement.properties is not None:
         options, _ = _table_options(statement.properties, schema.options)
-    wish = AlterTableRequest(
+    request = AlterTableRequest(
         keyspace=schema.keyspace,
         name=schema.name,
         added=tuple(_value_column(definition) for definition in statement.added),
@@ -311,7 +311,7 @@ def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keysp
     )
     _check_alter(statement, table)
     return SchemaPlan(
-        wish,
+        request,
         SchemaChangeResult(
             kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace=schema.keyspace, table=schema.name
         ),

@@ -91,7 +91,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_aggregate(self) -> bool:
-        return any(output.running is not None for output in self.outputs)
+        return any(output.accumulator is not None for output in self.outputs)
 
     # ---- running
 
@@ -159,11 +159,11 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     # ---- answers
 
     def answer(self, rows: Sequence[DecodedRow], request: BoundRequest) -> list[list[bytes | None]]:
-        places = [output.place for output in self.outputs]
-        if places == list(range(len(self.needs.columns))):
+        indexes = [output.index for output in self.outputs]
+        if indexes == list(range(len(self.needs.columns))):
             return [found.values for found in rows]
-        if all(place is not None for place in places):
-            return [[found.values[place] for place in places if place is not None] for found in rows]
+        if all(index is not None for index in indexes):
+            return [[found.values[index] for index in indexes if index is not None] for found in rows]
         return [[output.value(found, request) for output in self.outputs] for found in rows]
 
     def _aggregated(self, rows: Sequence[DecodedRow], request: BoundRequest) -> Rows:
@@ -178,21 +178,24 @@ class RowAggregation:
 
     def __init__(self, outputs: Sequence[OutputColumn]) -> None:
         self._outputs = outputs
-        self._running = [None if output.running is None else output.running() for output in outputs]
+        self._accumulators = [None if output.accumulator is None else output.accumulator() for output in outputs]
         self._first: list[bytes | None] | None = None
 
     def add(self, found: DecodedRow, request: BoundRequest) -> None:
         if self._first is None:
             self._first = [
-                None if output.running is not None else output.value(found, request) for output in self._outputs
+                None if output.accumulator is not None else output.value(found, request) for output in self._outputs
             ]
-        for output, running in zip(self._outputs, self._running):
-            if running is not None:
-                running.add(output.value(found, request))
+        for output, accumulator in zip(self._outputs, self._accumulators):
+            if accumulator is not None:
+                accumulator.add(output.value(found, request))
 
     def row(self) -> list[bytes | None]:
         first = self._first or [None] * len(self._outputs)
-        return [value if running is None else running.result() for value, running in zip(first, self._running)]
+        return [
+            value if accumulator is None else accumulator.result()
+            for value, accumulator in zip(first, self._accumulators)
+        ]
 
 
 class _SelectRun:
@@ -225,10 +228,10 @@ class _SelectRun:
             self._prefix, self._partition_rows_passed = state.prefix, state.partition_rows
         rows: list[DecodedRow] = []
         while not source.ended:
-            wanted = _smaller(page_size, left)
-            if wanted is not None and len(rows) >= wanted:
+            rows_wanted = _smaller(page_size, left)
+            if rows_wanted is not None and len(rows) >= rows_wanted:
                 break
-            missing = CHUNK_ROWS if wanted is None else wanted - len(rows)
+            missing = CHUNK_ROWS if rows_wanted is None else rows_wanted - len(rows)
             found = await source.page(missing)
             rows += [one for one in found if self.passes(one)] if self._has_tests else found
         if left is not None:
@@ -299,8 +302,8 @@ class _SelectRun:
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:
-    given = [number for number in (one, other) if number is not None]
-    return min(given, default=None)
+    numbers = [number for number in (one, other) if number is not None]
+    return min(numbers, default=None)
 
 
 # ---- compiling
@@ -349,7 +352,7 @@ def _restrictions(
     statement: SelectStatement, table: StoredTable | VirtualTable, binder: Binder, needs: NeededColumns
 ) -> tuple[Restrictions, tuple[RowFilter, ...]]:
     schema = table.schema
-    builder = FilterBuilder(schema, binder, needs.place)
+    builder = FilterBuilder(schema, binder, needs.index)
     found = classify_relations(schema, statement.where, binder)
     if not isinstance(table, StoredTable):
         # Virtual tables have few rows, so every relation is a filter.

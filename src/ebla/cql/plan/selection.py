@@ -29,12 +29,12 @@ class NeededColumns:
 
     columns: list[Column] = field(default_factory=list)
     with_cells: bool = False
-    _places: dict[int, int] = field(default_factory=dict)
+    _indexes: dict[int, int] = field(default_factory=dict)
 
-    def place(self, column: Column) -> int:
-        found = self._places.get(column.number)
+    def index(self, column: Column) -> int:
+        found = self._indexes.get(column.number)
         if found is None:
-            found = self._places[column.number] = len(self.columns)
+            found = self._indexes[column.number] = len(self.columns)
             self.columns.append(column)
         return found
 
@@ -42,9 +42,9 @@ class NeededColumns:
 class OutputColumn(msgspec.Struct, frozen=True, kw_only=True):
     spec: ColumnSpec
     value: OutputValue
-    place: int | None = None
+    index: int | None = None
     """For a plain column: its index in the row."""
-    running: Callable[[], Accumulator] | None = None
+    accumulator: Callable[[], Accumulator] | None = None
     """Creates the accumulator of an aggregate, which adds `value` of every row."""
 
 
@@ -86,9 +86,9 @@ class SelectionBuilder:
         return column
 
     def _column(self, column: Column, name: str) -> OutputColumn:
-        place = self._needs.place(column)
+        index = self._needs.index(column)
         return OutputColumn(
-            spec=self._spec(name, column.type), value=lambda found, _request: found.values[place], place=place
+            spec=self._spec(name, column.type), value=lambda found, _request: found.values[index], index=index
         )
 
     # ---- calls
@@ -99,21 +99,23 @@ class SelectionBuilder:
             typed = self._call(call)
             return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
         if not call.arguments:
-            kind, running = aggregates.aggregate_function(bare, None)
-            return OutputColumn(spec=self._spec(alias or "count", kind), value=_no_value, running=running)
+            kind, accumulator = aggregates.aggregate_function(bare, None)
+            return OutputColumn(spec=self._spec(alias or "count", kind), value=_no_value, accumulator=accumulator)
         if len(call.arguments) > 1:
             raise InvalidRequest(f"Invalid number of arguments in call to function {bare}: 1 required")
         argument = self._argument(call.arguments[0])
-        kind, running = aggregates.aggregate_function(bare, argument.type)
+        kind, accumulator = aggregates.aggregate_function(bare, argument.type)
         return OutputColumn(
-            spec=self._spec(alias or f"system.{bare}({argument.name})", kind), value=argument.value, running=running
+            spec=self._spec(alias or f"system.{bare}({argument.name})", kind),
+            value=argument.value,
+            accumulator=accumulator,
         )
 
     def _argument(self, argument: Term | ColumnName) -> _Typed:
         if isinstance(argument, ColumnName):
             column = self._named(argument.name)
-            place = self._needs.place(column)
-            return _Typed(column.name, column.type, lambda found, _request: found.values[place])
+            index = self._needs.index(column)
+            return _Typed(column.name, column.type, lambda found, _request: found.values[index])
         if isinstance(argument, FunctionCall):
             return self._call(argument)
         return self._term(argument)
@@ -163,10 +165,10 @@ class SelectionBuilder:
         if names != tuple(column.name for column in columns):
             key_names = ", ".join(column.name for column in columns)
             raise InvalidRequest(f"Invalid arguments of token(): it takes the partition key ({key_names})")
-        places = [self._needs.place(column) for column in columns]
+        indexes = [self._needs.index(column) for column in columns]
 
         def value(found: DecodedRow, _request: BoundRequest) -> bytes:
-            key = composite_key([found.values[place] or b"" for place in places])
+            key = composite_key([found.values[index] or b"" for index in indexes])
             return int(token_of(key)).to_bytes(8, signed=True)
 
         return _Typed(f"system.token({', '.join(names)})", SCALARS["bigint"], value)
@@ -180,12 +182,12 @@ class SelectionBuilder:
         if is_multi_cell(column.type):
             raise InvalidRequest(f"Cannot use selection function {name} on non-frozen collection {column.name}")
         self._needs.with_cells = True
-        place = self._needs.place(column)
+        index = self._needs.index(column)
         number, read = column.number, _write_time if name == "writetime" else _remaining_ttl
 
         def value(found: DecodedRow, request: BoundRequest) -> bytes | None:
             cell = found.cells.get(number)
-            return None if cell is None or found.values[place] is None else read(cell, request.now_us // 1_000_000)
+            return None if cell is None or found.values[index] is None else read(cell, request.now_us // 1_000_000)
 
         return _Typed(f"{name}({column.name})", _TIMES[name], value)
 
@@ -196,8 +198,8 @@ def _fitting(candidates: Sequence[CqlFunction], call: FunctionCall, arguments: S
             is_assignable(one.type, kind) for one, kind in zip(arguments, function.arguments)
         ):
             return function
-    given = ", ".join(str(one.type) for one in arguments)
-    raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match ({given})")
+    argument_types = ", ".join(str(one.type) for one in arguments)
+    raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match ({argument_types})")
 
 
 def _write_time(cell: Cell, _now_s: int) -> bytes:

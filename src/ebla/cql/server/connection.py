@@ -560,7 +560,7 @@ class ServerConnection:
             return known
         number = self._deps.new_id()
         trace = "".join(traceback.format_exception(error, limit=-20))
-        self._deps.report("cql.request_broke", {"id": number, "peer": str(self.peer), "trace": trace})
+        self._deps.report("cql.internal_error", {"id": number, "peer": str(self.peer), "trace": trace})
         return InternalError(
             f"internal error {number}", advice="the log of this node has the details under this number"
         )

@@ -139,7 +139,7 @@ class CqlServer:
                 ssl_shutdown_timeout=None if context is None else self.limits.close_linger_ms / 1000,
             )
         except OSError as error:  # TLS errors are among them
-            self.report("cql.not_opened", {"cause": str(error) or type(error).__name__})
+            self.report("cql.tls_handshake_failed", {"cause": str(error) or type(error).__name__})
             _clear_tracebacks(error)
             accepted.close()
         finally:

@@ -189,7 +189,7 @@ class _SchemaTables:
 
 def table_row(schema: TableSchema) -> SystemRow:
     options = schema.options
-    given = dict(options.others)
+    options_set = dict(options.others)
     return {
         "keyspace_name": schema.keyspace,
         "table_name": schema.name,
@@ -198,20 +198,20 @@ def table_row(schema: TableSchema) -> SystemRow:
         "default_time_to_live": options.default_ttl_s,
         "gc_grace_seconds": options.gc_grace_s,
         "flags": ["compound"],
-        "bloom_filter_fp_chance": _number(given, "bloom_filter_fp_chance", 0.01),
-        "crc_check_chance": _number(given, "crc_check_chance", 1.0),
+        "bloom_filter_fp_chance": _number(options_set, "bloom_filter_fp_chance", 0.01),
+        "crc_check_chance": _number(options_set, "crc_check_chance", 1.0),
         "dclocal_read_repair_chance": 0.0,
         "read_repair_chance": 0.0,
-        "max_index_interval": int(_number(given, "max_index_interval", 2048)),
-        "min_index_interval": int(_number(given, "min_index_interval", 128)),
-        "memtable_flush_period_in_ms": int(_number(given, "memtable_flush_period_in_ms", 0)),
-        "speculative_retry": _text(given, "speculative_retry", "99.0PERCENTILE"),
-        "additional_write_policy": _text(given, "additional_write_policy", "99p"),
-        "read_repair": _text(given, "read_repair", "BLOCKING"),
-        "memtable": _text(given, "memtable", ""),
-        "caching": _map(given, "caching", {"keys": "ALL", "rows_per_partition": "ALL"}),
-        "compaction": _map(given, "compaction", {"class": "SizeTieredCompactionStrategy"}),
-        "compression": _map(given, "compression", {}),
+        "max_index_interval": int(_number(options_set, "max_index_interval", 2048)),
+        "min_index_interval": int(_number(options_set, "min_index_interval", 128)),
+        "memtable_flush_period_in_ms": int(_number(options_set, "memtable_flush_period_in_ms", 0)),
+        "speculative_retry": _text(options_set, "speculative_retry", "99.0PERCENTILE"),
+        "additional_write_policy": _text(options_set, "additional_write_policy", "99p"),
+        "read_repair": _text(options_set, "read_repair", "BLOCKING"),
+        "memtable": _text(options_set, "memtable", ""),
+        "caching": _map(options_set, "caching", {"keys": "ALL", "rows_per_partition": "ALL"}),
+        "compaction": _map(options_set, "compaction", {"class": "SizeTieredCompactionStrategy"}),
+        "compression": _map(options_set, "compression", {}),
         "extensions": {},
         "cdc": None,
     }
@@ -243,21 +243,21 @@ def column_row(schema: TableSchema, column: Column) -> SystemRow:
 # ---- options as written in CQL
 
 
-def _number(given: Mapping[str, str], name: str, usual: float) -> float:
+def _number(options_set: Mapping[str, str], name: str, default: float) -> float:
     try:
-        return float(_text(given, name, str(usual)))
+        return float(_text(options_set, name, str(default)))
     except ValueError:
-        return usual
+        return default
 
 
-def _text(given: Mapping[str, str], name: str, usual: str) -> str:
-    text = given.get(name)
-    return usual if text is None else tokenize(text)[0].text
+def _text(options_set: Mapping[str, str], name: str, default: str) -> str:
+    text = options_set.get(name)
+    return default if text is None else tokenize(text)[0].text
 
 
-def _map(given: Mapping[str, str], name: str, usual: dict[str, str]) -> dict[str, str]:
-    text = given.get(name)
+def _map(options_set: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:
+    text = options_set.get(name)
     if text is None or not text.startswith("{"):
-        return usual
+        return default
     strings = [token.text for token in tokenize(text) if token.kind is TokenKind.STRING]
     return dict(zip(strings[::2], strings[1::2], strict=True))

@@ -284,7 +284,7 @@ def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
 
         with_connection(work, parted)
         ((event, details),) = parted.reports
-        assert (event, details["id"]) == ("cql.request_broke", "beef")
+        assert (event, details["id"]) == ("cql.internal_error", "beef")
         assert "a secret of ours" in str(details["trace"])
 
 
