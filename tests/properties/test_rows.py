@@ -58,7 +58,7 @@ RANGES = st.builds(RangeDeletion, st.sampled_from([b"", b"a", b"b"]), st.sampled
 
 
 def head(deletion: Deletion | None, ranges: list[RangeDeletion]) -> PartitionHead:
-    return PartitionHead(deletion, tuple(sorted(set(ranges), key=lambda one: one.place)))
+    return PartitionHead(deletion, tuple(sorted(set(ranges), key=lambda one: one.sort_key)))
 
 
 HEADS = st.builds(head, st.none() | DELETIONS, st.lists(RANGES, max_size=2)).map(

@@ -1,1 +1,1 @@
-"""Words of the project: identities, tokens, errors. Pure; imports nothing of ours."""
+"""The data model: identities, tokens, rows, schemas, errors. Pure; imports no other package of ours."""

@@ -1,7 +1,7 @@
-"""Values as bytes that sort as CQL sorts the values, each ending where it says so itself.
+"""Byte-comparable encodings of values: bytes that sort as CQL sorts the values, and are self-delimiting.
 
-The order is the one that drivers' users know from Cassandra: numbers by value, texts and blobs by unsigned bytes, a
-timeuuid by its time, a uuid by version first and time within version 1, collections element by element.
+The order is Cassandra's: numbers by value, texts and blobs by unsigned bytes, a timeuuid by its time, a uuid by version
+first and by time within version 1, collections element by element.
 """
 
 import struct
@@ -48,7 +48,7 @@ def encode_comparable(kind: CqlType, value: bytes) -> bytes:
 
 
 def decode_comparable(kind: CqlType, data: bytes, offset: int) -> tuple[bytes, int]:
-    """The wire form of the value at `offset`, and where the next component starts."""
+    """The wire form of the value at `offset`, and the offset of the next component."""
     match kind:
         case ScalarType(scalar=scalar):
             return _SCALARS[scalar][1](data, offset)
@@ -70,15 +70,15 @@ def decode_comparable(kind: CqlType, data: bytes, offset: int) -> tuple[bytes, i
 
 
 def decoder_of(kind: CqlType) -> Callable[[bytes, int], tuple[bytes, int]]:
-    """`decode_comparable` of one type, for who has many values of it."""
+    """`decode_comparable` for one type, for decoding many values."""
     if isinstance(kind, ScalarType):
         return _SCALARS[kind.scalar][1]
     return partial(decode_comparable, kind)
 
 
 def canonical(kind: CqlType, value: bytes) -> bytes:
-    """The one wire form of a value: sets and maps in the order of their elements, without repetition (the last value
-    of a key stands). Two equal frozen collections are equal bytes only after this."""
+    """The canonical wire form of a value: sets and maps in the order of their elements, without duplicates (the last
+    value of a key wins). Only in this form are two equal frozen collections equal bytes."""
     match kind:
         case ScalarType():
             return value
@@ -110,7 +110,8 @@ def _canonical_map(key: CqlType, inner: CqlType, value: bytes) -> bytes:
 
 
 def _encode_items(kinds: tuple[CqlType, ...], parts: list[bytes | None]) -> bytes:
-    """Each part behind a mark, an end mark last: a collection sorts before every longer one it begins."""
+    """Each part after a mark byte, an end mark last: a collection sorts before every longer one that it is a prefix
+    of."""
     out = []
     for number, part in enumerate(parts):
         assert part is not None, "collections hold no nulls"
@@ -151,8 +152,9 @@ def _signed(size: int) -> ComparableCodec:
 
 
 def _floating(size: int) -> ComparableCodec:
-    """Sign-magnitude to order: a positive number gets its sign bit set, a negative one is inverted whole. All NaNs are
-    one value to CQL and the greatest; -0.0 sorts before 0.0."""
+    """Sign-magnitude to unsigned order: a positive number gets its sign bit set, a negative one is inverted. All NaNs
+    are
+    one value in CQL, and the greatest; -0.0 sorts before 0.0."""
     form = ">f" if size == 4 else ">d"
     nan = struct.pack(form, float("nan"))
 
@@ -192,8 +194,8 @@ def _decode_varint(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 def _encode_decimal(value: bytes) -> bytes:
-    """Sign, exponent of the first digit, digits. Numerically equal decimals (1.0 and 1.00) are one key, as CQL has it,
-    and read back without trailing zeros."""
+    """Sign, exponent of the first digit, digits. Numerically equal decimals (1.0 and 1.00) are one key, as in CQL, and
+    decode without trailing zeros."""
     number = decode_decimal(value)
     if number == 0:
         return b"\1"
@@ -221,7 +223,7 @@ def _invert(value: bytes) -> bytes:
 
 
 def _encode_time_first(value: bytes) -> bytes:
-    """A version 1 uuid with its time fields in order of weight; the version stands in the first four bits."""
+    """A version 1 uuid with its time fields most significant first; the version is in the first four bits."""
     return value[6:8] + value[4:6] + value[:4] + value[8:]
 
 
@@ -234,7 +236,7 @@ def _flip_each(value: bytes) -> bytes:
 
 
 def _encode_timeuuid(value: bytes) -> bytes:
-    """By time, then by the rest as signed bytes: the order Cassandra has kept from its first days."""
+    """By time, then by the rest as signed bytes: Cassandra's historical order."""
     reordered = _encode_time_first(value)
     return reordered[:8] + _flip_each(reordered[8:])
 
@@ -276,4 +278,4 @@ _SCALARS: dict[Scalar, ComparableCodec] = {
     Scalar.UUID: (_encode_uuid, _decode_uuid),
     Scalar.VARINT: (_encode_varint, _decode_varint),
 }
-"""Durations are missing on purpose: they have no order, and the schema refuses them in keys."""
+"""Durations are missing: they have no order, and the schema refuses them in keys."""

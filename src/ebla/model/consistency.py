@@ -1,8 +1,8 @@
 """Consistency levels as data, and how many acknowledgements each needs.
 
 A write also goes to *pending* replicas, which are being filled and are not read yet. Each of them adds one to what the
-level needs. So of natural and pending replicas together at most as many stay silent as of the natural ones alone,
-whichever they are, and the level is reached in the set from before a change as well as in the one from after it.
+level needs. So of natural and pending replicas together at most as many may miss the write as of the natural ones
+alone, and the level is reached in the replica set before a change as well as in the one after it.
 """
 
 import enum
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 class ConsistencyLevel(enum.IntEnum):
-    """The numbers are those of the CQL protocol."""
+    """With the numbers of the CQL protocol."""
 
     ONE = 1
     TWO = 2
@@ -45,7 +45,7 @@ class LevelRule:
     scope: ReplicaScope
     share: ReplicaPortion
     count: int = 0
-    """Of a fixed share."""
+    """For a fixed portion."""
 
 
 LEVELS: Mapping[ConsistencyLevel, LevelRule] = MappingProxyType(
@@ -64,7 +64,7 @@ LEVELS: Mapping[ConsistencyLevel, LevelRule] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class RequiredReplies:
-    """This many answers from replicas of this datacenter; None: from anywhere."""
+    """This many replies from replicas of this datacenter; None: from anywhere."""
 
     datacenter: str | None
     count: int
@@ -74,7 +74,7 @@ class RequiredReplies:
 class ReplicaCounts:
     """How many replicas quorums are counted of.
 
-    `total` is given apart from the datacenters' numbers because SimpleStrategy has a factor for the cluster alone.
+    `total` is separate from the datacenters' numbers because SimpleStrategy has a factor only for the cluster.
     """
 
     total: int
@@ -82,14 +82,14 @@ class ReplicaCounts:
 
 
 def quorum_of(replicas: int) -> int:
-    """The least number of which any two choices share one."""
+    """The least number such that any two sets of that size overlap."""
     return replicas // 2 + 1
 
 
 def required_replies(
     level: ConsistencyLevel, counts: ReplicaCounts, local_datacenter: str, pending: Mapping[str, int] | None = None
 ) -> tuple[RequiredReplies, ...]:
-    """All of these must be met. Reads have no pending replicas; for a write, `pending` counts them by datacenter."""
+    """All of them must be met. Reads have no pending replicas; for a write, `pending` counts them by datacenter."""
     rule = LEVELS[level]
     added = pending or {}
     match rule.scope:
@@ -104,7 +104,7 @@ def required_replies(
 
 
 def _each(rule: LevelRule, counts: ReplicaCounts, datacenter: str) -> int:
-    """A datacenter that gets its first replica has none to ask yet."""
+    """A datacenter that gets its first replica has none to wait for yet."""
     replicas = counts.by_datacenter.get(datacenter, 0)
     return _share(rule, replicas) if replicas else 0
 
@@ -120,7 +120,7 @@ def _share(rule: LevelRule, replicas: int) -> int:
 
 
 def is_met(needed: Sequence[RequiredReplies], answered_datacenters: Iterable[str]) -> bool:
-    """Whether answers from replicas in these datacenters (one entry each) are enough."""
+    """Whether replies from replicas in these datacenters (one entry each) are enough."""
     answered = list(answered_datacenters)
     return all(
         (len(answered) if each.datacenter is None else answered.count(each.datacenter)) >= each.count for each in needed

@@ -1,6 +1,6 @@
-"""CQL types: what a column may hold, as data.
+"""CQL types as data.
 
-A type is a small tree of frozen structs. Its name is what CQL shows and reads back: `map<text, frozen<list<int>>>`.
+A type is a small tree of frozen structs. Its text is the CQL syntax: `map<text, frozen<list<int>>>`.
 """
 
 import enum
@@ -68,7 +68,7 @@ class MapType(msgspec.Struct, frozen=True, tag="map", array_like=True):
 
 
 class TupleType(msgspec.Struct, frozen=True, tag="tuple", array_like=True):
-    """Always frozen: a tuple changes as a whole."""
+    """Always frozen: a tuple is only replaced as a whole."""
 
     elements: tuple["CqlType", ...]
 
@@ -100,7 +100,7 @@ FIXED_BYTES: dict[Scalar, int] = {
 
 
 def is_multi_cell(kind: CqlType) -> bool:
-    """Whether each element is a cell of its own, with its own timestamp: the collections that are not frozen."""
+    """Whether each element is a cell with its own timestamp: the collections that are not frozen."""
     return isinstance(kind, ListType | SetType | MapType) and not kind.frozen
 
 
@@ -142,7 +142,7 @@ _WORD = re.compile(r"\s*([A-Za-z_]\w*|[<>,])")
 
 
 def parse_type(text: str) -> CqlType:
-    """Reads a type's name. Raises `InvalidRequest` naming what is not understood."""
+    """Raises `InvalidRequest` that names the unexpected part."""
     words = _words(text)
     kind = _parse(words, text)
     if (extra := next(words, None)) is not None:

@@ -1,7 +1,7 @@
-"""Errors as codes of CQL and REST. This is the one place that chooses them.
+"""Maps errors to codes of CQL and REST. No other place chooses codes.
 
-A code is a promise to whoever tries again: drivers repeat a request on `UNAVAILABLE` without asking whether it is
-idempotent, so such a code must never stand for an error whose outcome is unknown.
+A code is a promise about retries: drivers retry a request on `UNAVAILABLE` without checking whether it is idempotent,
+so such a code must never be used for an error whose outcome is unknown.
 """
 
 import enum
@@ -35,7 +35,7 @@ class CqlCode(enum.IntEnum):
 
 
 class ErrorCodes(msgspec.Struct, frozen=True):
-    """One error to each kind of client. CQL has a code of its own for reads and for writes that went wrong."""
+    """The codes of one error. CQL distinguishes failed reads from failed writes."""
 
     cql_read: CqlCode
     cql_write: CqlCode
@@ -48,7 +48,7 @@ _OVERLOADED: Final = ErrorCodes(CqlCode.OVERLOADED, CqlCode.OVERLOADED, 503)
 _TIMEOUT: Final = ErrorCodes(CqlCode.READ_TIMEOUT, CqlCode.WRITE_TIMEOUT, 504)
 _SERVER_ERROR: Final = ErrorCodes(CqlCode.SERVER_ERROR, CqlCode.SERVER_ERROR, 500)
 _WITHDRAWN_STATUS: Final = 499
-"""Not of a standard, but what proxies log for a client that went away; nobody is left to read it anyhow."""
+"""Not standard, but what proxies log for a client that disconnected; no client is left to read it."""
 
 CODES: Final[dict[type[EblaError], ErrorCodes]] = {
     EblaError: _SERVER_ERROR,
@@ -62,7 +62,7 @@ CODES: Final[dict[type[EblaError], ErrorCodes]] = {
     errors.TooLarge: ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 413),
     errors.Refused: ErrorCodes(CqlCode.INVALID, CqlCode.INVALID, 409),
     errors.AlreadyExists: ErrorCodes(CqlCode.ALREADY_EXISTS, CqlCode.ALREADY_EXISTS, 409),
-    # Drivers answer this one by trying another node, whose view may be newer.
+    # On this code drivers try another node, whose view may be newer.
     errors.Stale: ErrorCodes(CqlCode.IS_BOOTSTRAPPING, CqlCode.IS_BOOTSTRAPPING, 409),
     errors.Overloaded: _OVERLOADED,
     errors.Unavailable: _UNAVAILABLE,

@@ -1,6 +1,6 @@
-"""The error tree. An error tells its caller what became of the operation and whose fault it was.
+"""The error tree. Every error says what became of the operation and whose fault it was.
 
-Codes of CQL and REST follow from these two and the class, in `error_codes.py` and nowhere else.
+`error_codes.py` derives the codes of CQL and REST from these two and the class.
 """
 
 import enum
@@ -12,13 +12,13 @@ class Outcome(enum.StrEnum):
     """What became of the operation that failed."""
 
     NOT_APPLIED = "not_applied"
-    """It did not happen and never will: trying again is safe."""
+    """It did not happen and never will: a retry is safe."""
     UNKNOWN = "unknown"
-    """It may have happened, or may yet: only an idempotent operation may be tried again."""
+    """It may have happened, or may still happen: only an idempotent operation may be retried."""
 
 
 class Fault(enum.StrEnum):
-    """Who can mend it."""
+    """Who can fix it."""
 
     CALLER = "caller"
     PEER = "peer"
@@ -26,7 +26,7 @@ class Fault(enum.StrEnum):
 
 
 class EblaError(Exception):
-    """The root. `message` says what is wrong; `advice` says what to do about it."""
+    """The base class. `message` says what is wrong; `advice` says what to do about it."""
 
     outcome: ClassVar[Outcome] = Outcome.NOT_APPLIED
     fault: ClassVar[Fault] = Fault.US
@@ -44,21 +44,21 @@ class EblaError(Exception):
 
 
 class InvalidRequest(EblaError):
-    """The request itself is wrong; sent again unchanged it fails again."""
+    """The request itself is wrong; a retry of the same request fails again."""
 
     fault = Fault.CALLER
 
 
 class BadSyntax(InvalidRequest):
-    """The text of a statement cannot be read; the message begins with the line and column."""
+    """The text of a statement cannot be parsed; the message begins with the line and column."""
 
 
 class BadConfiguration(InvalidRequest):
-    """Options of a keyspace or table that make no sense."""
+    """Invalid options of a keyspace or table."""
 
 
 class Unprepared(InvalidRequest):
-    """No statement is prepared here under this id; the client prepares it again."""
+    """No statement is prepared here with this id; the client must prepare it again."""
 
     def __init__(self, message: str, *, advice: str = "", statement_id: bytes = b"") -> None:
         super().__init__(message, advice=advice)
@@ -66,11 +66,11 @@ class Unprepared(InvalidRequest):
 
 
 class BadProtocol(InvalidRequest):
-    """What a client sent is no message that has a place here."""
+    """A client sent a message that is not allowed here."""
 
 
 class BadCredentials(InvalidRequest):
-    """Who the client says to be is not who it can prove to be."""
+    """The client could not prove its identity."""
 
 
 class TooLarge(InvalidRequest):
@@ -78,13 +78,13 @@ class TooLarge(InvalidRequest):
 
 
 class Refused(EblaError):
-    """Valid, but not now: a condition, fence, lock or state does not allow it."""
+    """Valid, but not allowed now by a condition, fence, lock or state."""
 
     fault = Fault.CALLER
 
 
 class AlreadyExists(Refused):
-    """A keyspace or table of this name is there already. `table` is empty where it is about a keyspace."""
+    """A keyspace or table of this name exists already. `table` is empty for a keyspace."""
 
     def __init__(self, message: str, *, advice: str = "", keyspace: str = "", table: str = "") -> None:
         super().__init__(message, advice=advice)
@@ -108,14 +108,14 @@ class Overloaded(EblaError):
 
 
 class Unavailable(EblaError):
-    """Too few nodes are there to even try."""
+    """Too few nodes are up to try."""
 
     fault = Fault.PEER
     is_transient = True
 
 
 class TooFewReplicas(Unavailable):
-    """Fewer replicas are up than the consistency level asks for; nothing was sent."""
+    """Fewer replicas are up than the consistency level needs; nothing was sent."""
 
     def __init__(self, message: str, *, advice: str = "", required: int = 0, alive: int = 0) -> None:
         super().__init__(message, advice=advice)
@@ -131,7 +131,7 @@ class Unreachable(EblaError):
 
 
 class ConnectionLost(EblaError):
-    """The connection ended after the request was sent and before its answer came."""
+    """The connection ended after the request was sent and before its response arrived."""
 
     outcome = Outcome.UNKNOWN
     fault = Fault.PEER
@@ -139,7 +139,7 @@ class ConnectionLost(EblaError):
 
 
 class DeadlineExceeded(EblaError):
-    """No answer in time."""
+    """No response in time."""
 
     outcome = Outcome.UNKNOWN
     fault = Fault.PEER
@@ -147,7 +147,7 @@ class DeadlineExceeded(EblaError):
 
 
 class WriteTimeout(DeadlineExceeded):
-    """Too few replicas acknowledged a write in time. Those that did keep it, and the others may yet get it."""
+    """Too few replicas acknowledged a write in time. Those that did keep it; the others may still get it."""
 
     def __init__(self, message: str, *, advice: str = "", required: int = 0, received: int = 0) -> None:
         super().__init__(message, advice=advice)
@@ -168,7 +168,7 @@ class ReadTimeout(DeadlineExceeded):
 
 
 class WriteFailed(EblaError):
-    """So many replicas refused a write that the level cannot be reached any more. Others may have taken it."""
+    """So many replicas refused a write that the level cannot be reached any more. Others may have applied it."""
 
     outcome = Outcome.UNKNOWN
     fault = Fault.US
@@ -197,7 +197,7 @@ class ReadFailed(EblaError):
 
 
 class Cancelled(EblaError):
-    """The caller withdrew the request while it was under way."""
+    """The caller cancelled the request while it was in progress."""
 
     outcome = Outcome.UNKNOWN
     fault = Fault.CALLER
@@ -210,13 +210,13 @@ class Corruption(EblaError):
 
 
 class DiskFull(EblaError):
-    """No space: the write was refused and what was there stays readable."""
+    """No space: the write was refused; existing data stays readable."""
 
     fault = Fault.US
 
 
 class InternalError(EblaError):
-    """A defect of ours, or of what we stand on; the story in the log tells more."""
+    """A bug of ours or of a library; see the log."""
 
     outcome = Outcome.UNKNOWN
     fault = Fault.US

@@ -6,23 +6,23 @@ from typing import NewType
 import msgspec
 
 HostId = NewType("HostId", uuid.UUID)
-"""A member of the cluster, for ever: an id that left never comes back."""
+"""A member of the cluster. An id that left never comes back."""
 
 ClusterId = NewType("ClusterId", uuid.UUID)
 """One cluster. Two clusters may share a name, never an id."""
 
 HistoryId = NewType("HistoryId", uuid.UUID)
-"""One line of group 0 history; quorum failover starts a new one."""
+"""One history of group 0; a failover without quorum starts a new one."""
 
 TableId = NewType("TableId", uuid.UUID)
 SessionId = NewType("SessionId", uuid.UUID)
 RequestId = NewType("RequestId", uuid.UUID)
 JobId = NewType("JobId", uuid.UUID)
-"""A piece of work for the pipeline, as somebody asked for it. It outlives sessions: run again, it has another one."""
+"""A job of the pipeline. It outlives sessions: a rerun has another session."""
 TransferId = NewType("TransferId", uuid.UUID)
-"""One movement of data into one stack. Several attempts may be made at it, and one of them wins."""
+"""One movement of data into one stack. There may be several attempts; one of them wins."""
 AttemptId = NewType("AttemptId", uuid.UUID)
-"""Drawn by the task that makes it, so that no two write to one place, whoever restarts whom."""
+"""Drawn at random by the task, so that no two attempts write to one folder, even after restarts."""
 CheckpointId = NewType("CheckpointId", uuid.UUID)
 
 ShardNumber = NewType("ShardNumber", int)
@@ -44,7 +44,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
 
 class Replica(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Where one replica lives: a shard of a node."""
+    """The location of one replica: a shard of a node."""
 
     host: HostId
     shard: ShardNumber

@@ -1,7 +1,7 @@
-"""Cassandra's Murmur3, one key at a time, for where the driver's compiled one is missing.
+"""Cassandra's Murmur3, one key at a time, for platforms without the driver's compiled one.
 
-Murmur3 x64 128, seed 0, first half of the result; but the bytes after the last whole block are taken as signed, so one
-above 127 also flips every bit above it. Rows already placed by that mistake made it part of the format.
+Murmur3 x64 128, seed 0, first half of the result; but the bytes after the last whole block are sign-extended, so a byte
+above 127 also flips every bit above it. That was a bug of Cassandra that existing data made part of the format.
 """
 
 import struct
@@ -41,7 +41,7 @@ def hash_key(key: bytes) -> int:
 
 
 def _signed_word(tail: bytes) -> int:
-    """Up to eight bytes, the least first, each spread over all bits above it where its own top bit is set."""
+    """Up to eight bytes, the least significant first, each sign-extended over all bits above it."""
     word = 0
     for position, byte in enumerate(tail):
         signed = byte - 256 if byte > 127 else byte

@@ -1,8 +1,7 @@
-"""What a row is made of: cells with their times, deletions, and the one rule by which two versions become one.
+"""Rows: cells with timestamps, deletions, and the rule that merges two versions.
 
-A cell never changes; of two cells for one place the winner is decided by their content alone, never by the order in
-which they arrived or by the clock of who decides. So replicas, layers, folds and Spark tasks that see the same cells
-agree on the row.
+A cell is immutable; of two cells of one column the content alone decides which wins, never the order of arrival or a
+local clock. So replicas, layers, compactions and Spark tasks that see the same cells agree on the row.
 """
 
 from collections.abc import Mapping
@@ -17,10 +16,10 @@ K = TypeVar("K")
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A value written at a time; without a value it is a tombstone.
+    """A value with a timestamp; without a value it is a tombstone.
 
-    `at_s` (wall seconds) is when a value with a TTL expires, and when a tombstone was made: both count from there
-    towards the end of their grace.
+    `at_s` (wall seconds) is when a value with a TTL expires, and when a tombstone was written: the grace period starts
+    there. Cassandra calls it local deletion time.
     """
 
     timestamp_us: int
@@ -33,7 +32,7 @@ class Cell(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Deletion(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Everything it covers that is not newer is gone."""
+    """A tombstone of a row, collection, range or partition: it hides what it covers and is not newer."""
 
     timestamp_us: int
     at_s: int
@@ -43,7 +42,7 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class RowMarker(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An INSERT leaves this: the row exists even when all its cells are null."""
+    """Written by INSERT: the row exists even if all its cells are null."""
 
     timestamp_us: int
     ttl_s: int = 0
@@ -54,10 +53,10 @@ class RowMarker(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class CollectionCells(msgspec.Struct, frozen=True, array_like=True):
-    """A collection of many cells, by their path: a map's key, a set's element, a list's time-ordered id."""
+    """The cells of a multi-cell collection by path: a map's key, a set's element, a list's time-ordered id."""
 
     deletion: Deletion | None = None
-    """What assigning the whole collection leaves behind, one microsecond older than the assigned elements."""
+    """Written when the whole collection is assigned, one microsecond older than the assigned elements."""
     cells: dict[bytes, Cell] = {}
 
 
@@ -74,17 +73,17 @@ EMPTY_ROW = Row()
 
 
 class RangeDeletion(msgspec.Struct, frozen=True, array_like=True):
-    """A slice of a partition that was deleted: from `start` up to `end`."""
+    """A range tombstone: a deleted slice of a partition, from `start` up to `end`."""
 
     start: bytes
     """The least clustering bytes covered."""
     end: bytes | None
-    """The least clustering bytes not covered any more; None: to the end of the partition."""
+    """The least clustering bytes no longer covered; None: to the end of the partition."""
     deletion: Deletion
 
     @property
-    def place(self) -> tuple[bytes, bool, bytes, Deletion]:
-        """Its place in the one order in which a head lists them."""
+    def sort_key(self) -> tuple[bytes, bool, bytes, Deletion]:
+        """For the order in which a head lists them."""
         return (self.start, self.end is None, self.end or b"", self.deletion)
 
     def covers(self, clustering: bytes) -> bool:
@@ -92,14 +91,14 @@ class RangeDeletion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionHead(msgspec.Struct, frozen=True, array_like=True):
-    """What is said of a whole partition: its deletion, deleted slices, and its static cells."""
+    """What applies to a whole partition: its tombstone, range tombstones, and static cells."""
 
     deletion: Deletion | None = None
     ranges: tuple[RangeDeletion, ...] = ()
     static: Row = EMPTY_ROW
 
     def deletion_of(self, clustering: bytes) -> Deletion | None:
-        """The newest deletion that covers a row, its own excepted."""
+        """The newest deletion of the head that covers a row."""
         newest = self.deletion
         for one in self.ranges:
             if one.covers(clustering):
@@ -111,7 +110,8 @@ EMPTY_HEAD = PartitionHead()
 
 
 def newer_cell(one: Cell, other: Cell) -> Cell:
-    """The tie rule: the later timestamp; a tombstone before a value; the larger bytes; then the later end."""
+    """The tie rule: the later timestamp wins; then a tombstone over a value; then the larger bytes; then the later
+    expiry."""
     return one if _weight(one) >= _weight(other) else other
 
 
@@ -120,7 +120,7 @@ def _weight(cell: Cell) -> tuple[int, bool, bytes, int, int]:
 
 
 def merge_rows(one: Row, other: Row) -> Row:
-    """The row that has seen both. Commutative, associative, idempotent; what a deletion covers is left out."""
+    """The merge of both. Commutative, associative, idempotent; what a deletion covers is left out."""
     deletion = _newest(one.deletion, other.deletion)
     marker = _newest(one.marker, other.marker)
     cells = _merge_cells(one.cells, other.cells) if one.cells or other.cells else one.cells
@@ -143,7 +143,7 @@ def merge_heads(one: PartitionHead, other: PartitionHead) -> PartitionHead:
     deletion = _newest(one.deletion, other.deletion)
     ranges = one.ranges
     if other.ranges:
-        ranges = tuple(sorted({*one.ranges, *other.ranges}, key=lambda found: found.place))
+        ranges = tuple(sorted({*one.ranges, *other.ranges}, key=lambda one: one.sort_key))
     static = merge_rows(one.static, other.static)
     if deletion is not None:
         ranges = tuple(kept for kept in ranges if not deletion.covers(kept.deletion.timestamp_us))
@@ -152,7 +152,7 @@ def merge_heads(one: PartitionHead, other: PartitionHead) -> PartitionHead:
 
 
 def without_deleted(row: Row, deletion: Deletion) -> Row:
-    """The row without what a deletion covers. The row's own deletion goes too where the other is newer."""
+    """The row without what a deletion covers. The row's own deletion is removed too where the other is newer."""
     kept = row.deletion if row.deletion is not None and row.deletion > deletion else None
     if row.deletion is not None and row.deletion == deletion:
         kept = row.deletion
@@ -196,6 +196,6 @@ _SIGN = 1 << 63
 
 
 def list_path(timestamp_us: int, position: int) -> bytes:
-    """Where an element of a list stands: after all that were written before, and those of one write in their order.
-    The same write made again writes the same elements."""
+    """The path of a list element: it sorts after all that were written before, and elements of one write keep their
+    order. A retried write writes the same elements."""
     return (timestamp_us + _SIGN).to_bytes(8) + position.to_bytes(8)

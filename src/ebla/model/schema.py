@@ -1,4 +1,4 @@
-"""A table's shape: its columns, keys, order and options. What CQL declares, storage follows and Spark sees."""
+"""The schema of a table: columns, keys, clustering order and options."""
 
 import enum
 from functools import cached_property
@@ -23,7 +23,7 @@ class ColumnKind(enum.StrEnum):
 
 
 class TombstoneGc(enum.StrEnum):
-    """When a fold may drop a tombstone."""
+    """When a compaction may drop a tombstone."""
 
     TIMEOUT = "timeout"
     REPAIR = "repair"
@@ -36,10 +36,11 @@ class Column(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     type: CqlType
     kind: ColumnKind
     position: int = 0
-    """Its place within the partition key or the clustering key; 0 elsewhere."""
+    """Its position within the partition key or the clustering key; 0 for other columns."""
     descending: bool = False
     number: int = 0
-    """What stored cells call it: given once, never reused, so that a dropped and re-created name is another column."""
+    """Identifies the column in stored cells. Never reused, so that a name that is dropped and added again is another
+    column."""
 
 
 class TableOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -48,11 +49,11 @@ class TableOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     gc_grace_s: int = 864_000
     tombstone_gc: TombstoneGc = TombstoneGc.TIMEOUT
     others: tuple[tuple[str, str], ...] = ()
-    """Options that are accepted and shown, as CQL text, and decide nothing here."""
+    """Options that are accepted and shown, as CQL text, without effect."""
 
 
 class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True, kw_only=True):
-    """Columns in this order: partition key, clustering, static, regular, the last two by name."""
+    """Columns are ordered: partition key, clustering, static, regular, the last two by name."""
 
     id: TableId
     keyspace: str
@@ -60,10 +61,10 @@ class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True, kw_on
     columns: tuple[Column, ...]
     options: TableOptions = TableOptions()
     version: int = 1
-    """Grows with every change; stored rows name the one they were written by."""
+    """Grows with every change; stored rows name the version that wrote them."""
     next_number: int = 0
     layouts: tuple[tuple[int, ...], ...] = ()
-    """The regular columns' numbers of each version, version 1 first: stored rows hold their cells in this order."""
+    """The regular columns' numbers of each version, version 1 first: the order of cells in stored rows."""
 
     @cached_property
     def partition_key(self) -> tuple[Column, ...]:
@@ -144,7 +145,7 @@ def new_schema(
 
 
 def with_column(schema: TableSchema, column: Column) -> TableSchema:
-    """One more static or regular column, under a number that no earlier column had."""
+    """Adds a static or regular column, with a number that no earlier column had."""
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{column.name!r} cannot become part of the key of a table that exists")
     added = msgspec.structs.replace(column, number=schema.next_number)
@@ -168,8 +169,8 @@ def with_options(schema: TableSchema, options: TableOptions) -> TableSchema:
 
 
 def with_renamed_column(schema: TableSchema, old: str, new: str) -> TableSchema:
-    """A key column under another name. Cells name their column by its number, keys not at all: nothing stored changes.
-    Others keep their names, since a name that was free again could be mistaken for the column that had it before."""
+    """Renames a key column. Stored cells refer to columns by number, keys not at all, so nothing stored changes. Other
+    columns cannot be renamed: a freed name could be mistaken for the column that had it before."""
     column = schema.column(old)
     if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{old!r} is not part of the key of {schema.full_name}, and only such columns are renamed")
@@ -193,13 +194,13 @@ def _layout(columns: tuple[Column, ...]) -> tuple[int, ...]:
 def check_schema(schema: TableSchema) -> None:
     for name in (schema.keyspace, schema.name):
         if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
-            raise InvalidRequest(f"{name!r} is no name of a keyspace or table: 1 to {NAME_CHARACTERS_MAX} characters")
+            raise InvalidRequest(f"{name!r} is not a keyspace or table name: 1 to {NAME_CHARACTERS_MAX} characters")
     names = [column.name for column in schema.columns]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidRequest(f"column {twice!r} is declared twice in {schema.full_name}")
     for name in names:
         if not 1 <= len(name) <= COLUMN_NAME_CHARACTERS_MAX:
-            raise InvalidRequest(f"{name!r} is no name of a column: 1 to {COLUMN_NAME_CHARACTERS_MAX} characters")
+            raise InvalidRequest(f"{name!r} is not a column name: 1 to {COLUMN_NAME_CHARACTERS_MAX} characters")
     if len(names) > COLUMNS_MAX:
         raise InvalidRequest(f"{schema.full_name} has {len(names)} columns; at most {COLUMNS_MAX} are allowed")
     if not schema.partition_key:

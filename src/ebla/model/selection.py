@@ -1,4 +1,4 @@
-"""What a job asks of a table's rows: which columns, and conditions on keys by which rows are left out. Data only."""
+"""What a read selects of a table's rows: columns, and conditions on keys. Data only."""
 
 import enum
 
@@ -8,19 +8,19 @@ import msgspec
 class SelectorKind(enum.StrEnum):
     VALUE = "value"
     WRITETIME = "writetime"
-    """Microseconds, of a regular or static column with one cell; null where the cell is not there."""
+    """Microseconds; only for a regular or static column with one cell; null without a cell."""
     TTL = "ttl"
-    """Seconds left; null where the cell does not expire."""
+    """Seconds left; null if the cell does not expire."""
     TOKEN = "token"  # noqa: S105  # of the ring
-    """Of the partition; it has no column."""
+    """The partition's token; no column."""
 
 
 class ColumnSelector(msgspec.Struct, frozen=True, array_like=True):
     name: str
-    """Of the table's column; of no meaning for a token."""
+    """Of the table's column; ignored for a token."""
     kind: SelectorKind = SelectorKind.VALUE
     alias: str = ""
-    """The name in the answer; empty: the column's own."""
+    """The name in the result; empty: the column's own."""
 
     @property
     def label(self) -> str:
@@ -37,10 +37,11 @@ class KeyOperator(enum.StrEnum):
 
 
 class KeyCondition(msgspec.Struct, frozen=True, array_like=True):
-    """On a partition key or clustering column. All conditions of a question must hold; a row that has no value there,
-    as a partition of static columns alone, meets none."""
+    """On a partition key or clustering column. All conditions of a query must hold; a row without a value there, such
+    as
+    a partition with only static columns, never matches."""
 
     column: str
     operator: KeyOperator
     values: tuple[bytes, ...]
-    """In wire form; one, but for IN."""
+    """In wire form; exactly one, except for IN."""

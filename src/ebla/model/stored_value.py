@@ -1,8 +1,8 @@
-"""Values under keys that outlive the release that wrote them.
+"""Stored structs that are forward compatible.
 
-A stored struct is an array; a newer release appends fields. An older one that reads, changes and writes such a value
-must hand the appended fields on untouched, or a rolling upgrade would lose them. So a decoded value travels with the
-raw bytes of the fields this release does not know.
+A stored struct is an array; a newer release appends fields. An older release that reads, changes and writes such a
+value must keep the appended fields, or a rolling upgrade would lose them. So a decoded value is kept together with the
+raw bytes of the fields that this release does not know.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _split = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class StoredValue(Generic[T]):
-    """A value, and the fields of a newer release that came with it."""
+    """A value, and the unknown fields that a newer release appended."""
 
     value: T
     unknown: tuple[bytes, ...] = ()
@@ -34,8 +34,8 @@ def decode_stored(kind: type[T], data: bytes) -> StoredValue[T]:
 
 
 def unknown_fields(kind: type[msgspec.Struct], data: bytes) -> tuple[bytes, ...]:
-    """What `data`, an encoded struct of this kind, has behind the fields this release knows. Nearly always nothing,
-    and that the length of the array tells: only what is longer is taken apart."""
+    """The fields of an encoded struct after those that this release knows. Nearly always none, which the length of the
+    array shows; only a longer array is decoded further."""
     known = _width(kind)
     if _length(data) <= known:
         return ()
@@ -50,7 +50,7 @@ def encode_stored(stored: StoredValue[T]) -> bytes:
 
 
 def _length(data: bytes) -> int:
-    """How many fields an array has, from its msgpack head."""
+    """The number of fields of an array, from its msgpack header."""
     if data[0] & 0xF0 == 0x90:
         return data[0] & 0x0F
     return int.from_bytes(data[1:3] if data[0] == 0xDC else data[1:5])

@@ -1,7 +1,7 @@
-"""Tokens: where a partition key stands on the ring, and ranges of the ring.
+"""Tokens of partition keys, and ranges of the ring.
 
-Drivers and Spark connectors compute the same tokens; one different bit would send a row to the wrong replicas. Whole
-columns of keys: `token_columns.py`.
+Drivers and Spark connectors compute the same tokens; one different bit would send a row to the wrong replicas.
+`token_columns.py` does it for whole columns.
 """
 
 import itertools
@@ -22,22 +22,22 @@ except ImportError:  # a platform for which the driver has no compiled module
 Token = NewType("Token", int)
 
 TOKEN_MIN: Final = Token(-(2**63))
-"""Before every key: none hashes to it but the empty one, which CQL refuses. So a range may start after it and miss
+"""Before every key: only the empty key hashes to it, which CQL refuses. So a range that starts after it misses
 nothing."""
 TOKEN_MAX: Final = Token(2**63 - 1)
 
 RING_TOKENS: Final = 2**64
 
 COMPONENT_BYTES_MAX: Final = 2**16 - 1
-"""CQL writes the length of a part of a composite key in two bytes."""
+"""The length of a part of a composite key has two bytes."""
 
 hash_key: Final[Callable[[bytes], int]] = driver_hash
 
 
 def token_of(key: bytes) -> Token:
-    """The token of a serialised partition key.
+    """The token of a serialized partition key.
 
-    The empty key gets `TOKEN_MIN`, as on Cassandra's servers (drivers hash it to 0, and never send it).
+    The empty key gets `TOKEN_MIN`, as in Cassandra (drivers hash it to 0, and never send it).
     """
     if not key:
         return TOKEN_MIN
@@ -46,8 +46,8 @@ def token_of(key: bytes) -> Token:
 
 
 def composite_key(parts: Sequence[bytes]) -> bytes:
-    """A partition key of several columns, as its token is computed: each part with its length before and a zero after.
-    A key of one column is that column's bytes alone."""
+    """The serialized partition key: each of several parts with its length before and a zero byte after; of one column,
+    just its bytes."""
     if not parts:
         raise InvalidRequest("a partition key has at least one column")
     if len(parts) == 1:
@@ -72,19 +72,19 @@ def split_composite_key(key: bytes) -> list[bytes]:
 
 
 def distance(start: Token, end: Token) -> int:
-    """Steps from `start` up to `end`, over the top of the ring where need be."""
+    """Steps from `start` up to `end`, wrapping around the ring."""
     return (end - start) % RING_TOKENS
 
 
 def advance(token: Token, steps: int) -> Token:
-    """`steps` further up the ring (or down, if negative), around it where need be."""
+    """`steps` further up the ring (or down, if negative), wrapping around."""
     return Token((token - TOKEN_MIN + steps) % RING_TOKENS + TOKEN_MIN)
 
 
 class TokenRange(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """After `start`, up to and including `end`, over the top of the ring where `end` is below `start`.
+    """After `start`, up to and including `end`; it wraps around the ring where `end` is below `start`.
 
-    Equal ends mean the whole ring, once around.
+    Equal bounds mean the whole ring.
     """
 
     start: Token
@@ -97,16 +97,16 @@ class TokenRange(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def width(self) -> int:
-        """How many tokens."""
+        """The number of tokens in it."""
         return distance(self.start, self.end) or RING_TOKENS
 
     @property
     def wraps(self) -> bool:
-        """Whether it has tokens on both sides of the top of the ring."""
+        """Whether it has tokens at both ends of the ring."""
         return self.start >= self.end and self.end != TOKEN_MIN
 
     def unwrapped(self) -> tuple["TokenRange", ...]:
-        """The same keys in one or two ranges that do not go over the top, lowest first.
+        """The same keys in one or two ranges that do not wrap, lowest first.
 
         `TOKEN_MIN` itself, which has no keys, is in neither.
         """
@@ -127,10 +127,10 @@ class TokenRange(msgspec.Struct, frozen=True, order=True, array_like=True):
         return distance(self.start, other.start) + other.width <= self.width
 
     def split(self, count: int) -> tuple["TokenRange", ...]:
-        """`count` neighbours in ring order, whose widths differ by at most one token.
+        """`count` adjacent ranges in ring order, whose widths differ by at most one token.
 
-        Splitting the whole ring into 2^n, or each of its 2^n parts in two, gives the same bounds: those of the top n
-        bits of the token, which is how drivers number tablets.
+        Splitting the whole ring into 2^n, or repeatedly in two, gives the same bounds: those of the top n bits of the
+        token, which is how drivers number tablets.
         """
         assert 1 <= count <= self.width
         width = self.width
@@ -139,4 +139,4 @@ class TokenRange(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 WHOLE_RING: Final = TokenRange(TOKEN_MIN, TOKEN_MAX)
-"""Every token a key can have, from the bottom to the top."""
+"""Every token a key can have."""

@@ -1,7 +1,7 @@
-"""Tokens of whole columns of keys, by vector operations, equal to `token_of` bit by bit.
+"""Tokens of whole columns of keys by vector operations, bit for bit equal to `token_of`.
 
-Keys of one length are hashed together: the bytes of a group are one two-dimensional array, each step of the hash one
-operation over a word of every key. Nothing here runs once per row.
+Keys of one length are hashed together: the bytes of a group are one two-dimensional array, and each step of the hash is
+one operation over a word of every key. No code here runs once per row.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ Words = npt.NDArray[np.uint64]
 KeyBytes = npt.NDArray[np.uint8]
 
 BATCH_KEYS: Final = 16 * 1024
-"""Few enough that the words of a batch and its temporaries stay in a core's own cache: more than twice as fast as
-whole columns of a million."""
+"""Few enough that a batch and its temporaries stay in a core's cache: more than twice as fast as whole columns of a
+million."""
 
 _C1, _C2 = np.uint64(C1), np.uint64(C2)
 _BODY_ADD_1, _BODY_ADD_2 = np.uint64(BODY_ADD_1), np.uint64(BODY_ADD_2)
@@ -119,7 +119,7 @@ def _hash_rows(rows: KeyBytes) -> Words:
 
 
 def _word(rows: KeyBytes, at: int) -> Words:
-    """Eight bytes of each row from `at` as little-endian words of their own; zeros where the row ends before."""
+    """Eight bytes of each row from `at` as little-endian words; zeros after the end of the row."""
     count, length = rows.shape
     width = min(WORD_BYTES, length - at)
     packed = np.zeros((count, WORD_BYTES), np.uint8)
@@ -128,10 +128,10 @@ def _word(rows: KeyBytes, at: int) -> Words:
 
 
 def _signed(words: Words) -> Words:
-    """The words as if each byte had been sign-extended before they were combined by exclusive or.
+    """The words as if each byte had been sign-extended before they were combined by xor.
 
-    A byte with its top bit set flips all bytes above it, so a byte ends up flipped by the parity of the top bits
-    below it: a running exclusive or over the eight bytes, by doubling.
+    A byte with its top bit set flips all bytes above it, so a byte is flipped by the parity of the top bits below it: a
+    prefix xor over the eight bytes, by doubling.
     """
     parity = (words >> np.uint64(7)) & _EVERY_BYTE_ONE
     parity <<= 8

@@ -1,4 +1,4 @@
-"""A conditional change of many group 0 keys at once: what the topology model yields and group 0 applies."""
+"""A conditional change of many group 0 keys at once. The topology model produces it, group 0 applies it."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from ebla.model.identity import HistoryId
 
 
 class Revision(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """When a key last changed: an index of one history. Comparable only within that history."""
+    """When a key last changed: an index in one history. Comparable only within that history."""
 
     history: HistoryId
     index: int
@@ -34,7 +34,7 @@ class PutKey(msgspec.Struct, frozen=True, tag="put", array_like=True):
 
 
 class DeleteKey(msgspec.Struct, frozen=True, tag="delete", array_like=True):
-    """Removes the key; a key that is not there stays so, without an error."""
+    """Removes the key; a missing key is no error."""
 
     key: str
 
@@ -45,7 +45,7 @@ Change = PutKey | DeleteKey
 class Transaction(msgspec.Struct, frozen=True, tag="transaction", array_like=True):
     """All of the changes if every condition holds, else none of them.
 
-    A key stands in at most one change. A transaction that names a lock applies only while that lock is the newest.
+    A key is in at most one change. A transaction that names a lock applies only while that lock is the newest.
     """
 
     conditions: tuple[Condition, ...]

@@ -1,8 +1,8 @@
-"""What is moved between nodes, from where, to where, and what a task says it has done. Data only.
+"""Transfers between nodes: sources, targets, tasks, and the results that tasks report. Data only.
 
-A *transfer* brings data into one stack. Whoever runs it (a Spark task) reads from *sources*, which are checkpoints on
-other nodes, and writes into the *staging* of the target node under an attempt of its own. Nothing of it counts before
-the attempt is named at the seal, and nothing is seen before the shard adopts it.
+A *transfer* brings data into one stack. A task (on Spark) reads from *sources*, which are checkpoints on other nodes,
+and writes into the *staging* folder of the target node, with an attempt id of its own. Nothing has effect before the
+attempt is sealed, and nothing is visible before the shard adopts it.
 """
 
 import enum
@@ -14,13 +14,13 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 
 ROWS_NAME = "rows"
-"""The one thing that is put where rows are staged. Its bytes are records of `storage/codec/row_file.py`, one for
-each batch that came; every other name is `<layer>/<file>`."""
+"""The name of the file of staged rows. It has records of `storage/codec/row_file.py`, one for each batch; every other
+name is `<layer>/<file>`."""
 
 
 class StagingKind(enum.StrEnum):
     FILES = "files"
-    """Layers as they are on the source."""
+    """Files of layers, unchanged."""
     ROWS = "rows"
     """Stored rows in key order."""
 
@@ -29,14 +29,14 @@ class CheckpointFile(msgspec.Struct, frozen=True, array_like=True):
     name: str
     size_bytes: int
     inode: int = 0
-    """On the source's file system, where the short cut links it; a link has the same number."""
+    """On the source's file system, for hard links: a link has the same number."""
 
 
 class CheckpointLayer(msgspec.Struct, frozen=True, array_like=True):
     folder: str
-    """Below the checkpoint's own."""
+    """Below the checkpoint's folder."""
     range: TokenRange
-    """Rows outside of it are no part of the stack."""
+    """Rows outside of it do not belong to the stack."""
     files: tuple[CheckpointFile, ...]
 
     @property
@@ -51,9 +51,9 @@ class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     range: TokenRange
     layers: tuple[CheckpointLayer, ...]
     rows: int = 0
-    """About: those of the layers, each counted by itself."""
+    """An estimate: the sum over the layers."""
     incarnation: int = 0
-    """Which life of the replica it is of."""
+    """The incarnation of the replica."""
 
     @property
     def size_bytes(self) -> int:
@@ -75,13 +75,13 @@ class TransferSource(msgspec.Struct, frozen=True, array_like=True):
     table: TableId
     parts: tuple[CheckpointPart, ...]
     ticket: bytes
-    """Signed by that node's bulk process; names the checkpoint and when it ends."""
+    """Signed by that node's bulk process; names the checkpoint and its expiry."""
     flight: Address
     machine: str = ""
-    """Which machine it is on; who is on the same one may try the short cut."""
+    """The machine it is on; a task on the same machine may use hard links."""
     folder: str = ""
-    """Of the checkpoint, for the short cut. It holds a file named as `machine` says, so that a path that happens to be
-    there on another machine, or in another container, is not taken for it."""
+    """Of the checkpoint, for hard links. It contains a file named after `machine`, so that an equal path on another
+    machine, or in another container, is not mistaken for it."""
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +94,7 @@ class TransferSource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferTarget(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the staging of a node for one transfer, and the right to write there."""
+    """The staging folder of one transfer on a node, and the right to write there."""
 
     host: HostId
     shard: ShardNumber
@@ -102,23 +102,24 @@ class TransferTarget(msgspec.Struct, frozen=True, array_like=True):
     transfer: TransferId
     kind: StagingKind
     range: TokenRange
-    """Of the data that is brought; nothing outside of it is taken."""
+    """Of the data; rows outside of it are refused."""
     ticket: bytes
     flight: Address
     machine: str = ""
     folder: str = ""
-    """Of the transfer's staging, for the short cut: an attempt makes a folder named after itself in it."""
+    """Of the transfer, for hard links: an attempt creates a folder with its own name in it."""
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
-    """What a task has brought. The name is `<layer>/<file>` with the layer's place in the checkpoint, or `rows`."""
+    """A file that a task has sent. The name is `<layer>/<file>` with the layer's position in the checkpoint, or
+    `rows`."""
 
     name: str
     size_bytes: int
     checksum: int = 0
     """CRC-32 of the source's bytes."""
     inode: int = 0
-    """Where it was linked: the source's. The bytes are the same because the file is."""
+    """For a linked file: that of the source. The same inode means the same bytes."""
 
 
 class FileMove(msgspec.Struct, frozen=True, array_like=True, tag="file_move"):
@@ -136,7 +137,7 @@ class FileMove(msgspec.Struct, frozen=True, array_like=True, tag="file_move"):
 class RowTarget(msgspec.Struct, frozen=True, array_like=True):
     target: TransferTarget
     own: int | None = None
-    """Which of the sources is this node's own: what it has already is not written again. None: everything is."""
+    """The index of the source on this node: rows it already has are not written again. None: all are written."""
 
 
 class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move", kw_only=True):
@@ -146,25 +147,25 @@ class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move", kw_o
     sources: tuple[TransferSource, ...]
     targets: tuple[RowTarget, ...]
     schema: TableSchema | None = None
-    """Of the table, by which cells are merged; a single source needs none. Rows written by a newer one are refused, and
-    the move is made again with that."""
+    """Needed to merge cells; a single source needs none. Rows written by a newer schema are refused, and the move is
+    repeated with that one."""
 
 
 class ComparisonTask(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare", kw_only=True):
-    """A range on all its replicas, by hashes of `buckets` equal parts of it."""
+    """Compares a range on all its replicas by hashes of `buckets` equal parts."""
 
     range: TokenRange
     sources: tuple[TransferSource, ...]
     buckets: int
     gc_before_s: int
-    """Tombstones and expired cells from before that count for nothing: one replica may have collected them."""
+    """Older tombstones and expired cells are ignored: one replica may have dropped them."""
 
 
 TransferTask = FileMove | RowMove | ComparisonTask
 
 
 class MoveResult(msgspec.Struct, frozen=True, array_like=True, tag="moved", kw_only=True):
-    """What one attempt at a transfer has staged. Several of one transfer may be told of; one of them is sealed."""
+    """What one attempt at a transfer has staged. Several attempts may be reported; one of them is sealed."""
 
     transfer: TransferId
     attempt: AttemptId
@@ -172,18 +173,18 @@ class MoveResult(msgspec.Struct, frozen=True, array_like=True, tag="moved", kw_o
     rows: int = 0
     size_bytes: int = 0
     short_cut: bool = False
-    """By links on one machine rather than over Flight."""
+    """By hard links on one machine instead of Flight."""
 
 
 class BucketDifference(msgspec.Struct, frozen=True, array_like=True, tag="different"):
-    """A bucket that is not the same on all replicas: for each of them its hash and how many rows it holds."""
+    """A bucket that differs between replicas: for each of them its hash and number of rows."""
 
     range: TokenRange
     replicas: tuple[tuple[HostId, bytes, int], ...]
 
 
 class ComparisonResult(msgspec.Struct, frozen=True, array_like=True, tag="compared"):
-    """A range that was compared; the `BucketDifference` ones of it are told of apart."""
+    """A range that was compared; its `BucketDifference`s are reported separately."""
 
     range: TokenRange
     buckets: int

@@ -1,6 +1,6 @@
-"""CQL values: Python to wire form and back, and whether bytes are a value of a type at all.
+"""CQL values: Python to wire form and back, and validation of bytes.
 
-The wire form of native protocol v4 is also the stored form, so most values are never decoded on their way.
+The wire form of native protocol v4 is also the stored form, so most values are never decoded.
 """
 
 import ipaddress
@@ -25,11 +25,11 @@ from ebla.model.errors import InvalidRequest
 DATE_EPOCH = 1 << 31
 NANOSECONDS_PER_DAY = 86_400_000_000_000
 DECIMAL_BYTES_MAX = 1_785
-"""4,298 digits: beyond 4,300 Python turns no number into digits, for the time that takes."""
+"""4,298 digits: Python refuses to convert more than 4,300, because of the time it takes."""
 
 
 class Duration(NamedTuple):
-    """Three counts that do not convert into one another: months have no fixed days, days no fixed hours."""
+    """Three counts that cannot be converted: months have no fixed number of days, days no fixed number of hours."""
 
     months: int
     days: int
@@ -45,7 +45,7 @@ def decode_varint(data: bytes) -> int:
 
 
 def encode_vint(value: int) -> bytes:
-    """A signed integer of variable length: zigzag, the count of leading ones says how many bytes follow."""
+    """A signed integer of variable length: zigzag; the number of leading ones is the number of bytes that follow."""
     number = (value << 1) ^ (value >> 63)
     size = max(1, min(9, (number.bit_length() + 6) // 7))
     if size == 9:
@@ -143,7 +143,7 @@ def encode(kind: CqlType, value: Any) -> bytes:
 
 
 def decode(kind: CqlType, data: bytes) -> Any:
-    """The Python value of bytes that `validation_error` accepts."""
+    """The Python value of valid bytes (see `validation_error`)."""
     match kind:
         case ScalarType(scalar=scalar):
             return _CODECS[scalar][1](data)
@@ -168,7 +168,7 @@ def decode_or_none(kind: CqlType, data: bytes | None) -> Any:
 
 
 def validation_error(kind: CqlType, data: bytes) -> str | None:
-    """Why these bytes are no value of the type, in words; None where they are one."""
+    """Why these bytes are not a value of the type; None where they are."""
     if isinstance(kind, ScalarType):
         return _refuse_scalar(kind.scalar, data)
     try:
@@ -191,7 +191,7 @@ def split_elements(data: bytes, per_item: int) -> list[bytes | None]:
 
 
 def split_fields(data: bytes) -> list[bytes | None]:
-    """A run of parts, each behind its length; a negative length is a null."""
+    """Length-prefixed parts; a negative length is a null."""
     parts: list[bytes | None] = []
     offset = 0
     while offset < len(data):

@@ -1,4 +1,4 @@
-"""Events: what happened, to whom, when by people's clock. Built by an `Observer`, written down by sinks."""
+"""Structured log events. An `Observer` builds them, sinks write them."""
 
 import enum
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 FIELD_CHARS_MAX = 2_000
-"""Longer text in a field is cut: an event is a line, and a line has an end."""
+"""Longer text in a field is cut: an event is one line."""
 
 NAME_PATTERN = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
@@ -16,32 +16,32 @@ FieldValue = str | int | float | bool | None
 
 class Severity(enum.StrEnum):
     NOTE = "note"
-    """Something happened that a reader of the story wants to know."""
+    """Worth knowing for a reader of the log."""
     WARNING = "warning"
-    """Goes on, but an operator may have to look."""
+    """The process continues, but an operator may have to act."""
     ERROR = "error"
-    """Something asked for did not happen."""
+    """A requested operation failed."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     wall_us: int
     severity: Severity
     name: str
-    """`area.what_happened`, the same words each time: what varies is in the fields."""
+    """`area.what_happened`, the same each time: what varies is in the fields."""
     subject: str
-    """Whose story it belongs to: a node, a tablet, an activity, a peer. Empty for the process itself."""
+    """What it is about: a node, a tablet, a job, a peer. Empty for the process itself."""
     fields: dict[str, FieldValue]
 
     def __post_init__(self) -> None:
-        assert NAME_PATTERN.fullmatch(self.name), f"{self.name!r} is no event name: area.what_happened"
+        assert NAME_PATTERN.fullmatch(self.name), f"{self.name!r} is not an event name: area.what_happened"
 
 
 Sink = Callable[[LogEvent], None]
-"""Writes one event down. May raise `OSError` or `ValueError` where its stream is gone."""
+"""Writes one event. May raise `OSError` or `ValueError` if its stream is gone."""
 
 
 def field_values(values: Mapping[str, object]) -> dict[str, FieldValue]:
-    """Values as they are written: numbers and truths stay, everything else is its text, cut at the bound."""
+    """Values as they are written: numbers and booleans unchanged, everything else as text, cut at the bound."""
     return {name: _plain(value) for name, value in values.items()}
 
 

@@ -13,7 +13,7 @@ PREFIX = "ebla_"
 
 
 class MetricsCollector(Collector):
-    """Reads the numbers at the moment Prometheus asks. Fits any registry, beside other collectors."""
+    """Reads the numbers when Prometheus scrapes. Works in any registry, next to other collectors."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -48,6 +48,6 @@ def _naming(description: Description) -> tuple[str, str]:
 
 
 def _buckets(series: HistogramSeries) -> list[tuple[str, float]]:
-    """Prometheus' buckets each hold all that is at or below their bound."""
+    """Prometheus' buckets are cumulative."""
     bounds = [*(str(float(bound)) for bound in series.bounds), "+Inf"]
     return list(zip(bounds, itertools.accumulate(series.counts), strict=True))

@@ -1,7 +1,8 @@
 """Counters, gauges and histograms of one process, with bounded labels.
 
-They are plain numbers: no lock, no clock, no global registry, so that simulated processes count without breaking their
-replay and a hundred of them fit one Python process. `exposition.py` writes them for Prometheus. On the loop only.
+They are plain numbers without lock, clock or global registry, so that simulated processes can count without breaking
+their replay and a hundred of them fit one Python process. `exposition.py` formats them for Prometheus. Only for use on
+the loop.
 """
 
 import bisect
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 SERIES_MAX: Final = 200
-"""Series of one metric. What has more distinct labels than that is no label but a subject, and belongs in events."""
+"""Series of one metric. A label with more distinct values belongs in events as a subject."""
 
 OTHER: Final = "other"
-"""The label of what came after the bound was reached: still counted, no longer told apart."""
+"""The label of all series beyond the bound: counted together."""
 
 LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -51,7 +52,7 @@ class HistogramSeries:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """How many fell at or below each bound and above the one before; the last is what is above all."""
+        """How many values were at or below each bound and above the previous one; the last counts those above all."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -85,7 +86,7 @@ class Metric(Generic[S]):
         self._series: dict[tuple[str, ...], S] = {}
 
     def series(self, *label_values: str) -> S:
-        """The same object each time, so that a busy place may keep it."""
+        """The same object each time, so that hot code may keep it."""
         assert len(label_values) == len(self.description.labels)
         found = self._series.get(label_values)
         if found is None:
@@ -105,7 +106,7 @@ Histogram = Metric[HistogramSeries]
 
 
 class Metrics:
-    """Every metric of a process, by name. Asking twice for one gives the same one."""
+    """Every metric of a process, by name. Requesting one twice returns the same object."""
 
     def __init__(self, series_max: int = SERIES_MAX) -> None:
         self._series_max = series_max

@@ -1,4 +1,4 @@
-"""The one object by which a process tells what happens in it. Made at the root and passed down; there is no global."""
+"""The object that a process logs and counts with. Made at the root and passed down; there is no global."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from ebla.ports.clock import Clock
 
 
 class Observer:
-    """Events go to the sinks and into the story of their subject; metrics are counted beside them.
+    """Sends events to the sinks and keeps the latest of each subject; also owns the metrics.
 
-    On the loop only: nothing here locks.
+    Only for use on the loop: nothing here locks.
     """
 
     def __init__(self, clock: Clock, sinks: Sequence[Sink] = ()) -> None:
@@ -19,8 +19,8 @@ class Observer:
         self._sinks = tuple(sinks)
         self._stories = Stories()
         self.metrics = Metrics()
-        self._lost = self.metrics.counter("events_lost_total", "Events a sink could not write down.").series()
-        self._counted = self.metrics.counter("events_total", "Events told.", labels=("severity",))
+        self._lost = self.metrics.counter("events_lost_total", "Events that a sink could not write.").series()
+        self._counted = self.metrics.counter("events_total", "Events logged.", labels=("severity",))
 
     def emit(self, name: str, subject: str = "", /, *, severity: Severity = Severity.NOTE, **fields: object) -> None:
         event = LogEvent(
@@ -30,7 +30,7 @@ class Observer:
         if subject:
             self._stories.record(event)
         for sink in self._sinks:
-            # A log that cannot be written (a full disk, a closed pipe) must not fail the work it tells about.
+            # A log that cannot be written (a full disk, a closed pipe) must not fail the work it describes.
             try:
                 sink(event)
             except (OSError, ValueError):

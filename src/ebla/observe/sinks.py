@@ -1,4 +1,4 @@
-"""Events written down: JSON lines for machines, aligned lines for people."""
+"""Sinks for events: JSON lines for machines, aligned lines for people."""
 
 import datetime
 import json
@@ -17,8 +17,8 @@ _FAINT, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class JsonLines:
-    """One JSON object a line: `time`, `severity`, `event`, `subject`, and the fields under their own names, where one
-    that is called like these four gets a `_` after it."""
+    """One JSON object a line: `time`, `severity`, `event`, `subject`, and the fields by name; a field with one of these
+    four names gets a `_` appended."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,7 +36,7 @@ class JsonLines:
 
 
 class TextLines:
-    """One aligned line an event, in colour where asked for (a terminal), with its date in a log that lasts for days."""
+    """One aligned line per event, in colour on a terminal, with the date in a long-lived log."""
 
     def __init__(self, stream: TextIO, *, colour: bool, dated: bool = False) -> None:
         self._stream = stream
@@ -56,7 +56,7 @@ class TextLines:
 
 
 def event_text(event: LogEvent) -> str:
-    """The event without its time and subject, for a page that shows those itself."""
+    """The event without its time and subject."""
     return f"{event.name} {field_text(event)}".rstrip()
 
 
@@ -70,7 +70,8 @@ def timestamp(wall_us: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Without line ends and control characters, so that what a peer sent cannot forge a line or drive a terminal."""
+    """Without line breaks and control characters, so that text from a peer cannot forge a line or control a
+    terminal."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 

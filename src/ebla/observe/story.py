@@ -1,6 +1,6 @@
-"""The story of a subject: what happened to it, in order, the last of it kept in memory.
+"""The story of a subject: its latest events, in order, kept in memory.
 
-An error that carries the story of its subject explains itself where it is read, far from the log.
+An error that includes the story of its subject explains itself without the log.
 """
 
 from collections import OrderedDict, deque
@@ -17,9 +17,9 @@ STORIES_MAX = 1_024
 class Story:
     subject: str
     events: tuple[LogEvent, ...]
-    """The last ones, oldest first."""
+    """The latest ones, oldest first."""
     dropped_events: int
-    """How many came before those."""
+    """How many earlier ones were dropped."""
 
     def __str__(self) -> str:
         lines = [f"the story of {self.subject}:"]
@@ -35,7 +35,7 @@ class Story:
 
 
 class Stories:
-    """Those of many subjects; when there are too many, the one that was silent longest goes."""
+    """The stories of many subjects; beyond the bound the least recently updated one is dropped."""
 
     def __init__(self, *, events_max: int = STORY_EVENTS_MAX, stories_max: int = STORIES_MAX) -> None:
         assert events_max > 0
@@ -55,11 +55,11 @@ class Stories:
         events.append(event)
 
     def of(self, subject: str) -> Story:
-        """Empty where nothing is known."""
+        """Empty for an unknown subject."""
         return Story(subject, tuple(self._events.get(subject, ())), self._forgotten.get(subject, 0))
 
     def subjects(self) -> tuple[str, ...]:
-        """The longest silent first."""
+        """Least recently updated first."""
         return tuple(self._events)
 
     def _begin(self, subject: str) -> deque[LogEvent]:

@@ -1,1 +1,1 @@
-"""Protocols through which time, chance, network and disk come in."""
+"""Protocols for time, randomness, network and disk."""

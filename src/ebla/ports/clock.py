@@ -1,7 +1,7 @@
-"""Time, as two clocks that must not be mistaken for each other.
+"""Time, as two clocks that must not be confused.
 
-Shells wait with asyncio's own sleeps and timeouts, which the simulator's loop serves from virtual time. Whoever
-*decides* by time reads it here, so that a simulated node may have a clock that drifts and jumps.
+Code that waits uses asyncio's sleeps and timeouts, which the simulator's loop serves from virtual time. Code that
+*decides* by time reads this clock, so that a simulated node may have one that drifts and jumps.
 """
 
 from typing import Protocol
@@ -9,9 +9,9 @@ from typing import Protocol
 
 class Clock(Protocol):
     def boot_ms(self) -> int:
-        """Milliseconds that only grow and keep counting while the machine is suspended. For leases and timeouts."""
+        """Monotonic milliseconds that keep counting while the machine is suspended. For leases and timeouts."""
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970 as people count them. May jump either way; never for waiting."""
+        """Wall-clock microseconds since 1970. May jump either way; never use it for waiting."""
         ...

@@ -1,8 +1,8 @@
 """The disk: files, folders, and what is durable when.
 
-Reading, writing and naming are synchronous: they touch the page cache. Syncing is asynchronous: a worker thread in
-reality, a seeded delay in simulation, and the loop goes on meanwhile. Nothing is durable before a sync returned:
-file content by `File.sync`, names (create, rename, link, unlink) by `Disk.sync_folder` of their folder.
+Reading, writing and renaming are synchronous: they touch the page cache. Syncing is asynchronous: a worker thread in
+production, a seeded delay in simulation. Nothing is durable before a sync has returned: file content by `File.sync`,
+names (create, rename, link, unlink) by `Disk.sync_folder` of their folder.
 
 Paths are absolute POSIX strings. A missing file raises `FileNotFoundError`; a full disk raises
 `ebla.model.errors.DiskFull` and leaves at most a part of the bytes of that one write; other failures of the device
@@ -32,21 +32,21 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def preallocate(self, size: int) -> None:
-        """Reserve blocks up to `size` without changing the visible size, so that appends need no new metadata."""
+        """Reserves blocks up to `size` without changing the visible size, so that appends need no new metadata."""
         ...
 
     async def sync(self) -> None:
         """Returns once every byte written before the call is durable. After a failed sync the file must not be
-        trusted: what it had not synced may be gone, and a later sync that succeeds says nothing about it."""
+        trusted: unsynced bytes may be lost, and a later successful sync does not bring them back."""
         ...
 
     def can_sync_now(self, more_bytes: int) -> bool:
-        """Whether a sync after so many bytes more is short enough to keep the loop for it."""
+        """Whether a sync after this many more bytes is short enough to block the loop."""
         ...
 
     def sync_now(self) -> None:
-        """As `sync`, and it keeps the loop. For callers that have nothing else to do until then, and only where
-        `can_sync_now` says so."""
+        """As `sync`, but it blocks the loop. For callers that have nothing else to do meanwhile, and only where
+        `can_sync_now` allows it."""
         ...
 
     def close(self) -> None: ...
@@ -72,11 +72,11 @@ class Disk(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def make_folder(self, path: str) -> None:
-        """With its parents; one that is there is kept."""
+        """With its parents; an existing one is kept."""
         ...
 
     def remove_folder(self, path: str) -> None:
-        """With all it holds; a missing one is no error."""
+        """With everything in it; a missing one is no error."""
         ...
 
     def list_folder(self, path: str) -> list[str]:
@@ -90,6 +90,7 @@ class Disk(Protocol):
     async def sync_folder(self, path: str) -> None: ...
 
     async def run(self, work: Callable[[], T]) -> T:
-        """A blocking piece of disk work off the loop: a worker thread, or a seeded delay. A caller that is cancelled
-        waits for work that has begun, so that whatever it held meanwhile is let go only after it."""
+        """Runs blocking disk work off the loop: on a worker thread, or with a seeded delay. A cancelled caller waits
+        for
+        work that has begun, so that it releases what it holds only after that."""
         ...

@@ -1,4 +1,4 @@
-"""Everything a process is given from outside. Real in production, simulated in the simulator, the same type in both."""
+"""The ports of a process: real in production, simulated in the simulator."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Chance: the only source of randomness. One seed gives one run."""
+"""The only source of randomness. One seed gives one run."""
 
 import uuid
 from collections.abc import MutableSequence, Sequence

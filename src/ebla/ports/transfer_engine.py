@@ -1,8 +1,8 @@
-"""The pipeline: runs work that moves data between nodes. Spark in reality, a twin in simulation, one contract test.
+"""The engine that runs transfer tasks: Spark in production, a simulated one in the simulator, with one contract test.
 
-It is not to be trusted. It may run a piece of work twice, at the same time or one after the other; go on with one long
-after it was cancelled, frozen in between; lose one without any of its clean-up having run. What makes that harmless is
-not here: sessions, staging by attempt, and the seal that names the attempt that counts.
+It is not trusted. It may run a task twice, concurrently or one after the other; continue a task long after it was
+cancelled, frozen in between; lose a task without any clean-up. Sessions, staging by attempt, and the seal that names
+the winning attempt make that harmless.
 """
 
 import enum
@@ -16,13 +16,13 @@ from ebla.model.transfers import TransferResult, TransferTask
 
 
 class PipelineUnavailable(EblaError):
-    """Spark is missing, not started yet, or gone. Nothing that it had begun counts; run again when it is back."""
+    """Spark is missing, not started yet, or gone. Nothing that it had begun has effect; run again when it is back."""
 
     fault = Fault.US
 
 
 class WorkFailed(EblaError):
-    """Some work failed in every attempt that was made at it. Whatever it staged is not sealed, so it is not applied."""
+    """A task failed in every attempt. What it staged is not sealed, so it is not applied."""
 
     fault = Fault.PEER
 
@@ -37,7 +37,7 @@ class EngineState(enum.StrEnum):
 class EngineStatus:
     state: EngineState
     cause: str = ""
-    """Why it cannot be used, in words."""
+    """Why it cannot be used."""
     master: str = ""
     version: str = ""
     user_interface: str = ""
@@ -45,7 +45,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class TaskCounts:
-    """Of one job, as the engine knows it. Bytes are told by the targets."""
+    """Of one job, as the engine knows it. The targets report bytes."""
 
     done: int = 0
     running: int = 0
@@ -56,8 +56,8 @@ class TransferEngine(Protocol):
     def status(self) -> EngineStatus: ...
 
     async def run(self, job: JobId, work: Sequence[TransferTask]) -> Sequence[TransferResult]:
-        """All of it is done on return, and each transfer is told of at least once. Raises `PipelineUnavailable` and
-        `WorkFailed`. Cancelled, it cancels; tasks may then go on for a while all the same."""
+        """On return all tasks are done, and each transfer is reported at least once. Raises `PipelineUnavailable` and
+        `WorkFailed`. Cancelling it cancels the job; tasks may still run for a while."""
         ...
 
     def tasks(self, job: JobId) -> TaskCounts: ...

@@ -1,8 +1,8 @@
 """The network as links that carry whole frames.
 
-A link is one connection. The real one (TCP with TLS, or a Unix socket) keeps order and loses only by ending. The
-simulated one may also lose, repeat, delay and reorder single frames, which is more than TCP does, so what stands on
-links must not rely on more than: a frame arrives whole or not at all.
+A link is one connection. The real one (TCP with TLS, or a Unix socket) keeps order and loses frames only by closing.
+The simulated one may also lose, repeat, delay and reorder single frames, which is more than TCP does, so users of links
+may rely only on this: a frame arrives complete or not at all.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from ebla.model.identity import Address, HostId
 
 
 class LinkEvents(Protocol):
-    """What the owner of a link must answer. Called on the loop, never after `link_closed`."""
+    """Callbacks of a link's owner. Called on the loop, never after `link_closed`."""
 
     def frame_received(self, frame: bytes) -> None: ...
 
     def link_closed(self, cause: str) -> None:
-        """Exactly once. `cause` is for people."""
+        """Called exactly once. `cause` is for people."""
         ...
 
 
@@ -27,21 +27,21 @@ class Link(Protocol):
 
     @property
     def peer_host(self) -> HostId | None:
-        """Who the peer's certificate says it is; None inside a node and where there is no certificate."""
+        """The host in the peer's certificate; None inside a node and without a certificate."""
         ...
 
     def send(self, frame: bytes) -> None:
-        """Queues the frame; frames of one loop turn leave together. Silently dropped on a closed link."""
+        """Queues the frame; frames of one loop iteration are sent together. Silently dropped on a closed link."""
         ...
 
     def send_now(self, frame: bytes) -> None:
-        """As `send`, but it leaves at once where nothing else is queued: for one that nothing else of its turn will
-        join."""
+        """As `send`, but sent at once if nothing else is queued: for a frame that no other frame of this loop iteration
+        will join."""
         ...
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted by `send` and not yet taken by the network: what back-pressure is decided by."""
+        """Bytes accepted by `send` and not yet passed to the network: the measure for backpressure."""
         ...
 
     async def wait_drained(self) -> None:
@@ -58,7 +58,7 @@ class Listener(Protocol):
     def address(self) -> Address: ...
 
     async def close(self) -> None:
-        """Takes no more links. Those that are open stay."""
+        """Accepts no more links. Open ones stay."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""A tablet replica as a small stack of sorted layers: codecs, layers, commit log, manifest, folds."""
+"""A tablet replica as a stack of sorted layers, an LSM tree: store, stacks, commit log, manifest."""

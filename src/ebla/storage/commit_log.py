@@ -1,10 +1,11 @@
-"""One log for all live layers of a shard: what was put there and not yet flushed comes back from here.
+"""One commit log for all live layers of a shard: recovery replays from it what was put and not yet flushed.
 
 A write is put into its layer and queued here in one step, so the order of records is the order of puts, and a record's
-sequence is known at once. Syncs are shared: what is queued while one runs goes with the next. In `sync` mode a write
-is answered once its record is durable; in `periodic` mode at once, and the log is written every few milliseconds.
+sequence is known at once. Syncs are shared: records queued during a sync are written with the next one. In `sync` mode
+a write is acknowledged once its record is durable; in `periodic` mode at once, and the log is written every few
+milliseconds.
 
-A full disk loses nothing: the records stay queued and are tried again until they fit, while new writes are refused.
+A full disk loses nothing: the records stay queued and are retried until they fit, while new writes are refused.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class CommitLogLimits:
     retry_ms: int = 500
     """After a full disk."""
     segments_max: int = 32
-    """With more, the layers that hold back the oldest are flushed; with twice as many, writes are refused."""
+    """With more, the layers that still need the oldest are flushed; with twice as many, writes are refused."""
     log: JournalLimits = field(default_factory=JournalLimits)
 
 
@@ -47,7 +48,7 @@ class LogRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NotDurable(EblaError):
-    """The write was made, and its record is not on disk yet: it is kept and tried again, and a crash would lose it."""
+    """The write was made, but its record is not on disk yet. The record is kept and retried; a crash would lose it."""
 
     outcome = Outcome.UNKNOWN
 
@@ -82,12 +83,12 @@ class CommitLog:
 
     @property
     def next_sequence(self) -> int:
-        """What the next record will get."""
+        """The sequence of the next record."""
         return self._next_sequence
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """The first sequence of each."""
+        """The first sequence of each segment."""
         return self._segments
 
     @property
@@ -105,7 +106,7 @@ class CommitLog:
         if self._full is not None:
             raise DiskFull(f"the commit log waits for space: {self._full.message}", advice="free space on its disk")
         if self._queued_bytes > self._limits.waiting_bytes_max:
-            raise Overloaded(f"{self._queued_bytes} bytes already wait for the commit log", advice="try again later")
+            raise Overloaded(f"{self._queued_bytes} bytes wait for the commit log", advice="try again later")
         if len(self._segments) > 2 * self._limits.segments_max:
             raise Overloaded("the commit log is full until layers are flushed", advice="try again in a moment")
         record = _encode(LogRecord(incarnation, items))
@@ -114,7 +115,7 @@ class CommitLog:
         return record
 
     def queue(self, record: bytes) -> int:
-        """Its sequence. Never fails: the write it tells of has already been made."""
+        """Returns its sequence. Never fails: the write has already been made."""
         self._queued.append(record)
         self._queued_bytes += len(record)
         sequence = self._next_sequence
@@ -151,7 +152,7 @@ class CommitLog:
                     ) from failure
 
     async def drop_before(self, sequence: int) -> None:
-        """Segments that hold only earlier records go."""
+        """Removes segments that hold only earlier records."""
         if len(self._segments) > 1 and self._segments[1] <= sequence:
             try:
                 await self._log.drop_before(min(sequence, self._durable_before))
@@ -168,16 +169,16 @@ class CommitLog:
             self._end(failure)
             raise
         finally:
-            self._end(LogFailed("the commit log takes no more records", advice="start this process again"))
+            self._end(LogFailed("the commit log accepts no more records", advice="start this process again"))
 
     async def close(self) -> None:
-        """Orderly: what was queued must be durable by now."""
+        """Orderly: everything queued must be durable by now."""
         assert not self._queued
         self._end(LogFailed("the commit log is closed"))
         await self._log.close()
 
     async def _gather(self) -> None:
-        """In periodic mode, gives others time to join; not while somebody waits."""
+        """In periodic mode, waits for more records to share the sync; not while a caller waits for durability."""
         try:
             async with asyncio.timeout(self._limits.period_ms / 1000):
                 await self._hurry.wait()
@@ -186,7 +187,7 @@ class CommitLog:
         self._hurry.clear()
 
     def _take_batch(self) -> list[bytes]:
-        """What is queued, up to a bound. It stays queued until it is durable."""
+        """The queued records, up to a bound. They stay queued until they are durable."""
         batch: list[bytes] = []
         size_bytes = 0
         for record in self._queued:
@@ -217,12 +218,9 @@ class CommitLog:
             self._hurry.set()
         else:
             self._work.clear()
-        if self._bytes_since_listing(batch) >= self._limits.log.segment_bytes // 4:
-            self._segments = self._list_segments()
-
-    def _bytes_since_listing(self, batch: list[bytes]) -> int:
         self._unlisted_bytes += sum(len(record) for record in batch)
-        return self._unlisted_bytes
+        if self._unlisted_bytes >= self._limits.log.segment_bytes // 4:
+            self._segments = self._list_segments()
 
     def _list_segments(self) -> tuple[int, ...]:
         self._unlisted_bytes = 0
@@ -230,7 +228,7 @@ class CommitLog:
         return tuple(sorted(sequence for sequence in found if sequence is not None))
 
     def _answer_waiters(self) -> None:
-        # In order of asking, which need not be the order of sequences: a flush may ask for an old one late.
+        # In the order of the calls, not of sequences: a flush may wait for an old one late.
         waiting = deque[tuple[int, asyncio.Future[None]]]()
         for sequence, durable in self._waiters:
             if sequence >= self._durable_before:
@@ -250,6 +248,6 @@ class CommitLog:
         for _, durable in self._waiters:
             if not durable.done():
                 durable.set_exception(failure)
-                # Counts as seen: a caller that is gone must not make asyncio complain.
+                # Marks it as retrieved, or asyncio warns where the caller is gone.
                 durable.exception()
         self._waiters.clear()

@@ -1,7 +1,7 @@
-"""The manifest of a shard: which stacks and layers there are. Every change of a stack happens by one write of it.
+"""The manifest of a shard: which stacks and layers there are. Every change of a stack is one write of the manifest.
 
-New folders are durable before a manifest names them, and old ones go after a manifest without them is durable. So a
-crash at any point leaves a manifest whose folders are all there, and perhaps folders that no manifest names, which the
+New folders are durable before a manifest names them, and old ones are removed after a manifest without them is durable.
+So a crash at any point leaves a manifest whose folders all exist, and perhaps folders that no manifest names, which the
 next start sweeps.
 """
 
@@ -24,24 +24,24 @@ from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 
 MANIFEST_FORMAT = 1
 ADOPTED_MAX = 1024
-"""Origins that a stack remembers."""
+"""Origins of adopted layers that a stack remembers."""
 
 Incarnation = NewType("Incarnation", int)
-"""One life of a tablet replica on a shard. A tablet that leaves and comes back has another."""
+"""One incarnation of a tablet replica on a shard. A tablet that leaves and comes back gets another number."""
 LayerId = NewType("LayerId", int)
 
 
 class LayerEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     id: LayerId
     range: TokenRange
-    """Rows outside of it are no part of the stack, whatever the layer's files hold."""
+    """Rows outside of it do not belong to the stack, whatever the layer's files hold."""
     facts: LayerFacts = NO_FACTS
-    """Of a base. Those of the live layer are in its own files."""
+    """Set for a base. Those of the live layer are in its own files."""
     size_bytes: int = 0
     origin: str = ""
-    """Of a layer that was adopted: what brought it."""
+    """What brought a layer that was adopted."""
     damage: str = ""
-    """Why it was set aside; empty: it is well."""
+    """Why it was quarantined; empty: it is sound."""
 
 
 class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -52,11 +52,11 @@ class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     bases: tuple[LayerEntry, ...] = ()
     """Oldest first."""
     replay_from: int = 0
-    """The commit log's records before this are in the bases. They must not be replayed: a fold may since have dropped
-    the tombstone that covers one of them."""
+    """The commit log's records before this are in the bases. They must not be replayed: a compaction may since have
+    dropped the tombstone that covers one of them."""
     adopted: tuple[str, ...] = ()
-    """What was adopted, by its origin, as long as it may be asked for again. Layers alone do not tell: a fold may have
-    taken them since."""
+    """Origins of adopted layers, as long as the adoption may be repeated. The layers alone do not show it: a compaction
+    may have replaced them since."""
 
     @property
     def layers(self) -> tuple[LayerEntry, ...]:
@@ -66,9 +66,9 @@ class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class ShardManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     format: int = MANIFEST_FORMAT
     generation: int = 0
-    """Grows with every write of it."""
+    """Grows with every write of the manifest."""
     tables: tuple[TableSchema, ...] = ()
-    """Stored rows cannot be read without their table's columns."""
+    """Needed to read stored rows."""
     stacks: tuple[StackEntry, ...] = ()
 
     def table(self, table: TableId) -> TableSchema | None:
@@ -76,7 +76,7 @@ class ShardManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class ManifestFailed(InternalError):
-    """The disk failed under the manifest. Which one is there is known only after opening the store again."""
+    """The disk failed while a manifest was written. Only reopening the store shows which one is there."""
 
 
 ManifestEdit = Callable[[ShardManifest], ShardManifest]
@@ -99,7 +99,7 @@ def layer_folder(folder: str, incarnation: Incarnation, layer: LayerId) -> str:
 
 
 def with_stack(manifest: ShardManifest, entry: StackEntry) -> ShardManifest:
-    """In the place of the one with its incarnation, or added."""
+    """Replaces the entry with its incarnation, or adds it."""
     kept = tuple(one for one in manifest.stacks if one.incarnation != entry.incarnation)
     return msgspec.structs.replace(manifest, stacks=(*kept, entry))
 
@@ -122,7 +122,7 @@ def without_table(manifest: ShardManifest, table: TableId) -> ShardManifest:
 
 
 async def save_manifest(disk: Disk, folder: str, manifest: ShardManifest, *, durable: bool = True) -> None:
-    """Durable on return, if it is to last. One that is not must be the folder's first."""
+    """Durable on return if requested. One that is not durable must be the folder's first."""
     path, content = manifest_path(folder), msgspec.msgpack.encode(manifest)
     if durable:
         await replace_file(disk, path, content)
@@ -133,8 +133,8 @@ async def save_manifest(disk: Disk, folder: str, manifest: ShardManifest, *, dur
 async def load_manifest(disk: Disk, folder: str) -> ShardManifest | None:
     """None where there is none. Raises `Corruption`, or `Refused` for a newer format.
 
-    The folder is synced first. A killed process may have left a new manifest in the page cache alone; whoever swept by
-    it would remove what the old one names, and then lose the new one with the power.
+    The folder is synced first. A killed process may have left a new manifest in the page cache only; sweeping by that
+    manifest removes what the old one names, and a power cut would then bring back the old one.
     """
     discard_temporary(disk, manifest_path(folder))
     await disk.sync_folder(folder)
@@ -142,7 +142,7 @@ async def load_manifest(disk: Disk, folder: str) -> ShardManifest | None:
 
 
 async def read_manifest(disk: Disk, folder: str) -> ShardManifest | None:
-    """The same for those who only look, and change nothing."""
+    """The same for readers that change nothing."""
     path = manifest_path(folder)
     try:
         data = await read_checked_file(disk, path)
@@ -172,10 +172,10 @@ class _Change:
 
 
 class ManifestWriter:
-    """One write at a time; changes that wait meanwhile share the next one.
+    """One write at a time; changes that arrive meanwhile share the next one.
 
-    `run` must be running in the owner's task group. The writing is done there and not by the caller, who may be
-    cancelled between the rename and the folder's sync.
+    `run` must be running in the owner's task group. It does the writing instead of the caller, who may be cancelled
+    between the rename and the folder's sync.
     """
 
     def __init__(self, disk: Disk, folder: str, manifest: ShardManifest) -> None:
@@ -192,8 +192,8 @@ class ManifestWriter:
 
     async def change(self, edit: ManifestEdit, then: Callable[[], None] = lambda: None) -> None:
         """Durable on return; `then` was called in the same step in which `current` became the new one. Raises
-        `DiskFull`, and the old manifest stands. A cancelled caller is kept until it is known which one stands: whoever
-        comes next builds on that."""
+        `DiskFull`, and the old manifest stays. A cancelled caller waits until it is known which manifest holds: the
+        next change builds on that."""
         if self._ended:
             raise _failed(self._folder, "its writer has ended")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -219,9 +219,9 @@ class ManifestWriter:
                 self._waiting.clear()
                 await self._write(changes)
         except OSError as failure:
-            told = _failed(self._folder, str(failure))
-            self._fail_all(changes, told)
-            raise told from failure
+            failed = _failed(self._folder, str(failure))
+            self._fail_all(changes, failed)
+            raise failed from failure
         finally:
             self._fail_all(changes, _failed(self._folder, "its writer has ended"))
 
@@ -252,7 +252,7 @@ def _settle(changes: list[_Change], failure: EblaError) -> None:
     for change in changes:
         if not change.done.done():
             change.done.set_exception(failure)
-            # Counts as seen: a caller that is gone must not make asyncio complain.
+            # Marks it as retrieved, or asyncio warns where the caller is gone.
             change.done.exception()
 
 

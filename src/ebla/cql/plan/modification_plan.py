@@ -140,7 +140,7 @@ class ModificationPlan:
             for start, end in row_spans(self.schema.clustering, prefix, values, ends):
                 stop = None if end is None or end == last else end[len(first) :]
                 ranges.append(RangeDeletion(start[len(first) :], stop, times.deletion()))
-        return PartitionHead(ranges=tuple(sorted(ranges, key=lambda one: one.place)))
+        return PartitionHead(ranges=tuple(sorted(ranges, key=lambda one: one.sort_key)))
 
     def _row_items(self, prefix: bytes, request: BoundRequest, times: CellTimes, known: KnownLists) -> Iterable[Item]:
         if not (self.row_changes or self.marks_row or (self.deletes_rows and self._names_rows)):

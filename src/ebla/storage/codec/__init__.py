@@ -1,1 +1,1 @@
-"""Keys and rows as bytes."""
+"""Bytes of keys, rows, row files and staging folders, one at a time."""

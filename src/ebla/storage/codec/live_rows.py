@@ -1,6 +1,7 @@
-"""Whether stored values are live at a given time. Every row of a page is checked: most are plain and are not decoded.
+"""What users see of stored rows at a given time: whether a value is live, and its live cells. Pure.
 
-The functions expect merged rows without what their partition's head deletes, and merged heads. Pure.
+Every row of a page is checked: most are plain and are not decoded. The functions expect merged rows without what their
+partition's head deletes, and merged heads.
 """
 
 from collections.abc import Callable
@@ -71,14 +72,15 @@ def _has_marker(row: Row, now_s: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleTransform:
-    """`partition_heads.RowRule` for users. A head with static cells becomes an empty row under the head's key: what a
-    partition without rows shows."""
+    """The `RowTransform` of user scans. A row that is not plain becomes the plain row with the same live values, so
+    everything after this is columns. A head with static cells becomes an empty row with the head's key: what users see
+    of a partition without rows."""
 
     schema: TableSchema
     now_s: int
     shows_static: bool
     note: Callable[[bytes, Row], None] | None = None
-    """Told of each row that is shown as another: its key, and what is left of it. The other has no times."""
+    """Called with the key and the cells of each row that is converted: the plain row has no timestamps."""
 
     def head(self, item: Item) -> bytes | None:
         if not self.shows_static or not static_values(self.schema, decode_head(item[1]), self.now_s):
@@ -95,7 +97,7 @@ class VisibleTransform:
 
 
 def visible_value(schema: TableSchema, row: Row, now_s: int) -> bytes | None:
-    """The stored form of a plain row with the same live values; None where the row is not there."""
+    """The stored form of a plain row with the same live values; None where nothing is visible."""
     values = visible_cells(schema, row, now_s)
     if not values and (row.marker is None or not row.marker.is_live(now_s)):
         return None
@@ -110,12 +112,12 @@ def static_values(schema: TableSchema, head: PartitionHead, now_s: int) -> dict[
 
 
 def live_static(head: PartitionHead) -> Row:
-    """What the partition's own deletion leaves of its static part."""
+    """The static part without what the partition's own deletion covers."""
     return head.static if head.deletion is None else without_deleted(head.static, head.deletion)
 
 
 def visible_cells(schema: TableSchema, row: Row, now_s: int) -> dict[int, bytes]:
-    """Live values in wire form by column number, collections put together; dropped columns are left out."""
+    """Live values in wire form by column number, collections assembled; dropped columns are left out."""
     values: dict[int, bytes] = {}
     for number, cell in row.cells.items():
         if number in schema.by_number and cell.value is not None and cell.is_live(now_s):
@@ -128,7 +130,8 @@ def visible_cells(schema: TableSchema, row: Row, now_s: int) -> dict[int, bytes]
 
 
 def collection_value(kind: CqlType, elements: CollectionCells, now_s: int) -> bytes | None:
-    """The wire form of a collection of many cells; None where no element is live, which to CQL is the same as null."""
+    """The wire form of a multi-cell collection; None where no element is live: CQL treats an empty collection as
+    null."""
     live = {path: cell.value for path, cell in elements.cells.items() if cell.is_live(now_s)}
     if not live:
         return None

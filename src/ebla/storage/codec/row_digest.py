@@ -1,11 +1,10 @@
-"""A digest of stored rows that replicas can compare: of what they say, whatever their bytes. Pure.
+"""A digest of stored rows that replicas can compare: it depends on the content, not on the stored bytes. Pure.
 
-Two replicas that hold the same cells answer with the same digest, however the cells are spread over layers, in
-whichever shape a row is stored and by whichever version of the table it was written. Tombstones and expired cells
-whose time has passed are left out: one replica may have collected them already.
+Two replicas with the same cells compute the same digest, however the cells are spread over layers, whatever shape a row
+is stored in, and whichever schema version wrote it. Tombstones and expired cells past their grace period are left out:
+one replica may have dropped them already.
 
-Most rows are plain and of the table's current version. Their bytes are what they say, and go into the digest as they
-are.
+Most rows are plain and of the current schema version. Their stored bytes are canonical and are hashed as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ K = TypeVar("K", int, bytes)
 
 
 def digest_rows(items: Sequence[Item], schema: TableSchema, gc_before_s: int) -> bytes:
-    """Of merged items, rows without what their heads delete."""
+    """The digest of merged items; rows must lack what their heads delete."""
     version, columns = schema.version, len(schema.layouts[-1])
     said: list[Item] = []
     collector: TombstoneCollector | None = None
@@ -59,10 +58,10 @@ def digest_rows(items: Sequence[Item], schema: TableSchema, gc_before_s: int) ->
 
 
 def canonical_value(value: bytes, schema: TableSchema, collector: TombstoneCollector) -> bytes | None:
-    """The one form of what a value says; None where it says nothing."""
+    """The canonical form of a value; None where nothing of it is visible."""
     if is_head(value):
         head = decode_head(value)
-        # Merged with itself, what it covers of its own goes, and its ranges stand in their order.
+        # Merging it with itself removes what it covers of its own and sorts its ranges.
         head = collector.head(_NOWHERE, merge_heads(head, head))
         head = PartitionHead(head.deletion, head.ranges, _in_order(head.static, schema))
         return None if head == EMPTY_HEAD else encode_head(head, schema.version)
@@ -72,7 +71,7 @@ def canonical_value(value: bytes, schema: TableSchema, collector: TombstoneColle
 
 
 def _in_order(row: Row, schema: TableSchema) -> Row:
-    """Cells by number and path, without those of columns that were dropped."""
+    """Cells sorted by number and path, without those of dropped columns."""
     columns = schema.by_number
     cells = {number: cell for number, cell in _sorted(row.cells).items() if number in columns}
     collections = {

@@ -1,9 +1,8 @@
-"""Stored rows in a file, in records that can be appended one by one: what is staged of rows, and what is merged of it.
+"""A file of stored rows in records that can be appended one by one: the format of staged rows and of merged runs.
 
 A record is a header (length, number of rows, checksum of both and of the body) and an Arrow IPC message: one batch with
-the columns `key` and `value`, without a schema, which is always the same. Records of one file follow one another in key
-order, and so do the rows in each. A file may be cut at any border between two records; one that ends within a record
-is not whole.
+the columns `key` and `value`, without the schema, which is always the same. Records and the rows in them are in key
+order. A file may be cut between two records; a file that ends within a record is incomplete.
 """
 
 import struct
@@ -19,7 +18,7 @@ from ebla.storage.codec.checksums import crc32
 from ebla.storage.layers.layer import Item
 
 RECORD_BYTES_MAX = 16 << 20
-"""Of one record with its header. What is read at once is bounded by it."""
+"""Of one record with its header. Bounds what is read at once."""
 
 ROWS_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
 
@@ -49,7 +48,7 @@ def rows_batch(items: Sequence[Item]) -> pa.RecordBatch:
 
 
 def encode_rows(batch: pa.RecordBatch) -> bytes:
-    """Raises `TooLarge`: the batch is to be cut then."""
+    """Raises `TooLarge`: then split the batch."""
     return b"".join(_encoded(batch))
 
 
@@ -72,7 +71,7 @@ def records_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator
 
 
 def record_parts_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[Record]:
-    """The same, for whoever writes the parts of a record one after another and needs no copy of it."""
+    """The same without a copy, for callers that write header and body one after the other."""
     for batch in batches:
         count = max(1, -(-batch.nbytes // record_bytes))
         rows = max(1, -(-len(batch) // count))
@@ -81,7 +80,7 @@ def record_parts_of(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Ite
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Halved until it fits: a slice may hold the one large row of its batch."""
+    """Halves the batch until it fits: a slice may contain the one large row of its batch."""
     if len(batch) > 1 and batch.nbytes > RECORD_BYTES_MAX // 2:
         middle = len(batch) // 2
         yield from _records(batch.slice(0, middle))
@@ -96,7 +95,7 @@ def read_header(data: bytes, path: str = "") -> RecordHeader:
         raise _damaged(path, "it ends within a record")
     head = RecordHeader(*_HEADER.unpack_from(data))
     if not 0 < head.record_bytes <= RECORD_BYTES_MAX or not head.rows:
-        raise _damaged(path, "a record has a length that none can have")
+        raise _damaged(path, "a record has an impossible length")
     return head
 
 
@@ -117,7 +116,7 @@ def decode_body(head: RecordHeader, body: bytes, path: str = "") -> pa.RecordBat
 
 
 def decode_records(data: bytes) -> Iterator[pa.RecordBatch]:
-    """Of bytes that begin and end at borders of records. Raises `Corruption`."""
+    """The batches of bytes that begin and end between records. Raises `Corruption`."""
     offset = 0
     while offset < len(data):
         head = read_header(data[offset : offset + _HEADER.size])
@@ -131,8 +130,8 @@ def items_of(batch: pa.RecordBatch) -> list[Item]:
 
 
 async def read_row_file(disk: Disk, path: str) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Record by record, each checked before it is given out, read off the loop. Raises `FileNotFoundError` and
-    `Corruption`. A file that was cut at a border looks whole: whoever sealed it wrote down its size."""
+    """Record by record, each checked before it is returned, read off the loop. Raises `FileNotFoundError` and
+    `Corruption`. A file that was cut between records looks complete: the seal records its size."""
     file = disk.open(path)
     try:
         offset = 0
@@ -145,7 +144,7 @@ async def read_row_file(disk: Disk, path: str) -> AsyncGenerator[pa.RecordBatch,
 
 
 def whole_records_bytes(file: File) -> int:
-    """How far the file has whole records: where a put that broke goes on. Reads headers alone; blocks for a moment."""
+    """The length of the complete records: where an interrupted put resumes. Reads only headers; blocks for a moment."""
     offset, size = 0, file.size()
     while offset + _HEADER.size <= size:
         end = offset + read_header(file.read(offset, _HEADER.size), file.path).record_bytes
@@ -156,13 +155,13 @@ def whole_records_bytes(file: File) -> int:
 
 
 def read_record(file: File, offset: int) -> tuple[pa.RecordBatch, int]:
-    """The one at this place, and how long it is. Blocks. Raises `Corruption`."""
+    """The record at this offset, and its length. Blocks. Raises `Corruption`."""
     header, body = read_raw(file, offset)
     return decode_body(read_header(header, file.path), body, file.path), len(header) + len(body)
 
 
 def read_raw(file: File, offset: int) -> tuple[bytes, bytes]:
-    """Header and body of the one at this place, not looked at yet. Blocks. Raises `Corruption`."""
+    """Header and body of the record at this offset, not verified yet. Blocks. Raises `Corruption`."""
     header = file.read(offset, _HEADER.size)
     return header, file.read(offset + _HEADER.size, read_header(header, file.path).body_bytes)
 

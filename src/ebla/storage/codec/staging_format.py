@@ -1,13 +1,13 @@
-"""What stands in the staging of a node: its names, who it is for, and what a seal leaves.
+"""The layout of a node's staging folder: names, the target file, and what a seal leaves.
 
-    <data>/staging/<session>/<transfer>/target        for which life of which stack, written when it is opened
-                                        <attempt>/    what a task has brought; counts for nothing
-                                        sealed-…/     what counts; only the bulk process knows and writes it
-                                        SEALED        names it, and comes last
-    <data>/checkpoints/<checkpoint>/…                 stacks of this node by hard links, for others to read
+    <data>/staging/<session>/<transfer>/target        which incarnation of which stack it is for, written at the start
+                                        <attempt>/    what a task has sent; has no effect
+                                        sealed-…/     what has effect; only the bulk process writes it
+                                        SEALED        names it, and is written last
+    <data>/checkpoints/<checkpoint>/…                 stacks of this node by hard links, for other nodes to read
 
-The bulk process writes all of it and the shards read it: both hold to this file. Both files are replaced whole and
-checked, so one that can be read is one that was written.
+The bulk process writes all of it and the shards read it. Both files are replaced atomically and have checksums, so a
+file that can be read is complete.
 """
 
 from typing import TypeVar
@@ -24,47 +24,47 @@ from ebla.storage.manifest import Incarnation
 
 STAGING_FORMAT = 1
 SEALED_LAYERS_MAX = 64
-"""Of one transfer. A stack is folded long before it has so many."""
+"""Of one transfer. A stack is compacted long before it has this many."""
 
 
 class TargetFile(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Which life of a stack takes what is staged beside it."""
+    """Which incarnation of a stack the staged data is for."""
 
     table: TableId
     shard: ShardNumber
     incarnation: Incarnation
-    """Of the stack. One that was emptied, or left and came back since, has another."""
+    """Of the stack. A stack that was emptied, or left and came back since, has another."""
     range: TokenRange
-    """Of the data; nothing outside of it is taken."""
+    """Of the data; rows outside of it are refused."""
     kind: StagingKind
     format: int = STAGING_FORMAT
     size_bytes: int = 0
-    """About what was to come; 0: not said."""
+    """About how much is expected; 0: unknown."""
 
 
 class SealedLayer(msgspec.Struct, frozen=True, array_like=True):
     folder: str
-    """Below the transfer's own."""
+    """Below the transfer's folder."""
     range: TokenRange
-    """Rows outside of it are no part of what is brought, whatever the files hold."""
+    """Rows outside of it are not part of the transfer, whatever the files hold."""
 
 
 class SealedFile(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What counts of a transfer: layers, oldest first, or one file of rows (`row_file.py`); neither: nothing came."""
+    """The result of a transfer: layers, oldest first, or one file of rows (`row_file.py`); neither: it was empty."""
 
     attempt: AttemptId
     layers: tuple[SealedLayer, ...] = ()
     rows_file: str = ""
-    """Below the transfer's own folder; empty: there is none."""
+    """Below the transfer's folder; empty: there is none."""
     rows: int = 0
     """In the rows file."""
     size_bytes: int = 0
-    """Of all of it."""
+    """Of all files together."""
     format: int = STAGING_FORMAT
     copied_files: int = 0
-    """Which could not be taken over as they were."""
+    """Files that could not be linked and were copied."""
     more: tuple[AttemptId, ...] = ()
-    """Of rows: attempts that count besides `attempt`."""
+    """For rows: further attempts that were sealed."""
 
     @property
     def attempts(self) -> tuple[AttemptId, ...]:
@@ -101,7 +101,7 @@ def sealed_path(folder: str) -> str:
 
 
 async def write_target(disk: Disk, folder: str, target: TargetFile) -> None:
-    """Durable on return, in a folder that is there."""
+    """Durable on return; the folder must exist."""
     await replace_file(disk, target_path(folder), msgspec.msgpack.encode(target))
 
 
@@ -111,7 +111,7 @@ async def read_target(disk: Disk, folder: str) -> TargetFile | None:
 
 
 async def write_sealed(disk: Disk, folder: str, sealed: SealedFile) -> None:
-    """The moment from which the attempt counts (INV-XFER-2). Everything that it names is durable before."""
+    """From here on the attempt has effect (INV-XFER-2). Everything that it names must be durable before."""
     assert _is_possible(sealed)
     await replace_file(disk, sealed_path(folder), msgspec.msgpack.encode(sealed))
 
@@ -121,12 +121,12 @@ async def read_sealed(disk: Disk, folder: str) -> SealedFile | None:
     path = sealed_path(folder)
     sealed = await _read(disk, path, SealedFile)
     if sealed is not None and not _is_possible(sealed):
-        raise _no_content(path, "it names what cannot be part of it")
+        raise _no_content(path, "it names paths outside of its folder, or too many layers")
     return sealed
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether an absolute path is below a folder, by its text."""
+    """Whether an absolute path is below a folder, judged by its text."""
     return path.startswith(f"{folder}/") and _is_below(path[len(folder) + 1 :])
 
 
@@ -158,5 +158,5 @@ def _is_below(name: str) -> bool:
 
 def _no_content(path: str, why: str) -> Corruption:
     return Corruption(
-        f"{path} has a good checksum and not what belongs there ({why})", advice="cancel the job and start it again"
+        f"{path} has a valid checksum and unexpected content ({why})", advice="cancel the job and start it again"
     )

@@ -1,7 +1,7 @@
-"""CQL types as Arrow types: how columns look to scans, sidecars and Spark.
+"""CQL types as Arrow types, for scans, sidecars and Spark.
 
-Nothing is lost on the way and back. What Arrow has no type for stands as text (`varint`, `decimal`, `inet`) or as its
-16 bytes (`uuid`, `timeuuid`); sets are lists, tuples are structs with fields `_1`, `_2`, …, as Spark names them.
+The mapping loses nothing. Types that Arrow lacks become text (`varint`, `decimal`, `inet`) or 16 bytes (`uuid`,
+`timeuuid`); sets are lists, tuples are structs with fields `_1`, `_2`, …, as Spark names them.
 """
 
 from typing import assert_never
@@ -46,7 +46,7 @@ def arrow_type(kind: CqlType) -> pa.DataType:
 
 
 def number_type(kind: CqlType) -> pa.DataType:
-    """The same with dates and times as the integers they are: the form in which single values meet Python."""
+    """The same with dates and times as integers: the form for conversion to single Python values."""
     return _build(kind, _AS_NUMBERS)
 
 

@@ -1,8 +1,8 @@
-"""Columns of bytes, by vector operations: parts of many values read at once, and many values joined from parts.
+"""Vector operations on columns of bytes: read a part of every value at once, and join many values from parts.
 
-A column of values is one run of bytes and the places where each value starts and ends. Reading a field of every value
-is one gather over that run; values that stand in it in ascending order become a column of their own by one `take`,
-since Arrow reads any ascending offsets as values, with the bytes between two of them as values to leave out.
+A column of values is one run of bytes and the positions where each value starts and ends. Reading a field of every
+value is one gather over that run. Slices in ascending order become a column by one `take`: Arrow accepts any ascending
+offsets, and the bytes between two slices become values that are left out.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 ValuePart: TypeAlias = "Bytes | pa.Array"
-"""A part of every value: one row of a matrix each, or one entry of a binary column without nulls."""
+"""A part of every value: one row of a matrix each, or one entry each of a binary column without nulls."""
 SHORT_BYTES_MAX = 64
-"""From where on Arrow copies values as quickly as numpy does."""
+"""From this length on Arrow copies values as fast as numpy."""
 
 
 @cache
 def _nothing() -> pa.Scalar:
-    """Not before it is needed: Arrow's first look at a value of Python's loads pandas, and whoever only imports this
-    module would wait for it."""
+    """Made when first needed: Arrow's first conversion of a Python value loads pandas, which would slow down the import
+    of this module."""
     return pa.scalar(b"", pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """The bytes of a binary column without nulls, and where each of its values stands in them."""
+    """The bytes of a binary column without nulls, and where each of its values starts and ends."""
 
     data: Bytes
     starts: Positions
@@ -62,17 +62,17 @@ def byte_run(column: pa.Array) -> ByteRun:
 
 
 def gather(data: Bytes, places: Positions, width: int) -> Bytes:
-    """`width` bytes from each place, a row each. Raises `IndexError` where they would pass the end."""
+    """`width` bytes from each position, a row each. Raises `IndexError` where they would pass the end."""
     if not len(places) or not width:
         return np.empty((len(places), width), np.uint8)
     if len(data) < width:
-        raise IndexError(f"{width} bytes are asked for of {len(data)}")
+        raise IndexError(f"{width} bytes are needed of {len(data)}")
     windows: npt.NDArray[np.void] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
     return windows[places].view(np.uint8).reshape(len(places), width)
 
 
 def gather_numbers(data: Bytes, places: Positions, form: str) -> npt.NDArray[np.int64]:
-    """The big-endian integer of the given form (`>i4`) at each place."""
+    """The big-endian integer of the given form (`>i4`) at each position."""
     return as_numbers(gather(data, places, np.dtype(form).itemsize), form)
 
 
@@ -114,7 +114,7 @@ def as_binary(piece: ValuePart) -> pa.Array:
 
 
 def binary_where(matrix: Bytes, valid: Mask) -> pa.Array:
-    """The rows that are valid, and empty values in place of the others."""
+    """The valid rows, and empty values instead of the others."""
     width = matrix.shape[1]
     offsets = np.zeros(len(valid) + 1, np.int32)
     np.cumsum(valid, out=offsets[1:])
@@ -129,7 +129,7 @@ def value_lengths(column: pa.Array) -> Positions:
 
 
 def inverted(piece: ValuePart) -> ValuePart:
-    """Every bit the other way round: how a descending part of a key is stored."""
+    """Every bit inverted: how a descending part of a key is stored."""
     if not isinstance(piece, pa.Array):
         return ~piece
     run = byte_run(piece)
@@ -138,7 +138,7 @@ def inverted(piece: ValuePart) -> ValuePart:
 
 
 def concat_parts(pieces: Sequence[ValuePart], count: int) -> pa.Array:
-    """A binary column whose values are the pieces one after another."""
+    """A binary column whose values are the parts one after another."""
     merged: list[ValuePart] = []
     fixed: list[Bytes] = []
     for piece in pieces:
@@ -156,8 +156,8 @@ def concat_parts(pieces: Sequence[ValuePart], count: int) -> pa.Array:
 
 
 def _side_by_side(matrices: Sequence[Bytes]) -> list[ValuePart]:
-    """As one matrix, or none of none. What a row gets of one of them is copied at once and not byte by byte, which
-    takes a fifth of the time that numpy takes to concatenate them."""
+    """As one matrix, or none of none. Each row's part is copied as one item instead of byte by byte, in a fifth of the
+    time that numpy takes to concatenate them."""
     if len(matrices) < 2:
         return list(matrices)
     count, width = len(matrices[0]), sum(matrix.shape[1] for matrix in matrices)
@@ -166,7 +166,7 @@ def _side_by_side(matrices: Sequence[Bytes]) -> list[ValuePart]:
     for matrix in matrices:
         if size := matrix.shape[1] if count else 0:
             column: npt.NDArray[np.void] = np.ndarray((count,), f"V{size}", together, start, (width,))
-            # A constant is one row, told to every place.
+            # A constant is one row, broadcast.
             rows = matrix if matrix.strides[0] else matrix[:1]
             column[:] = np.ascontiguousarray(rows).view(f"V{size}").reshape(len(rows))
             start += size
@@ -174,8 +174,9 @@ def _side_by_side(matrices: Sequence[Bytes]) -> list[ValuePart]:
 
 
 def take_binary(column: pa.Array, order: Positions) -> pa.Array:
-    """The values at these places, of a binary column without nulls. Short ones of one length, as keys mostly are, in a
-    fifth of the time."""
+    """The values at these positions of a binary column without nulls. Short values of one length, as most keys are,
+    take
+    a fifth of the time."""
     run = byte_run(column)
     width = _common_length(run)
     if width and width <= SHORT_BYTES_MAX:
@@ -185,16 +186,16 @@ def take_binary(column: pa.Array, order: Positions) -> pa.Array:
 
 
 def _common_length(run: ByteRun) -> int | None:
-    """Of all values; None where there are several, or no values."""
+    """The length of all values; None where lengths differ or there are no values."""
     count = len(run)
     if not count or len(run.data) % count:
         return None
     width = len(run.data) // count
     if run.ends[0] != width or run.ends[count // 2] != (count // 2 + 1) * width:
-        return None  # most columns of texts end here, and nothing more is looked at
+        return None  # decides most columns of texts
     return width if bool((np.diff(run.starts) == width).all()) else None
 
 
 def concat_columns(columns: Sequence[pa.Array]) -> pa.Array:
-    """One after another. Arrow copies a single one, too."""
+    """Arrow would copy a single one, too."""
     return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)

@@ -1,8 +1,9 @@
-"""Rows that are not plain, of whole columns: cells that expire, and deleted ones. `row_codec.py` by vector operations.
+"""Encodes whole columns as rows that are not plain: cells that expire, and deleted ones. `row_codec.py` by vector
+operations.
 
-Such a row is the msgpack of its struct. All that differs from row to row are a few numbers and the values themselves,
-so the parts of many rows are laid side by side and joined, as those of plain rows are. Byte for byte it is what the
-codec writes for a row whose cells stand in the order of their columns.
+Such a row is the msgpack of its struct. Only a few numbers and the values differ from row to row, so the parts of many
+rows are joined as those of plain rows are. The result is byte for byte what the codec writes for a row whose cells are
+in the order of their columns.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,15 +33,15 @@ Seconds = npt.NDArray[np.int64]
 
 _NIL, _NO_ENTRIES, _NO_RANGES = b"\xc0", b"\x80", b"\x90"
 _ARRAY = 0x90
-"""With up to 15 elements, whose number is added."""
+"""The first byte of an array of up to 15 elements, without their number."""
 _MARKER_FIELDS, _CELL_FIELDS, _ROW_FIELDS, _HEAD_FIELDS = 3, 4, 4, 3
 _pack = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStamp:
-    """When rows are written, and for how long each of them stays; 0 seconds: for ever. A null is no cell at all
-    (unset), or deletes the cell."""
+    """When rows are written, and the TTL of each; 0 seconds: none. A null is no cell at all (unset), or deletes the
+    cell."""
 
     timestamp_us: int
     at_s: int
@@ -61,21 +62,21 @@ class BatchStamp:
 
 
 def encode_cell_values(schema: TableSchema, columns: Mapping[int, pa.Array], moment: BatchStamp) -> pa.Array:
-    """Stored values of rows with a marker. The columns are typed, by number, and none has many cells."""
+    """Stored values of rows with a marker. The columns are typed, by number, and none is multi-cell."""
     ordered = {number: columns[number] for number in schema.layouts[-1] if number in columns}
     head = repeat_value(HEADER.pack(FORMAT, 0, schema.version), len(moment))
     return concat_parts([head, *_row_pieces(schema, ordered, moment, marked=True)], len(moment))
 
 
 def encode_static_values(schema: TableSchema, columns: Mapping[int, pa.Array], moment: BatchStamp) -> pa.Array:
-    """Stored values of partition heads that have these static cells and nothing else."""
+    """Stored values of partition heads with only these static cells."""
     head = HEADER.pack(FORMAT, RowFlag.HEAD, schema.version) + bytes((_ARRAY + _HEAD_FIELDS,)) + _NIL + _NO_RANGES
     pieces = _row_pieces(schema, columns, moment, marked=False)
     return concat_parts([repeat_value(head, len(moment)), *pieces], len(moment))
 
 
 def wire_binary(column: Column, values: pa.Array) -> pa.Array:
-    """The wire form of each value as a binary column; what stands for a null says nothing, and is not null itself."""
+    """The wire form of each value as a binary column without nulls; a null becomes arbitrary bytes."""
     if fixed_width(column.type) is not None:
         assert isinstance(column.type, ScalarType)
         return as_binary(fixed_to_wire(column.type.scalar, values))
@@ -125,7 +126,7 @@ def _numbers(values: Seconds) -> ValuePart:
 
 
 def _dictionary(values: npt.NDArray[np.int64], form: Callable[[int], bytes]) -> ValuePart:
-    """The form of each number; there are few different ones, as a rule one."""
+    """The form of each number; there are few different ones, usually one."""
     count = len(values)
     if not count or (values == values[0]).all():
         return repeat_value(form(int(values[0])) if count else b"", count)

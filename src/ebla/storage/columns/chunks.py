@@ -1,15 +1,15 @@
 """Rows in chunks: stored keys and values as Arrow columns, and back.
 
 A chunk is a record batch in key order with these columns, and one more (`c7` for column number 7) for each table
-column that it carries:
+column that it includes:
 
     key          the stored key
-    stored       the stored value; null where the row is plain and the columns tell all of it
+    stored       the stored value; null where the row is plain and the columns hold all of it
     timestamp    of a plain row
     flags        `ChunkFlag`
 
-Plain rows become columns by vector operations. Every other row (and a partition head) stays what it is in `stored`,
-with nulls in its regular columns.
+Plain rows become columns by vector operations. Every other row, and every partition head, stays in `stored`, with nulls
+in its regular columns.
 """
 
 import enum
@@ -38,15 +38,15 @@ Timestamps = npt.NDArray[np.int64]
 
 
 class ChunkFlag(enum.IntFlag):
-    """The first three are those of stored rows."""
+    """The first three are the flags of stored rows."""
 
     PLAIN = RowFlag.PLAIN
     MARKED = RowFlag.MARKED
     HEAD = RowFlag.HEAD
     COMPLETE = 64
-    """A plain row with a cell in every regular column of the schema: no older plain row shows through it."""
+    """A plain row with a cell in every regular column of the schema: it hides every older plain row."""
     BARE = 128
-    """A plain row whose cells are all of columns since dropped: without a marker it is not there for users."""
+    """A plain row whose cells all belong to dropped columns: without a marker users do not see it."""
 
 
 KEY, STORED, TIMESTAMP, FLAGS = range(4)
@@ -60,8 +60,8 @@ _LEADING = [
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """What chunks carry: the key and regular columns of these numbers. Without any, `stored` is never null: the raw
-    shape, which folds and streams between nodes use."""
+    """What chunks include: the key and regular columns of these numbers. Without any, `stored` is never null: the raw
+    shape, which compactions and streams between nodes use."""
 
     schema: TableSchema
     numbers: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ def field_name(number: int) -> str:
 
 
 def whole_shape(schema: TableSchema) -> ChunkShape:
-    """Everything a row of the plain shape has."""
+    """Every column that a plain row has."""
     return ChunkShape(schema, tuple(column.number for column in schema.columns if column.kind is not ColumnKind.STATIC))
 
 
@@ -132,7 +132,7 @@ def _plain_chunk(shape: ChunkShape, items: tuple[pa.Array, pa.Array], flags: Fla
 
 
 def _other_chunk(shape: ChunkShape, items: tuple[pa.Array, pa.Array], flags: Flags) -> pa.RecordBatch:
-    """Rows and heads that are not plain."""
+    """A chunk of heads and of rows that are not plain."""
     keys, values = items
     timestamps = pa.array(np.zeros(len(keys), np.int64))
     return _assembled(shape, [keys, values, timestamps, pa.array(flags)], _key_columns(shape, keys))
@@ -141,7 +141,7 @@ def _other_chunk(shape: ChunkShape, items: tuple[pa.Array, pa.Array], flags: Fla
 def _mixed_chunk(
     shape: ChunkShape, items: tuple[pa.Array, pa.Array], flags: Flags, groups: Positions
 ) -> pa.RecordBatch:
-    """Group 0 is what is not plain, the others are plain rows by their schema version."""
+    """Group number 0 holds what is not plain, the others plain rows by schema version."""
     keys, values = items
     parts, places = [], []
     for version in np.unique(groups).tolist():
@@ -157,7 +157,7 @@ def _mixed_chunk(
 
 
 def splice_chunks(parts: Sequence[pa.RecordBatch], places: Sequence[Positions]) -> pa.RecordBatch:
-    """One chunk of several, whose rows go in the order of their places."""
+    """One chunk from several, with rows ordered by their positions."""
     if len(parts) == 1:
         return parts[0]
     order = np.argsort(np.concatenate(places), kind="stable")
@@ -169,7 +169,8 @@ def concat_chunks(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def stored_values(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.Array:
-    """The stored value of every row, encoded from the columns where they tell it. The shape must be whole or raw."""
+    """The stored value of every row, encoded from the columns where `stored` is null. The shape must be whole or
+    raw."""
     stored = chunk.column(STORED)
     absent = stored.null_count
     if not absent:
@@ -183,8 +184,8 @@ def stored_values(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.Array:
 
 
 def with_completeness(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:
-    """The chunk with its completeness told anew: for columns that were written by an older schema version. The shape
-    must be whole."""
+    """The chunk with its completeness flags recomputed, for columns written by an older schema version. The shape must
+    be whole."""
     flags = flags_of(chunk) & np.uint8(0xFF & ~(ChunkFlag.COMPLETE | ChunkFlag.BARE))
     every: Mask = np.ones(len(chunk), np.bool_)
     some: Mask = np.zeros(len(chunk), np.bool_)

@@ -1,6 +1,6 @@
 """Clustering columns as ordered bytes and back, whole columns at once: equal to `model/byte_comparable.py` bit by bit.
 
-Types of fixed width and texts and blobs go by vector operations; the others one value at a time.
+Types of fixed width, texts and blobs use vector operations; the others are converted one value at a time.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def encode_component(column: Column, values: pa.Array) -> ValuePart:
 
 
 def decode_component(column: Column, cursor: KeyCursor) -> tuple[pa.Array, KeyCursor]:
-    """The typed values of one clustering column, and the cursor behind them."""
+    """The typed values of one clustering column, and the cursor after them."""
     run = cursor.flipped if column.descending else cursor.run
     assert run is not None
     width = fixed_width(column.type)
@@ -74,7 +74,7 @@ def decode_component(column: Column, cursor: KeyCursor) -> tuple[pa.Array, KeyCu
 
 
 def _one_by_one(kind: CqlType, run: ByteRun, cursor: KeyCursor) -> list[tuple[bytes, int]]:
-    """Each key's bytes are cut out first: some types look for their end in all that follows."""
+    """Each key's bytes are cut out first: some types search for their end in all that follows."""
     found = []
     data = run.data.tobytes()
     for place, end in zip(cursor.places.tolist(), run.ends.tolist()):
@@ -84,7 +84,7 @@ def _one_by_one(kind: CqlType, run: ByteRun, cursor: KeyCursor) -> list[tuple[by
 
 
 def encode_ascending(kind: CqlType, values: pa.Array) -> ValuePart:
-    """Bytes in the order of the values, each ending where it says so itself."""
+    """Self-delimiting bytes that sort in the order of the values."""
     if fixed_width(kind) is not None:
         assert isinstance(kind, ScalarType)
         return _fixed_forth(kind.scalar, fixed_to_wire(kind.scalar, values))
@@ -144,10 +144,10 @@ def _escaped(wire: pa.Array) -> ValuePart:
 
 
 def _unescaped(run: ByteRun, places: Positions) -> tuple[pa.Array, Positions]:
-    """Texts and blobs up to their terminators, and the places behind those.
+    """Texts and blobs up to their terminators, and the positions after those.
 
-    Every zero byte is either escaped (0xff follows) or begins the terminator. Each key looks at its next zero; the
-    keys that found an escaped one look again behind it, and only they.
+    Every zero byte is either escaped (0xff follows) or begins the terminator. Each key finds its next zero; only keys
+    whose zero is escaped search again after it.
     """
     zeros = np.flatnonzero(run.data == 0)
     ends = _next_zero(zeros, places)

@@ -1,4 +1,4 @@
-"""Stored keys of whole columns: `key_codec.py` by vector operations."""
+"""Encodes and decodes stored keys for whole columns: `key_codec.py` by vector operations."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,7 @@ TypedColumns = Mapping[str, pa.Array]
 
 
 def encode_keys(schema: TableSchema, columns: TypedColumns, count: int) -> pa.Array:
-    """The keys of rows, in their order. `InvalidRequest` where a key column is missing, null or empty."""
+    """The keys of rows, in the order of the rows. `InvalidRequest` where a key column is missing, null or empty."""
     for column in schema.clustering:
         _check_key_column(schema, column, columns)
     prefix = _partition_pieces(schema, columns, count)
@@ -64,7 +64,7 @@ def key_kinds(keys: pa.Array) -> Bytes:
 
 
 def decode_keys(schema: TableSchema, keys: pa.Array, wanted: Sequence[str]) -> dict[str, pa.Array]:
-    """The wanted key columns, by name. Partition heads have no clustering columns: theirs are null."""
+    """The wanted key columns, by name. Clustering columns of partition heads are null."""
     if not wanted:
         return {}
     run = byte_run(keys)
@@ -162,7 +162,7 @@ def _decode_clustering(schema: TableSchema, keys: pa.Array) -> dict[str, pa.Arra
 
 
 def _decode_row_clustering(schema: TableSchema, run: ByteRun) -> dict[str, pa.Array]:
-    """All of them: where one ends only the one before it says."""
+    """Decodes all of them: each one's start depends on the end of the one before."""
     flipped = run.inverted() if any(column.descending for column in schema.clustering) else None
     cursor = KeyCursor(run, flipped, _partition_ends(run) + 1)
     found = {}
@@ -174,6 +174,6 @@ def _decode_row_clustering(schema: TableSchema, run: ByteRun) -> dict[str, pa.Ar
 
 
 def partition_prefixes(keys: pa.Array) -> pa.Array:
-    """What each key says of its partition."""
+    """The partition prefix of each key."""
     run = byte_run(keys)
     return slice_values(run, run.starts, _partition_ends(run))

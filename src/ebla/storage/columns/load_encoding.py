@@ -1,7 +1,7 @@
-"""Batches of typed columns as stored rows, ready for a layer: what a bulk load writes.
+"""Encodes batches of typed columns as stored rows, for bulk loads.
 
 Plain rows, rows with cells that expire or are deleted, static cells and deletions are encoded by vector operations;
-rows with a collection of many cells go one at a time.
+rows with a multi-cell collection one at a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,13 @@ from ebla.storage.columns.wire_columns import cast_to_type, check_values, to_wir
 from ebla.storage.merge.chunk_merge import drop_repeats, merge_duplicates
 
 BATCH_BYTES_MAX = 1 << 30
-"""Arrow counts the bytes of a binary column in 31 bits, and keys and lengths come on top."""
+"""Arrow counts the bytes of a binary column in 31 bits, and keys and lengths are added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStamp:
-    """When rows are written. A null is no cell at all (unset), or deletes the cell. With a TTL everything but a
-    deletion expires so long after `at_s`."""
+    """When rows are written. A null is no cell at all (unset), or deletes the cell. With a TTL everything but deletions
+    expires that long after `at_s`."""
 
     timestamp_us: int
     at_s: int
@@ -42,7 +42,7 @@ class WriteStamp:
 
 
 EncodedRows = tuple[pa.Array, pa.Array]
-"""Stored keys and values, in no order; a key may be there several times."""
+"""Stored keys and values, in no order; keys may repeat."""
 Columns = Mapping[int, pa.Array]
 """Typed columns by number."""
 
@@ -57,8 +57,8 @@ def encode_batch(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) 
 def encode_upserts(
     schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp, ttls_s: Seconds | None = None
 ) -> EncodedRows:
-    """Each row as INSERT writes it. `ttls_s`: of each row, in place of the stamp's. Rows without any clustering column
-    are of static cells alone."""
+    """Each row as INSERT writes it. `ttls_s`: of each row, instead of the stamp's. Rows without any clustering column
+    have only static cells."""
     columns, count = _typed(schema, batch), len(batch)
     moment = BatchStamp(
         timestamp_us=stamp.timestamp_us,
@@ -83,7 +83,7 @@ def encode_upserts(
 
 
 def encode_row_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) -> EncodedRows:
-    """The rows of these keys are deleted. Other columns than those of the key say nothing."""
+    """Deletes the rows of these keys. Other columns than those of the key are ignored."""
     columns = _typed(schema, _only(batch, (*schema.partition_key, *schema.clustering)))
     gone = Row(deletion=Deletion(stamp.timestamp_us, stamp.at_s))
     value = encode_row(gone, schema.version, schema.layouts[-1])
@@ -91,9 +91,9 @@ def encode_row_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: Writ
 
 
 def encode_partition_deletions(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) -> EncodedRows:
-    """The partitions of these keys are deleted. Other columns than those of the partition key say nothing."""
+    """Deletes the partitions of these keys. Other columns than those of the partition key are ignored."""
     if not schema.clustering:
-        return encode_row_deletions(schema, batch, stamp)  # as CQL does it: a partition is one row
+        return encode_row_deletions(schema, batch, stamp)  # as CQL does: a partition is one row
     columns = _typed(schema, _only(batch, schema.partition_key))
     value = encode_head(PartitionHead(Deletion(stamp.timestamp_us, stamp.at_s)), schema.version)
     return encode_head_keys(schema, columns, len(batch)), as_binary(repeat_value(value, len(batch)))
@@ -152,7 +152,7 @@ def _checked_ttls(stamp: WriteStamp, ttls_s: Seconds | None, count: int) -> Seco
 
 
 def _row_values(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
-    """Each row in the way that fits it."""
+    """Encodes each row in the way that fits it."""
     many = [number for number in columns if is_multi_cell(schema.by_number[number].type)]
     by_cells = _has_own_cells(columns, many, moment)
     one_by_one = _has_elements(columns, many, moment)
@@ -192,7 +192,7 @@ def _has_own_cells(columns: Columns, many: list[int], moment: BatchStamp) -> Mas
 
 
 def _has_elements(columns: Columns, many: list[int], moment: BatchStamp) -> Mask:
-    """Rows that say something of a collection of many cells."""
+    """Rows that set or delete a multi-cell collection."""
     found: Mask = np.zeros(len(moment), np.bool_)
     for number in many:
         valid = valid_of(columns[number])
@@ -247,7 +247,7 @@ class _Draft:
         return Cell(timestamp_us=self.moment.timestamp_us, value=None, ttl_s=0, at_s=self.moment.at_s)
 
     def elements(self, column: Column, value: bytes | None) -> CollectionCells:
-        """Assigning a collection deletes what it held, a microsecond before."""
+        """Assigning a collection deletes its old elements, one microsecond earlier."""
         timestamp_us, at_s = self.moment.timestamp_us, self.moment.at_s
         if value is None:
             return CollectionCells(Deletion(timestamp_us, at_s))
@@ -259,7 +259,7 @@ class _Draft:
 
 
 def _static_alone(schema: TableSchema, columns: Mapping[str, pa.Array], count: int) -> Mask | None:
-    """Which rows name a partition and no row of it; None where none does."""
+    """Which rows have a partition key and no clustering key; None where none does."""
     alone: Mask = np.ones(count, np.bool_)
     for column in schema.clustering:
         values = columns.get(column.name)
@@ -281,7 +281,7 @@ def _static_alone(schema: TableSchema, columns: Mapping[str, pa.Array], count: i
 
 
 def _heads(schema: TableSchema, columns: Mapping[str, pa.Array], static: Columns, moment: BatchStamp) -> EncodedRows:
-    """A head for each row that has static cells; those of one partition are merged later."""
+    """A head for each row with static cells; heads of one partition are merged later."""
     some: npt.NDArray[np.bool_] = np.zeros(len(moment), np.bool_)
     for values in static.values():
         valid = valid_of(values)

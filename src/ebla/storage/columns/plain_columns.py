@@ -1,7 +1,7 @@
-"""Values of rows of the plain shape as typed columns and back: `row_codec.py` by vector operations.
+"""Converts plain rows to typed columns and back: `row_codec.py` by vector operations.
 
-A plain value is a header and then a length and a value for each regular column of its schema version, so the place of
-a column depends on the lengths before it. All rows walk from column to column together.
+A plain value is a header and then a length and a value for each regular column of its schema version, so the position
+of a column depends on the lengths before it. All rows advance from column to column together.
 """
 
 from collections.abc import Container, Mapping
@@ -40,8 +40,8 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRows:
-    """Rows of one schema version. `complete` ones have a cell in every regular column of today's schema (collections
-    of many cells aside, which no plain row has), `bare` ones in none."""
+    """Rows of one schema version. `complete` ones have a cell in every regular column of the current schema (except
+    multi-cell collections, which no plain row has), `bare` ones in none."""
 
     timestamps: npt.NDArray[np.int64]
     complete: Mask
@@ -50,7 +50,7 @@ class PlainRows:
 
 
 class _Walk:
-    """All rows on their way through the columns of one layout."""
+    """Advances all rows through the columns of one layout."""
 
     def __init__(self, schema: TableSchema, run: ByteRun, wanted: Container[int]) -> None:
         self._schema = schema
@@ -76,7 +76,7 @@ class _Walk:
             raise IndexError("values are longer than their columns")
 
     def _pass_fixed(self, columns: list[Column]) -> None:
-        """Neighbours of fixed width: as a rule every row has all of them, and one gather takes the whole block."""
+        """Adjacent columns of fixed width: usually every row has all of them, and one gather reads the whole block."""
         if columns and not self._pass_block(columns):
             for column in columns:
                 self._pass_one(column)
@@ -99,7 +99,7 @@ class _Walk:
         return True
 
     def _pass_one(self, column: Column | None) -> None:
-        """One column, whatever it is; a dropped one is only passed."""
+        """One column of any type; a dropped one is skipped."""
         sizes = gather_numbers(self._run.data, self.places, ">i4")
         valid: Mask = sizes >= 0
         starts = self.places + _LENGTH_BYTES
@@ -152,7 +152,7 @@ def encode_plain_values(
     timestamps: npt.NDArray[np.int64],
     marked: Mask,
 ) -> pa.Array:
-    """Stored values of plain rows, by the newest version. A null, or a column that is not given, is no cell."""
+    """Stored values of plain rows of the newest version. A null, or a missing column, is no cell."""
     count = len(timestamps)
     flags = np.where(marked, RowFlag.PLAIN | RowFlag.MARKED, RowFlag.PLAIN).astype(np.uint8)
     pieces: list[ValuePart] = [
@@ -171,7 +171,7 @@ def encode_plain_values(
 
 
 def plain_headers(run: ByteRun) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The flags and the schema version of each value; refuses formats of other releases."""
+    """The flags and the schema version of each value; raises `Corruption` for formats of other releases."""
     try:
         headers = gather(run.data, run.starts, HEADER.size)
     except IndexError as error:
@@ -214,7 +214,9 @@ _TIMESTAMP_BYTES = PLAIN_HEADER.size - HEADER.size
 
 
 def upgrade_layout(schema: TableSchema, values: pa.Array, version: int) -> pa.Array:
-    """Plain rows that were all written by `version`, as `row_codec` writes them today. Cells of dropped columns go."""
+    """Plain rows that were all written by `version`, in the current layout, byte for byte: values are not decoded.
+    Cells
+    of dropped columns are removed."""
     run = byte_run(values)
     try:
         cells = _cells(run, schema.layouts[version - 1])

@@ -1,9 +1,9 @@
-"""The columns of a base, beside it: an Arrow file with the same rows, for scans.
+"""The sidecar of a base: an Arrow file with the same rows by column, for scans.
 
     columns.arrow    an Arrow IPC file (any Arrow reader opens it), its batches in key order
-    columns.index    for each batch where it stands, its checksum, its first and last key
+    columns.index    for each batch its offset, checksum, first and last key
 
-Arrow files carry no checksums, so the index does: a damaged byte must not become a wrong value.
+Arrow files have no checksums, so the index does: a damaged byte must not become a wrong value.
 """
 
 import io
@@ -27,10 +27,10 @@ from ebla.storage.layers.layer import LayerDamaged
 from ebla.storage.merge.chunk_merge import rows_before
 
 BLOCK_ROWS = 16 * 1024
-"""Of one block, about: half as many more, or a quarter less, rather than that rows are copied to make it even."""
+"""About how many a block has: up to half as many more, or a quarter fewer, to avoid copying rows for even blocks."""
 BLOCK_BYTES = 32 << 20
 COMPRESSION_HASTE = 3
-"""How fast LZ4 passes over what it finds no match in: see `RocksLimits`."""
+"""LZ4's acceleration: see `RocksLimits`."""
 SIDECAR_FORMAT = 1
 _MAGIC = b"ARROW1\0\0"
 COLUMNS_NAME, _INDEX = "columns.arrow", "columns.index"
@@ -61,8 +61,8 @@ _decode = msgspec.msgpack.Decoder(SidecarIndex).decode
 
 
 class _BlockSink(io.RawIOBase):
-    """Gathers what Arrow writes until a block is whole: Arrow writes many small pieces, a file wants few. The pieces
-    are Arrow's own buffers and not copied before that."""
+    """Buffers what Arrow writes until a block is complete: Arrow makes many small writes, a file wants few. The pieces
+    are Arrow's own buffers and are not copied before that."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -82,8 +82,8 @@ class _BlockSink(io.RawIOBase):
         return self._end
 
     def end_block(self, head: bytes) -> tuple[int, int, int]:
-        """The offset, the size and the checksum of what came since the last block. Before the first one the file has
-        a head, which Arrow writes together with it."""
+        """The offset, size and checksum of what was written since the last block. The file begins with a header, which
+        Arrow writes together with the first block."""
         data = b"".join(self._pieces)
         self._pieces.clear()
         self._file.write(self.offset, data)
@@ -97,7 +97,7 @@ class _BlockSink(io.RawIOBase):
 
 
 class SidecarWriter:
-    """Takes chunks of the whole shape in key order. Durable, but for the folder's own entry, after `finish`."""
+    """Writes chunks of the whole shape in key order. Durable after `finish`, except for the folder's own entry."""
 
     def __init__(self, disk: Disk, folder: str, schema: TableSchema) -> None:
         self._disk = disk
@@ -105,7 +105,7 @@ class SidecarWriter:
         self._shape = whole_shape(schema)
         self._file = disk.create(f"{folder}/{COLUMNS_NAME}")
         self._sink = _BlockSink(self._file)
-        # A block is small: to hand its columns to other threads costs more than to compress them.
+        # A block is small: passing its columns to other threads costs more than compressing them.
         codec = pa.Codec("lz4", compression_level=-COMPRESSION_HASTE)
         options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, "w"), self._shape.arrow_schema, options=options)
@@ -140,7 +140,7 @@ class SidecarWriter:
         await replace_file(self._disk, f"{self._folder}/{_INDEX}", _encode(index))
 
     def close(self) -> None:
-        """Lets go of the file; for one that was not finished."""
+        """Closes the file; for a sidecar that was not finished."""
         if not self._closed:
             self._closed = True
             self._file.close()
@@ -179,7 +179,7 @@ class Sidecar:
         self.file.close()
 
     def chunks(self, shape: ChunkShape, spans: Sequence[KeySpan]) -> Iterator[pa.RecordBatch]:
-        """Its rows within the spans, in key order. A shape of few columns reads few."""
+        """Its rows within the spans, in key order. Reads only the columns of the shape."""
         reading = shape
         if self.index.schema_version != shape.schema.version:
             reading = whole_shape(shape.schema)

@@ -1,6 +1,6 @@
-"""Typed Arrow columns and the wire form of their values, whole columns at once.
+"""Converts whole Arrow columns to the wire form of their values and back.
 
-Types of fixed width and texts and blobs go by vector operations; the others one value at a time.
+Types of fixed width, texts and blobs use vector operations; the others are converted one value at a time.
 """
 
 import uuid
@@ -35,7 +35,7 @@ _TOP_BIT = np.uint8(0x80)
 
 
 def fixed_width(kind: CqlType) -> int | None:
-    """How many bytes each value has; None where that differs."""
+    """The length of every value; None where lengths differ."""
     return FIXED_BYTES.get(kind.scalar) if isinstance(kind, ScalarType) else None
 
 
@@ -53,7 +53,9 @@ def cast_to_type(kind: CqlType, column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def check_values(kind: CqlType, column: pa.Array) -> None:
-    """Refuses what fits the Arrow type and not the CQL type. Types that go value by value are checked there."""
+    """Raises `InvalidRequest` for values that fit the Arrow type and not the CQL type. Types that are converted one
+    value
+    at a time are checked there."""
     if not isinstance(kind, ScalarType) or not len(column):
         return
     match kind.scalar:
@@ -73,14 +75,14 @@ def check_values(kind: CqlType, column: pa.Array) -> None:
 
 
 def valid_of(column: pa.Array) -> Mask | None:
-    """Which values are there; None where all are."""
+    """Which values are not null; None where all are."""
     if not column.null_count:
         return None
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
 
 
 def fixed_to_wire(scalar: Scalar, column: pa.Array) -> Bytes:
-    """A row of bytes for each value; what stands in the rows of nulls says nothing."""
+    """A row of bytes for each value; rows of nulls are arbitrary."""
     if scalar in (Scalar.UUID, Scalar.TIMEUUID):
         return _uuid_bytes(column)
     if scalar is Scalar.BOOLEAN:
@@ -107,7 +109,7 @@ def fixed_from_wire(scalar: Scalar, matrix: Bytes, valid: Mask | None = None) ->
     if scalar is Scalar.DATE:
         matrix = matrix.copy()
         matrix[:, 0] ^= _TOP_BIT
-    # As a rule the matrix is cut out of a wider one: read where it stands, since a copy costs ten times the conversion.
+    # Usually the matrix is a slice of a wider one: read it in place, since a copy costs ten times the conversion.
     numbers = matrix.view(form).reshape(count).astype(np.dtype(form).newbyteorder("="))
     return pa.array(numbers, plain, mask=absent).cast(arrow_type(ScalarType(scalar)))
 

@@ -1,1 +1,1 @@
-"""Which layers are merged, and what a compaction may drop."""
+"""Compaction: which layers, which tombstones may go, and the work itself."""

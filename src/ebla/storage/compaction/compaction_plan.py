@@ -1,7 +1,7 @@
-"""Which layers of a stack to fold, what the fold may drop, and whether its result may still be swapped in. Pure.
+"""Which layers of a stack to compact, what the compaction may drop, and whether its result may be swapped in. Pure.
 
-Folds read checkpoints in another process while the stack goes on. So two questions are asked twice: (b) and (c) of
-`INV-LAYER-GC` (`tombstone_gc.py`) when the fold is planned, and again when it comes back, by then about what it did.
+A compaction reads checkpoints in another process while the stack changes. So (b) and (c) of `INV-LAYER-GC`
+(`tombstone_gc.py`) are checked twice: when it is planned, and again when it returns, then against what it did drop.
 """
 
 import enum
@@ -21,16 +21,16 @@ from ebla.storage.manifest import Incarnation, LayerId
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
     bases_max: int = 4
-    """As many bases may stand still; one more and some are folded."""
+    """With more bases, some are compacted."""
     growth: int = 4
-    """An older base joins a fold if it is at most so many times as large as all the newer ones of it together: each
-    row is then copied a bounded number of times while a stack grows."""
+    """An older base joins a compaction if it is at most this many times as large as all newer inputs together: so each
+    row is copied a bounded number of times while a stack grows."""
     live_bytes_max: int = 64 << 20
     """A larger live layer is sealed."""
 
 
 class LayerSummary(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A layer as decisions see it."""
+    """A layer as the decisions see it."""
 
     id: LayerId
     range: TokenRange
@@ -43,13 +43,13 @@ class LayerSummary(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class CompactionInput(msgspec.Struct, frozen=True, array_like=True):
     id: LayerId
     folder: str
-    """Of a checkpoint, which nobody else changes or removes."""
+    """Of a checkpoint, which nothing else changes or removes."""
     range: TokenRange
-    """Rows outside of it are not part of the stack."""
+    """Rows outside of it do not belong to the stack."""
 
 
 class CompactionJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Everything a fold needs to know, in whatever process it runs."""
+    """Everything a compaction needs to know, in any process."""
 
     incarnation: Incarnation
     inputs: tuple[CompactionInput, ...]
@@ -59,27 +59,27 @@ class CompactionJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rule: GcRule
     schema: TableSchema
     scratch_folder: str = ""
-    """Holds the checkpoints; goes when the fold is over."""
+    """Holds the checkpoints; removed when the compaction ends."""
 
 
 class CompactionResult(msgspec.Struct, frozen=True, array_like=True):
     facts: LayerFacts
     dropped_greatest_us: int = NEVER_US
-    """The newest timestamp among the tombstones and expired cells it dropped."""
+    """The newest timestamp among the tombstones and expired cells that were dropped."""
 
 
 class SwapOutcome(enum.Enum):
     SWAPPED = "swapped"
     INPUTS_GONE = "inputs gone"
-    """Dropped, folded by another, or set aside meanwhile."""
+    """They were dropped, compacted by another job, or quarantined meanwhile."""
     OLDER_CELLS = "older cells arrived"
-    """Something older than what the fold dropped is now in a layer that it did not read."""
+    """A layer that it did not read now has something older than what it dropped."""
     HELD = "held"
-    """It dropped something, and meanwhile a transition or a staging began."""
+    """It dropped tombstones, and a transition or a staging began meanwhile."""
 
 
 def choose_inputs(layers: Sequence[LayerSummary], limits: CompactionLimits) -> tuple[LayerId, ...]:
-    """The bases to fold, oldest first as they stand; empty: none. A stack with a damaged layer stands still."""
+    """The bases to compact, oldest first; empty: none. A stack with a damaged layer is not compacted."""
     if any(layer.is_damaged for layer in layers):
         return ()
     bases = [layer for layer in layers if not layer.is_live]
@@ -88,7 +88,7 @@ def choose_inputs(layers: Sequence[LayerSummary], limits: CompactionLimits) -> t
     chosen = [bases[-1], bases[-2]]
     total_bytes = sum(layer.size_bytes for layer in chosen)
     for base in reversed(bases[:-2]):
-        # As many as bring the stack back under its bound join whatever their size.
+        # Regardless of size, enough bases join to bring the stack back under its bound.
         if base.size_bytes > total_bytes * limits.growth and len(bases) - len(chosen) + 1 <= limits.bases_max:
             break
         chosen.append(base)
@@ -97,7 +97,7 @@ def choose_inputs(layers: Sequence[LayerSummary], limits: CompactionLimits) -> t
 
 
 def least_outside_us(layers: Iterable[LayerSummary], inputs: Sequence[LayerId]) -> int:
-    """(b): the least timestamp of the layers that overlap the inputs and are none of them."""
+    """(b): the least timestamp of the layers that overlap the inputs and are not among them."""
     stacked = tuple(layers)
     ranges = [layer.range for layer in stacked if layer.id in inputs]
     outside = [
@@ -122,7 +122,7 @@ def plan_gc_rule(
 def check_result(
     layers: Sequence[LayerSummary], job: CompactionJob, result: CompactionResult, *, held: bool
 ) -> SwapOutcome:
-    """Whether the result may take the place of its inputs, as the stack is now. `INV-LAYER-GC`, looked at again."""
+    """Whether the result may replace its inputs, as the stack is now: the second check of `INV-LAYER-GC`."""
     inputs = [one.id for one in job.inputs]
     usable = [layer.id for layer in layers if not layer.is_live and not layer.is_damaged]
     if any(one not in usable for one in inputs):

@@ -1,6 +1,7 @@
-"""A fold carried out: layers of a stack streamed in key order, merged, freed of what may go, and written as one base
-with its sidecar. Decided elsewhere (`fold_plan.py`, `tombstone_gc.py`); it reads checkpoints and writes a new folder,
-so it runs in any process that has them."""
+"""Runs a compaction: streams layers of a stack in key order, merges them, drops what may be dropped, and writes one
+base
+with its sidecar. The decisions are made elsewhere (`compaction_plan.py`, `tombstone_gc.py`). It reads checkpoints and
+writes a new folder, so it runs in any process that can reach them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from ebla.storage.scan.stack_scan import ScanLayer, close_scan, scan_stored
 
 @dataclass(frozen=True, slots=True)
 class GcTransform:
-    """`partition_heads.RowRule` of a fold. Rows lose what the head as it was covers, also where the head goes: a
-    deletion that is dropped takes along what it deleted."""
+    """The `RowTransform` of a compaction. Rows lose what the original head covers, even where the head itself is
+    dropped: a deletion that is dropped takes what it deleted with it."""
 
     schema: TableSchema
     collector: TombstoneCollector
@@ -50,8 +51,8 @@ class GcTransform:
 
 
 class BaseLayerWriter:
-    """A new base and its sidecar, from chunks of the raw shape in key order. Nothing is there before `finish`
-    returned; `abandon` removes what is half done, and does nothing after that."""
+    """Writes a new base and its sidecar from chunks of the raw shape in key order. They exist once `finish` has
+    returned; `abandon` removes a half-written base, and does nothing after `finish`."""
 
     def __init__(self, engine: LayerEngine, disk: Disk, folder: str, schema: TableSchema) -> None:
         self._schema = schema
@@ -88,21 +89,23 @@ async def run_compaction(engine: LayerEngine, disk: Disk, job: CompactionJob) ->
         for one in job.inputs:
             layer = await engine.open(one.folder, writable=False)
             inputs.append(ScanLayer(layer, one.range))
-        return await _fold(engine, disk, job, inputs)
+        return await _compact(engine, disk, job, inputs)
     finally:
         await close_scan(inputs)
 
 
-async def _fold(engine: LayerEngine, disk: Disk, job: CompactionJob, inputs: Sequence[ScanLayer]) -> CompactionResult:
+async def _compact(
+    engine: LayerEngine, disk: Disk, job: CompactionJob, inputs: Sequence[ScanLayer]
+) -> CompactionResult:
     collector = TombstoneCollector(job.rule)
     heads = PartitionHeadPass(shape=ChunkShape(job.schema), rule=GcTransform(job.schema, collector))
     writer = BaseLayerWriter(engine, disk, job.output_folder, job.schema)
     try:
         for chunk in scan_stored(job.schema, inputs, key_spans(job.range)):
-            treated = heads.treated(chunk)
-            if len(treated):
-                writer.add(treated)
-            # The loop of the process that folds must stay able to answer and to be cancelled.
+            kept = heads.apply(chunk)
+            if len(kept):
+                writer.add(kept)
+            # Yield to the loop, so that the process can answer and be cancelled.
             await asyncio.sleep(0)
         await writer.finish()
     finally:

@@ -1,5 +1,6 @@
-"""A layer made of files of staged rows: read, checked, merged, written as one base with its sidecar. It reads the files
-and writes one new folder, so it runs in any process that has them."""
+"""Builds a layer from files of staged rows: reads, checks and merges them and writes one base with its sidecar. It
+reads
+the files and writes one new folder, so it runs in any process that can reach them."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,21 +19,21 @@ from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.merge.run_merge import MergeRounds, RunRules, merge_run_files
 
 ROUNDS_SUFFIX = "-rounds"
-"""Of a folder beside the output, where many runs are brought down to few."""
+"""Of a folder next to the output, for intermediate merges of many runs."""
 CHUNK_ROWS = 32 * 1024
-"""Written at once, about."""
+"""About how many are written at once."""
 MERGED_RECORD_BYTES = 1 << 20
 
 
 class BuildJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rows_files: tuple[str, ...]
-    """Each in key order; a key may be in several."""
+    """Each in key order; several may have the same key."""
     output_folder: str
-    """Must not exist, and its parent must."""
+    """Must not exist; its parent must."""
     range: TokenRange
     schema: TableSchema
     checksums: tuple[int, ...]
-    """Of each file, as whoever brought it has told."""
+    """Of each file, as its sender reported them."""
 
 
 class BuildResult(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +42,8 @@ class BuildResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 def merge_small_runs(disk: Disk, paths: Sequence[str], output: str, rules: RunRules) -> int:
-    """Runs of few rows in all become one file of rows. How many there are. Blocks; for a worker thread."""
+    """Merges runs with few rows in all into one file of rows. Returns the number of rows. Blocks; for a worker
+    thread."""
     rows = 0
     file = disk.create(output)
     try:
@@ -63,7 +65,7 @@ async def run_build(engine: LayerEngine, disk: Disk, job: BuildJob) -> BuildResu
         runs = await rounds.few(job.rows_files)
         for batch in rebatch(merge_run_files(disk, runs, rules)):
             writer.add_rows(*batch.columns)
-            # The loop of the process that builds must stay able to answer and to be cancelled.
+            # Yield to the loop, so that the process can answer and be cancelled.
             await asyncio.sleep(0)
         if not writer.rows:
             raise Corruption(f"{job.rows_files[0]} has no rows", advice="cancel the job and start it again")
@@ -75,9 +77,9 @@ async def run_build(engine: LayerEngine, disk: Disk, job: BuildJob) -> BuildResu
 
 
 def rebatch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are neither large nor small, but perhaps the last: runs of one length reach the
-    ends of their records together, with a few rows between one and the next, and whatever is written costs a number of
-    calls beside its rows."""
+    """The same rows in batches of even size, except perhaps the last. Runs of one length reach the ends of their
+    records
+    together, with a few rows in between, and every written batch has a fixed cost."""
     small: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

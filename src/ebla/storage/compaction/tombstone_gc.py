@@ -1,14 +1,14 @@
-"""When a fold may drop a tombstone or an expired cell: `INV-LAYER-GC`. Pure.
+"""When a compaction may drop a tombstone or an expired cell: `INV-LAYER-GC`. Pure.
 
-A tombstone stands for the absence of older cells. It may go only when no older cell can come back from anywhere:
+A tombstone hides older cells. It may be dropped only when no older cell can come back from anywhere:
 
 (a) the table's mode allows it: the replicas that missed it have had their time, or were repaired since;
-(b) it is older than everything in the overlapping layers that are not folded with it, live included: else an older
-    cell in one of them would come out from under it;
-(c) nothing holds the tablet: in a transition or with a staging open, layers with older cells may still be on their way.
+(b) it is older than everything in the overlapping layers that are not compacted with it, live included: else an older
+    cell in one of them would become visible;
+(c) nothing holds the tablet: in a transition or with a staging open, layers with older cells may still arrive.
 
-(a) and (b) become a `GcRule`, which the fold applies; (c) decides whether there is a rule at all. The shard looks at
-(b) and (c) again when the fold comes back (`fold_plan.py`), by the newest thing that the fold dropped.
+(a) and (b) become a `GcRule`, which the compaction applies; (c) decides whether there is a rule at all. The shard
+checks (b) and (c) again when the compaction returns (`compaction_plan.py`), by the newest thing that it dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,44 +35,44 @@ from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head, e
 from ebla.storage.layers.layer import Item
 
 PROPAGATION_S = 3_600
-"""How long a write may still be under way to a replica that a repair has already passed."""
+"""How long a write may still be in flight to a replica after a repair of its range."""
 
 K = TypeVar("K")
 
 
 class RepairedRange(msgspec.Struct, frozen=True, array_like=True):
-    """A range whose replicas all agreed at a time."""
+    """A range whose replicas all agreed at `at_s`."""
 
     range: TokenRange
     at_s: int
 
 
 class GcContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What the shard knows of a tablet when a fold of it is planned."""
+    """What the shard knows of a tablet when a compaction is planned."""
 
     now_s: int
     replication_factor: int
     repaired: tuple[RepairedRange, ...] = ()
-    """Ranges that were never repaired are not in it."""
+    """Without ranges that were never repaired."""
     propagation_s: int = PROPAGATION_S
 
 
 class GcSpan(msgspec.Struct, frozen=True, array_like=True):
-    """In this range, what was deleted or expired before `before_s` may go."""
+    """In this range, what was deleted or expired before `before_s` may be dropped."""
 
     range: TokenRange
     before_s: int
 
 
 class GcRule(msgspec.Struct, frozen=True, array_like=True):
-    """Without arguments: everything stays."""
+    """Without arguments: everything is kept."""
 
     spans: tuple[GcSpan, ...] = ()
     below_us: int = NEVER_US
-    """And only what has an older timestamp than this."""
+    """Only what has an older timestamp than this may be dropped."""
 
     def before_s(self, token: Token) -> int | None:
-        """The latest of the spans that have the token; None: nothing of it may go."""
+        """The latest of the spans that contain the token; None: nothing may be dropped."""
         found = [span.before_s for span in self.spans if token in span.range]
         return max(found, default=None)
 
@@ -91,7 +91,7 @@ def gc_rule(options: TableOptions, terms: GcContext, token_range: TokenRange, be
         case TombstoneGc.TIMEOUT:
             spans = (GcSpan(token_range, terms.now_s - options.gc_grace_s),)
         case TombstoneGc.REPAIR if terms.replication_factor == 1:
-            # There is no other replica that could have missed it.
+            # No other replica could have missed it.
             spans = (GcSpan(token_range, terms.now_s),)
         case TombstoneGc.REPAIR:
             spans = tuple(GcSpan(one.range, one.at_s - terms.propagation_s) for one in terms.repaired)
@@ -99,7 +99,7 @@ def gc_rule(options: TableOptions, terms: GcContext, token_range: TokenRange, be
 
 
 class TombstoneCollector:
-    """Applies a rule to merged rows, and remembers the newest thing that it dropped."""
+    """Applies a rule to merged rows, and records the newest timestamp that it dropped."""
 
     def __init__(self, rule: GcRule) -> None:
         self._rule = rule
@@ -148,7 +148,7 @@ class TombstoneCollector:
         return marker
 
     def _goes(self, timestamp_us: int, at_s: int) -> bool:
-        """`at_s` is when it was deleted, or when it expires, and both count from there."""
+        """`at_s` is when it was deleted, or when it expires: the grace period starts there."""
         assert self._before_s is not None
         goes = at_s < self._before_s and timestamp_us < self._rule.below_us
         if goes:
@@ -159,7 +159,7 @@ class TombstoneCollector:
 def collected(items: Iterable[Item], schema: TableSchema, collector: TombstoneCollector) -> Iterator[Item]:
     """Merged items of whole partitions, in order, without what heads cover and what the collector drops.
 
-    Rows are first stripped of what the head as it was covers: a range deletion that goes takes along what it deleted.
+    Rows first lose what the original head covers: a range deletion that is dropped takes what it deleted with it.
     """
     prefix = b""
     head = EMPTY_HEAD

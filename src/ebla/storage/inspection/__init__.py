@@ -1,1 +1,1 @@
-"""Reading a store from outside, for `ebla store`."""
+"""Offline inspection of layers for the command line: find, verify, dump."""

@@ -1,6 +1,6 @@
-"""The layers of a folder that no node runs in, with what its manifest says of them.
+"""Finds the layers of a folder that no node uses, with what its manifest says of them.
 
-The folder may be a whole node's, a shard's, a checkpoint's or a single layer's.
+The folder may be that of a node, a shard, a checkpoint or a single layer.
 """
 
 import enum
@@ -15,7 +15,7 @@ from ebla.ports.disk import Disk
 from ebla.storage.manifest import ShardManifest, layer_folder, layers_folder, manifest_path, read_manifest
 
 LAYER_MARK = "CURRENT"
-"""The file that every folder of the real engine has."""
+"""The file that every RocksDB folder has."""
 DEPTH_MAX = 6
 
 
@@ -23,9 +23,9 @@ class LayerRole(enum.StrEnum):
     LIVE = "live"
     BASE = "base"
     STRAY = "stray"
-    """No manifest names it: left by a crash, it goes when the node starts."""
+    """No manifest names it: a crash left it, and the next start removes it."""
     LONE = "lone"
-    """There is no manifest beside it."""
+    """There is no manifest next to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +33,18 @@ class LayerLocation:
     folder: str
     role: LayerRole
     stack: str = ""
-    """The replica's incarnation, as its folders are named."""
+    """The replica's incarnation, as in the names of its folders."""
     tokens: TokenRange | None = None
     schema: TableSchema | None = None
     damage: str = ""
-    """Why the node has set it aside."""
+    """Why the node has quarantined it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredLayers:
     layers: list[LayerLocation]
     problems: list[str]
-    """Manifests that cannot be read; what stands beside them is found as lone layers."""
+    """Manifests that cannot be read; the layers next to them are listed as lone ones."""
 
 
 async def find_layers(disk: Disk, folder: str) -> DiscoveredLayers:
@@ -59,13 +59,13 @@ async def find_layers(disk: Disk, folder: str) -> DiscoveredLayers:
     if not found.layers and not found.problems:
         raise InvalidRequest(
             f"there is no layer in {folder}",
-            advice="name the folder of a stopped node, of one of its shards, a checkpoint or a layer",
+            advice="give the folder of a stopped node, of one of its shards, a checkpoint or a layer",
         )
     return found
 
 
 def _places_below(disk: Disk, folder: str, depth: int) -> Iterator[str]:
-    """Shards and layers, not going further into either."""
+    """Folders of shards and layers, without descending into them."""
     if _is_shard(disk, folder):
         yield folder
         return
@@ -120,7 +120,7 @@ def _named_layers(folder: str, manifest: ShardManifest) -> Iterator[LayerLocatio
 
 
 async def _lone_layer(disk: Disk, folder: str) -> LayerLocation:
-    """One that was named by itself may still be part of a shard, whose manifest knows its columns."""
+    """A single layer may still be part of a shard, whose manifest knows its columns."""
     shard = parent_folder(parent_folder(folder))
     if _is_shard(disk, shard):
         around = DiscoveredLayers([], [])

@@ -1,7 +1,4 @@
-"""Looking into layers without a node: what they hold, whether all of it can be read, which rows a key has.
-
-Nothing in them is changed.
-"""
+"""Inspects layers without a node: what they hold, whether all of it is readable, which rows a key has. Read-only."""
 
 import heapq
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,7 +21,7 @@ VERIFIED_PARTS = 64
 
 
 class LayerFactsReport(msgspec.Struct, frozen=True):
-    """`LayerFacts` with the names of its fields, for programs."""
+    """`LayerFacts` with field names, for JSON output."""
 
     least_us: int
     greatest_us: int
@@ -43,14 +40,14 @@ class LayerReport(msgspec.Struct, frozen=True):
     tokens: TokenRange | None
     size_bytes: int
     files: int
-    """None: nothing was flushed to it yet."""
+    """0: nothing was flushed to it yet."""
     facts: LayerFactsReport
     problem: str = ""
-    """Why it was set aside or cannot be opened; in the second case the facts are unknown."""
+    """Why it was quarantined or cannot be opened; in the second case the facts are unknown."""
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
-    """A token range in which not all rows can be read, or some are not what we write."""
+    """A token range in which some rows cannot be read or are malformed."""
 
     tokens: TokenRange
     problem: str
@@ -59,11 +56,11 @@ class DamagedRange(msgspec.Struct, frozen=True):
 class LayerCheck(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     rows: int
-    """Those that could be read."""
+    """The rows that could be read."""
     facts: LayerFactsReport
     damaged: tuple[DamagedRange, ...]
     problem: str = ""
-    """What is wrong with the layer as a whole."""
+    """A problem of the layer as a whole."""
 
     @property
     def is_sound(self) -> bool:
@@ -84,7 +81,7 @@ async def inspect_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -
 
 
 async def verify_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -> LayerCheck:
-    """Reads every row. By parts of the ring, so that one bad block does not hide what stands behind it."""
+    """Reads every row, by parts of the ring, so that one bad block does not hide what comes after it."""
     nothing = LayerCheck(folder=found.folder, rows=0, facts=_shown(NO_FACTS), damaged=())
     try:
         async with _opened(engine, disk, found) as layer:
@@ -96,8 +93,8 @@ async def verify_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) ->
 async def dump_rows(
     engine: LayerEngine, disk: Disk, layers: Sequence[LayerLocation], key: str | None, rows_max: int
 ) -> list[RowDump]:
-    """The first rows of all layers together in the order of keys, so that the versions of a row stand one below the
-    other; of one partition where a key is given. Raises `InvalidRequest` where it is no key of any of the tables."""
+    """The first rows of all layers together in key order, so that the versions of a row are adjacent; of one partition
+    if a key is given. Raises `InvalidRequest` where it is not a key of any of the tables."""
     wanted = list(layers) if key is None else _with_such_keys(layers, key)
     async with AsyncExitStack() as opened:
         scans = []
@@ -112,7 +109,7 @@ async def dump_rows(
 
 
 def _with_such_keys(layers: Sequence[LayerLocation], key: str) -> list[LayerLocation]:
-    """Those whose table can have the key at all."""
+    """The layers whose table can have the key."""
     wanted: list[LayerLocation] = []
     refusal: InvalidRequest | None = None
     for found in layers:
@@ -163,11 +160,11 @@ def _verify(layer: Layer) -> LayerCheck:
     for tokens in WHOLE_RING.split(VERIFIED_PARTS):
         try:
             ((start, end),) = key_spans(tokens)
-            # The first part also takes what stands below every token that a key can have.
+            # The first part also includes what sorts below every token that a key can have.
             for item in layer.scan(b"" if tokens.start == WHOLE_RING.start else start, end):
                 facts = facts.widened(check_stored_row(item))
                 rows += 1
         except Corruption as damage:
             damaged.append(DamagedRange(tokens, damage.message))
-    problem = "" if layer.facts.covers(facts) else f"it tells {layer.facts}, and its rows are {facts}"
+    problem = "" if layer.facts.covers(facts) else f"its facts are {layer.facts}, and those of its rows {facts}"
     return LayerCheck(folder=layer.folder, rows=rows, facts=_shown(facts), damaged=tuple(damaged), problem=problem)

@@ -1,4 +1,4 @@
-"""Stored rows as people and programs read them, and the check that they are what we write."""
+"""Stored rows in readable form, and the check that they are well-formed."""
 
 from collections.abc import Iterator
 
@@ -23,13 +23,13 @@ from ebla.storage.layers.layer_facts import LayerFacts, head_facts, plain_facts,
 
 class CellDump(msgspec.Struct, frozen=True, kw_only=True):
     column: str
-    """Its name; # and its number where the schema is unknown or has it no more, and # and its place among the row's
-    cells where a plain row's schema is unknown."""
+    """Its name; `#` and its number where the schema is unknown or no longer has it, and `#` and its position among the
+    row's cells where a plain row's schema is unknown."""
     timestamp_us: int
     value: str | None
     """None for a tombstone."""
     path: str | None = None
-    """Of one cell of a collection."""
+    """The path of one cell of a collection."""
     ttl_s: int = 0
     at_s: int = 0
     static: bool = False
@@ -42,7 +42,7 @@ class DeletionDump(msgspec.Struct, frozen=True):
 
 
 class RowDump(msgspec.Struct, frozen=True, kw_only=True):
-    """`layer` is the folder it stands in."""
+    """`layer` is the folder it is in."""
 
     layer: str
     token: Token
@@ -57,7 +57,7 @@ class RowDump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump_row(layer: str, naming: SchemaNames, item: Item) -> RowDump:
-    """Raises `Corruption` where the bytes are no row."""
+    """Raises `Corruption` where the bytes are not a row."""
     key, value = item
     _, kind, clustering = _split(key)
     shown = _Shown(naming)
@@ -76,7 +76,7 @@ def dump_row(layer: str, naming: SchemaNames, item: Item) -> RowDump:
 
 
 def check_stored_row(item: Item) -> LayerFacts:
-    """The facts of one stored row, having read all of it. Raises `Corruption` where it is not what we write."""
+    """Reads all of one stored row and returns its facts. Raises `Corruption` where it is malformed."""
     key, value = item
     _, kind, _ = _split(key)
     if token_of(partition_key_of(key)) != decode_token(key):
@@ -91,11 +91,11 @@ def check_stored_row(item: Item) -> LayerFacts:
             pass
         return plain_facts(value)
     except (msgspec.DecodeError, AssertionError, IndexError, ValueError) as failure:
-        raise Corruption(f"the value of key {key.hex()} is no row ({failure})") from failure
+        raise Corruption(f"the value of key {key.hex()} is not a row ({failure})") from failure
 
 
 class _Shown:
-    """A value's parts by the names of its table."""
+    """The parts of a value, with the names of its table."""
 
     def __init__(self, naming: SchemaNames) -> None:
         self._naming = naming
@@ -162,11 +162,11 @@ def _split(key: bytes) -> tuple[bytes, KeyKind, bytes]:
     try:
         return split_key(key)
     except (IndexError, ValueError) as failure:
-        raise Corruption(f"{key.hex()} is no key ({failure})") from failure
+        raise Corruption(f"{key.hex()} is not a key ({failure})") from failure
 
 
 def _row_of(value: bytes) -> Row:
-    """A plain row is read as if its schema version had no columns: that checks its format and finds its marker."""
+    """Reads a plain row as if its schema version had no columns: that checks its format and finds its marker."""
     return decode_row(value, [()] * schema_version(value))
 
 

@@ -1,4 +1,4 @@
-"""Stored bytes as text, by a table's schema where it is known; else columns have numbers and values are bytes."""
+"""Stored bytes as text, using a table's schema if known; else columns are numbers and values are bytes."""
 
 import uuid
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _FLOATS = (Scalar.FLOAT, Scalar.DOUBLE)
 
 
 def bytes_text(data: bytes) -> str:
-    """As text where it is text, else in hex."""
+    """As text if printable, else in hex."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -34,13 +34,13 @@ def value_text(kind: CqlType | None, data: bytes) -> str:
 
 
 class SchemaNames:
-    """What the numbers and bytes of one table's rows are called."""
+    """Names of columns and text of values for one table's rows."""
 
     def __init__(self, schema: TableSchema | None) -> None:
         self._schema = schema
 
     def columns_of(self, version: int) -> Sequence[int] | None:
-        """The numbers of a plain row's cells, in order; None where that is not known."""
+        """The column numbers of a plain row's cells, in order; None where unknown."""
         if self._schema is None or not 1 <= version <= len(self._schema.layouts):
             return None
         return self._schema.layouts[version - 1]
@@ -91,8 +91,9 @@ class SchemaNames:
         return KEY_SEPARATOR.join(value_text(column.type, part) for column, part in zip(columns, parts))
 
     def parse_key(self, text: str) -> bytes:
-        """The serialised partition key that people write as text, columns separated by commas; 0x… is always the
-        serialised form itself. Raises `InvalidRequest` where it is no key of this table."""
+        """The serialized partition key of a text, columns separated by commas; 0x… is always the serialized form
+        itself.
+        Raises `InvalidRequest` where it is not a key of this table."""
         if text.startswith("0x"):
             return _from_hex(text)
         if self._schema is None:
@@ -114,7 +115,7 @@ class SchemaNames:
 
 def _parse(column: Column, text: str) -> bytes:
     if not isinstance(column.type, ScalarType):
-        raise InvalidRequest(f"{column.name} is a {column.type}: give the whole key as 0x…")
+        raise InvalidRequest(f"{column.name} is a {column.type}: pass the whole key as 0x…")
     scalar = column.type.scalar
     try:
         if scalar in _TEXTS:
@@ -131,11 +132,11 @@ def _parse(column: Column, text: str) -> bytes:
             return encode(column.type, {"true": True, "false": False}[text.lower()])
         return encode(column.type, int(text))
     except (ValueError, KeyError, InvalidOperation) as failure:
-        raise InvalidRequest(f"{text!r} is no {scalar.value} for {column.name}") from failure
+        raise InvalidRequest(f"{text!r} is not a {scalar.value} for {column.name}") from failure
 
 
 def _from_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text[2:])
     except ValueError as failure:
-        raise InvalidRequest(f"{text} is no hexadecimal number: {failure}") from failure
+        raise InvalidRequest(f"{text} is not a hexadecimal number: {failure}") from failure

@@ -1,1 +1,1 @@
-"""One sorted store: the contract, RocksDB, and the in-memory engine."""
+"""Layers: the contract, the RocksDB engine, the in-memory engine, the cache of open layers."""

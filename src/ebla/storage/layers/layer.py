@@ -1,8 +1,8 @@
 """The contract of a layer: one sorted store of keys and values, of which a tablet replica is a small stack.
 
 Get, scan and put are synchronous: they touch memory and the page cache. Opening, flushing, checkpoints and closing are
-asynchronous. The engine keeps no log of its own: what was put and not flushed is gone after a crash (or, if the engine
-chose to write it out early, is still there), and the shard's commit log brings it back.
+asynchronous. The engine keeps no log: what was put and not flushed is gone after a crash (or still there, if the engine
+wrote it out early), and the shard's commit log replays it.
 
 Errors, of every operation: `LayerDamaged` where stored bytes are not what was written, `DiskFull`, `Overloaded` where
 a put would have to wait, `Stale` on a closed layer, `OSError` for other failures of the device.
@@ -16,7 +16,7 @@ from ebla.model.errors import Corruption
 from ebla.storage.layers.layer_facts import LayerFacts
 
 KEY_BYTES_MIN = 8
-"""Every key begins with a token; an engine may keep things of its own under shorter ones."""
+"""Every key begins with a token; an engine may use shorter keys for its own records."""
 SCAN_ROWS_MAX = 1024
 BUILD_ROWS = 4096
 
@@ -25,7 +25,7 @@ Item = tuple[bytes, bytes]
 
 
 class LayerDamaged(Corruption):
-    """Part of a layer cannot be read. `folder` says which, for whoever sets it aside."""
+    """Part of a layer cannot be read. `folder` says which layer to quarantine."""
 
     def __init__(self, folder: str, what: str) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class LayerDamaged(Corruption):
 
 
 class Layer(Protocol):
-    """An open layer. Whoever uses one across an await holds it (`open_layers.py`), so that it is not closed there."""
+    """An open layer. Code that uses one across an await holds it (`layer_cache.py`), so that it is not closed."""
 
     @property
     def folder(self) -> str: ...
@@ -50,8 +50,8 @@ class Layer(Protocol):
 
     @property
     def facts(self) -> LayerFacts:
-        """Of everything in it, flushed or not. After a crash never narrower than what is still there; the greatest
-        timestamp may then be some seconds too late, and the count of rows too low."""
+        """They cover everything in it, flushed or not. After a crash they are never narrower than what is still there;
+        the greatest timestamp may then be some seconds too late, and the count of rows too low."""
         ...
 
     def get(self, key: bytes) -> bytes | None: ...
@@ -61,15 +61,15 @@ class Layer(Protocol):
         ...
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
-        """From `start` up to and without `end`, in order, as the layer was when this was called. It ends only at the
-        end: what cannot be read raises `LayerDamaged`. Closing the layer ends it with `Stale`."""
+        """From `start` up to, not including, `end`, in order, as the layer was at the call. It never ends early:
+        unreadable data raises `LayerDamaged`. Closing the layer ends it with `Stale`."""
         ...
 
     def scan_batches(
         self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
     ) -> Iterator[list[Item]]:
         """The same in lists of at most `rows_max`, none empty: the cheapest way through many rows. The first lists are
-        shorter, so that whoever needs few rows pays for few."""
+        shorter, so that a caller that needs few rows pays for few."""
         ...
 
     def scan_reverse(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
@@ -77,22 +77,22 @@ class Layer(Protocol):
         ...
 
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
-        """All or none of them; of a key that is there twice the later one counts. `facts` tells of these items.
+        """All or none of them; the later of two items with one key wins. `facts` are those of these items.
 
         `Overloaded` and `DiskFull` leave the layer as it was. Only on a writable layer."""
         ...
 
     @property
     def has_files(self) -> bool:
-        """Whether a put finds them: without, it opens them itself and takes as long as that takes."""
+        """Whether its files exist: without them a put creates them first, which is slow."""
         ...
 
     async def make_files(self) -> None:
-        """Opens them off the loop where a put would have to."""
+        """Creates the files off the loop, so that a put need not."""
         ...
 
     def size_bytes(self) -> int:
-        """What its files take, and about what is not yet flushed."""
+        """The size of its files, plus about what is not yet flushed."""
         ...
 
     async def flush(self) -> None:
@@ -101,23 +101,22 @@ class Layer(Protocol):
         ...
 
     async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
-        """A layer of its own at `folder` (which must not exist, on the same file system) with all that was put before
-        the call, by hard links. Durable on return, with its name, unless it need not last: nobody asks after a crash
-        for one that is read for a while. What else stands in the folder of a read-only layer (a sidecar) is linked
-        too."""
+        """A new layer at `folder` (which must not exist, on the same file system) with all that was put before the
+        call, by hard links. Durable on return, with its name, if requested; a checkpoint that is read for a while need
+        not survive a crash. Other files in the folder of a read-only layer (a sidecar) are linked too."""
         ...
 
     async def close(self) -> None:
-        """Flushes and lets go of every file. Where the flush fails the layer stays open. Closing twice is no error."""
+        """Flushes and releases every file. If the flush fails, the layer stays open. Closing twice is no error."""
         ...
 
     async def discard(self) -> None:
-        """Closes without a flush: for a layer that is dropped, set aside, or brought back from the commit log."""
+        """Closes without a flush: for a layer that is dropped, quarantined, or replayed from the commit log."""
         ...
 
 
 class LayerBuilder(Protocol):
-    """A layer being made from rows that come in order. Nothing is there before `finish` returned."""
+    """Builds a layer from rows in key order. The layer exists once `finish` has returned."""
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Keys strictly ascending, over all calls."""
@@ -133,11 +132,11 @@ class LayerBuilder(Protocol):
 
 
 class LayerEngine(Protocol):
-    """Makes, opens and removes layers. A folder is open at most once in a process."""
+    """Creates, opens and removes layers. A folder is open at most once in a process."""
 
     async def create(self, folder: str) -> Layer:
-        """A new writable layer. The folder (whose parent must exist) appears with the first put: most layers of a
-        wide table on a small cluster never get one."""
+        """A new writable layer. The folder (whose parent must exist) appears with the first put: many layers of a table
+        with many tablets never get one."""
         ...
 
     async def open(self, folder: str, *, writable: bool) -> Layer:
@@ -149,8 +148,8 @@ class LayerEngine(Protocol):
         ...
 
     async def drop(self, folder: str) -> None:
-        """Removes the folder of a layer that is not open; a missing one is no error. Not durable: whoever dropped it
-        from a manifest sweeps again at the next start."""
+        """Removes the folder of a layer that is not open; a missing one is no error. Not durable: the next start sweeps
+        what no manifest names."""
         ...
 
 

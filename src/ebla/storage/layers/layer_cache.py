@@ -1,8 +1,7 @@
-"""Which layers of a shard are open: each at most once, and not more of them than the process has files for.
+"""A bounded LRU cache of open layers: each is open at most once, and no more of them than the process has files for.
 
-A layer is opened by the first who needs it and stays open until the bound makes the one that was idle longest give
-way. Whoever works without an await between finding a layer and its last use needs no more than `find`; everybody else
-holds it.
+A layer is opened when it is first needed and stays open until the bound evicts the least recently used one. Code that
+does not await between finding a layer and its last use needs only `find`; all other code holds the layer.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ class LayerRef:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """`layer` is None while it is being opened or closed; whoever does so is a holder and has `busy`."""
+    """`layer` is None while it is being opened or closed; the task that does so is a holder and has `busy`."""
 
     layer: Layer | None = None
     holders: int = 0
@@ -30,7 +29,7 @@ class _Entry:
 
 
 class LayerHold:
-    """Not a generator: one that is dropped while it opens a layer would go on at some later time."""
+    """A class, not a generator: a generator abandoned while it opens a layer would resume at some later time."""
 
     def __init__(self, layers: "LayerCache", place: LayerRef) -> None:
         self._layers = layers
@@ -52,14 +51,14 @@ class LayerCache:
         self._open_max = open_max
         self._open_count = 0
         self._entries: dict[str, _Entry] = {}
-        """The one used longest ago first."""
+        """Least recently used first."""
         self._making_room = asyncio.Lock()
 
     def __len__(self) -> int:
         return self._open_count
 
     def find(self, folder: str) -> Layer | None:
-        """The layer if it is open. Good until the next await."""
+        """The layer if it is open. Valid until the next await."""
         entry = self._entries.get(folder)
         if entry is None or entry.layer is None:
             return None
@@ -68,16 +67,16 @@ class LayerCache:
         return entry.layer
 
     async def open_all(self, places: Sequence[LayerRef]) -> list[Layer]:
-        """All of them open, good until the next await. `Overloaded` where the bound does not allow it."""
+        """All of them open, valid until the next await. `Overloaded` where the bound does not allow it."""
         async with AsyncExitStack() as held:
             return [await held.enter_async_context(self.hold(place)) for place in places]
 
     def hold(self, place: LayerRef) -> "LayerHold":
-        """For `async with`: opened if need be, and not closed before the holder leaves."""
+        """For `async with`: the layer is opened if needed, and stays open until the block ends."""
         return LayerHold(self, place)
 
     async def enter(self, place: LayerRef) -> Layer:
-        """What `hold` does at its beginning; `leave` is its end."""
+        """The beginning of `hold`; `leave` is its end."""
         entry = self._entries.setdefault(place.folder, _Entry())
         entry.holders += 1
         try:
@@ -92,8 +91,8 @@ class LayerCache:
         self._leave(place.folder, self._entries[place.folder])
 
     async def close(self, folder: str, *, flush: bool = True) -> None:
-        """Closes it if it is open; nobody may hold it. Without a flush, what was not flushed is lost: for a layer that
-        goes away. A flush that fails leaves it open."""
+        """Closes it if it is open; it must not be held. Without a flush, unflushed rows are lost: for a layer that is
+        removed. A flush that fails leaves it open."""
         entry = self._entries.get(folder)
         if entry is None:
             return
@@ -101,7 +100,7 @@ class LayerCache:
         await self._close(folder, entry, flush=flush)
 
     async def close_all(self, *, flush: bool = True) -> None:
-        """One after the other; the first failure ends it."""
+        """One after the other; stops at the first failure."""
         for folder in tuple(self._entries):
             await self.close(folder, flush=flush)
 
@@ -117,14 +116,14 @@ class LayerCache:
             return entry.layer
 
     async def _take_room(self) -> None:
-        """One at a time, or two would count on closing the same layer."""
+        """One at a time, or two callers would count on closing the same layer."""
         async with self._making_room:
             while self._open_count >= self._open_max:
                 await self._close_idlest()
             self._open_count += 1
 
     async def _close_idlest(self) -> None:
-        """One that cannot be closed (its flush finds the disk full) must not be in the way of reading others."""
+        """Skips layers that cannot be closed (a flush finds the disk full): they must not block reads of others."""
         failure: Exception | None = None
         for folder, entry in tuple(self._entries.items()):
             if entry.holders or entry.layer is None:
@@ -141,7 +140,7 @@ class LayerCache:
         ) from failure
 
     async def _close(self, folder: str, entry: _Entry, *, flush: bool) -> None:
-        """Not found from here on. Who asks for it meanwhile waits for `busy` and opens it again."""
+        """`find` misses it from here on. A caller that needs it meanwhile waits for `busy` and opens it again."""
         entry.holders += 1
         try:
             async with entry.busy:

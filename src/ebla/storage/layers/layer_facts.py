@@ -1,7 +1,7 @@
-"""What is known of a layer without reading it: the span of its timestamps and which shapes it holds.
+"""What is known of a layer without reading it: the range of its timestamps and which kinds of values it holds.
 
-Folds, reads and scans decide by these, so they may be wider than the truth and never narrower: a least timestamp that
-is too high would let a fold drop a tombstone whose older cells still stand in this layer.
+Compactions, reads and scans decide by these, so they may be wider than the truth but never narrower: a least timestamp
+that is too high would let a compaction drop a tombstone whose older cells are still in this layer.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ class LayerFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     least_us: int = ALWAYS_US
     greatest_us: int = NEVER_US
     rows: int = 0
-    """Puts, so an upper bound where keys were put again. Exact in a built layer."""
+    """The number of puts: an upper bound where keys were put again, exact in a built layer."""
     has_heads: bool = False
-    """Some partition head is there; without one, a read of a row needs no second get."""
+    """It may hold a partition head; without one, a read of a row needs no second get."""
     has_tombstones: bool = False
-    """Some deletion of any kind, or a cell without value."""
+    """It may hold a deletion of any kind, or a cell without value."""
     has_expiring: bool = False
-    """Some cell or marker has a TTL."""
+    """Some cell or marker may have a TTL."""
     all_plain: bool = True
     """Every value is a row of the plain shape."""
 
@@ -44,7 +44,7 @@ class LayerFacts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         )
 
     def covers(self, other: "LayerFacts") -> bool:
-        """Whether these stay true of a layer once what `other` tells of is put there too. Counts of rows aside."""
+        """Whether these stay true of a layer once rows with facts `other` are put there too, row counts aside."""
         return (
             self.least_us <= other.least_us
             and self.greatest_us >= other.greatest_us
@@ -59,13 +59,13 @@ NO_FACTS = LayerFacts()
 
 
 def plain_facts(value: bytes) -> LayerFacts:
-    """Of one encoded row of the plain shape, by its header alone."""
+    """Of one encoded plain row, from its header."""
     timestamp_us = plain_timestamp_us(value)
     return LayerFacts(least_us=timestamp_us, greatest_us=timestamp_us, rows=1)
 
 
 def row_facts(row: Row) -> LayerFacts:
-    """Of one row that is stored in another shape than the plain one."""
+    """Of one row that is not plain."""
     timestamps = list(_timestamps(row))
     cells = list(_cells(row))
     has_tombstones = row.deletion is not None or any(cell.value is None for cell in cells)

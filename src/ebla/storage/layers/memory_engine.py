@@ -1,7 +1,7 @@
-"""The in-memory twin of the real engine, on the disk port: for the simulator and for fast tests.
+"""An in-memory layer engine on the disk port, for the simulator and for fast tests.
 
-Rows live in memory. A flush writes what was put since the last one as one immutable file, which is there wholly or not
-at all, and opening reads all of them; so a crash takes exactly what was not flushed, and a checkpoint is hard links.
+Rows live in memory. A flush writes what was put since the last one as one immutable file, atomically, and opening reads
+all files; so a crash loses exactly what was not flushed, and a checkpoint is hard links.
 """
 
 from bisect import bisect_left, insort
@@ -33,7 +33,7 @@ _decode = msgspec.msgpack.Decoder(_Run).decode
 
 class MemoryLimits(msgspec.Struct, frozen=True):
     unflushed_bytes_max: int = 16 << 20
-    """Where the real engine would stall and this one, which never flushes by itself, refuses puts until a flush."""
+    """Beyond it puts are refused until a flush; RocksDB would stall there. This engine never flushes on its own."""
 
 
 class MemoryEngine:
@@ -101,7 +101,7 @@ class MemoryLayer(LayerBase):
 
     @property
     def has_files(self) -> bool:
-        """A put goes to memory."""
+        """Always: a put goes to memory."""
         return True
 
     async def make_files(self) -> None:
@@ -215,7 +215,7 @@ class MemoryLayer(LayerBase):
         self._disk_is_full = False
 
     async def _write_run(self, rows: dict[bytes, bytes]) -> None:
-        """The facts may already tell of puts that came after `rows` were taken: wider, which is allowed."""
+        """The facts may already cover puts made after `rows` were taken: wider is allowed."""
         disk = self._engine.disk
         disk.make_folder(self._folder)
         data = _encode(_Run(self._facts, sorted(rows.items())))

@@ -1,15 +1,15 @@
 """Layers on RocksDB, and the only module that knows the library.
 
-Some of its habits give wrong results in silence; this module is where they stop (`test_rocks_traps.py` pins each):
+Some traps of the bindings give wrong results silently; this module avoids them (`test_rocks_traps.py` pins each):
 
-- a scan over a damaged block simply ends: every scan here asks for the status behind its last row;
+- a scan over a damaged block simply ends: every scan here checks the status after its last row;
 - the setter of the lower bound overwrites the upper one: it is never called;
 - an opened database takes its options from disk and drops the shared cache, unless they are given per column family;
 - a database stays locked while any cursor or checkpoint object of it lives: none leaves this module;
 - cursors of a snapshot see what was put after it: none is used.
 
-Also: a put that would have to wait is refused at once (waiting would stop the whole process, for the library does not
-let go of the interpreter), and its own log is off, since the shard has one for all its layers.
+Also: a put that would stall is refused at once (a stall would block the whole process, since the library holds the
+interpreter lock), and RocksDB's WAL is off, since the shard has one commit log for all its layers.
 """
 
 import errno
@@ -52,12 +52,12 @@ FACTS_KEY = b"\0"
 """Shorter than a token, so before every row."""
 FIRST_KEY = bytes(KEY_BYTES_MIN)
 GREATEST_SLACK_US = 10_000_000
-"""Facts are written in the batch that widens them, so that rows never become durable without. A later write widens the
-greatest timestamp almost every time; storing it this much too late makes that one batch in many."""
+"""Facts are written in the batch that widens them, so that rows never become durable without their facts. Almost every
+write raises the greatest timestamp; storing it this much too late makes that one batch in many."""
 FIRST_ROWS = 16
 
 _LZ4_WINDOW_BITS = -14
-"""Says nothing to LZ4: the library's own default."""
+"""LZ4 ignores it: the library's default."""
 _NOT_OF_A_CHECKPOINT = ("LOCK", "LOG")
 _BUILD_SUFFIX = ".build"
 _encode_facts = msgspec.msgpack.Encoder().encode
@@ -66,24 +66,24 @@ _decode_facts = msgspec.msgpack.Decoder(LayerFacts).decode
 
 class RocksLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_buffer_bytes: int = 4 << 20
-    """Of one layer; when it is full the library flushes it by itself."""
+    """Of one layer; the library flushes it when it is full."""
     write_buffers: int = 4
-    """Full ones that may wait to be flushed before puts are refused."""
+    """Full buffers that may wait for a flush before puts are refused."""
     write_buffers_total_bytes: int = DEFAULT_LIMITS.shard_unflushed_bytes_max
     cache_bytes: int = DEFAULT_LIMITS.shard_cache_bytes_max
     block_bytes: int = 16 << 10
     arena_block_bytes: int = 64 << 10
-    """Each layer takes one as soon as it is written to."""
+    """Each layer allocates one with its first put."""
     bloom_bits: int = 10
     compression_haste: int = 3
-    """How fast LZ4 passes over what it finds no match in. At three times its own pace a file takes about a fifth less
-    time to write, and was 1 to 2 % larger with rows of the benchmarks, 8 % with words that hardly repeat."""
+    """LZ4's acceleration. At 3 a file takes about a fifth less time to write, and was 1 to 2 % larger with rows of the
+    benchmarks, 8 % with words that hardly repeat."""
     background_jobs: int = 2
     built_file_bytes: int = 256 << 20
     info_log_bytes: int = 256 << 10
     info_log_folder: str = ""
-    """Where the library takes its notes; empty: in each layer's folder. Elsewhere, a layer opened read-only is left as
-    it was found."""
+    """Where the library writes its info log; empty: in each layer's folder. With another folder, a layer opened
+    read-only is left unchanged."""
 
 
 class RocksEngine:
@@ -106,7 +106,7 @@ class RocksEngine:
             try:
                 await self._disk.run(layer.open_files)
             except BaseException:
-                # Whoever asks next must not find it locked by a database that nobody has.
+                # The next open must not find the folder locked by a database that no object owns.
                 layer.forget_files()
                 raise
         elif not writable:
@@ -167,17 +167,17 @@ class RocksLayer(LayerBase):
                 await self._engine.disk.run(self._make_files)
 
     def _make_files(self) -> None:
-        """There were none, so there are no facts to be read."""
+        """There were no files, so there are no facts to read."""
         self._database = self._engine.open_database(self._folder, writable=True)
 
     def open_files(self) -> None:
-        """Blocks for some milliseconds; where the machine is short of processors, for a good part of a second."""
+        """Blocks for some milliseconds; on an overloaded machine for a good part of a second."""
         self._database = self._engine.open_database(self._folder, writable=self._writable)
         stored = self.get(FACTS_KEY)
         if stored is not None:
             self._facts = self._stored = _read_facts(self._folder, stored)
         elif next(self.scan(), None) is not None:
-            raise LayerDamaged(self._folder, "it holds rows and does not tell their facts")
+            raise LayerDamaged(self._folder, "it holds rows and no facts about them")
 
     def get(self, key: bytes) -> bytes | None:
         if self._database is None:
@@ -276,7 +276,7 @@ class RocksLayer(LayerBase):
         self._unflushed_bytes -= begun_bytes
 
     def _store_exact_facts(self, database: Rdict) -> None:
-        """Without the slack. Where the library refuses, the wider ones that are there stay true."""
+        """Without the slack. If the library refuses the write, the stored facts are wider and stay true."""
         batch = WriteBatch(raw_mode=True)
         batch[FACTS_KEY] = _encode_facts(self._facts)
         try:
@@ -292,7 +292,7 @@ class RocksLayer(LayerBase):
         translate_errors(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
 
     def forget_files(self) -> None:
-        """Of a layer that was opened for nobody. Blocks for a moment."""
+        """Closes a layer whose opening failed. Blocks for a moment."""
         self._closed = True
         database, self._database = self._database, None
         if database is not None:
@@ -311,13 +311,12 @@ class RocksLayer(LayerBase):
 
 
 class _Scan:
-    """Lists of rows, in order. The library's cursors stay in here, also when an error travels on: its traceback would
-    keep local names alive, and with them the lock of the database.
+    """Lists of rows, in order. The library's cursors never leave this object, not even in a traceback, which would keep
+    local names alive and with them the lock of the database.
 
-    The first rows come by the cursor that tells its status, which is all that a short scan costs. In a base the faster
-    one takes over, and the first comes back to look behind its last row. In a layer that is written to meanwhile a
-    second cursor would see another moment than the first (and a snapshot is no help), so there the first one goes all
-    the way.
+    The first rows come from the cursor that reports its status, which is all that a short scan costs. In a base a
+    faster cursor takes over, and the first one checks after its last row. In a layer that is written to, a second
+    cursor would see a later state than the first (and a snapshot does not help), so the first one reads everything.
     """
 
     def __init__(self, layer: RocksLayer, database: Rdict, bounds: tuple[bytes, bytes | None], rows_max: int) -> None:
@@ -354,7 +353,7 @@ class _Scan:
         return rows
 
     def end(self) -> None:
-        """Its layer is closed."""
+        """Called when its layer is closed."""
         self._database = self._cursor = self._fast = None
 
     def _finish(self) -> None:
@@ -389,7 +388,7 @@ class _Scan:
         return rows
 
     def _check_end(self) -> None:
-        """The faster cursor ends in silence at what it cannot read: only behind its last row is the truth."""
+        """The faster cursor ends silently at what it cannot read: seek past its last row to find out."""
         self._cursor.seek(self._last)
         self._cursor.next()
         self._cursor.status()
@@ -398,7 +397,7 @@ class _Scan:
 
 
 class _BackScan(_Scan):
-    """From the last row to the first, all the way by the cursor that tells its status."""
+    """From the last row to the first, with the cursor that reports its status."""
 
     def __init__(self, layer: RocksLayer, database: Rdict, bounds: tuple[bytes, bytes | None]) -> None:
         super().__init__(layer, database, bounds, SCAN_ROWS_MAX)
@@ -421,7 +420,7 @@ class _BackScan(_Scan):
 
 
 class RocksBuilder:
-    """`layer.LayerBuilder`. Rows go to files that the finished database takes over as they are."""
+    """`layer.LayerBuilder`. Rows go to SST files that the finished database ingests as they are."""
 
     def __init__(self, engine: RocksEngine, folder: str) -> None:
         self._engine = engine
@@ -499,9 +498,9 @@ def _options(limits: RocksLimits, cache: Cache) -> Options:
     options.set_arena_block_size(limits.arena_block_bytes)
     options.set_write_buffer_manager(WriteBufferManager(limits.write_buffers_total_bytes, False))
     options.set_max_background_jobs(limits.background_jobs)
-    # Of its own accord the library starts sixteen threads to open what are, in a layer, a few files.
+    # By default the library starts sixteen threads to open files; a layer has a few.
     options.set_max_file_opening_threads(1)
-    # One database would hardly notice these; hundreds of them would fill the folder and the disk with their notes.
+    # Hundreds of databases would fill the folder and the disk with their info logs.
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(limits.info_log_bytes)
     if limits.info_log_folder:
@@ -545,7 +544,7 @@ def translate_errors(folder: str, work: Callable[[], T]) -> T:
 
 
 def translated_error(failure: Exception, folder: str) -> Exception:
-    """The library raises nothing but `Exception`; what happened is in the text."""
+    """The library raises nothing but `Exception`; only the text says what happened."""
     if isinstance(failure, LayerDamaged):
         return failure
     text = str(failure)

@@ -1,1 +1,1 @@
-"""Merging rows of several layers or runs."""
+"""Merging: values of one key, chunks of layers, runs of staged rows."""

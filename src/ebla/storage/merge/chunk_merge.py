@@ -1,8 +1,8 @@
-"""Chunks of several layers become one stream in key order, each key once: `merge.py` by vector operations.
+"""Merges chunks of several layers into one stream in key order, each key once: `row_merge.py` by vector operations.
 
 The layers advance together from window to window: a window ends at the least of the last keys at hand, so that every
-row up to there is known. Within it, a plain row that is newer than the others of its key and has every cell wins as
-it stands; whole columns of such decisions are one operation. The other keys that are there twice go one at a time.
+row up to there is known. Within it, a plain row that is newer than the others of its key and has every cell wins
+unchanged; whole columns of such decisions are one operation. Other repeated keys are merged one at a time.
 """
 
 from bisect import bisect_left, bisect_right
@@ -55,7 +55,7 @@ def merge_chunks(shape: ChunkShape, streams: Sequence[Iterator[pa.RecordBatch]])
 
 
 def _merged_window(shape: ChunkShape, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Replicas have the same keys as a rule, and most rows of them are the same: those are not even sorted."""
+    """Replicas usually have the same keys, and most of their rows are the same: those are not even sorted."""
     first, *others = parts
     if not all(same_keys(first, other) for other in others):
         return merge_duplicates(shape, concat_chunks(parts))
@@ -72,7 +72,7 @@ def _merged_window(shape: ChunkShape, parts: Sequence[pa.RecordBatch]) -> pa.Rec
 
 
 def merge_duplicates(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows in any order, of which keys may be there several times, as a chunk."""
+    """Rows in any order, with repeated keys, as a chunk in key order with every key once."""
     order, same_key = key_order(chunk.column(KEY))
     chunk = chunk.take(pa.array(order))
     if not same_key.any():
@@ -87,7 +87,7 @@ def merge_duplicates(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch
 
 
 class _Source:
-    """One stream, and what of its current chunk is not yet taken."""
+    """One stream, and the rest of its current chunk."""
 
     def __init__(self, stream: Iterator[pa.RecordBatch]) -> None:
         self._stream = stream
@@ -118,7 +118,7 @@ class _Source:
 
 
 class KeySequence(Sequence[bytes]):
-    """A column of keys, one by one: a search looks at a few of them."""
+    """A column of keys for `bisect`, which reads only a few of them."""
 
     def __init__(self, column: pa.Array) -> None:
         self._column = column
@@ -143,7 +143,7 @@ def rows_before(keys: pa.Array, end: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
-    """Rows of one key each, in a chunk in key order."""
+    """Groups of rows with one key, in a chunk in key order."""
 
     starts: Positions
     sizes: Positions
@@ -155,11 +155,11 @@ class KeyGroups:
 
 
 def key_order(keys: pa.Array, words: npt.NDArray[np.uint64] | None = None) -> tuple[Positions, Mask]:
-    """The places of the keys in ascending order (equal ones as they came), and which of them equals the next. `words`
-    are their tokens (`token_words`), where they are known already.
+    """The positions of the keys in ascending order (equal ones in their original order), and which key equals the next.
+    `words` are their tokens (`token_words`), if already known.
 
-    Sorting by token alone is many times faster, and right unless two different keys share a token: rows of one
-    partition, as a rule.
+    Sorting by token alone is many times faster, and correct unless two different keys share a token: usually rows of
+    one partition.
     """
     words = token_words(keys) if words is None else words
     order = np.argsort(words)
@@ -167,7 +167,7 @@ def key_order(keys: pa.Array, words: npt.NDArray[np.uint64] | None = None) -> tu
     tokens_tie = ascending[1:] == ascending[:-1]
     if not tokens_tie.any():
         return order, tokens_tie
-    # Only now: keeping equal ones as they came takes five times as long, and most loads have none.
+    # Only now: a stable sort takes five times as long, and most loads have no equal keys.
     order = np.argsort(words, kind="stable")
     in_order = keys.take(pa.array(order))
     same = same_as_next(in_order)
@@ -186,7 +186,7 @@ def same_as_next(column: pa.Array) -> Mask:
 
 
 def _winners(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> tuple[Positions, Mask]:
-    """The place of each group's newest row, and for which groups that row is the result."""
+    """The position of each group's newest row, and for which groups that row is the result."""
     flags, timestamps = flags_of(chunk), timestamps_of(chunk)
     newest = np.maximum.reduceat(timestamps, groups.starts)
     is_newest = timestamps == np.repeat(newest, groups.sizes)
@@ -210,8 +210,7 @@ def _winners(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same_k
 
 
 def _newest_agree(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, newest: tuple[Mask, Positions]) -> Mask:
-    """Groups in which each of the newest rows that are looked at says the same as the one that would win: two replicas
-    have seen a write, and a third has not."""
+    """Groups in which all of the newest rows are equal: two replicas have seen a write, and a third has not."""
     looked_at, winners = newest
     rivals = np.flatnonzero(looked_at)
     theirs = np.repeat(winners, groups.sizes)[rivals]
@@ -221,7 +220,7 @@ def _newest_agree(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, n
 
 
 def _all_equal(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same_key: Mask) -> Mask:
-    """Groups whose rows say the same: a layer that was adopted twice, or another replica."""
+    """Groups whose rows are equal: a layer that was adopted twice, or another replica."""
     differs = np.zeros(len(chunk), np.bool_)
     differs[:-1] = same_key & ~same_rows(shape, chunk.slice(0, len(chunk) - 1), chunk.slice(1))
     return ~np.logical_or.reduceat(differs, groups.starts)
@@ -252,8 +251,8 @@ def same_keys(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
 
 
 def same_rows(shape: ChunkShape, one: pa.RecordBatch, other: pa.RecordBatch) -> Mask:
-    """For each place whether the rows there say the same, cell by cell and with their times. Their keys must be equal
-    where they do: those are not looked at."""
+    """For each position whether both rows are the same, cell by cell and with their timestamps. Keys are not compared:
+    they must be equal."""
     found: Mask = _same(one.column(TIMESTAMP), other.column(TIMESTAMP))
     found &= _same(one.column(FLAGS), other.column(FLAGS))
     found &= _same(one.column(STORED), other.column(STORED))
@@ -268,13 +267,13 @@ def same_rows(shape: ChunkShape, one: pa.RecordBatch, other: pa.RecordBatch) -> 
 
 def _same_values(kind: CqlType, one: pa.Array, other: pa.Array) -> Mask:
     if one.type in _BITS:
-        # Not by value: NaN is equal to nothing, -0.0 to 0.0, and Arrow does not compare durations at all.
+        # Not by value: NaN equals nothing, -0.0 equals 0.0, and Arrow does not compare durations at all.
         return _same(one.view(_BITS[one.type]), other.view(_BITS[one.type]))
     if not pa.types.is_nested(one.type):
         return _same(one, other)
     if one.equals(other):
         return np.ones(len(one), np.bool_)
-    # Arrow compares no nested values one by one.
+    # Arrow has no element-wise comparison of nested values.
     return _same(to_wire(kind, one), to_wire(kind, other))
 
 
@@ -292,8 +291,8 @@ def _same(one: pa.Array, other: pa.Array) -> Mask:
 def sort_rows(
     schema: TableSchema, keys: pa.Array, values: pa.Array, words: npt.NDArray[np.uint64] | None = None
 ) -> pa.RecordBatch:
-    """Columns `key` and `value`. A key that is there twice is merged by the one rule of all rows. `words` are the
-    tokens of the keys (`token_words`), where they are known already."""
+    """Stored keys and values in any order as a batch in key order, columns `key` and `value`, each key once; repeated
+    keys are merged. `words` are the tokens of the keys (`token_words`), if already known."""
     order, same_key = key_order(keys, words)
     keys, values = take_binary(keys, order), take_binary(values, order)
     if same_key.any():
@@ -302,7 +301,7 @@ def sort_rows(
 
 
 def drop_repeats(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Without those that say the same as the next: heads of one partition, as a rule."""
+    """Without entries that equal the next one: usually heads of one partition."""
     repeats = same_as_next(keys) & same_as_next(values)
     if not repeats.any():
         return keys, values

@@ -1,7 +1,7 @@
-"""What partition heads and single rows need beyond merging, applied to chunks in order.
+"""Applies partition heads, and a transform of single rows, to merged chunks in order.
 
-A head stands before the rows of its partition, perhaps in an earlier chunk. Only the rows that need it are looked at
-one by one: those that are not plain, and plain ones that a deletion of their head may cover.
+A head comes before the rows of its partition, perhaps in an earlier chunk. Only the rows that need it are handled one
+by one: those that are not plain, and plain ones that a deletion of their head may cover.
 """
 
 from bisect import bisect_left
@@ -32,18 +32,18 @@ from ebla.storage.merge.chunk_merge import KeySequence
 
 
 class RowTransform(Protocol):
-    """What becomes of a head, and of a row that is not plain: its new value, or None where it goes."""
+    """Maps a head, or a row that is not plain, to its new value; None drops it."""
 
     def head(self, item: Item) -> bytes | None: ...
 
     def row(self, item: Item, covering: Deletion | None) -> bytes | None:
-        """`covering` is the newest deletion of the partition's head that speaks of the row."""
+        """`covering` is the newest deletion of the partition's head that applies to the row."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionHeadSpan:
-    """A head and the rows of a chunk that it speaks of."""
+    """A head and the rows of a chunk that it applies to."""
 
     prefix: bytes
     head: PartitionHead
@@ -58,11 +58,11 @@ class PartitionHeadPass:
     shape: ChunkShape
     rule: RowTransform
     last: tuple[bytes, PartitionHead] | None = None
-    """The head whose partition may go on in the next chunk."""
+    """The head whose partition may continue in the next chunk."""
     spans: list[PartitionHeadSpan] = field(default_factory=list)
-    """Of the chunk that was treated last, by places in it as it came."""
+    """Of the last chunk, by positions in it before the transform."""
 
-    def treated(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    def apply(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         flags = flags_of(chunk)
         looked_at: Mask = (flags & ChunkFlag.PLAIN) == 0
         if self.last is None and not looked_at.any():
@@ -81,7 +81,7 @@ class PartitionHeadPass:
         return self._replaced(chunk, places, np.flatnonzero(untouched))
 
     def _covered_plain(self, chunk: pa.RecordBatch) -> list[int]:
-        """Plain rows have one timestamp: they are covered wholly or not at all."""
+        """Plain rows have one timestamp: they are covered entirely or not at all."""
         flags, timestamps = flags_of(chunk), timestamps_of(chunk)
         keys = KeySequence(chunk.column(KEY))
         covered = []

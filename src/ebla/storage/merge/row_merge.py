@@ -1,4 +1,4 @@
-"""Stored values of one key become one, and sorted streams of layers become one stream. Pure."""
+"""Merges stored values of one key, and sorted streams of layers. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
@@ -48,7 +48,7 @@ def merge_all(values: Sequence[bytes], schema: TableSchema) -> bytes:
 def merge_streams(
     streams: Sequence[Iterable[Item]], schema: TableSchema, *, is_reversed: bool = False
 ) -> Iterator[Item]:
-    """Every key once, with its merged value, in order; the streams are in the same order."""
+    """Every key once, with its merged value, in the order of the streams."""
     if len(streams) == 1:
         yield from streams[0]
         return
@@ -80,7 +80,8 @@ def without_deleted_cells(value: bytes, head: PartitionHead, clustering: bytes, 
 def without_deleted_rows(
     items: Iterable[Item], schema: TableSchema, first_head: PartitionHead = EMPTY_HEAD
 ) -> Iterator[Item]:
-    """Rows without what heads delete. `first_head` is of the partition in which the stream begins, behind its head."""
+    """Rows without what heads delete. `first_head` belongs to the partition in which the stream starts, after its
+    head."""
     prefix: bytes | None = None
     head = first_head
     for key, value in items:

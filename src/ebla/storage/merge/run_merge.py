@@ -1,13 +1,14 @@
-"""Runs of staged rows, each a file in key order, become one stream in key order with every key once.
+"""A k-way merge of runs of staged rows, each a file in key order, into one stream in key order with every key once.
 
-Each run has one record in memory. A window reaches at most to the least of the last keys of those that have more, so
-that every row up to there is known. Within it rows are put in order by their tokens, and only keys that are there twice
-are looked into: they are merged by the one rule of all rows. A run that overlaps no other passes as it is.
+Each run has one record in memory. A window ends at the least of the last keys of the runs that have more, so that every
+row up to there is known. Within it rows are sorted by token, and only repeated keys are decoded and merged, by the same
+rule as all rows. A run that overlaps no other passes unchanged.
 
-A run that somebody else has written is read once, and looked at on the way: what has passed is what was looked at.
+A run written by another process is read once and verified on the way: the bytes that are used are those that were
+checked.
 
-More runs than can be open at once, or whose records would take too much memory, are merged in rounds: some of them into
-a file of its own first.
+If there are more runs than can be open at once, or their records would take too much memory, they are merged in rounds:
+groups of them into intermediate files first.
 """
 
 import asyncio
@@ -35,13 +36,13 @@ from ebla.storage.merge.chunk_merge import KeySequence, sort_rows
 
 RUNS_OPEN_MAX = 256
 BUFFERED_BYTES_MAX = 256 << 20
-"""Of records in memory at once, one of each run."""
+"""Of records in memory at once, one for each run."""
 WINDOW_ROWS = 32 * 1024
-"""Put in order at once, about: less costs more calls for each row, more does not stay in the processor's caches."""
+"""About how many are sorted at once: fewer cost more calls for each row, more do not stay in the processor's caches."""
 WINDOW_ROWS_OF_RUN = 256
-"""Or so many of each run, where there are many: to cut one costs the same whatever it gives."""
+"""Or this many of each run, where there are many: cutting a run has a fixed cost."""
 ROUND_RECORD_BYTES = 1 << 20
-"""Of a file that a round writes."""
+"""Of an intermediate file."""
 
 Words = npt.NDArray[np.uint64]
 _SIGN = 1 << 63
@@ -49,16 +50,16 @@ _SIGN = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """What the rows of a run have to be like."""
+    """What the rows of a run must satisfy."""
 
     range: TokenRange
     schema: TableSchema
     checksums: Mapping[str, int] = field(default_factory=dict)
-    """Of whole files, by path. One that is not here is ours."""
+    """Of whole files, by path. A file without one was written by this process."""
 
 
 class RowOrderCheck:
-    """Looks on while records go by: keys strictly ascending from the first to the last, all of one range."""
+    """Checks records as they pass: keys strictly ascending from the first to the last, all in one range."""
 
     def __init__(self, token_range: TokenRange) -> None:
         self._range = token_range
@@ -69,7 +70,7 @@ class RowOrderCheck:
         """The tokens, as numbers of the same order. Raises `InvalidRequest`."""
         keys = batch.column(0)
         if pc.min(pc.binary_length(keys)).as_py() < KEY_BYTES_MIN:
-            raise InvalidRequest("a staged row has a key that is too short to be one")
+            raise InvalidRequest("a staged row has a key that is too short")
         words = token_words(keys)
         if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):
             raise InvalidRequest("staged rows are not in the order of their keys, each once")
@@ -90,14 +91,14 @@ class RowOrderCheck:
 
 
 def _ascend(keys: pa.Array, words: Words) -> bool:
-    """By tokens, which are numbers; keys are looked at only where two have the same."""
+    """By tokens, which are numbers; keys are compared only where tokens are equal."""
     if (words[1:] > words[:-1]).all():
         return True
     return len(keys) < 2 or bool(pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py())
 
 
 class _Run:
-    """One file, and what of its current record is not yet taken."""
+    """One file, and the rest of its current record."""
 
     def __init__(self, file: File, rules: RunRules) -> None:
         self._file = file
@@ -118,11 +119,11 @@ class _Run:
 
     @property
     def has_more(self) -> bool:
-        """Than is in memory."""
+        """Whether the file has more than is in memory."""
         return self._offset < self._size
 
     def key_at(self, place: int) -> bytes:
-        """Of a row that is in memory."""
+        """The key of a row in memory."""
         assert self._batch is not None
         key: bytes = self._batch.column(0)[place].as_py()
         return key
@@ -145,7 +146,7 @@ class _Run:
         return batch.slice(0, count), words[:count]
 
     def rows_through(self, end: bytes) -> int:
-        """By tokens first, which are numbers; keys are looked at only where these are equal."""
+        """By tokens first, which are numbers; keys are compared only where tokens are equal."""
         if self.last_key <= end:
             return len(self._words)
         assert self._batch is not None
@@ -160,13 +161,13 @@ class _Run:
         if self._offset < self._size:
             header, body = read_raw(self._file, self._offset)
             self._offset += len(header) + len(body)
-            self._look_at(header, body)
+            self._verify(header, body)
             self._batch = decode_body(read_header(header, self._file.path), body, self._file.path)
             self._words = self._order.check(self._batch)
             self.last_key = self._batch.column(0)[-1].as_py()
 
-    def _look_at(self, header: bytes, body: bytes) -> None:
-        """Before the last of its rows is used: whoever has read a run to its end has read what was brought."""
+    def _verify(self, header: bytes, body: bytes) -> None:
+        """Runs before the last rows are used, so a caller that reads a run to its end has read what was sent."""
         if self._expected is None:
             return
         self._checksum = crc32(body, crc32(header, self._checksum))
@@ -175,8 +176,8 @@ class _Run:
 
 
 def merge_run_files(disk: Disk, paths: Sequence[str], rules: RunRules) -> Iterator[pa.RecordBatch]:
-    """All runs at once, in batches with the columns `key` and `value`. Blocks while it reads. Raises `Corruption` for a
-    run that is damaged, and `InvalidRequest` for rows out of order or range."""
+    """Merges all runs at once, into batches with the columns `key` and `value`. Blocks while it reads. Raises
+    `Corruption` for a damaged run, and `InvalidRequest` for rows out of order or range."""
     with ExitStack() as files:
         runs = []
         for path in paths:
@@ -218,7 +219,7 @@ def _in_order(parts: Sequence[tuple[pa.RecordBatch, Words]], schema: TableSchema
 
 
 class MergeRounds:
-    """Brings many runs down to as many as can be merged at once. What it writes goes into a folder of its own."""
+    """Merges many runs into as few as can be merged at once, in a folder of its own."""
 
     def __init__(self, disk: Disk, rules: RunRules, folder: str) -> None:
         self._disk = disk
@@ -227,7 +228,7 @@ class MergeRounds:
         self._files = 0
 
     async def few(self, paths: Sequence[str]) -> Sequence[str]:
-        """Paths of runs with the same rows."""
+        """Returns paths of fewer runs with the same rows."""
         groups = merge_groups([largest_record_bytes(self._disk, path) for path in paths])
         while len(groups) > 1:
             self._disk.make_folder(self._folder)
@@ -258,8 +259,9 @@ class MergeRounds:
 
 
 def merge_groups(record_bytes: Sequence[int]) -> list[range]:
-    """Runs that are merged together, by the largest record of each. Pure. Of two or more groups each but the last has
-    at least two runs, so that rounds come to an end."""
+    """Groups of runs to merge together, by the largest record of each. Pure. Of two or more groups each but the last
+    has
+    at least two runs, so that the rounds end."""
     groups: list[range] = []
     first, size = 0, 0
     for place, one in enumerate(record_bytes):
@@ -273,7 +275,7 @@ def merge_groups(record_bytes: Sequence[int]) -> list[range]:
 
 
 def largest_record_bytes(disk: Disk, path: str) -> int:
-    """Reads headers alone. Blocks. Raises `Corruption`."""
+    """Reads only headers. Blocks. Raises `Corruption`."""
     file = disk.open(path)
     try:
         largest = offset = 0

@@ -1,1 +1,1 @@
-"""Reading many rows at once."""
+"""Scans of checkpoints as Arrow: filters, visible rows, hashes of token ranges."""

@@ -1,6 +1,6 @@
-"""A range of a checkpoint that is made of several stacks, read as one.
+"""Reads a range of a checkpoint that has several stacks.
 
-Tablets of a table have ranges of their own, which are read one after another. Stacks of a table on vnodes all have the
+Tablets of a table have disjoint ranges, which are read one after another. Stacks of a table on vnodes all have the
 whole ring as their range, each with the rows of its shard, and are merged like layers of one stack.
 """
 
@@ -35,7 +35,7 @@ from ebla.storage.scan.stack_scan import (
 
 @dataclass(frozen=True, slots=True)
 class ScanSegment:
-    """A run of keys, and the stacks (by their place) that have rows in it."""
+    """A span of keys, and the stacks (by position) that have rows in it."""
 
     span: KeySpan
     stacks: tuple[int, ...]
@@ -45,7 +45,7 @@ LayerLookup = Callable[[str, TokenRange], ScanLayer]
 
 
 def scan_segments(stacks: Sequence[ScanStack], token_range: TokenRange) -> list[ScanSegment]:
-    """In key order and without overlap; all the keys of the range that some stack has in its own."""
+    """In key order and without overlap; all keys of the range that some stack covers."""
     found = [
         (part, number)
         for span in key_spans(token_range)
@@ -72,7 +72,7 @@ def _later(one: bytes | None, other: bytes | None) -> bytes | None:
 
 
 def intersect_ranges(one: TokenRange, other: TokenRange) -> list[TokenRange]:
-    """What is in both, in ranges that do not go over the top."""
+    """The intersection, as ranges that do not wrap."""
     return [
         TokenRange(max(first.start, second.start), min(first.end, second.end))
         for first in one.unwrapped()
@@ -83,7 +83,7 @@ def intersect_ranges(one: TokenRange, other: TokenRange) -> list[TokenRange]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointScan:
-    """Opened layers of a checkpoint. `opened` answers for each folder once."""
+    """Open layers of a checkpoint. `opened` finds the layer of a folder."""
 
     schema: TableSchema
     stacks: tuple[ScanStack, ...]
@@ -92,8 +92,8 @@ class CheckpointScan:
     def stored(
         self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Merged rows as they are stored, in the shape in which nodes send them to one another. Heads come with the
-        rows that meet the conditions, and may come alone."""
+        """Merged rows as they are stored, in the shape in which nodes send them. Includes the heads of partitions with
+        rows that meet the conditions, and perhaps others."""
         shape, kept = ChunkShape(self.schema), KeyFilter(self.schema, conditions)
         asked = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
         for piece in scan_segments(self.stacks, token_range):
@@ -103,7 +103,7 @@ class CheckpointScan:
                 yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
 
     def has_columns(self) -> bool:
-        """Whether some of it is read faster by column."""
+        """Whether some layer has a sidecar."""
         return any(
             self.opened(folder, within).sidecar is not None for stack in self.stacks for folder, within in stack.layers
         )
@@ -111,13 +111,13 @@ class CheckpointScan:
     def by_column(
         self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The same rows, as chunks of the whole shape."""
+        """The same rows as chunks of the whole shape."""
         asked = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
         for piece in scan_segments(self.stacks, token_range):
             yield from scan_columns(self._layers(piece), replace(asked, spans=(piece.span,)))
 
     def typed(self, token_range: TokenRange, question: ScanQuery) -> Iterator[pa.RecordBatch]:
-        """What a user sees; the question's own spans do not count."""
+        """What a user sees; the query's own spans are ignored."""
         for piece in scan_segments(self.stacks, token_range):
             yield from scan_rows(self._layers(piece), replace(question, spans=(piece.span,)))
 
@@ -132,7 +132,7 @@ class CheckpointScan:
             yield from scan_stored(self.schema, self._layers(piece), (piece.span,))
 
     def _layers(self, piece: ScanSegment) -> list[ScanLayer]:
-        """A layer may reach beyond its stack; what it has there is no part of it."""
+        """A layer may extend beyond its stack; rows there do not belong to it."""
         return [
             self.opened(folder, within)
             for number in piece.stacks
@@ -143,7 +143,7 @@ class CheckpointScan:
 
 @dataclass(frozen=True, slots=True)
 class ScanContext:
-    """Where the layers of a checkpoint are, and what opens them."""
+    """What opens the layers of a checkpoint."""
 
     engine: LayerEngine
     disk: Disk
@@ -153,7 +153,7 @@ class ScanContext:
 async def open_checkpoint(
     place: ScanContext, schema: TableSchema, stacks: tuple[ScanStack, ...]
 ) -> AsyncIterator[CheckpointScan]:
-    """Every layer is open once, whatever stacks share it. Folders are absolute."""
+    """Every layer is opened once, even if stacks share it. Folders are absolute."""
     folders = {folder: layer_range for stack in stacks for folder, layer_range in stack.layers}
     layers: list[ScanLayer] = []
     try:

@@ -1,5 +1,6 @@
-"""Conditions on key columns: rows that meet all of them, by vector operations and in the order that CQL has for each
-type, and the part of a partition outside of which no row can meet them."""
+"""Filters rows by conditions on key columns, by vector operations and in CQL's order of each type; and finds the part
+of
+a partition outside of which no row can match."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ _UPPER = (KeyOperator.LESS, KeyOperator.LESS_OR_EQUAL)
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """A condition, with what is compared with."""
+    """A condition with its typed operands."""
 
     column: Column
     operator: KeyOperator
@@ -48,11 +49,11 @@ class _Test:
 
     @property
     def of_rows(self) -> bool:
-        """A partition's head has no value there."""
+        """Whether the column is a clustering column, which heads do not have."""
         return self.column.kind is ColumnKind.CLUSTERING
 
     def met(self, values: pa.Array) -> Mask:
-        """A null meets nothing."""
+        """A null never matches."""
         valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False))
         found: Mask = np.zeros(len(values), np.bool_)
         found[valid] = self._compared(values.drop_null() if values.null_count else values)
@@ -68,7 +69,7 @@ class _Test:
 
 
 class KeyFilter:
-    """All conditions of a question. Raises `InvalidRequest` where one makes no sense."""
+    """All conditions of a query. Raises `InvalidRequest` where one is not possible."""
 
     def __init__(self, schema: TableSchema, conditions: Sequence[KeyCondition]) -> None:
         self._schema = schema
@@ -80,7 +81,7 @@ class KeyFilter:
 
     @property
     def needs_rows(self) -> bool:
-        """A partition that has no row meets none of them."""
+        """Whether a partition without rows cannot match."""
         return any(test.of_rows for test in self._tests)
 
     @property
@@ -88,7 +89,7 @@ class KeyFilter:
         return tuple(dict.fromkeys(test.column.number for test in self._tests))
 
     def kept(self, shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that meet them. The head of a partition stays as long as rows of it may: it speaks of them."""
+        """The rows that match. The head of a partition is kept where rows of it may match, since it applies to them."""
         if not self._tests or not len(chunk):
             return chunk
         columns = self._columns(shape, chunk)
@@ -109,14 +110,16 @@ class KeyFilter:
 def _test(schema: TableSchema, condition: KeyCondition) -> _Test:
     column = schema.column(condition.column)
     if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
-        raise InvalidRequest(f"{column.name!r} is not part of the key of {schema.full_name}: no condition can be on it")
+        raise InvalidRequest(
+            f"{column.name!r} is not part of the key of {schema.full_name}: it cannot have a condition"
+        )
     if condition.operator is not KeyOperator.IN and len(condition.values) != 1:
         raise InvalidRequest(
             f"a condition {condition.operator} on {column.name!r} takes one value, not {len(condition.values)}"
         )
     for value in condition.values:
         if (wrong := validation_error(column.type, value)) is not None:
-            raise InvalidRequest(f"a condition on {column.name!r} has a value that is no {column.type}: {wrong}")
+            raise InvalidRequest(f"a condition on {column.name!r} has a value that is not a {column.type}: {wrong}")
     typed = _typed(column.type, [canonical(column.type, value) for value in condition.values])
     return _Test(column, condition.operator, _comparable(column, typed, condition.operator))
 
@@ -130,10 +133,10 @@ def _typed(kind: CqlType, values: Sequence[bytes]) -> pa.Array:
 
 
 def _comparable(column: Column, values: pa.Array, operator: KeyOperator) -> pa.Array:
-    """Values in a form that Arrow compares as CQL does: most as they are, others as bytes of the same order.
+    """Values in a form that Arrow compares as CQL does: most unchanged, others as byte-comparable encodings.
 
-    Keys of partitions are equal where their bytes are (0.0 and -0.0 are two of them); clustering keys where neither is
-    before the other."""
+    Partition keys are equal where their bytes are (0.0 and -0.0 differ); clustering keys where neither sorts before the
+    other."""
     kind = column.type
     by_value = _EQUAL_IN_ARROW if operator in _EQUALITIES else _IN_ARROWS_ORDER
     if isinstance(kind, ScalarType) and kind.scalar in by_value:
@@ -148,8 +151,9 @@ def _comparable(column: Column, values: pa.Array, operator: KeyOperator) -> pa.A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusteringSlice:
-    """Rows of a partition whose clustering bytes begin with `start` or come later, and begin with `end` or come
-    earlier; without those that begin with them where it says so."""
+    """Rows of a partition whose clustering bytes begin with `start` or sort later, and begin with `end` or sort
+    earlier;
+    the flags exclude those that begin with the bound."""
 
     start: bytes = b""
     end: bytes = b""
@@ -157,7 +161,7 @@ class ClusteringSlice:
     is_before_end: bool = False
 
     def spans(self, prefix: bytes) -> list[KeySpan]:
-        """Of one partition. Its head comes along: what it says holds for every slice."""
+        """The spans of one partition. Its head is included, since it applies to every slice."""
         if self == _ALL_ROWS:
             return [(prefix, prefix_end(prefix))]
         first, last = row_key(prefix, self.start), row_key(prefix, self.end)
@@ -171,8 +175,8 @@ _ALL_ROWS = ClusteringSlice()
 
 
 def clustering_slice(schema: TableSchema, conditions: Sequence[KeyCondition]) -> ClusteringSlice:
-    """Equalities of the first clustering columns, then what bounds the next one; conditions on others narrow nothing.
-    The conditions must have passed a `KeyFilter`."""
+    """Uses equalities on the first clustering columns, then bounds on the next one; conditions on other columns do not
+    narrow the slice. A `KeyFilter` must have checked the conditions."""
     equal: list[bytes] = []
     for place, column in enumerate(schema.clustering):
         of_column = [one for one in conditions if one.column == column.name]
@@ -186,7 +190,7 @@ def clustering_slice(schema: TableSchema, conditions: Sequence[KeyCondition]) ->
 
 
 def _bounded(columns: Sequence[Column], equal: Sequence[bytes], conditions: Sequence[KeyCondition]) -> ClusteringSlice:
-    """Where the last of the columns descends, its greater values come first."""
+    """If the last column is descending, its greater values come first."""
     prefix = encode_clustering(columns, equal)
     column = columns[-1]
     from_below, from_above = (_UPPER, _LOWER) if column.descending else (_LOWER, _UPPER)

@@ -1,9 +1,10 @@
-"""Hashes of parts of a token range that replicas can compare: of what their rows say, whatever their layers and bytes.
+"""Hashes of buckets of a token range that replicas can compare: they depend on the content of rows, not on layers or
+bytes.
 
-The rows of a part are hashed in key order in their canonical form (`row_digest.py`), and nothing else goes in: not
-where one chunk ends and the next begins, nor which layer a row came from. Four streams are hashed side by side, the
+The rows of a bucket are hashed in key order in their canonical form (`row_digest.py`), and nothing else is hashed: not
+where one chunk ends and the next begins, nor which layer a row came from. Four streams are hashed in parallel, the
 lengths of keys, keys, lengths of values and values, and then their four hashes together. So a run of plain rows, whose
-stored bytes are their canonical form, goes in as four whole buffers; the others are looked at one by one beforehand.
+stored bytes are canonical, is hashed as four whole buffers; the others are converted one by one before.
 """
 
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ HASHES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTransform:
-    """`partition_heads.RowRule`: rows and heads that are not plain in the one form of what they say."""
+    """The `RowTransform` to canonical form, for heads and rows that are not plain."""
 
     schema: TableSchema
     collector: TombstoneCollector
@@ -71,9 +72,9 @@ class CanonicalRows:
 
     def of(self, chunk: pa.RecordBatch) -> tuple[pa.Array, pa.Array, Mask]:
         """Keys, values, and which of them are partition heads."""
-        chunk = self._heads.treated(chunk)
+        chunk = self._heads.apply(chunk)
         flags = flags_of(chunk)
-        # A plain row whose cells are all of columns since dropped says nothing, unless it has a marker.
+        # A plain row whose cells all belong to dropped columns is invisible, unless it has a marker.
         silent = (flags & (ChunkFlag.PLAIN | ChunkFlag.BARE | ChunkFlag.MARKED)) == ChunkFlag.PLAIN | ChunkFlag.BARE
         if silent.any():
             chunk = chunk.filter(pa.array(~silent))
@@ -119,8 +120,8 @@ class _Bucket:
         _feed(values, bounds, (value_lengths, value_bytes))
 
     def hash(self) -> bytes:
-        told = b"".join(stream.digest() for stream in self.streams)
-        return sha256(told).digest()[:HASH_BYTES]
+        digests = b"".join(stream.digest() for stream in self.streams)
+        return sha256(digests).digest()[:HASH_BYTES]
 
 
 def _feed(run: ByteRun, bounds: tuple[int, int], streams: tuple[_Stream, _Stream]) -> None:
@@ -131,11 +132,11 @@ def _feed(run: ByteRun, bounds: tuple[int, int], streams: tuple[_Stream, _Stream
 
 
 class RangeHasher:
-    """Chunks of merged rows in order go in, a hash and a number of rows for each bucket come out."""
+    """Takes chunks of merged rows in order; returns a hash and a number of rows for each bucket."""
 
     def __init__(self, schema: TableSchema, token_range: TokenRange, buckets: int, gc_before_s: int) -> None:
         if not 1 <= buckets <= min(BUCKETS_MAX, token_range.width):
-            raise InvalidRequest(f"{buckets} parts of {token_range} were asked for; 1 to {BUCKETS_MAX} are possible")
+            raise InvalidRequest(f"{buckets} buckets of {token_range} are requested; 1 to {BUCKETS_MAX} are possible")
         self._canonical = CanonicalRows(schema, gc_before_s)
         self._parts = BucketBounds(token_range, buckets)
         self._buckets = [_Bucket() for _ in range(buckets)]
@@ -151,7 +152,7 @@ class RangeHasher:
             bucket.rows += end - start - int(heads[start:end].sum())
 
     def result(self) -> pa.RecordBatch:
-        """One line for every bucket, empty ones too: a replica that has nothing differs from one that has rows."""
+        """One row for every bucket, empty ones too: a replica without rows differs from one with rows."""
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(range(len(self._buckets)), pa.int32()),
@@ -163,7 +164,7 @@ class RangeHasher:
 
 
 class BucketBounds:
-    """Which of the equal parts of a range (as `TokenRange.split` cuts it) a token is in."""
+    """Which of the equal parts of a range (as `TokenRange.split` cuts it) contains a token."""
 
     def __init__(self, token_range: TokenRange, buckets: int) -> None:
         width = token_range.width
@@ -172,12 +173,12 @@ class BucketBounds:
         self._last_of = np.array([width * (part + 1) // buckets - 1 for part in range(buckets - 1)], np.uint64)
 
     def numbers(self, words: npt.NDArray[np.uint64]) -> Positions:
-        """By `key_columns.token_words`."""
+        """`words` come from `key_columns.token_words`."""
         distances = words - self._first - np.uint64(1)
         return np.searchsorted(self._last_of, distances, side="left").astype(np.int64)
 
     def runs(self, keys: pa.Array) -> Iterator[tuple[int, int, int]]:
-        """Of keys in order: a part's number, and from where to where they are in it."""
+        """For sorted keys: the number of a bucket, and the first and last position in it."""
         numbers = self.numbers(token_words(keys))
         starts = np.concatenate(([0], np.flatnonzero(np.diff(numbers)) + 1)).tolist()
         for start, end in zip(starts, [*starts[1:], len(numbers)]):

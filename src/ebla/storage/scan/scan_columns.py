@@ -1,7 +1,7 @@
-"""The columns of an answer: which columns of the table they need, what they look like in Arrow, and the times of cells.
+"""The output columns of a scan: which table columns they need, their Arrow types, and the write times of cells.
 
-A plain row has one time for all its cells, which its chunk carries. What the cells of other rows say of their times is
-noted when such a row becomes the plain row that shows the same, and looked up by its key.
+A plain row has one timestamp for all its cells, which its chunk includes. The cells of other rows are recorded when
+such a row is converted to a plain row, and looked up by key.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,12 +30,12 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class ScanColumn:
-    """An asked column, with what the schema says of it."""
+    """A selected column, resolved against the schema."""
 
     label: str
     kind: SelectorKind
     column: Column | None
-    """None: a token."""
+    """None for a token."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -59,17 +59,17 @@ class ScanColumn:
 
 
 def select_values(names: Iterable[str]) -> tuple[ColumnSelector, ...]:
-    """Nothing but the values of these columns."""
+    """Selectors of these columns' values."""
     return tuple(ColumnSelector(name) for name in names)
 
 
 def resolve_selectors(schema: TableSchema, asked: Sequence[ColumnSelector]) -> tuple[ScanColumn, ...]:
-    """Raises `InvalidRequest` where one is asked for that there cannot be."""
+    """Raises `InvalidRequest` for a selector that is not possible."""
     if not asked:
-        raise InvalidRequest("a scan asks for at least one column")
+        raise InvalidRequest("a scan selects at least one column")
     labels = [one.label for one in asked]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise InvalidRequest(f"two columns of the answer would be called {twice!r}")
+        raise InvalidRequest(f"two columns of the result would be called {twice!r}")
     return tuple(_answer_column(schema, one) for one in asked)
 
 
@@ -91,7 +91,7 @@ def arrow_schema_of(columns: Sequence[ScanColumn]) -> pa.Schema:
 
 
 def row_column_numbers(columns: Sequence[ScanColumn]) -> tuple[int, ...]:
-    """Of the columns that rows have of those needed, each once."""
+    """The numbers of the needed columns that rows have, each once."""
     needed = (one.number for one in columns if one.column is not None and not one.is_static)
     return tuple(dict.fromkeys(needed))
 
@@ -110,7 +110,7 @@ def cell_time(kind: SelectorKind, cell: Cell | None, now_s: int) -> int | None:
 
 @dataclass(slots=True)
 class CellTimeIndex:
-    """Cells of the rows of a chunk that were not plain, by the key of their row."""
+    """The cells of a chunk's rows that were not plain, by row key."""
 
     now_s: int
     _keys: list[bytes] = field(default_factory=list)
@@ -125,13 +125,13 @@ class CellTimeIndex:
         self._cells.clear()
 
     def times(self, asked: ScanColumn, rows: tuple[pa.Array, pa.Array], values: pa.Array) -> pa.Array:
-        """Of the cells of one column; `rows` are the keys and the times of the plain rows they are shown as."""
+        """The times of one column's cells; `rows` are the keys and timestamps of the plain rows."""
         keys, timestamps = rows
         plain = pa.nulls(len(keys), asked.arrow_type)
         if asked.kind is SelectorKind.WRITETIME:
             plain = pc.if_else(values.is_valid(), timestamps, plain)
         if not self._keys:
             return plain
-        told = [cell_time(asked.kind, cells.get(asked.number), self.now_s) for cells in self._cells]
+        recorded = [cell_time(asked.kind, cells.get(asked.number), self.now_s) for cells in self._cells]
         places = pc.index_in(keys, pa.array(self._keys, pa.binary()))
-        return pc.if_else(places.is_valid(), pa.array(told, asked.arrow_type).take(places), plain)
+        return pc.if_else(places.is_valid(), pa.array(recorded, asked.arrow_type).take(places), plain)

@@ -1,7 +1,7 @@
-"""A stack read as Arrow: layers merged by key, filtered by key and token ranges, as users or other nodes see it.
+"""Scans a stack as Arrow: merges layers by key and filters by key and token ranges, as users or other nodes see it.
 
-It works on layers that nobody writes to: a checkpoint, opened in another process. A layer's sidecar is read in its
-place where it has one. Every layer ends its scan by the end check of the engine, so a stream that ends is complete.
+It works on layers that are not written to: a checkpoint, opened in another process. A layer's sidecar is read instead
+of the layer where there is one. The engine checks the end of every layer's scan, so a stream that ends is complete.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,14 +49,14 @@ from ebla.storage.scan.scan_columns import (
 CHUNK_ROWS = 16 * 1024
 CHUNK_BYTES = 32 << 20
 LIST_ROWS = 256
-"""Of rows that are Python objects for a moment: so few that the memory of the last ones is still near."""
+"""Rows converted to Python objects at once: few enough to stay in the processor's cache."""
 PARTITIONS_BY_COLUMN_MAX = 16
 ALL_KEYS: tuple[KeySpan, ...] = key_spans(WHOLE_RING)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanLayer:
-    """A layer of a stack, clipped to the range that it has there."""
+    """A layer of a stack, clipped to its range there."""
 
     layer: Layer
     range: TokenRange = WHOLE_RING
@@ -65,7 +65,7 @@ class ScanLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanQuery:
-    """What a user asks of a table. `columns` in the order wanted; `spans` ascending, without overlap."""
+    """What a user reads of a table. `columns` in output order; `spans` ascending, without overlap."""
 
     schema: TableSchema
     columns: tuple[ColumnSelector, ...]
@@ -73,7 +73,7 @@ class ScanQuery:
     spans: tuple[KeySpan, ...] = ALL_KEYS
     conditions: tuple[KeyCondition, ...] = ()
     partitions: tuple[bytes, ...] = ()
-    """Only these, by their prefixes, and only within the spans; none: all."""
+    """Only these partitions, by prefix, and only within the spans; empty: all."""
 
 
 def partition_span(prefix: bytes) -> KeySpan:
@@ -131,7 +131,7 @@ def layer_chunks(shape: ChunkShape, layer: Layer, spans: Sequence[KeySpan]) -> I
 
 
 def _list_rows(layer: Layer) -> int:
-    """How many rows to ask for at once: few where they are large."""
+    """How many rows to read at once: few where they are large."""
     row_bytes = layer.size_bytes() // max(layer.facts.rows, 1) + 1
     return max(1, min(CHUNK_ROWS, LIST_ROWS, CHUNK_BYTES // row_bytes))
 
@@ -139,8 +139,8 @@ def _list_rows(layer: Layer) -> int:
 def scan_stored(
     schema: TableSchema, layers: Sequence[ScanLayer], spans: Sequence[KeySpan] = ALL_KEYS
 ) -> Iterator[pa.RecordBatch]:
-    """Merged rows as they are stored, heads and tombstones included, in chunks of the raw shape: what nodes send one
-    another, and what folds read."""
+    """Merged rows as they are stored, heads and tombstones included, in chunks of the raw shape: for streams between
+    nodes and for compactions."""
     shape = ChunkShape(schema)
     if not layers:
         return iter(())
@@ -156,8 +156,8 @@ def scan_rows(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[pa.R
 
 
 def scan_columns(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[pa.RecordBatch]:
-    """Merged rows with all that is stored of them, as chunks of the whole shape: for who merges them with others.
-    Of the conditions those on rows leave the heads of their partitions."""
+    """Merged rows with everything stored, as chunks of the whole shape, to be merged with other replicas' rows.
+    Conditions on rows keep the heads of their partitions."""
     shape, kept = whole_shape(question.schema), KeyFilter(question.schema, question.conditions)
     if layers:
         for chunk in merge_chunks(shape, _streams(shape, layers, question)):
@@ -167,15 +167,15 @@ def scan_columns(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[p
 def show_rows(
     question: ScanQuery, shape: ChunkShape, streams: Sequence[Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """What a user sees of rows that come from elsewhere, as streams of chunks of the raw or the whole shape. What is
-    outside of the question's spans and partitions must not be among them."""
+    """What a user sees of rows from other sources, given as streams of chunks of the raw or the whole shape. They must
+    not contain rows outside of the query's spans and partitions."""
     view = _View(question)
     if streams:
         yield from view.shown(shape, merge_chunks(shape, streams))
 
 
 def query_spans(question: ScanQuery) -> list[KeySpan]:
-    """The keys that a question is about: its partitions, of which only the part that can meet its conditions."""
+    """The key spans a query reads: of its partitions only the part that can meet its conditions."""
     if not question.partitions:
         return list(question.spans)
     part = clustering_slice(question.schema, question.conditions)
@@ -190,8 +190,8 @@ def query_spans(question: ScanQuery) -> list[KeySpan]:
 def _merged(
     layers: Sequence[ScanLayer], question: ScanQuery, numbers: tuple[int, ...]
 ) -> tuple[ChunkShape, Iterator[pa.RecordBatch]]:
-    """Merging needs whole rows: columns where some sidecar is read, else stored values, of which only those that win
-    are decoded. One layer alone is decoded straight to what is asked for."""
+    """Merging needs whole rows: columns where a sidecar is read, else stored values, of which only the winners are
+    decoded. A single layer is decoded straight to the selected columns."""
     schema = question.schema
     if len(layers) == 1:
         shape = ChunkShape(schema, numbers)
@@ -214,7 +214,7 @@ def _streams(shape: ChunkShape, layers: Sequence[ScanLayer], question: ScanQuery
 
 
 def _reads_columns(question: ScanQuery) -> bool:
-    """A sidecar is read a block at a time: for many partitions the rows, found one by one, are less work."""
+    """A sidecar is read a block at a time: for many partitions, finding the rows one by one is cheaper."""
     return len(question.partitions) <= PARTITIONS_BY_COLUMN_MAX
 
 
@@ -225,7 +225,7 @@ def _clipped(one: ScanLayer, spans: Sequence[KeySpan]) -> list[KeySpan]:
 
 @dataclass(frozen=True, slots=True)
 class _Static:
-    """What a partition shows of its static columns, by number."""
+    """The visible static columns of a partition, by number."""
 
     values: Mapping[int, bytes]
     cells: Mapping[int, Cell]
@@ -235,7 +235,7 @@ _NO_STATIC = _Static({}, {})
 
 
 class _View:
-    """Merged chunks as a user sees them. Raises `InvalidRequest` where the question makes no sense."""
+    """Merged chunks as a user sees them. Raises `InvalidRequest` where the query is not possible."""
 
     def __init__(self, question: ScanQuery) -> None:
         self._question = question
@@ -247,11 +247,11 @@ class _View:
         self._noted = CellTimeIndex(question.now_s)
         self._statics: dict[bytes, _Static] = {}
         self._held: pa.RecordBatch | None = None
-        """The row of a head at the end of a chunk: it shows only if no row of its partition follows."""
+        """The row of a head at the end of a chunk: it is visible only if no row of its partition follows."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the columns that chunks must carry. One at least: without any they would carry whole rows."""
+        """The columns that chunks must include. At least one: without any they would contain whole rows."""
         needed = tuple(dict.fromkeys((*row_column_numbers(self._columns), *self._filter.numbers)))
         return needed or (self._question.schema.partition_key[0].number,)
 
@@ -267,7 +267,7 @@ class _View:
         heads = PartitionHeadPass(shape=shape, rule=rule)
         for chunk in chunks:
             self._noted.clear()
-            shown = _without_bare(heads.treated(self._filter.kept(shape, chunk)))
+            shown = _without_bare(heads.apply(self._filter.kept(shape, chunk)))
             if self._shows_static:
                 self._note_statics(heads.spans)
             if self._shows_heads:
@@ -300,7 +300,7 @@ class _View:
         return chunk.filter(pa.array(shown))
 
     def _named(self, shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """The asked columns of plain rows."""
+        """The selected columns of plain rows."""
         numbers = row_column_numbers(self._columns)
         if shape.is_raw and numbers:
             chunk = chunk_of(ChunkShape(self._question.schema, numbers), chunk.column(KEY), chunk.column(STORED))
@@ -333,7 +333,7 @@ class _View:
 
 
 def output_schema(question: ScanQuery) -> pa.Schema:
-    """What the batches of an answer look like. Raises `InvalidRequest` where the question makes no sense."""
+    """The schema of a query's batches. Raises `InvalidRequest` where the query is not possible."""
     KeyFilter(question.schema, question.conditions)
     return arrow_schema_of(resolve_selectors(question.schema, question.columns))
 

@@ -170,7 +170,7 @@ def test_dump_knows_the_columns_of_a_table(shard: Path) -> None:
     assert ask_json("dump", shard, "--key", "alice,2025", status=1) == []
     wrong = ask("dump", shard, "--key", "alice", "--table", "shop.orders", status=1)
     assert "has 2 columns: customer, year" in wrong
-    assert "is no int for year" in ask("dump", shard, "--key", "alice,x", "--table", "shop.orders", status=1)
+    assert "is not a int for year" in ask("dump", shard, "--key", "alice,x", "--table", "shop.orders", status=1)
 
 
 def test_a_damaged_manifest_is_told_and_the_layers_are_shown(shard: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_layer_that_cannot_be_opened_is_told_beside_the_others(node: Path) -> 
 def test_verify_finds_rows_that_are_not_what_we_write(tmp_path: Path) -> None:
     good = plain("alice", "x")
     build(tmp_path / "facts", [good], LayerFacts(least_us=AT_US + 1, greatest_us=AT_US + 1, rows=1))
-    assert "its rows are" in ask_json("verify", tmp_path / "facts", status=1)[0]["problem"]
+    assert "its facts are" in ask_json("verify", tmp_path / "facts", status=1)[0]["problem"]
     wrong_token = bytes(8) + good[0][8:]
     for number, item in enumerate([(wrong_token, good[1]), (good[0], good[1][:-1]), (good[0], b"\x63" + good[1][1:])]):
         build(tmp_path / f"wrong{number}", [item], LayerFacts(least_us=AT_US, greatest_us=AT_US, rows=1))
@@ -295,7 +295,7 @@ def test_verify_finds_rows_that_are_not_what_we_write(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path, node: Path) -> None:
     assert "there is no layer in" in ask("inspect", tmp_path / "nowhere", status=1)
-    assert "is no hexadecimal number" in ask("dump", node, "--key", "0xzz", status=1)
+    assert "is not a hexadecimal number" in ask("dump", node, "--key", "0xzz", status=1)
     (node / "run").mkdir()
     with file_lock.acquire(node / "run" / "control.lock"):
         assert "a node runs in" in ask("verify", node / "shard-0", status=1)
