@@ -25,10 +25,10 @@ MUTATIONS = (
         module="ebla.bulk.transfer_service",
         function="TransferService.seal",
         find=(
-            "async with parts.guards.hold_guard(request.session, call.work_ms()):\n"
-            "    staged = parts.staging.find(request.session, request.transfer)"
+            "async with deps.guards.hold_guard(request.session, call.work_ms()):\n"
+            "    staged = deps.staging.find(request.session, request.transfer)"
         ),
-        replace=("if True:\n    staged = parts.staging.find(request.session, request.transfer)"),
+        replace="if True:\n    staged = deps.staging.find(request.session, request.transfer)",
         check=DESK,
         why="a job that was cancelled, and taken over by another, names what counts all the same",
     ),
@@ -37,18 +37,18 @@ MUTATIONS = (
         module="ebla.bulk.transfer_streams",
         function="TransferStreams.append",
         find=(
-            "with self._parts.guards.hold_guard_without_barrier(place.session):\n"
-            "    await self._parts.puts.append(place, data)"
+            "with self._deps.guards.hold_guard_without_barrier(stream.session):\n"
+            "    await self._deps.puts.append(stream, data)"
         ),
-        replace="await self._parts.puts.append(place, data)",
+        replace="await self._deps.puts.append(stream, data)",
         check=DESK,
         why="a task that was given up fills the disk of a node for as long as it likes",
     ),
     Mutation(
         name="transfers-put-opened-without-a-read-barrier",
         module="ebla.bulk.transfer_streams",
-        function="TransferStreams._opened",
-        find="async with guards.hold_guard(session, self._parts.limits.barrier_ms):",
+        function="TransferStreams._open_put",
+        find="async with guards.hold_guard(session, self._deps.limits.barrier_ms):",
         replace="with guards.hold_guard_without_barrier(session):",
         check=DESK,
         why="a bulk process that lags takes in what belongs to a session that is over",
@@ -157,7 +157,7 @@ MUTATIONS = (
         name="transfers-linked-file-not-isolated",
         module="ebla.bulk.seal",
         function="Sealer._isolate",
-        find="is_copied = not self._parts.isolation.has_no_writer(taken)",
+        find="is_copied = not self._deps.isolation.has_no_writer(taken)",
         replace="is_copied = False",
         check=STAGING,
         why="a task that is given up, and still has its file open, changes a replica's file",
@@ -202,7 +202,7 @@ MUTATIONS = (
         name="transfers-files-together-end-anywhere",
         module="ebla.bulk.multi_file_put",
         function="MultiFilePut.take",
-        find="if self._place is not None or self._waiting:",
+        find="if self._stream is not None or self._pending:",
         replace="if False:",
         check=TOGETHER,
         why="a stream that broke off looks like one that has brought all of its files",
@@ -258,8 +258,8 @@ MUTATIONS = (
         name="transfers-set-of-runs-not-remembered",
         module="ebla.bulk.seal",
         function="Sealer._rows",
-        find="sealed = SealedFile(attempt=order.attempt, more=sorted_attempts(attempt for attempt, _ in order.more))",
-        replace="sealed = SealedFile(attempt=order.attempt)",
+        find="sealed = SealedFile(attempt=spec.attempt, more=sorted_attempts(attempt for attempt, _ in spec.more))",
+        replace="sealed = SealedFile(attempt=spec.attempt)",
         check=RUNS,
         why="after a restart another set is taken for the one that counts, or the same one for another",
     ),

@@ -1,4 +1,4 @@
-"""The part of the bulk process that transfers data: everything it is made of, and in which order it begins."""
+"""The transfers of the bulk process: composes their parts, and starts them in order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,6 @@ from ebla.bulk.seal import Sealer
 from ebla.bulk.staging import Isolation, RowLayerBuilder, Staging, StagingDeps
 from ebla.bulk.stream_service import StreamService
 from ebla.bulk.sweeper import Sweeper, SweeperDeps
-from ebla.bulk.table_read_service import TableReadService, TableReadServiceDeps
 from ebla.bulk.table_snapshots import TableSnapshots, TableSnapshotsDeps
 from ebla.bulk.tickets import KEY_BYTES, TicketSigner
 from ebla.bulk.transfer_limits import TransferLimits
@@ -35,7 +34,7 @@ from ebla.wire.server import Server
 KEY_NAME = "key"
 
 StreamServer = Callable[[StreamService], Coroutine[Any, Any, None]]
-"""Serves the streams until it is cancelled: Flight, or its twin."""
+"""Serves the streams until cancelled: Flight, or its simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,73 +42,72 @@ class TransferConfig:
     staging_folder: str
     checkpoints_folder: str
     flight: Address
-    """Where the streams are served, for tasks."""
+    """Where tasks reach the streams."""
     peers_address: Address
-    """Of the verbs, for other nodes."""
+    """Where other nodes reach the verbs."""
     shard_address: Callable[[ShardNumber], Address]
     """For the processes of this node: the Unix socket of each shard."""
     machine: str
-    """The same for all that runs on one machine."""
+    """The same for all processes of one machine."""
     isolation: Isolation
     building: RowLayerBuilder
-    fronts: tuple[StreamServer, ...] = ()
+    servers: tuple[StreamServer, ...] = ()
     limits: TransferLimits = field(default_factory=TransferLimits)
     metrics: Metrics = field(default_factory=Metrics)
 
 
 class BulkTransfers:
-    """`begin` first; then it may be attached to servers, and `run`."""
+    """`begin` comes first; then `attach` and `run`."""
 
     def __init__(
         self,
-        around: Environment,
-        setup: TransferConfig,
+        environment: Environment,
+        config: TransferConfig,
         view: TopologyView,
         guards: SessionGuards,
         report: EventReporter,
     ) -> None:
-        self._around = around
-        self._setup = setup
+        self._environment = environment
+        self._config = config
         self._view = view
         self._guards = guards
         self._report = report
-        self._machine = f"{setup.machine}.{around.rng.bytes(8).hex()}"
-        self._counts = TransferMetrics(setup.metrics)
-        parts = StagingDeps(
-            disk=around.disk,
-            rng=around.rng,
-            folder=setup.staging_folder,
+        self._machine = f"{config.machine}.{environment.rng.bytes(8).hex()}"
+        self._metrics = TransferMetrics(config.metrics)
+        staging_deps = StagingDeps(
+            disk=environment.disk,
+            rng=environment.rng,
+            folder=config.staging_folder,
             machine=self._machine,
-            isolation=setup.isolation,
-            building=setup.building,
-            limits=setup.limits,
+            isolation=config.isolation,
+            building=config.building,
+            limits=config.limits,
             report=report,
         )
-        self.staging = Staging(parts)
-        self._puts = OpenPuts(parts, self.staging)
-        self._sealer = Sealer(parts, self._puts)
+        self.staging = Staging(staging_deps)
+        self._puts = OpenPuts(staging_deps, self.staging)
+        self._sealer = Sealer(staging_deps, self._puts)
         self.checkpoints: CheckpointStore | None = None
         self.stream_service: TransferStreams | None = None
-        self._desk: TransferService | None = None
-        self._read_desk: TableReadService | None = None
+        self._service: TransferService | None = None
         self._sweeper: Sweeper | None = None
 
     async def begin(self, tasks: asyncio.TaskGroup, context: PeersContext) -> None:
-        """What lies on disk is known afterwards."""
-        around, setup = self._around, self._setup
+        """Recovers what is on disk."""
+        environment, config = self._environment, self._config
         host = context.introduction.host
-        shards = LocalShardClients(tasks, context, host, setup.shard_address)
+        shards = LocalShardClients(tasks, context, host, config.shard_address)
         tickets = TicketSigner(await self._key())
         await self.staging.recover()
         checkpoints = self.checkpoints = CheckpointStore(
             CheckpointStoreDeps(
-                disk=around.disk,
-                rng=around.rng,
-                folder=setup.checkpoints_folder,
+                disk=environment.disk,
+                rng=environment.rng,
+                folder=config.checkpoints_folder,
                 machine=self._machine,
-                isolation=setup.isolation,
+                isolation=config.isolation,
                 shards=shards,
-                limits=setup.limits,
+                limits=config.limits,
                 report=self._report,
             )
         )
@@ -120,21 +118,9 @@ class BulkTransfers:
                 view=self._view,
                 guards=self._guards,
                 checkpoints=checkpoints,
-                counts=self._counts,
-                limits=setup.limits,
-                clock=around.clock,
-            )
-        )
-        self._read_desk = TableReadService(
-            TableReadServiceDeps(
-                host=host,
-                flight=setup.flight,
-                machine=self._machine,
-                reads=reads,
-                tickets=tickets,
-                counts=self._counts,
-                limits=setup.limits,
-                clock=around.clock,
+                metrics=self._metrics,
+                limits=config.limits,
+                clock=environment.clock,
             )
         )
         self.stream_service = TransferStreams(
@@ -145,16 +131,16 @@ class BulkTransfers:
                 puts=self._puts,
                 checkpoints=checkpoints,
                 reads=reads,
-                counts=self._counts,
-                limits=setup.limits,
-                clock=around.clock,
+                metrics=self._metrics,
+                limits=config.limits,
+                clock=environment.clock,
                 schema_of=self._schema_of,
             )
         )
-        self._desk = TransferService(
+        self._service = TransferService(
             TransferServiceDeps(
                 host=host,
-                flight=setup.flight,
+                flight=config.flight,
                 machine=self._machine,
                 view=self._view,
                 guards=self._guards,
@@ -165,9 +151,9 @@ class BulkTransfers:
                 stream_service=self.stream_service,
                 reads=reads,
                 tickets=tickets,
-                counts=self._counts,
-                limits=setup.limits,
-                clock=around.clock,
+                metrics=self._metrics,
+                limits=config.limits,
+                clock=environment.clock,
                 report=self._report,
                 released=self.sessions_changed,
             )
@@ -179,24 +165,22 @@ class BulkTransfers:
                 stream_service=self.stream_service,
                 checkpoints=checkpoints,
                 reads=reads,
-                counts=self._counts,
+                metrics=self._metrics,
             )
         )
 
     def attach(self, server: Server) -> None:
-        assert self._desk is not None
-        assert self._read_desk is not None
-        self._desk.attach(server)
-        self._read_desk.attach(server)
+        assert self._service is not None
+        self._service.attach(server)
 
     async def run(self) -> None:
         """Until cancelled."""
         assert self.stream_service is not None
         assert self._sweeper is not None
         async with asyncio.TaskGroup() as tasks:
-            for front in self._setup.fronts:
-                tasks.create_task(front(self.stream_service))
-            await self._sweeper.run(self._setup.limits, self._report)
+            for serve in self._config.servers:
+                tasks.create_task(serve(self.stream_service))
+            await self._sweeper.run(self._config.limits, self._report)
 
     def sessions_changed(self) -> None:
         if self._sweeper is not None:
@@ -206,8 +190,9 @@ class BulkTransfers:
         return self._view.current.schemas.get(table)
 
     async def _key(self) -> bytes:
-        """Kept, so that tickets outlive this process as attempts do. Only the owner can read the folder."""
-        disk, folder = self._around.disk, self._setup.staging_folder
+        """Stored, so that tickets stay valid when this process restarts, like attempts. Only the owner can read the
+        folder."""
+        disk, folder = self._environment.disk, self._config.staging_folder
         await make_durable_folder(disk, folder)
         path = f"{folder}/{KEY_NAME}"
         try:
@@ -218,6 +203,6 @@ class BulkTransfers:
             pass
         except Corruption as failure:
             self._report("bulk.key_unreadable", {"cause": failure.message})
-        key = self._around.rng.bytes(KEY_BYTES)
+        key = self._environment.rng.bytes(KEY_BYTES)
         await replace_file(disk, path, key)
         return key

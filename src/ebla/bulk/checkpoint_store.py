@@ -1,8 +1,8 @@
-"""Checkpoints of this node's stacks, for others to read: taken by the shards, listed, kept by session, removed.
+"""Checkpoints of this node's stacks: taken by the shards, listed, kept by session, removed.
 
-<checkpoints>/<checkpoint>/record      what it is, and whose; comes last; one of a read has none
-                           <machine>   by which a task on this machine knows the folder
-                           shard-N/…   the stacks of a shard, as it made them
+<checkpoints>/<checkpoint>/record      what it is, and whose; written last; a checkpoint of a read has none
+                           <machine>   lets a task recognise that the folder is on its machine
+                           shard-N/…   the stacks of a shard, as it linked them
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ from ebla.wire.verbs import CHECKPOINT, A, Q, Verb
 
 RECORD_NAME = "record"
 CONCURRENT_CALLS_MAX = 8
-"""Shards that are asked, and stacks of one that are listed."""
+"""Shards that are called, and stacks of one shard that are listed, at a time."""
 _NOT_MOVED = ("LOCK", "LOG")
-"""Of the engine, for itself alone."""
+"""The engine's own files."""
 
 
 class ShardCaller(Protocol):
-    """`wire.local_shards.LocalShards` is one."""
+    """`feed.local_shards.LocalShardClients`."""
 
     async def call(self, shard: ShardNumber, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 
@@ -45,24 +45,24 @@ class ShardCaller(Protocol):
 class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     checkpoint: CheckpointId
     session: SessionId | None
-    """None: for a read of the table, which is in the memory of this process alone."""
+    """None: for a read of the table, which is known in memory only."""
     table: TableId
     parts: tuple[CheckpointPart, ...]
     schema: TableSchema
     machine: str
     version: TopologyVersion = TopologyVersion(0)
-    """The newest that a shard had installed when it was taken."""
+    """The newest version that a shard had installed when it was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """What is to be in a checkpoint, and whose it is."""
+    """What a checkpoint contains, and whose it is."""
 
     session: SessionId | None
     table: TableId
     range: TokenRange
     version: TopologyVersion
-    """The shards must have installed it."""
+    """The shards must have installed it first."""
     schema: TableSchema
     shards: tuple[ShardNumber, ...]
 
@@ -80,17 +80,17 @@ class CheckpointStoreDeps:
 
 
 class CheckpointStore:
-    def __init__(self, parts: CheckpointStoreDeps) -> None:
-        self._parts = parts
-        self._disk = parts.disk
+    def __init__(self, deps: CheckpointStoreDeps) -> None:
+        self._deps = deps
+        self._disk = deps.disk
         self._kept: dict[CheckpointId, CheckpointRecord] = {}
         self._changing: dict[CheckpointId, None] = {}
-        """Being made or removed: their folders are no strangers."""
+        """Being made or removed: their folders are not orphans."""
 
     async def recover(self) -> None:
-        """What is whole on disk. One without a record was not answered to anybody; one of a read nobody here knows any
-        more: whoever asks for it gets a new one."""
-        disk, root = self._disk, self._parts.folder
+        """Keeps what is complete on disk. A checkpoint without a record was never answered to a caller. One of a read
+        is removed too: the next request takes a new one."""
+        disk, root = self._disk, self._deps.folder
         await make_durable_folder(disk, root)
         for name in disk.list_folder(root):
             record = await self._record_in(f"{root}/{name}")
@@ -106,40 +106,40 @@ class CheckpointStore:
         except FileNotFoundError:
             return None
         except (Corruption, Refused, msgspec.DecodeError) as failure:
-            self._parts.report("checkpoint.unreadable", {"folder": folder, "cause": str(failure)})
+            self._deps.report("checkpoint.unreadable", {"folder": folder, "cause": str(failure)})
             return None
 
-    async def take(self, wanted: CheckpointSpec, deadline_ms: int) -> CheckpointRecord:
-        """Held by a guard, where it has a session. On any error nothing of it is left, or will be after the next
+    async def take(self, spec: CheckpointSpec, deadline_ms: int) -> CheckpointRecord:
+        """Runs under a guard where it has a session. After an error nothing of it is left, at the latest after the next
         sweep."""
-        if len(self._kept) >= self._parts.limits.checkpoints_max:
+        if len(self._kept) >= self._deps.limits.checkpoints_max:
             raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
-        checkpoint = CheckpointId(self._parts.rng.uuid())
+        checkpoint = CheckpointId(self._deps.rng.uuid())
         folder = self.folder_of(checkpoint)
         self._changing[checkpoint] = None
         try:
-            await self._make_folder(folder, wanted)
+            await self._make_folder(folder, spec)
             taken = await gather_bounded(
                 [
-                    partial(self._of_shard, shard, wanted, f"{folder}/shard-{shard}", deadline_ms)
-                    for shard in wanted.shards
+                    partial(self._take_on_shard, shard, spec, f"{folder}/shard-{shard}", deadline_ms)
+                    for shard in spec.shards
                 ],
                 CONCURRENT_CALLS_MAX,
             )
-            parts = tuple(part for found, _ in taken for part in found)
-            version = max((wanted.version, *(seen for _, seen in taken)))
-            machine = self._parts.machine
+            parts = tuple(part for of_shard, _ in taken for part in of_shard)
+            version = max((spec.version, *(seen for _, seen in taken)))
+            machine = self._deps.machine
             self._disk.create(f"{folder}/{machine}").close()
             record = CheckpointRecord(
                 checkpoint=checkpoint,
-                session=wanted.session,
-                table=wanted.table,
+                session=spec.session,
+                table=spec.table,
                 parts=parts,
-                schema=wanted.schema,
+                schema=spec.schema,
                 machine=machine,
                 version=version,
             )
-            if wanted.session is not None:
+            if spec.session is not None:
                 await replace_file(self._disk, f"{folder}/{RECORD_NAME}", msgspec.msgpack.encode(record))
             self._kept[checkpoint] = record
             return record
@@ -154,28 +154,28 @@ class CheckpointStore:
         try:
             await self._disk.run(partial(self._disk.remove_folder, folder))
         except OSError as failure:
-            # The shard may be making files in it still. It is a stranger from now on; what went wrong is told first.
-            self._parts.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
+            # The shard may still create files in it. The next sweep removes it; the first error is the one to raise.
+            self._deps.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
 
-    async def _make_folder(self, folder: str, wanted: CheckpointSpec) -> None:
-        """One of a read is removed by the next start, so it need not outlast a crash."""
-        if wanted.session is None:
+    async def _make_folder(self, folder: str, spec: CheckpointSpec) -> None:
+        """The folder of a read is removed at the next start, so it need not survive a crash."""
+        if spec.session is None:
             self._disk.make_folder(folder)
         else:
             await make_durable_folder(self._disk, folder)
 
-    async def _of_shard(
-        self, shard: ShardNumber, wanted: CheckpointSpec, folder: str, deadline_ms: int
+    async def _take_on_shard(
+        self, shard: ShardNumber, spec: CheckpointSpec, folder: str, deadline_ms: int
     ) -> tuple[list[CheckpointPart], TopologyVersion]:
         request = CheckpointRequest(
-            session=wanted.session, table=wanted.table, range=wanted.range, version=wanted.version, folder=folder
+            session=spec.session, table=spec.table, range=spec.range, version=spec.version, folder=folder
         )
-        await self._make_folder(folder, wanted)
-        answer = await self._parts.shards.call(shard, CHECKPOINT, request, deadline_ms)
-        listing = [partial(self._listed, shard, stack, folder) for stack in answer.stacks]
+        await self._make_folder(folder, spec)
+        answer = await self._deps.shards.call(shard, CHECKPOINT, request, deadline_ms)
+        listing = [partial(self._list_stack, shard, stack, folder) for stack in answer.stacks]
         return await gather_bounded(listing, CONCURRENT_CALLS_MAX), answer.version
 
-    async def _listed(self, shard: ShardNumber, stack: CheckpointedStack, folder: str) -> CheckpointPart:
+    async def _list_stack(self, shard: ShardNumber, stack: CheckpointedStack, folder: str) -> CheckpointPart:
         root = folder.rpartition("/")[0]
         if not f"{stack.folder}/".startswith(f"{folder}/"):
             raise Corruption(f"shard {shard} made its checkpoint in {stack.folder} instead of {folder}")
@@ -202,7 +202,7 @@ class CheckpointStore:
         return layers
 
     def _files(self, folder: str) -> list[CheckpointFile]:
-        isolation = self._parts.isolation
+        isolation = self._deps.isolation
         names = [name for name in self._disk.list_folder(folder) if name not in _NOT_MOVED]
         paths = [f"{folder}/{name}" for name in names]
         return [
@@ -213,7 +213,7 @@ class CheckpointStore:
     # -- later -------------------------------------------------------------------------------------------------------
 
     def folder_of(self, checkpoint: CheckpointId) -> str:
-        return f"{self._parts.folder}/{checkpoint}"
+        return f"{self._deps.folder}/{checkpoint}"
 
     def find(self, checkpoint: CheckpointId) -> CheckpointRecord | None:
         return self._kept.get(checkpoint)
@@ -227,7 +227,7 @@ class CheckpointStore:
         return tuple(dict.fromkeys(one.session for one in self._kept.values() if one.session is not None))
 
     async def release(self, session: SessionId | None, checkpoints: Iterable[CheckpointId]) -> None:
-        """What is not there is no error, nor what is somebody else's."""
+        """A checkpoint that does not exist, or belongs to another session, is no error."""
         for checkpoint in checkpoints:
             record = self._kept.get(checkpoint)
             if record is not None and record.session == session:
@@ -239,12 +239,12 @@ class CheckpointStore:
                     del self._changing[checkpoint]
 
     async def remove_orphans(self) -> None:
-        """Folders of checkpoints that were given up: a shard that was slow may have made one after that."""
-        for name in self._disk.list_folder(self._parts.folder):
+        """Folders of abandoned checkpoints: a slow shard may have made one afterwards."""
+        for name in self._disk.list_folder(self._deps.folder):
             found = parse_uuid(name)
             known = found is not None and (found in self._kept or found in self._changing)
             if not known:
-                await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
+                await self._disk.run(partial(self._disk.remove_folder, f"{self._deps.folder}/{name}"))
 
     async def drop_session(self, session: SessionId) -> None:
         """INV-XFER-5."""

@@ -1,8 +1,8 @@
-"""The Flight door of the bulk process: Arrow Flight over TLS, with the node's own certificate and none of the client's.
+"""The Flight server of the bulk process: Arrow Flight over TLS, with the node's certificate and none of the client's.
 
-Whoever holds a ticket may read one checkpoint or fill one attempt; nothing else is offered, and nothing here touches a
-layer that is in use. Errors travel as their class, outcome, message and advice beside the status of the call, so that
-our own client raises what was raised here.
+The holder of a ticket may read one checkpoint or fill one attempt. Nothing else is offered, and nothing here touches a
+layer that is in use. Errors travel as class, outcome, message and advice beside the gRPC status, so that our own client
+raises the same error.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ REOPEN_PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class FlightCertificate:
-    """What the door shows: the node's certificate and its key."""
+    """The node's certificate and its key."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -49,8 +49,8 @@ class FlightCertificate:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Room:
-    """How many calls are under way, of how many."""
+class _CallLimit:
+    """Limits the running calls."""
 
     calls_max: int
     calls: int = 0
@@ -70,14 +70,14 @@ class _Room:
             self.calls -= 1
 
 
-def _as_it_is() -> None:
-    """For threads that are like all others."""
+def _keep_priority() -> None:
+    """The threads keep their priority."""
 
 
 class FlightServer:
-    """`listen` opens the door; from then on threads of gRPC serve it. On the loop.
+    """After `listen` gRPC's threads serve it. Its methods run on the loop.
 
-    `begin_thread` is called first by the thread that opens the door, from which those of gRPC inherit their priority.
+    `begin_thread` is called in the thread that starts gRPC, whose threads inherit the priority from it.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class FlightServer:
         scans: ScanPool,
         limits: FlightLimits,
         report: EventReporter,
-        begin_thread: Callable[[], None] = _as_it_is,
+        begin_thread: Callable[[], None] = _keep_priority,
     ) -> None:
         self._begin_thread = begin_thread
         self._limits = limits
         self._report = report
-        self._room = _Room(calls_max=limits.streams_max)
+        self._limit = _CallLimit(calls_max=limits.streams_max)
         self._streams: Callable[[], FlightStreams] = lambda: FlightStreams(
             stream_service, scans, LoopBridge(asyncio.get_running_loop(), limits.loop_wait_s), limits
         )
         self._served: FlightStreams | None = None
-        self._door: _Door | None = None
+        self._grpc_server: _GrpcServer | None = None
         self._address: Address | None = None
         self._closing: list[threading.Thread] = []
         self._replacing: threading.Thread | None = None
@@ -104,51 +104,51 @@ class FlightServer:
 
     @property
     def streams(self) -> int:
-        return self._room.calls
+        return self._limit.calls
 
     def listen(self, address: Address, identity: FlightCertificate) -> Address:
-        """Raises `InvalidRequest` where the address is taken. A port 0 is chosen here."""
+        """Raises `InvalidRequest` where the address is taken. Port 0: a free port is chosen."""
         _check_free(address)
         keep_freed_buffers()
         self._served = self._streams()
-        with ThreadPoolExecutor(1, "flight-open", self._begin_thread) as opening:
-            self._door = opening.submit(self._opened, address, identity).result()
-        self._address = Address(address.host, self._door.port)
+        with ThreadPoolExecutor(1, "flight-open", self._begin_thread) as thread:
+            self._grpc_server = thread.submit(self._start, address, identity).result()
+        self._address = Address(address.host, self._grpc_server.port)
         return self._address
 
     def reload(self, identity: FlightCertificate) -> None:
-        """The door closes and another one with the new certificate opens at its place, within a moment in which
-        clients are turned away and come again. Streams that are under way go on behind the closed door."""
-        if self._door is not None and self._address is not None:
-            old, self._door = self._door, None
-            self._close_behind(old)
+        """Replaces the gRPC server by one with the new certificate on the same port. For a moment clients are refused
+        and retry. Open streams continue on the old server."""
+        if self._grpc_server is not None and self._address is not None:
+            old, self._grpc_server = self._grpc_server, None
+            self._shut_down(old)
             self._replacing = threading.Thread(
-                target=self._replace, args=(identity,), name="flight-reload", daemon=True
+                target=self._restart, args=(identity,), name="flight-reload", daemon=True
             )
             self._replacing.start()
 
     async def close(self) -> None:
-        """New calls are refused, and those under way have a moment to end."""
-        self._room.is_closed = True
+        """New calls are refused, and open ones have a moment to end."""
+        self._limit.is_closed = True
         self._is_closing.set()
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._limits.close_s
         if self._replacing is not None:
             await asyncio.to_thread(self._replacing.join, self._limits.close_s)
-        if self._door is not None:
-            self._close_behind(self._door)
-            self._door = None
+        if self._grpc_server is not None:
+            self._shut_down(self._grpc_server)
+            self._grpc_server = None
         for thread in self._closing:
             await asyncio.to_thread(thread.join, max(0.0, ends_at - loop.time()))
 
-    def _replace(self, identity: FlightCertificate) -> None:
-        """As soon as the port is free. Without a door nobody could come any more, so it does not give up."""
+    def _restart(self, identity: FlightCertificate) -> None:
+        """As soon as the port is free. It never gives up: without a server no client could connect any more."""
         assert self._address is not None
         self._begin_thread()
         while not self._is_closing.is_set():
             try:
                 _check_free(self._address)
-                self._door = self._opened(self._address, identity)
+                self._grpc_server = self._start(self._address, identity)
                 return
             except EblaError as error:
                 last = error.message
@@ -156,32 +156,32 @@ class FlightServer:
                 return
             self._report("flight.not_open_yet", {"cause": last})
 
-    def _opened(self, address: Address, identity: FlightCertificate) -> "_Door":
+    def _start(self, address: Address, identity: FlightCertificate) -> "_GrpcServer":
         assert self._served is not None
         try:
-            return _Door(flight_uri(address), identity, self._served, self._room, self._report)
+            return _GrpcServer(flight_uri(address), identity, self._served, self._limit, self._report)
         except (pa.ArrowException, OSError) as error:
             raise InvalidRequest(f"cannot listen on {address}: {error}") from None
 
-    def _close_behind(self, door: "_Door") -> None:
-        # It waits for streams, which a peer may hold open: so it must not keep the process from ending.
-        thread = threading.Thread(target=door.shutdown, name="flight-door", daemon=True)
+    def _shut_down(self, server: "_GrpcServer") -> None:
+        # A daemon thread: it waits for streams, which a peer may hold open, and must not keep the process alive.
+        thread = threading.Thread(target=server.shutdown, name="flight-server", daemon=True)
         thread.start()
         self._closing = [one for one in self._closing if one.is_alive()] + [thread]
 
 
-class _Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+class _GrpcServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     def __init__(
         self,
         location: str,
         identity: FlightCertificate,
         streams: FlightStreams,
-        room: _Room,
+        limit: _CallLimit,
         report: EventReporter,
     ) -> None:
         super().__init__(location, tls_certificates=[(identity.certificate_pem, identity.key_pem)])
         self._streams = streams
-        self._room = room
+        self._limit = limit
         self._report = report
 
     def do_get(self, _context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
@@ -190,14 +190,14 @@ class _Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no ty
         return flight.GeneratorStream(schema, answer)
 
     def _answer(self, ticket: bytes) -> Iterator[Any]:
-        """A generator that has begun lets go of what it has when it is dropped: at the end, or when the client is."""
-        with self._told(), self._entered():
+        """A generator that was started frees what it holds when it is dropped: at its end, or with the client."""
+        with self._flight_errors(), self._counted_call():
             yield from self._streams.answer(decode_get(ticket))
 
     def do_put(
         self, _context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: flight.FlightMetadataWriter
     ) -> None:
-        with self._told(), self._entered():
+        with self._flight_errors(), self._counted_call():
             self._streams.take(decode_put(descriptor.command or b""), reader, writer)
 
     def list_flights(self, _context: Any, _criteria: bytes) -> NoReturn:
@@ -219,16 +219,16 @@ class _Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no ty
         raise _not_offered("do_action")
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
-        self._room.enter()
+    def _counted_call(self) -> Iterator[None]:
+        self._limit.enter()
         try:
             yield
         finally:
-            self._room.leave()
+            self._limit.leave()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors as the peer can read them."""
+    def _flight_errors(self) -> Iterator[None]:
+        """Turns errors into what the peer can decode."""
         try:
             yield
         except EblaError as error:
@@ -236,13 +236,13 @@ class _Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no ty
         except flight.FlightError:
             raise
         except Exception as error:
-            # It would otherwise cross to the peer as a trace, with paths and lines of ours.
+            # The peer would otherwise get our traceback, with paths and lines.
             self._report("flight.broke", {"cause": repr(error)})
             raise flight_error(InternalError(f"the stream broke: {type(error).__name__}")) from None
 
 
 def flight_error(error: EblaError) -> flight.FlightError:
-    """For other clients the status says a little; for ours all stands beside it."""
+    """The status is for other clients; ours decodes the details beside it."""
     kind = flight.FlightServerError
     match error:
         case Refused():
@@ -256,12 +256,12 @@ def flight_error(error: EblaError) -> flight.FlightError:
 
 def _not_offered(what: str) -> flight.FlightError:
     return flight_error(
-        Refused(f"{what} is not offered here", advice="what there is to read and write, tickets of the cluster say")
+        Refused(f"{what} is not offered here", advice="tickets of the cluster say what can be read and written")
     )
 
 
 def _check_free(address: Address) -> None:
-    """gRPC would say no more than that it did not start."""
+    """gRPC itself reports no reason."""
     if not address.port:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET

@@ -1,7 +1,7 @@
-"""What goes through the Flight door: files and rows of checkpoints out, files and rows of transfers in.
+"""The streams of Flight: files and rows of checkpoints out, files and rows of transfers in.
 
-All of it runs on threads of gRPC. They know this process's loop by `LoopBridge` alone, and wait for it no longer than
-their bound. A thread holds one batch at a time and the one before it, whatever the speed of the other side: what a slow
+All of it runs on gRPC's threads. They call into this process's loop through `LoopBridge` alone, and wait no longer than
+its timeout. A thread holds one batch at a time and the one before it, whatever the speed of the peer: what a slow
 reader has not taken is not read from disk.
 """
 
@@ -59,10 +59,10 @@ T = TypeVar("T")
 BatchAndMetadata = tuple[pa.RecordBatch, bytes]
 """A batch and its metadata."""
 ValuesAndMetadata = tuple[list[bytes], bytes]
-"""Pieces for one batch, and its metadata."""
+"""Values for one batch, and its metadata."""
 
 COALESCED_BYTES_MAX = 64 << 10
-"""What is copied to be sent in one batch."""
+"""Small pieces up to this size are copied into one batch."""
 
 _gets = msgspec.msgpack.Decoder(FlightGet)
 _puts = msgspec.msgpack.Decoder(FlightPut)
@@ -71,18 +71,18 @@ _puts = msgspec.msgpack.Decoder(FlightPut)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightLimits:
     piece_bytes: int = 2 << 20
-    """Of a file, in one batch."""
+    """Of a file in one batch."""
     streams_max: int = 128
-    """Calls at a time, before anything of them is looked at; the data plane has bounds of its own."""
+    """Calls at a time, before anything of them is decoded; the stream service has limits of its own."""
     loop_wait_s: float = 60.0
-    """For an answer of this process's own loop: longer than the data plane makes a batch wait for the rate."""
+    """For an answer of this process's own loop: longer than a batch may wait for the rate limit."""
     scan_s: float = 3600.0
     close_s: float = 1.5
-    """For streams under way when the process ends; whoever reads them comes again."""
+    """For open streams when the process ends; their readers come again."""
 
 
 class ScanStream(Protocol):
-    """A scan under way. Used by one thread; `close` ends it, from any, and twice is no error."""
+    """A running scan. Used by one thread; `close` ends it from any thread, and twice is no error."""
 
     def ask(self, job: ScanJob) -> pa.Schema: ...
 
@@ -92,38 +92,38 @@ class ScanStream(Protocol):
 
 
 class ScanPool(Protocol):
-    """Carries scans out, in other processes."""
+    """Runs scans in other processes."""
 
     async def start(self, deadline_s: float) -> ScanStream: ...
 
 
 class FlightStreams:
-    def __init__(self, stream_service: StreamService, scans: ScanPool, calls: LoopBridge, limits: FlightLimits) -> None:
+    def __init__(self, stream_service: StreamService, scans: ScanPool, loop: LoopBridge, limits: FlightLimits) -> None:
         self._plane = stream_service
         self._scans = scans
-        self._calls = calls
+        self._loop = loop
         self._limits = limits
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- gets --------------------------------------------------------------------------------------------------------
 
     def answer(self, get: FlightGet) -> Generator[pa.Schema | BatchAndMetadata, None, None]:
-        """First the schema, then the batches. Dropped at any point it lets go of all it has."""
+        """First the schema, then the batches. A generator that is dropped frees what it holds."""
         if isinstance(get.query, StagedRowsQuery):
             yield from self._staged(get.ticket, get.query)
             return
-        # Noted on the loop and let go there. A thread that gives up waiting just as it is opened never sees the answer.
+        # Recorded on the loop and closed there: a thread that times out just as it is opened never sees the answer.
         opened: list[SourceStream] = []
         try:
-            self._calls.call(self._open(get, opened))
-            yield from self._answered(opened[0], get.query)
+            self._loop.call(self._open(get, opened))
+            yield from self._answer(opened[0], get.query)
         finally:
-            self._calls.tell(self._close, opened)
+            self._loop.post(self._close, opened)
 
     async def _open(self, get: FlightGet, opened: list[SourceStream]) -> None:
         if not is_read_ticket(get.ticket):
             opened.append(self._plane.open_source(get.ticket))
         elif isinstance(get.query, FilesQuery | StagedRowsQuery):
-            raise InvalidRequest("this ticket is for the rows of a table, and opens nothing else")
+            raise InvalidRequest("this ticket is for the rows of a table, and for nothing else")
         else:
             opened.append(await self._plane.open_read(get.ticket, get.query.range, get.run))
 
@@ -131,7 +131,7 @@ class FlightStreams:
         for source in opened:
             self._plane.close_source(source)
 
-    def _answered(self, source: SourceStream, query: FlightQuery) -> Iterator[pa.Schema | BatchAndMetadata]:
+    def _answer(self, source: SourceStream, query: FlightQuery) -> Iterator[pa.Schema | BatchAndMetadata]:
         match query:
             case FilesQuery():
                 yield BYTES_SCHEMA
@@ -142,10 +142,10 @@ class FlightStreams:
                 yield BYTES_SCHEMA
                 yield self._located(source, query)
             case LocateQuery() | StagedRowsQuery():
-                raise InvalidRequest("this ticket is for a checkpoint, and opens nothing else")
+                raise InvalidRequest("this ticket is for a checkpoint, and for nothing else")
 
     def _staged(self, ticket: bytes, query: StagedRowsQuery) -> Iterator[pa.Schema | BatchAndMetadata]:
-        opened = self._calls.call(self._opened_rows(ticket, query))
+        opened = self._loop.call(self._opened_rows(ticket, query))
         source, rows = opened.source, opened.rows
         try:
             yield BYTES_SCHEMA
@@ -157,18 +157,18 @@ class FlightStreams:
             elif rows.layer is not None:
                 records = self._records_of_layer(source, rows.layer)
             for record in records:
-                self._calls.call(self._plane.admit_sending(source, len(record)))
+                self._loop.call(self._plane.admit_sending(source, len(record)))
                 yield bytes_batch(record), b""
             yield NO_BYTES, END_OF_ROWS
         finally:
-            self._calls.tell(self._plane.close_source, source)
+            self._loop.post(self._plane.close_source, source)
 
     async def _opened_rows(self, ticket: bytes, query: StagedRowsQuery) -> StagedRowsSource:
         return self._plane.open_staged(ticket, query.attempt)
 
     def _records_of_layer(self, source: SourceStream, layer: ScanStack) -> Iterator[bytes]:
-        """By a process that scans: this one opens no layers."""
-        stream = self._calls.call(self._scans.start(self._limits.scan_s))
+        """Through a scan worker: this process opens no layers."""
+        stream = self._loop.call(self._scans.start(self._limits.scan_s))
         try:
             schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuery(range=layer.range)))
             yield from records_of(stream.batches(schema), self._limits.piece_bytes)
@@ -180,33 +180,33 @@ class FlightStreams:
         data = encode(
             CheckpointFiles(machine=source.machine, folder=source.folder, stacks=stacks, schema=source.schema)
         )
-        self._calls.call(self._plane.admit_sending(source, len(data)))
+        self._loop.call(self._plane.admit_sending(source, len(data)))
         return bytes_batch(data), b""
 
     def _files(self, source: SourceStream, query: FilesQuery) -> Iterator[BatchAndMetadata]:
-        """Small ones that follow each other in one batch: a batch costs more than all of their bytes."""
-        gathered = _Gathered()
+        """Consecutive small files share a batch: a batch costs more than all of their bytes."""
+        coalesced = _Coalesced()
         for one in split_files(query):
             for data, checksum in self._file(source, one):
-                if not gathered.has_room(data):
-                    yield self._admitted(source, gathered.take())
-                gathered.add(data, checksum)
-        yield self._admitted(source, gathered.take())
+                if not coalesced.has_room(data):
+                    yield self._admit(source, coalesced.take())
+                coalesced.add(data, checksum)
+        yield self._admit(source, coalesced.take())
 
-    def _admitted(self, source: SourceStream, values: ValuesAndMetadata) -> BatchAndMetadata:
+    def _admit(self, source: SourceStream, values: ValuesAndMetadata) -> BatchAndMetadata:
         pieces, checksums = values
-        self._calls.call(self._plane.admit_sending(source, sum(len(data) for data in pieces)))
+        self._loop.call(self._plane.admit_sending(source, sum(len(data) for data in pieces)))
         return bytes_batch(pieces[0]) if len(pieces) == 1 else values_batch(pieces), checksums
 
     def _file(self, source: SourceStream, query: FilesQuery) -> Iterator[tuple[bytes, bytes]]:
-        """Its pieces, with its checksum at the last one."""
+        """The chunks of the file, with its checksum at the last one."""
         path, known = find_file(source, query)
         offset, size = query.offset, known.size_bytes
         if not 0 <= offset <= size:
             raise InvalidRequest(f"{query.file} has {size} bytes, and none from {offset} on")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            checksum = self._passed(descriptor, path, offset)
+            checksum = self._checksum_of_prefix(descriptor, path, offset)
             while True:
                 data = _read(descriptor, path, offset, min(self._limits.piece_bytes, size - offset))
                 checksum = crc32(data, checksum)
@@ -218,8 +218,8 @@ class FlightStreams:
         finally:
             os.close(descriptor)
 
-    def _passed(self, descriptor: int, path: str, end: int) -> int:
-        """The checksum of what the reader has already: that of the whole file is told at the end."""
+    def _checksum_of_prefix(self, descriptor: int, path: str, end: int) -> int:
+        """Of what the reader has already: the checksum at the end covers the whole file."""
         checksum = at = 0
         while at < end:
             data = _read(descriptor, path, at, min(self._limits.piece_bytes, end - at))
@@ -228,51 +228,51 @@ class FlightStreams:
         return checksum
 
     def _scan(self, source: SourceStream, job: ScanJob) -> Iterator[pa.Schema | BatchAndMetadata]:
-        stream = self._calls.call(self._scans.start(self._limits.scan_s))
+        stream = self._loop.call(self._scans.start(self._limits.scan_s))
         try:
             schema = stream.ask(job)
             yield schema
             for batch in stream.batches(schema):
-                self._calls.call(self._plane.admit_sending(source, batch.nbytes))
+                self._loop.call(self._plane.admit_sending(source, batch.nbytes))
                 yield batch, b""
         finally:
             stream.close()
 
-    # -- in ----------------------------------------------------------------------------------------------------------
+    # -- puts --------------------------------------------------------------------------------------------------------
 
     def take(self, put: FlightPut, reader: PutReader, writer: PutWriter) -> None:
-        """What arrives is appended, one batch behind the one that is being received."""
-        wanted = split_put(put)
-        place = self._calls.call(self._plane.open_put(wanted[0]))
-        if len(wanted) > 1 and not place.received_bytes:
-            MultiFilePut(self._plane, self._calls, place, wanted[1:]).take(reader, writer)
+        """Appends a batch while the next one is being received."""
+        puts = split_put(put)
+        stream = self._loop.call(self._plane.open_put(puts[0]))
+        if len(puts) > 1 and not stream.received_bytes:
+            MultiFilePut(self._plane, self._loop, stream, puts[1:]).take(reader, writer)
             return
         try:
-            writer.write(encode_answer(PutAnswer(place.received_bytes, place.checksum)))
-            if place.name == ROWS_NAME:
-                self._take_rows(place, reader, writer)
+            writer.write(encode_answer(PutAnswer(stream.received_bytes, stream.checksum)))
+            if stream.name == ROWS_NAME:
+                self._take_rows(stream, reader, writer)
             else:
-                self._take_file(place, reader)
-            writer.write(encode_answer(self._calls.call(self._plane.finish_put(place))))
+                self._take_file(stream, reader)
+            writer.write(encode_answer(self._loop.call(self._plane.finish_put(stream))))
         finally:
-            self._calls.tell(self._plane.close_put, place)
+            self._loop.post(self._plane.close_put, stream)
 
-    def _take_file(self, place: IncomingPut, reader: PutReader) -> None:
-        running: Future[None] | None = None
+    def _take_file(self, stream: IncomingPut, reader: PutReader) -> None:
+        append: Future[None] | None = None
         try:
             while (chunk := next_chunk(reader)) is not None:
                 for data in byte_values(chunk.data):
-                    if running is not None:
-                        self._calls.wait(running)
-                    running = self._calls.begin(self._plane.append(place, data))
+                    if append is not None:
+                        self._loop.wait(append)
+                    append = self._loop.begin(self._plane.append(stream, data))
         finally:
-            # The place is closed behind this, and must not be while bytes are still being written to it.
-            if running is not None:
-                self._calls.wait(running)
+            # The caller closes the file next, which must not happen during a write.
+            if append is not None:
+                self._loop.wait(append)
 
-    def _take_rows(self, place: IncomingPut, reader: PutReader, writer: PutWriter) -> None:
-        """Every record is acknowledged once it is written: the sender keeps it until then. A connection that broke
-        looks like an end from here, so the end is said."""
+    def _take_rows(self, stream: IncomingPut, reader: PutReader, writer: PutWriter) -> None:
+        """Every record is acknowledged once it is written: the sender keeps it until then. A broken connection looks
+        like an end from here, so the end is explicit."""
         while (chunk := next_chunk(reader)) is not None:
             if chunk.data is None:
                 if chunk.app_metadata == END_OF_ROWS:
@@ -280,13 +280,13 @@ class FlightStreams:
                 continue
             for data in byte_values(chunk.data):
                 check_record(data)
-                self._calls.call(self._plane.append(place, data))
-                writer.write(encode_answer(PutAnswer(place.received_bytes)))
-        raise ConnectionLost("the stream of rows broke off")
+                self._loop.call(self._plane.append(stream, data))
+                writer.write(encode_answer(PutAnswer(stream.received_bytes)))
+        raise ConnectionLost("the stream of rows was cut off")
 
 
-class _Gathered:
-    """Pieces of files that are to go in one batch: a large one alone, which is not copied then."""
+class _Coalesced:
+    """Chunks of files for one batch. A large chunk has its own, and is not copied then."""
 
     def __init__(self) -> None:
         self._values: list[bytes] = []
@@ -310,7 +310,7 @@ class _Gathered:
 def split_files(query: FilesQuery) -> list[FilesQuery]:
     """A question for each file of it. Raises `InvalidRequest`."""
     if len(query.more) >= FILES_TOGETHER_MAX:
-        raise InvalidRequest(f"{len(query.more) + 1} files are more than come on one stream")
+        raise InvalidRequest(f"{len(query.more) + 1} files are more than one stream may carry")
     further = [FilesQuery(part=query.part, layer=layer, file=file) for layer, file in query.more]
     return [msgspec.structs.replace(query, more=()), *further]
 
@@ -319,18 +319,18 @@ def decode_get(data: bytes) -> FlightGet:
     try:
         return _gets.decode(data)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"this is no question of a transfer: {error}") from None
+        raise InvalidRequest(f"this is not a query of a transfer: {error}") from None
 
 
 def decode_put(data: bytes) -> FlightPut:
     try:
         return _puts.decode(data)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"this names no place for a transfer: {error}") from None
+        raise InvalidRequest(f"this is not a put of a transfer: {error}") from None
 
 
 def find_file(source: SourceStream, query: FilesQuery) -> tuple[str, CheckpointFile]:
-    """Only files that the checkpoint lists: a name is looked up, never made into a path."""
+    """Only files that the checkpoint lists: a name is looked up, never used as a path."""
     if 0 <= query.part < len(source.parts):
         part = source.parts[query.part]
         if 0 <= query.layer < len(part.layers):
@@ -343,7 +343,7 @@ def find_file(source: SourceStream, query: FilesQuery) -> tuple[str, CheckpointF
 
 
 def _records_in(path: str) -> Iterator[bytes]:
-    """Read only: a seal may take the file over meanwhile, and asks whether anybody could write to it."""
+    """Opened read-only: a seal may take the file over meanwhile, and checks for writers."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         offset, size = 0, os.fstat(descriptor).st_size
@@ -356,28 +356,30 @@ def _records_in(path: str) -> Iterator[bytes]:
 
 
 def check_record(data: memoryview) -> None:
-    """What is appended to a file of rows is one whole record."""
+    """An append to a file of rows is one whole record."""
     head = read_header(bytes(data[:RECORD_HEADER_BYTES]))
     if head.record_bytes != len(data):
-        raise InvalidRequest(f"a record of {head.record_bytes} bytes came with {len(data)}")
+        raise InvalidRequest(f"a record of {head.record_bytes} bytes arrived with {len(data)}")
 
 
-def _stacks(source: SourceStream, asked: TokenRange) -> tuple[ScanStack, ...]:
-    """Those with a part of the range: each layer that is named is opened."""
+def _stacks(source: SourceStream, token_range: TokenRange) -> tuple[ScanStack, ...]:
+    """Stacks and layers that overlap the range: every layer listed here is opened."""
     return tuple(
         ScanStack(
             part.range,
             tuple(
-                (f"{source.folder}/{layer.folder}", layer.range) for layer in part.layers if layer.range.overlaps(asked)
+                (f"{source.folder}/{layer.folder}", layer.range)
+                for layer in part.layers
+                if layer.range.overlaps(token_range)
             ),
         )
         for part in source.parts
-        if part.range.overlaps(asked)
+        if part.range.overlaps(token_range)
     )
 
 
 def _read(descriptor: int, path: str, offset: int, size: int) -> bytes:
-    # Not mapped: a page of a mapped file that the device fails to give ends the process, a read says so.
+    # Not mapped: an I/O error in a mapped file kills the process, a read reports it.
     data = os.pread(descriptor, size, offset)
     if len(data) != size:
         raise Corruption(f"{path} ends at {offset + len(data)}, before its size")

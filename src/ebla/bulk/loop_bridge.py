@@ -1,4 +1,4 @@
-"""Threads of gRPC know the loop of their process by calls with a bound alone."""
+"""Calls from gRPC's threads into the event loop, each with a timeout."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopBridge:
-    """Calls of the loop from other threads, with a bound."""
+    """Runs coroutines and callbacks on the loop, for other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
         self._loop = loop
@@ -25,11 +25,11 @@ class LoopBridge:
             work.close()
             raise Unavailable("the bulk process is ending") from None
 
-    def wait(self, begun: Future[T]) -> T:
+    def wait(self, future: Future[T]) -> T:
         try:
-            return begun.result(self._wait_s)
+            return future.result(self._wait_s)
         except FutureTimeout:
-            begun.cancel()
+            future.cancel()
             raise DeadlineExceeded(f"the bulk process did not answer within {self._wait_s:g} s") from None
         except asyncio.CancelledError:
             raise Unavailable("the bulk process is ending") from None
@@ -37,8 +37,8 @@ class LoopBridge:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return self.wait(self.begin(work))
 
-    def tell(self, act: Any, *arguments: object) -> None:
+    def post(self, act: Any, *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(act, *arguments)
         except RuntimeError:
-            pass  # the process is ending, and what was to be let go goes with it
+            pass  # the process is ending, and its resources are freed with it

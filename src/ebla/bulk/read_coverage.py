@@ -1,17 +1,18 @@
-"""What a checkpoint of a table can answer for: the ranges of which this node had a whole copy. Pure.
+"""Which ranges a checkpoint of a table can answer: those of which this node had a complete copy. Pure.
 
-That a stack is there says little. One of a pending replica lacks what has not been brought yet; one of a replica that
-left lacks what was written since; a table on vnodes has a stack for the whole ring at every shard, whatever the node
-owns. A question for such a range would be answered with too few rows, or none, and nobody would notice. So a range
-counts only if the node is a natural replica of it or serves reads of it: the first takes every write, the second has
-every one that was acknowledged. While a tablet moves these are two different ones for a time, and either will do. And
-that must be so at the version before the checkpoint was begun and at the one after it was taken: before, or a replica
-that was pending when its files were linked counts by what it became afterwards; after, or one whose files were gone by
-then counts by what it had been.
+That a stack exists proves little. A pending replica lacks what has not been streamed yet. A replica that left lacks
+what was written since. A table on vnodes has a stack for the whole ring on every shard, whatever the node owns. A query
+of such a range would return too few rows, or none, and no one would notice. So a range counts only if the node is a
+natural replica of it or serves reads of it: the first gets every write, the second has every acknowledged one. While a
+tablet migrates these are different nodes for a time, and either will do. The node must qualify both at the version
+before the checkpoint was started and at the version after it was taken. Without the first check, a replica that was
+pending when its files were linked would count as what it became afterwards. Without the second, one whose files were
+gone by then would count as what it had been.
 
-A ticket counts for the lives of replicas that it was given for, and no others. A plan at QUORUM takes any two of A, B
-and C. Later C's tablet goes to D, and then B's to C: what C has now is a copy of B's, and B may still keep what it had
-when the read was opened. Merged, the two are one replica's word, and a write that A and C acknowledged is in neither.
+A ticket is valid only for the incarnations of the replicas it was issued for. Suppose a plan at QUORUM uses any two of
+A, B and C. Then C's tablet moves to D, and later B's tablet moves to C: C now has a copy of B's, and B may still keep
+what it had when the read was opened. Merged, the two are one replica's data, and a write that A and C acknowledged is
+in neither.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,53 +28,53 @@ from ebla.wire.table_calls import StackSizeEstimate
 
 INCARNATION_BYTES = 4
 Ranges = tuple[TokenRange, ...]
-"""Ascending, without overlap or touch, none over the top of the ring."""
+"""Ascending, disjoint and not adjacent; none wraps around the ring."""
 
 
 class RangeNotOwned(Stale):
-    """This node has no whole copy of the range that was asked for. Others may."""
+    """This node has no complete copy of the requested range. Others may."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedRanges:
-    """What a host has whole copies of, at one version."""
+    """The ranges of which a host has complete copies, at one version."""
 
     by_shard: Mapping[ShardNumber, Ranges] | None
-    """Of a table on tablets: one that moves between two shards of a node is whole at one of them, or the other."""
+    """For a table on tablets: a tablet that moves between two shards of a node is complete on one of them."""
     of_node: Ranges
     shard_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotCoverage:
-    """Of one checkpoint."""
+    """What one checkpoint covers."""
 
     ranges: Ranges
     parts: tuple[CheckpointPart, ...]
-    """Those that count."""
+    """Those with complete copies."""
     sizes: tuple[StackSizeEstimate, ...]
     is_by_part: bool = True
-    """Each part answers for its own range; else all of them together for all."""
+    """Each part covers its own range; else all parts together cover all ranges."""
 
-    def has(self, asked: TokenRange, lives: bytes) -> bool:
-        """Wholly, by replicas that live since the ticket with these was given."""
-        known = {lives[at : at + INCARNATION_BYTES] for at in range(0, len(lives), INCARNATION_BYTES)}
-        lasting = [part for part in self.parts if _life(part) in known]
+    def has(self, asked: TokenRange, incarnations: bytes) -> bool:
+        """Completely, from replicas whose incarnations are among those of the ticket."""
+        known = {incarnations[at : at + INCARNATION_BYTES] for at in range(0, len(incarnations), INCARNATION_BYTES)}
+        unchanged = [part for part in self.parts if _short_incarnation(part) in known]
         if self.is_by_part:
-            return _covers(merge_ranges(part.range for part in lasting), asked)
-        return len(lasting) == len(self.parts) and _covers(self.ranges, asked)
+            return _covers(merge_ranges(part.range for part in unchanged), asked)
+        return len(unchanged) == len(self.parts) and _covers(self.ranges, asked)
 
     @property
-    def lives(self) -> bytes:
-        return b"".join(_life(part) for part in self.parts)
+    def incarnations(self) -> bytes:
+        return b"".join(_short_incarnation(part) for part in self.parts)
 
 
 def owned_ranges(view: View, table: TableId, host: HostId) -> OwnedRanges:
-    """Of a table that the view has."""
+    """For a table that the view has."""
     node, on_tablets = view.snapshot.nodes.get(host), view.snapshot.on_tablets(table)
     shard_count = 0 if node is None else node.shard_count
     if on_tablets and table not in view.snapshot.tablets:
-        return OwnedRanges({}, (), shard_count)  # they are not all known yet
+        return OwnedRanges({}, (), shard_count)  # the tablets are not all known yet
     replicas = view.sets.of(table)
     ranges = dict.fromkeys((*replicas.ranges_of(host), *replicas.read_ranges_of(host)))
     if not on_tablets:
@@ -102,7 +103,7 @@ def coverage_of(parts: Sequence[CheckpointPart], before: OwnedRanges, after: Own
 
 
 def _of_vnodes(parts: Sequence[CheckpointPart], before: OwnedRanges, after: OwnedRanges) -> SnapshotCoverage:
-    """Any range may have rows at any shard: with one of them missing, none is whole."""
+    """Any range may have rows on any shard: with one shard missing, no range is complete."""
     there = {part.shard for part in parts}
     if any(ShardNumber(number) not in there for number in range(after.shard_count)):
         return SnapshotCoverage(ranges=(), parts=(), sizes=(), is_by_part=False)
@@ -114,13 +115,13 @@ def _of_vnodes(parts: Sequence[CheckpointPart], before: OwnedRanges, after: Owne
 
 
 def _scanned_bytes(part: CheckpointPart) -> int:
-    """About what a scan of it reads: of a layer that has columns, those alone."""
+    """About what a scan reads: of a layer with a column sidecar only that."""
     columns = ([file.size_bytes for file in layer.files if file.name == COLUMNS_NAME] for layer in part.layers)
     return sum(found[0] if found else layer.size_bytes for layer, found in zip(part.layers, columns))
 
 
-def _life(part: CheckpointPart) -> bytes:
-    """Lives are drawn at random, so a part of the number will do."""
+def _short_incarnation(part: CheckpointPart) -> bytes:
+    """Incarnations are random, so a part of the number is enough."""
     return (part.incarnation % (1 << 8 * INCARNATION_BYTES)).to_bytes(INCARNATION_BYTES)
 
 
@@ -136,7 +137,7 @@ def merge_ranges(ranges: Iterable[TokenRange]) -> Ranges:
 
 
 def _common(one: Ranges, other: Ranges) -> Ranges:
-    """By one pass over both: a node of a large ring has hundreds."""
+    """The intersection, in one pass over both: a node of a large ring has hundreds."""
     found: list[TokenRange] = []
     first = second = 0
     while first < len(one) and second < len(other):

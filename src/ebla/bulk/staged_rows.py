@@ -1,7 +1,7 @@
-"""What was staged of rows, for whoever has to bring it to a further replica: where it stands at the moment.
+"""Finds the staged rows of an attempt, to copy them to another replica.
 
-Before the seal each attempt has its own file. By the seal those that count become one: from then on any of their names
-stands for all of them, and whoever asks is told so. While they are being merged there is nothing to be had.
+Before the seal each attempt has its own file. The seal merges those that count into one: from then on the name of any
+of them stands for all, and the answer says so. While they are being merged nothing can be read.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from ebla.ports.disk import Disk
 @dataclass(frozen=True, slots=True)
 class StagedRows:
     path: str = ""
-    """Of a file of records; empty: they are in a layer, or there are none."""
+    """Of a file of records; empty: the rows are in a layer, or there are none."""
     layer: ScanStack | None = None
     is_merged: bool = False
-    """They are those of all attempts that count, not of one."""
+    """The rows are those of all attempts that count, not of one."""
 
 
 def find_staged_rows(disk: Disk, staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
-    """Raises `Overloaded` while it is being sealed, `Refused` where there is nothing of this attempt."""
+    """Raises `Overloaded` while it is being sealed, `Refused` where the attempt has staged nothing."""
     if staged.target.kind is not StagingKind.ROWS:
-        raise InvalidRequest(f"transfer {staged.transfer} is of files; their source has them")
+        raise InvalidRequest(f"transfer {staged.transfer} moves files; read them from their source")
     match staged.state.phase:
         case TransferPhase.OPEN:
             return StagedRows(_run_of(disk, staged, attempt))
         case TransferPhase.SEALING:
             raise Overloaded(
-                f"what was staged of transfer {staged.transfer} is being merged", advice="ask again when it is sealed"
+                f"what was staged of transfer {staged.transfer} is being merged", advice="try again when it is sealed"
             )
         case TransferPhase.SEALED:
             return _sealed_rows(staged, attempt)
@@ -41,7 +41,7 @@ def find_staged_rows(disk: Disk, staged: StagedTransfer, attempt: AttemptId) -> 
 
 
 def _run_of(disk: Disk, staged: StagedTransfer, attempt: AttemptId) -> str:
-    """Also where a seal that failed has taken it over."""
+    """Also where a failed seal has moved it."""
     path = f"{staged.attempt_folder(attempt)}/{ROWS_NAME}"
     if disk.exists(path):
         return path
@@ -65,6 +65,6 @@ def _sealed_rows(staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
 
 def _none_of(staged: StagedTransfer, attempt: AttemptId) -> Refused:
     return Refused(
-        f"of attempt {attempt} at transfer {staged.transfer} nothing is here",
-        advice="it has brought nothing, or others were named by the seal",
+        f"attempt {attempt} at transfer {staged.transfer} has no rows here",
+        advice="it has staged nothing, or the seal named other attempts",
     )

@@ -1,7 +1,7 @@
-"""The staging of a node: places for transfers, by session; what is left of them on disk, and what is found at a start.
+"""The staging area of a node: targets for transfers, by session; what is left of them on disk, and recovery at a start.
 
-Folders and files are laid out as `storage/codec/staging_format.py` says. What decides is in `staging_state.py`; what is
-written into a place is in `puts.py`; the seal is in `seal.py`.
+The layout on disk is defined in `storage/codec/staging_format.py`. The states of a transfer are in `staging_state.py`,
+writing into it in `open_puts.py`, the seal in `seal.py`.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from ebla.wire.transfer_messages import StagingStatus
 
 SEALED_PREFIX = "sealed-"
 RUN_SUFFIX = ".run"
-"""Of a run of rows that a seal has taken over, behind the id of its attempt."""
+"""Of a run of rows that a seal has taken over; before it comes the id of its attempt."""
 REMOVING_PREFIX = "going-"
-"""Of what is being removed. It has its old name no more, so nobody who knows that one finds a part of it."""
+"""Of folders that are being removed. Without their old name, no one finds a part of their files."""
 
 
 class Isolation(Protocol):
-    """What is asked of the file system beyond the disk port. Blocking: called off the loop."""
+    """What transfers need of the file system beyond the disk port. Blocks: called off the loop."""
 
     def inode(self, path: str) -> int: ...
 
@@ -48,13 +48,13 @@ class Isolation(Protocol):
         ...
 
     def has_no_writer(self, path: str) -> bool:
-        """True only where nobody has the file open for writing, under whichever name. False also where that cannot be
-        told."""
+        """True only where no process has the file open for writing, under any name. False also where the kernel cannot
+        say."""
         ...
 
 
 class RowLayerBuilder(Protocol):
-    """Makes a layer of staged rows. Cancelled, late or failed, it leaves no output folder and nothing that runs."""
+    """Builds a layer from staged rows. Cancelled, late or failed, it leaves no output folder and no running process."""
 
     async def build(self, job: BuildJob, deadline_s: float) -> BuildResult: ...
 
@@ -65,18 +65,18 @@ class StagingDeps:
     rng: Rng
     folder: str
     machine: str
-    """A file of this name stands in each place."""
+    """Each target's folder contains a file of this name."""
     isolation: Isolation
     building: RowLayerBuilder
     limits: TransferLimits
     report: EventReporter
 
     def check_space(self, size_bytes: int) -> None:
-        """Raises `DiskFull` where so much more would take what is left to the shards."""
+        """Raises `DiskFull` where so many more bytes would take the reserve of the shards."""
         free = self.disk.free_bytes(self.folder)
         if free - size_bytes < self.limits.free_bytes_min:
             raise DiskFull(
-                f"staging of {size_bytes} bytes does not fit: {free} are free on this node and "
+                f"staging of {size_bytes} bytes does not fit: {free} bytes are free on this node and "
                 f"{self.limits.free_bytes_min} stay so",
                 advice="free space on its file system, and start the job again",
             )
@@ -84,7 +84,7 @@ class StagingDeps:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StagedTransfer:
-    """One place."""
+    """The target of one transfer."""
 
     session: SessionId
     transfer: TransferId
@@ -116,30 +116,30 @@ class StagedTransfer:
 
 
 @dataclass(slots=True, eq=False)
-class _Opening:
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    askers: int = 0
+class _OpenLock:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    callers: int = 0
 
 
 class Staging:
-    def __init__(self, parts: StagingDeps) -> None:
-        self._parts = parts
-        self._disk = parts.disk
+    def __init__(self, deps: StagingDeps) -> None:
+        self._deps = deps
+        self._disk = deps.disk
         self._transfers: dict[TransferId, StagedTransfer] = {}
         self._sessions: dict[SessionId, None] = {}
         """With a folder."""
         self._going: dict[str, None] = {}
-        """Folders that are just being removed."""
-        self._opening: dict[TransferId, _Opening] = {}
-        self._made: dict[SessionId, None] = {}
-        """Whose folder is durable under its name."""
+        """Folders that are being removed now."""
+        self._opening: dict[TransferId, _OpenLock] = {}
+        self._durable: dict[SessionId, None] = {}
+        """Sessions whose folder is durable."""
 
     # -- the start ---------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """What lies on disk, as far as it is whole. Nothing else is kept; whether its sessions are still open shows
-        later, and `drop_session` ends what is not."""
-        disk, root = self._disk, self._parts.folder
+        """Keeps what is complete on disk, and nothing else. Whether the sessions are still open is known later, and
+        `drop_session` removes those that are not."""
+        disk, root = self._disk, self._deps.folder
         await make_durable_folder(disk, root)
         await self.remove_leftovers()
         for name in disk.list_folder(root):
@@ -153,13 +153,13 @@ class Staging:
                     await self._recover_one(SessionId(session), TransferId(transfer))
 
     async def _recover_one(self, session: SessionId, transfer: TransferId) -> None:
-        folder = transfer_folder(self._parts.folder, session, transfer)
-        # A seal that a killed process left in the page cache alone has counted already for whoever saw it.
+        folder = transfer_folder(self._deps.folder, session, transfer)
+        # A seal that a killed process left only in the page cache has already counted for a caller that saw it.
         await self._disk.sync_folder(folder)
         try:
             target, sealed = await read_target(self._disk, folder), await read_sealed(self._disk, folder)
         except (Corruption, Refused) as failure:
-            self._parts.report("staging.unreadable", {"folder": folder, "cause": failure.message})
+            self._deps.report("staging.unreadable", {"folder": folder, "cause": failure.message})
             target, sealed = None, None
         if target is None:
             await self._disk.run(partial(self._disk.remove_folder, folder))
@@ -180,21 +180,21 @@ class Staging:
             )
         self._transfers[transfer] = staged
 
-    # -- places ------------------------------------------------------------------------------------------------------
+    # -- targets -----------------------------------------------------------------------------------------------------
 
     async def open(
         self, session: SessionId, transfer: TransferId, target: TargetFile, size_bytes: int = 0
     ) -> StagedTransfer:
-        """Again: the same place. Raises `Refused` where it was opened for something else."""
-        # One at a time of a transfer; those of a job lie in one folder and on one disk, and share their syncs.
-        opening = self._opening.setdefault(transfer, _Opening())
-        opening.askers += 1
+        """Idempotent. Raises `Refused` where the transfer was opened for something else."""
+        # One call at a time per transfer. Transfers of a job share a folder and a disk, and so their syncs.
+        opening = self._opening.setdefault(transfer, _OpenLock())
+        opening.callers += 1
         try:
-            async with opening.turn:
+            async with opening.lock:
                 return await self._open(session, transfer, target, size_bytes)
         finally:
-            opening.askers -= 1
-            if not opening.askers:
+            opening.callers -= 1
+            if not opening.callers:
                 del self._opening[transfer]
 
     async def _open(
@@ -207,9 +207,9 @@ class Staging:
             found.state = found.state.opened()
             return found
         self._check_room(size_bytes)
-        folder = transfer_folder(self._parts.folder, session, transfer)
+        folder = transfer_folder(self._deps.folder, session, transfer)
         try:
-            await self._lay_out(session, folder, target)
+            await self._create(session, folder, target)
         except BaseException:
             self._disk.remove_folder(folder)
             raise
@@ -218,27 +218,27 @@ class Staging:
         )
         return opened
 
-    async def _lay_out(self, session: SessionId, folder: str, target: TargetFile) -> None:
+    async def _create(self, session: SessionId, folder: str, target: TargetFile) -> None:
         disk = self._disk
-        above = f"{self._parts.folder}/{session}"
+        above = f"{self._deps.folder}/{session}"
         self._sessions[session] = None
-        if session not in self._made:
+        if session not in self._durable:
             await make_durable_folder(disk, above)
-            self._made[session] = None
+            self._durable[session] = None
         disk.make_folder(folder)
-        disk.create(f"{folder}/{self._parts.machine}").close()
+        disk.create(f"{folder}/{self._deps.machine}").close()
         await write_target(disk, folder, target)
         await disk.sync_folder(above)
 
     def _check_room(self, size_bytes: int) -> None:
-        limits = self._parts.limits
+        limits = self._deps.limits
         staged = sum(1 for one in self._transfers.values() if one.state.phase is not TransferPhase.RELEASED)
         if staged + len(self._opening) > limits.transfers_max:
             raise Overloaded(f"{limits.transfers_max} transfers are staged on this node already")
         self.check_space(size_bytes)
 
     def check_space(self, size_bytes: int) -> None:
-        self._parts.check_space(size_bytes)
+        self._deps.check_space(size_bytes)
 
     def find(self, session: SessionId, transfer: TransferId) -> StagedTransfer:
         found = self._transfers.get(transfer)
@@ -247,9 +247,9 @@ class Staging:
         return found
 
     async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> list[TransferId]:
-        """Those that are gone now. What is not there is no error. Their files go with the next sweep: to free what a
-        job has brought takes a while, and whoever releases it waits for no room."""
-        # In one order, whoever asks: two that held what the other waits for would wait for ever.
+        """Returns those that are released now. A transfer that does not exist is no error. The next sweep removes the
+        files: freeing the space of a job takes a while, and the caller need not wait for it."""
+        # Always in the same order: two callers that lock in different orders would deadlock.
         known = [self._transfers.get(transfer) for transfer in sorted(set(transfers))]
         found = [one for one in known if one is not None and one.session == session]
         async with AsyncExitStack() as held:
@@ -257,11 +257,11 @@ class Staging:
                 await held.enter_async_context(staged.changing)
                 staged.state = staged.state.released()
                 staged.received.clear()
-            await self._disk.run(partial(self._put_aside, self._new_names([staged.folder for staged in found])))
+            await self._disk.run(partial(self._rename_aside, self._new_names([staged.folder for staged in found])))
         return [staged.transfer for staged in found]
 
     async def drop_attempt(self, staged: StagedTransfer, attempt: AttemptId) -> None:
-        """What it brought is not wanted any more."""
+        """Removes what it has staged."""
         staged.received.pop(attempt, None)
         if attempt not in staged.state.winners:
             staged.state = staged.state.without(attempt)
@@ -276,52 +276,52 @@ class Staging:
         return tuple(self._sessions)
 
     def notice_orphans(self) -> None:
-        """A task that was given up may have made the folder of a session again after it was dropped."""
-        for name in self._disk.list_folder(self._parts.folder):
+        """An abandoned task may have made the folder of a session again after it was dropped."""
+        for name in self._disk.list_folder(self._deps.folder):
             session = parse_uuid(name)
             if session is not None:
                 self._sessions.setdefault(SessionId(session), None)
 
     async def drop_session(self, session: SessionId) -> None:
-        """All of it, once nothing of the session can have an effect any more (INV-XFER-5)."""
+        """Removes all of it, once nothing of the session can have an effect any more (INV-XFER-5)."""
         for staged in [one for one in self._transfers.values() if one.session == session]:
             del self._transfers[staged.transfer]
-        self._made.pop(session, None)
-        await self._remove(f"{self._parts.folder}/{session}")
+        self._durable.pop(session, None)
+        await self._remove(f"{self._deps.folder}/{session}")
         self._sessions.pop(session, None)
 
     async def remove_leftovers(self) -> None:
-        """Of removals that did not come to their end, and what was released."""
-        for name in self._disk.list_folder(self._parts.folder):
+        """Of interrupted removals, and of released transfers."""
+        for name in self._disk.list_folder(self._deps.folder):
             if name.startswith(REMOVING_PREFIX) and name not in self._going:
-                await self._disk.run(partial(self._disk.remove_folder, f"{self._parts.folder}/{name}"))
+                await self._disk.run(partial(self._disk.remove_folder, f"{self._deps.folder}/{name}"))
 
     async def _remove(self, folder: str) -> None:
-        """INV-XFER-3: out of the way in one step, and only then file by file. A shard may be adopting from it, under a
-        guard that this process knows nothing of: it lists a sealed folder and links what it finds, and would take one
-        that is half removed for a whole layer."""
+        """INV-XFER-3: rename the folder in one step, then remove it file by file. A shard may be adopting from it,
+        under a guard that this process does not know: it lists a sealed folder and links what it finds, and would take
+        a half-removed folder for a complete layer."""
         names = self._new_names([folder])
         self._going |= dict.fromkeys(names)
         try:
-            await self._disk.run(partial(self._remove_by, names))
+            await self._disk.run(partial(self._remove_renamed, names))
         finally:
             for name in names:
                 del self._going[name]
 
     def _new_names(self, folders: Sequence[str]) -> dict[str, str]:
-        return {f"{REMOVING_PREFIX}{self._parts.rng.bytes(8).hex()}": folder for folder in folders}
+        return {f"{REMOVING_PREFIX}{self._deps.rng.bytes(8).hex()}": folder for folder in folders}
 
-    def _put_aside(self, names: Mapping[str, str]) -> None:
+    def _rename_aside(self, names: Mapping[str, str]) -> None:
         """Blocks."""
         for name, folder in names.items():
             if self._disk.exists(folder):
-                self._disk.rename(folder, f"{self._parts.folder}/{name}")
+                self._disk.rename(folder, f"{self._deps.folder}/{name}")
 
-    def _remove_by(self, names: Mapping[str, str]) -> None:
+    def _remove_renamed(self, names: Mapping[str, str]) -> None:
         """Blocks."""
-        self._put_aside(names)
+        self._rename_aside(names)
         for name in names:
-            self._disk.remove_folder(f"{self._parts.folder}/{name}")
+            self._disk.remove_folder(f"{self._deps.folder}/{name}")
 
     def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
         shown = (one for one in self._transfers.values() if one.state.phase is not TransferPhase.RELEASED)
@@ -335,14 +335,14 @@ def _check_same(found: StagedTransfer, session: SessionId, target: TargetFile) -
         return
     if found.target.incarnation != target.incarnation:
         raise Stale(
-            f"transfer {found.transfer} was opened for another life of its replica",
-            advice="start the job again: what was staged is not for the replica that is there now",
+            f"transfer {found.transfer} was opened for another incarnation of its replica",
+            advice="start the job again: what was staged is not for the current replica",
         )
     raise Refused(f"transfer {found.transfer} was opened for something else: {found.target}")
 
 
 def parse_uuid(name: str) -> uuid.UUID | None:
-    """Of a folder that is named by one."""
+    """From the name of a folder; None where it is not a uuid."""
     try:
         found = uuid.UUID(name)
     except ValueError:

@@ -1,10 +1,10 @@
-"""What may happen to the staging of one transfer, and when. Pure.
+"""The states of the staging of one transfer. Pure.
 
     open ──seal──▶ sealing ──done──▶ sealed ──release──▶ released
       ▲               │
       └────failed─────┘
 
-Attempts write while it is open. The seal names one of them, or of rows several that count together; from then on no
+Attempts write while it is open. The seal names one attempt or, for rows, several that count together; from then on no
 other counts (INV-XFER-2), and none may write. A seal that fails has sealed nothing, so the same attempts, or others,
 may be named again.
 """
@@ -27,12 +27,12 @@ class TransferPhase(enum.StrEnum):
 
 class StagingEvent(enum.StrEnum):
     OPENED = "opened"
-    """Again: whoever opened it has not heard the answer."""
+    """Again: the caller that opened it did not get the answer."""
     PUT = "put"
     SEAL = "seal"
-    """Of attempts while none are named, or of those that are."""
+    """Of attempts while none are named, or of the named ones again."""
     SEAL_OTHER = "seal_other"
-    """Of others than those that are named."""
+    """Of other attempts than the named ones."""
     SEAL_DONE = "seal_done"
     SEAL_FAILED = "seal_failed"
     RELEASE = "release"
@@ -41,7 +41,7 @@ class StagingEvent(enum.StrEnum):
 class StagingRefusal(enum.StrEnum):
     BEING_SEALED = "it is being sealed with other attempts"
     SEALED_ALREADY = "it is sealed with other attempts"
-    CLOSED_TO_PUTS = "an attempt at it was named, so nothing more is taken"
+    CLOSED_TO_PUTS = "an attempt at it was named, so nothing more is accepted"
     RELEASED = "it was released"
     NOT_SEALING = "no seal of it is under way"
 
@@ -89,16 +89,16 @@ class SealRefused(Refused):
 
 
 WINNERS_SHOWN_MAX = 3
-"""So many of the attempts that count are told by name."""
+"""Attempts that an error message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingState:
     phase: TransferPhase = TransferPhase.OPEN
     attempts: frozenset[AttemptId] = frozenset()
-    """That have put something. Those by the short cut show only at the seal."""
+    """That have put something over Flight. Attempts that link files locally show up only at the seal."""
     winners: tuple[AttemptId, ...] = ()
-    """Named by a seal that is under way or done, in the order of their ids."""
+    """Named by a seal that runs or is done, sorted by id."""
 
     def opened(self) -> "StagingState":
         return self._after(StagingEvent.OPENED)
@@ -112,7 +112,7 @@ class StagingState:
         return replace(after, attempts=self.attempts | {attempt})
 
     def sealing(self, attempts: Iterable[AttemptId]) -> "StagingState":
-        """From now on, or still, these attempts are the ones that are sealed: all of them and no other."""
+        """From now on these attempts are sealed: all of them and no other. Idempotent."""
         winners = sorted_attempts(attempts)
         assert winners
         is_named = not self.winners or self.winners == winners
@@ -126,7 +126,7 @@ class StagingState:
         return replace(self._after(StagingEvent.SEAL_FAILED), winners=())
 
     def without(self, attempt: AttemptId) -> "StagingState":
-        """What it brought is gone."""
+        """Its files are gone."""
         assert attempt not in self.winners
         return replace(self, attempts=self.attempts - {attempt})
 
@@ -139,16 +139,16 @@ class StagingState:
             case TransferPhase():
                 return replace(self, phase=outcome)
             case StagingRefusal():
-                told = ", ".join(str(one) for one in self.winners[:WINNERS_SHOWN_MAX])
+                shown = ", ".join(str(one) for one in self.winners[:WINNERS_SHOWN_MAX])
                 more = (
                     f" and {len(self.winners) - WINNERS_SHOWN_MAX} more"
                     if len(self.winners) > WINNERS_SHOWN_MAX
                     else ""
                 )
-                named = f" ({told}{more})" if told else ""
-                raise SealRefused(f"the staging takes no {event} any more: {outcome}{named}", winners=self.winners)
+                named = f" ({shown}{more})" if shown else ""
+                raise SealRefused(f"the staging accepts no {event} any more: {outcome}{named}", winners=self.winners)
 
 
 def sorted_attempts(attempts: Iterable[AttemptId]) -> tuple[AttemptId, ...]:
-    """A set of attempts, the same however it was named."""
+    """The same tuple for the same set of attempts."""
     return tuple(sorted(attempts, key=lambda one: one.int))

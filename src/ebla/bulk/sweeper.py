@@ -1,9 +1,9 @@
-"""What closed sessions have left goes, whoever forgot it: staging and checkpoints (INV-XFER-5).
+"""Garbage-collects staging and checkpoints of closed sessions (INV-XFER-5).
 
-A session that this process does not find listed may also be one that it has not heard of yet, after a start or behind
-a slow feed. So nothing is removed before a read barrier was reached; and nothing while a guard of it is still held.
+A session that this process does not find listed may also be one that it does not know yet, after a start or behind a
+slow feed. So nothing is removed before a read barrier was reached, and nothing while a guard of the session is held.
 
-Checkpoints of reads of tables have no session. They go when nobody has used them for a while.
+Checkpoints for reads of tables have no session. They are removed when they were not used for a while.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ class SweeperDeps:
     stream_service: TransferStreams
     checkpoints: CheckpointStore
     reads: TableSnapshots
-    counts: TransferMetrics
+    metrics: TransferMetrics
 
 
 class Sweeper:
-    def __init__(self, parts: SweeperDeps) -> None:
-        self._guards = parts.guards
-        self._staging = parts.staging
-        self._plane = parts.stream_service
-        self._checkpoints = parts.checkpoints
-        self._reads = parts.reads
-        self._counts = parts.counts
+    def __init__(self, deps: SweeperDeps) -> None:
+        self._guards = deps.guards
+        self._staging = deps.staging
+        self._plane = deps.stream_service
+        self._checkpoints = deps.checkpoints
+        self._reads = deps.reads
+        self._metrics = deps.metrics
         self._news = asyncio.Event()
         self.failures: dict[SessionId, OSError | DiskFull] = {}
-        """Of the last sweep; the next one tries again."""
+        """Of the last sweep; the next one retries."""
 
     def notice(self) -> None:
         """The list of sessions may have changed."""
@@ -64,7 +64,7 @@ class Sweeper:
                 report("staging.not_swept", {"session": str(session), "cause": str(failure)})
 
     async def sweep(self, barrier_ms: int) -> None:
-        """Raises `Unavailable` where there was no barrier."""
+        """Raises `Unavailable` where no read barrier was reached."""
         self.failures = {}
         self._staging.notice_orphans()
         await self._sweep_reads()
@@ -76,23 +76,23 @@ class Sweeper:
         await self._checkpoints.remove_orphans()
 
     async def _sweep_reads(self) -> None:
-        """No barrier is needed: at worst one is taken again that need not have gone."""
+        """Without a barrier: at worst a checkpoint is removed too early and taken again."""
         self._reads.expire_snapshots()
         self._plane.end_reads()
         await self._reads.drop_idle()
 
     async def _sweep_one(self, session: SessionId) -> None:
         if session in self._guards.closing:
-            return  # there is a next time
+            return  # the next sweep tries again
         self._plane.end_session(session)
         try:
             await self._staging.drop_session(session)
             await self._checkpoints.drop_session(session)
         except (OSError, DiskFull) as failure:
-            # A task that was given up may be making files in the very folder that is removed.
+            # An abandoned task may be creating files in the folder that is being removed.
             self.failures[session] = failure
         else:
-            self._counts.swept.add()
+            self._metrics.swept.add()
 
     def _unlisted(self) -> list[SessionId]:
         held = dict.fromkeys((*self._staging.sessions, *self._checkpoints.sessions))

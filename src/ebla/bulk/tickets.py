@@ -1,9 +1,9 @@
-"""Tickets: signed words of this node's bulk process about what their holder may do, and until when. Pure.
+"""Tickets: signed by this node's bulk process, they say what their holder may do, and until when. Pure.
 
-A task has no certificate of the cluster; a ticket is its right. It names one checkpoint to read or one transfer to
-write, and opens nothing else. It does not replace the session, which is looked up besides: a ticket cannot be taken
-back, a session can be closed. A ticket to read a table has no session: until it expires its holder reads the table, by
-the checkpoint that is kept for the read or by a new one.
+A task has no certificate of the cluster; a ticket is its permission. It names one checkpoint to read or one transfer to
+write, and opens nothing else. The session is checked besides: a ticket cannot be revoked, a session can be closed. A
+ticket to read a table has no session: until it expires its holder reads the table, from the checkpoint that is kept for
+the read or from a new one.
 """
 
 import enum
@@ -23,7 +23,7 @@ _HEAD_BYTES = len(TICKET_FORMAT) + hashlib.sha256().digest_size
 
 
 class TicketRefused(Refused):
-    """The ticket opens nothing here; no try with the same one will."""
+    """The ticket opens nothing here; a retry with the same one is useless."""
 
 
 class GrantKind(enum.StrEnum):
@@ -37,28 +37,28 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     session: SessionId | None
     """None: of a read of a table."""
     subject: uuid.UUID
-    """The checkpoint that may be read, the transfer that may be written, or the read of the table."""
+    """The checkpoint to read, the transfer to write, or the read of the table."""
     table: TableId
     expires_ms: int
     """Wall time."""
-    lives: bytes = b""
-    """Of a read: which replicas it was given for (`read_coverage.Coverage.lives`)."""
+    incarnations: bytes = b""
+    """Of a read: the replicas it was issued for (`SnapshotCoverage.incarnations`)."""
 
     @property
     def of_session(self) -> SessionId:
-        """Of one that is signed for a session."""
+        """Of a ticket that has one."""
         assert self.session is not None
         return self.session
 
 
 def for_run(grant: Grant, run: str) -> Grant:
-    """The same right, of a run of the job: it has a read, and so a point, of its own. Whoever plans once and runs again
-    (Spark keeps one plan for a DataFrame) would else see the table as it was when that was planned."""
+    """The same permission for one run of the job: it has a read, and so a snapshot, of its own. Spark keeps one plan
+    for a DataFrame; a later run would else see the table as it was at the first."""
     return msgspec.structs.replace(grant, subject=uuid.uuid5(grant.subject, run)) if run else grant
 
 
 def is_read_ticket(ticket: bytes) -> bool:
-    """What the ticket says of itself, whoever signed it: only for choosing where it is looked at."""
+    """What the ticket claims, unverified: only to choose how it is verified."""
     try:
         return msgspec.msgpack.decode(ticket[_HEAD_BYTES:], type=Grant).kind is GrantKind.READ
     except msgspec.MsgspecError:
@@ -79,10 +79,10 @@ class TicketSigner:
     def read(self, ticket: bytes, kind: GrantKind, now_ms: int) -> Grant:
         """Raises `TicketRefused`."""
         if not _HEAD_BYTES < len(ticket) <= TICKET_BYTES_MAX or not ticket.startswith(TICKET_FORMAT):
-            raise TicketRefused("this is no ticket of a bulk process", advice="ask the node for one")
+            raise TicketRefused("this is not a ticket of a bulk process", advice="request one from the node")
         mac, body = ticket[len(TICKET_FORMAT) : _HEAD_BYTES], ticket[_HEAD_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
-            raise TicketRefused("the ticket is not signed by this node", advice="use it at the node that gave it out")
+            raise TicketRefused("the ticket is not signed by this node", advice="use it at the node that issued it")
         grant = msgspec.msgpack.decode(body, type=Grant)
         if now_ms >= grant.expires_ms:
             raise TicketRefused(
@@ -93,5 +93,5 @@ class TicketSigner:
         return grant
 
     def _mac(self, body: bytes) -> bytes:
-        # The format is signed too, or a ticket could be read by the rules of another one.
+        # The format is signed too, or a ticket could be read as one of another format.
         return hmac.digest(self._key, TICKET_FORMAT + body, "sha256")

@@ -1,4 +1,5 @@
-"""How much of a node transfers may take: streams at a time, and bytes per second. More is refused, or waits a while."""
+"""Limits on what transfers may use of a node: streams at a time, and bytes per second. More is refused, or waits a
+while."""
 
 import asyncio
 import math
@@ -18,39 +19,39 @@ class TransferLimits:
     bytes_per_s: int = DEFAULT_LIMITS.transfer_bytes_per_second_max
     """Into and out of it together; 0: no bound."""
     rate_wait_ms: int = 30_000
-    """The longest that one batch waits for the rate. A stream that would wait longer is refused: it is held up by
-    others anyway, and whoever sends it should know."""
+    """The longest that one batch waits for the rate limit. A stream that would wait longer is refused, so that its
+    sender knows that others hold it up."""
     transfers_max: int = 4_096
     """Open at the same time, of all sessions."""
     checkpoints_max: int = 1_024
     attempts_max: int = 64
-    """At one transfer of files."""
+    """Of one transfer of files."""
     runs_max: int = 16_384
-    """Attempts at one transfer of rows, of which all may count."""
+    """Attempts of one transfer of rows; all of them may count."""
     files_max: int = 16_384
     """Of one attempt."""
     free_bytes_min: int = 0
-    """Staging leaves so much of the disk to the shards."""
+    """Staging leaves so many bytes of the disk to the shards."""
     barrier_ms: int = 5_000
     ticket_life_ms: int = 3_600_000
-    """Of tickets of sessions that have no deadline of their own."""
+    """Of tickets of sessions that have no deadline."""
     shard_ms: int = 60_000
-    """For a question to a shard of this node."""
+    """For a call to a shard of this node."""
     build_ms: int = 3_600_000
-    """For making a layer of staged rows."""
+    """For building a layer from staged rows."""
     rows_merged_bytes_max: int = 512 << 10
-    """Rows of at most so many bytes are left to the shard to merge, which costs it 6 µs each, taken from whoever it
-    serves. Of more a layer is made, aside: with four thousand rows of 120 bytes that is as soon done."""
+    """Rows of at most so many bytes are merged by the shard, which costs it 6 µs per row, taken from its clients. Of
+    more rows a layer is built in a worker: from four thousand rows of 120 bytes on that takes no longer."""
     sweep_ms: int = 5_000
-    """How often is looked for what nobody has released, also where no news came."""
+    """How often the sweeper runs, also without news of sessions."""
     reads_idle_ms: int = 600_000
-    """So long the checkpoint of a read is kept after its last use. Asked again it takes a new one."""
+    """How long the checkpoint of a read is kept after its last use. A later request takes a new one."""
     reads_max: int = 256
-    """With a checkpoint at the same time. One more lets go of the one that was not used for the longest time."""
+    """Reads with a checkpoint at the same time. One more drops the least recently used."""
     read_streams_max: int = 64
-    """Out of checkpoints of reads, at the same time; those of transfers have their own."""
+    """Streams of reads at the same time; those of transfers have their own limit."""
     read_life_ms_max: int = 7 * 86_400_000
-    """Of a ticket to read a table, whatever is asked for."""
+    """Of a ticket to read a table, whatever the request says."""
 
     def __post_init__(self) -> None:
         assert self.puts_max > 0
@@ -59,20 +60,21 @@ class TransferLimits:
 
 
 class TokenBucket:
-    """Bytes by a clock that only grows. Pure; what is taken beyond what is there is owed, and waited for."""
+    """A token bucket of bytes, by a monotonic clock. Pure. Taking more than there is makes a debt that is waited
+    for."""
 
     def __init__(self, bytes_per_s: int, now_ms: int) -> None:
         assert bytes_per_s > 0
         self._bytes_per_s = bytes_per_s
         self._level = float(bytes_per_s)
-        """At most one second's worth; negative: owed."""
+        """At most one second's worth; negative: a debt."""
         self._filled_ms = now_ms
 
     def wait_ms(self, size_bytes: int, now_ms: int) -> int:
-        """How long whoever takes so many has to wait."""
+        """How long to wait before taking so many."""
         self._fill(now_ms)
         missing = size_bytes - self._level
-        # What is larger than the bucket would never fit: it waits until the bucket is full, and then owes.
+        # More than the bucket holds would never fit: it waits until the bucket is full, and then makes a debt.
         missing = min(missing, self._bytes_per_s - self._level)
         return max(0, math.ceil(missing * 1000 / self._bytes_per_s))
 
@@ -87,7 +89,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """Bytes of all streams together. Those that wait go in the order in which they came."""
+    """Limits the bytes of all streams together. Streams wait in the order of their calls."""
 
     def __init__(self, limits: TransferLimits, clock: Clock) -> None:
         self._limits = limits
@@ -97,7 +99,7 @@ class RateLimiter:
         self._waiting_bytes = 0
 
     async def admit(self, size_bytes: int) -> None:
-        """Returns when so many bytes may go. Raises `Overloaded` where that would take too long."""
+        """Returns when so many bytes may be moved. Raises `Overloaded` where that would take too long."""
         bucket = self._bucket
         if bucket is None:
             return
@@ -105,14 +107,14 @@ class RateLimiter:
         ahead_ms += bucket.wait_ms(size_bytes, self._clock.boot_ms())
         if ahead_ms > self._limits.rate_wait_ms:
             raise Overloaded(
-                f"transfers of this node are held to {self._limits.bytes_per_s} bytes a second, and this one would "
+                f"transfers of this node are limited to {self._limits.bytes_per_s} bytes a second, and this one would "
                 f"wait {ahead_ms // 1000} s",
                 advice="run fewer at a time, or raise limits.transfer_bytes_per_second_max",
             )
         self._waiting_bytes += size_bytes
         try:
             async with self._turn:
-                # Should the sleep be a little short, the rest is owed and waited for by the next.
+                # If the sleep is a little short, the rest is a debt that the next call waits for.
                 await asyncio.sleep(bucket.wait_ms(size_bytes, self._clock.boot_ms()) / 1000)
                 bucket.take(size_bytes, self._clock.boot_ms())
         finally:
@@ -120,7 +122,7 @@ class RateLimiter:
 
 
 class StreamLimit:
-    """Streams of one direction under way."""
+    """Limits the open streams of one direction."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -130,7 +132,7 @@ class StreamLimit:
     def enter(self) -> None:
         if self.open >= self._most:
             raise Overloaded(
-                f"{self.open} streams {self._name} this node are under way, which is all it takes",
+                f"{self.open} streams {self._name} this node are open, which is the limit",
                 advice="try again when one has ended",
             )
         self.open += 1

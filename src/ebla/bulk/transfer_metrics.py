@@ -1,4 +1,4 @@
-"""What the bulk process counts of transfers, for its status and its metrics."""
+"""Counters and gauges of transfers, for status and metrics."""
 
 from ebla.bulk.read_coverage import RangeNotOwned
 from ebla.bulk.tickets import TicketRefused
@@ -10,19 +10,21 @@ from ebla.observe.metrics import Metrics
 class TransferMetrics:
     def __init__(self, metrics: Metrics) -> None:
         refused = metrics.counter(
-            "bulk_refused_total", "Pieces of transfers that were refused, by the reason", labels=("reason",)
+            "bulk_refused_total", "Requests of transfers that were refused, by reason", labels=("reason",)
         )
         self._closed = refused.series("closed_session")
         self._tickets = refused.series("ticket")
         self._not_owned = refused.series("not_owned")
-        self._received = metrics.counter("bulk_received_bytes_total", "Bytes that transfers brought here").series()
-        self._sent = metrics.counter("bulk_sent_bytes_total", "Bytes that transfers took from here").series()
-        self.streams = metrics.gauge("bulk_streams", "Streams of transfers under way").series()
+        self._received = metrics.counter(
+            "bulk_received_bytes_total", "Bytes that transfers wrote to this node"
+        ).series()
+        self._sent = metrics.counter("bulk_sent_bytes_total", "Bytes that transfers read from this node").series()
+        self.streams = metrics.gauge("bulk_streams", "Open streams of transfers").series()
         self.seals = metrics.counter("bulk_seals_total", "Attempts that were sealed").series()
         self.copied_files = metrics.counter(
-            "bulk_copied_files_total", "Staged files that somebody had open for writing when they were sealed"
+            "bulk_copied_files_total", "Staged files that were open for writing at the seal, and were copied"
         ).series()
-        self.reads = metrics.gauge("bulk_reads", "Reads of tables that a checkpoint is kept for").series()
+        self.reads = metrics.gauge("bulk_reads", "Reads of tables with a checkpoint").series()
         self.read_checkpoints = metrics.counter(
             "bulk_read_checkpoints_total", "Checkpoints that were taken for reads of tables"
         ).series()

@@ -1,4 +1,4 @@
-"""`data_plane.DataPlane`: tickets, sessions, limits and counts around checkpoints and puts."""
+"""`StreamService`: checks tickets, sessions and limits around checkpoints and puts, and counts."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,42 +29,42 @@ class TransferStreamsDeps:
     puts: OpenPuts
     checkpoints: CheckpointStore
     reads: TableSnapshots
-    counts: TransferMetrics
+    metrics: TransferMetrics
     limits: TransferLimits
     clock: Clock
     schema_of: Callable[[TableId], TableSchema | None]
-    """Of tables as they are now."""
+    """Current schemas."""
 
 
 class TransferStreams:
-    def __init__(self, parts: TransferStreamsDeps) -> None:
-        self._parts = parts
-        self._gets = StreamLimit("out of", parts.limits.gets_max)
-        self._puts = StreamLimit("into", parts.limits.puts_max)
-        self._read_streams = StreamLimit("of reads out of", parts.limits.read_streams_max)
-        self._rate = RateLimiter(parts.limits, parts.clock)
+    def __init__(self, deps: TransferStreamsDeps) -> None:
+        self._deps = deps
+        self._gets = StreamLimit("out of", deps.limits.gets_max)
+        self._puts = StreamLimit("into", deps.limits.puts_max)
+        self._read_streams = StreamLimit("of reads out of", deps.limits.read_streams_max)
+        self._rate = RateLimiter(deps.limits, deps.clock)
         self._sources: dict[SourceStream, None] = {}
         self._reading: dict[SourceStream, TableSnapshot] = {}
-        self._places: dict[IncomingPut, None] = {}
-        self._begun: dict[tuple[TransferId, AttemptId], SessionId] = {}
+        self._incoming: dict[IncomingPut, None] = {}
+        self._barrier_passed: dict[tuple[TransferId, AttemptId], SessionId] = {}
         """Attempts for which a read barrier has found the session open."""
 
     @property
     def streams(self) -> int:
         return self._gets.open + self._puts.open + self._read_streams.open
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------------------------
 
     def open_source(self, ticket: bytes) -> SourceStream:
-        with self._counted():
-            grant = self._granted(ticket, GrantKind.GET)
+        with self._counting_refusals():
+            grant = self._verify(ticket, GrantKind.GET)
             self._check_listed(grant.of_session)
             checkpoint = CheckpointId(grant.subject)
-            record = self._parts.checkpoints.find(checkpoint)
+            record = self._deps.checkpoints.find(checkpoint)
             if record is None:
-                raise Refused(f"checkpoint {checkpoint} is not here any more", advice="start the job again")
+                raise Refused(f"checkpoint {checkpoint} no longer exists", advice="start the job again")
             self._gets.enter()
-        folder = self._parts.checkpoints.folder_of(checkpoint)
+        folder = self._deps.checkpoints.folder_of(checkpoint)
         source = SourceStream(
             session=record.session,
             checkpoint=checkpoint,
@@ -74,44 +74,44 @@ class TransferStreams:
             schema=record.schema,
         )
         self._sources[source] = None
-        self._note_streams()
+        self._update_metrics()
         return source
 
-    async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> SourceStream:
-        parts = self._parts
-        with self._counted():
-            grant = for_run(self._granted(ticket, GrantKind.READ), run)
+    async def open_read(self, ticket: bytes, token_range: TokenRange, run: str = "") -> SourceStream:
+        deps = self._deps
+        with self._counting_refusals():
+            grant = for_run(self._verify(ticket, GrantKind.READ), run)
             self._read_streams.enter()
             try:
-                point = await parts.reads.enter(grant, asked, parts.limits.shard_ms)
+                snapshot = await deps.reads.enter(grant, token_range, deps.limits.shard_ms)
             except BaseException:
                 self._read_streams.leave()
                 raise
-        record = point.record
-        folder = parts.checkpoints.folder_of(record.checkpoint)
-        counting = point.coverage.parts
+        record = snapshot.record
+        folder = deps.checkpoints.folder_of(record.checkpoint)
+        counting = snapshot.coverage.parts
         source = SourceStream(
             session=None,
             checkpoint=record.checkpoint,
             table=record.table,
             folder=folder,
             parts=counting,
-            schema=point.schema,
+            schema=snapshot.schema,
             machine=record.machine,
         )
-        self._reading[source] = point
-        self._note_streams()
+        self._reading[source] = snapshot
+        self._update_metrics()
         return source
 
     def open_staged(self, ticket: bytes, attempt: AttemptId) -> StagedRowsSource:
-        parts = self._parts
-        with self._counted():
-            grant = self._granted(ticket, GrantKind.PUT)
+        deps = self._deps
+        with self._counting_refusals():
+            grant = self._verify(ticket, GrantKind.PUT)
             session = grant.of_session
             self._check_listed(session)
-            staged = parts.staging.find(session, TransferId(grant.subject))
-            rows = parts.puts.rows_of(staged, attempt)
-            schema = parts.schema_of(staged.target.table)
+            staged = deps.staging.find(session, TransferId(grant.subject))
+            rows = deps.puts.rows_of(staged, attempt)
+            schema = deps.schema_of(staged.target.table)
             if schema is None:
                 raise NotFound(f"there is no table {staged.target.table}", advice="it was dropped")
             self._gets.enter()
@@ -119,123 +119,123 @@ class TransferStreams:
             session=session, checkpoint=None, table=staged.target.table, folder=staged.folder, parts=(), schema=schema
         )
         self._sources[source] = None
-        self._note_streams()
+        self._update_metrics()
         return StagedRowsSource(source, rows)
 
     async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
-        with self._counted():
+        with self._counting_refusals():
             self._check_source(source)
             await self._rate.admit(size_bytes)
-            # Again: the wait may have been long.
+            # Check again: the wait may have been long.
             self._check_source(source)
-        self._parts.counts.sent(size_bytes)
+        self._deps.metrics.sent(size_bytes)
 
     def close_source(self, source: SourceStream) -> None:
         if source in self._sources:
             del self._sources[source]
             self._gets.leave()
-            self._note_streams()
+            self._update_metrics()
         elif source in self._reading:
-            self._parts.reads.leave(self._reading.pop(source))
+            self._deps.reads.leave(self._reading.pop(source))
             self._read_streams.leave()
-            self._note_streams()
+            self._update_metrics()
 
-    # -- in ----------------------------------------------------------------------------------------------------------
+    # -- puts --------------------------------------------------------------------------------------------------------
 
     async def open_put(self, put: FlightPut) -> IncomingPut:
-        with self._counted():
-            grant = self._granted(put.ticket, GrantKind.PUT)
+        with self._counting_refusals():
+            grant = self._verify(put.ticket, GrantKind.PUT)
             self._puts.enter()
             try:
-                place = await self._opened(grant.of_session, TransferId(grant.subject), put)
+                stream = await self._open_put(grant.of_session, TransferId(grant.subject), put)
             except BaseException:
                 self._puts.leave()
                 raise
-        self._places[place] = None
-        self._note_streams()
-        return place
+        self._incoming[stream] = None
+        self._update_metrics()
+        return stream
 
-    async def _opened(self, session: SessionId, transfer: TransferId, put: FlightPut) -> IncomingPut:
-        """The first file of an attempt behind a read barrier. To go on with the next one is no more than the next batch
-        is, and a tablet of a few megabytes has as many files as a large one."""
-        guards, staging, puts = self._parts.guards, self._parts.staging, self._parts.puts
-        if self._begun.get((transfer, put.attempt)) == session:
+    async def _open_put(self, session: SessionId, transfer: TransferId, put: FlightPut) -> IncomingPut:
+        """Only the first file of an attempt needs a read barrier. The next file is like the next batch of the same
+        stream, and a tablet of a few megabytes has as many files as a large one."""
+        guards, staging, puts = self._deps.guards, self._deps.staging, self._deps.puts
+        if self._barrier_passed.get((transfer, put.attempt)) == session:
             with guards.hold_guard_without_barrier(session):
                 return await puts.open(staging.find(session, transfer), put)
-        async with guards.hold_guard(session, self._parts.limits.barrier_ms):
-            place = await puts.open(staging.find(session, transfer), put)
-        self._begun[(transfer, put.attempt)] = session
-        return place
+        async with guards.hold_guard(session, self._deps.limits.barrier_ms):
+            stream = await puts.open(staging.find(session, transfer), put)
+        self._barrier_passed[(transfer, put.attempt)] = session
+        return stream
 
-    async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
-        with self._counted():
+    async def append(self, stream: IncomingPut, data: bytes | memoryview) -> None:
+        with self._counting_refusals():
             await self._rate.admit(len(data))
-            # INV-XFER-1: a barrier that saw the end of the session waits for what runs inside.
-            with self._parts.guards.hold_guard_without_barrier(place.session):
-                await self._parts.puts.append(place, data)
-        self._parts.counts.received(len(data))
+            # INV-XFER-1: a barrier after the end of the session waits for what runs inside.
+            with self._deps.guards.hold_guard_without_barrier(stream.session):
+                await self._deps.puts.append(stream, data)
+        self._deps.metrics.received(len(data))
 
-    async def finish_put(self, place: IncomingPut) -> PutAnswer:
-        with self._counted(), self._parts.guards.hold_guard_without_barrier(place.session):
-            return self._parts.puts.finish(place)
+    async def finish_put(self, stream: IncomingPut) -> PutAnswer:
+        with self._counting_refusals(), self._deps.guards.hold_guard_without_barrier(stream.session):
+            return self._deps.puts.finish(stream)
 
-    def close_put(self, place: IncomingPut) -> None:
-        self._parts.puts.close(place)
-        if place in self._places:
-            del self._places[place]
+    def close_put(self, stream: IncomingPut) -> None:
+        self._deps.puts.close(stream)
+        if stream in self._incoming:
+            del self._incoming[stream]
             self._puts.leave()
-            self._note_streams()
+            self._update_metrics()
 
     def end_puts(self, transfers: Iterable[TransferId]) -> None:
-        """Of places that are given back: their files would keep the space."""
+        """Of released targets: open files would keep the space."""
         ended = dict.fromkeys(transfers)
         for transfer in ended:
-            self._parts.puts.close_transfer(transfer)
-        self._begun = {known: session for known, session in self._begun.items() if known[0] not in ended}
+            self._deps.puts.close_transfer(transfer)
+        self._barrier_passed = {key: session for key, session in self._barrier_passed.items() if key[0] not in ended}
 
     def end_session(self, session: SessionId) -> None:
-        """Its streams take no place any more. At their other ends may be tasks that are frozen for any time: those who
-        serve them here wait for the next piece, and so many of them would keep out everybody."""
-        self._begun = {known: one for known, one in self._begun.items() if one != session}
-        for place in [one for one in self._places if one.session == session]:
-            self.close_put(place)
+        """Frees the slots of its streams. Their peers may be tasks that are frozen for any time; the threads that serve
+        them wait for the next batch, and enough of them would keep out all others."""
+        self._barrier_passed = {key: one for key, one in self._barrier_passed.items() if one != session}
+        for stream in [one for one in self._incoming if one.session == session]:
+            self.close_put(stream)
         for source in [one for one in self._sources if one.session == session]:
             self.close_source(source)
 
     def end_reads(self) -> None:
-        """Those that are over under their streams, likewise."""
-        for source in [source for source, point in self._reading.items() if point.is_over]:
+        """The same for reads that were ended while their streams are open."""
+        for source in [source for source, snapshot in self._reading.items() if snapshot.is_over]:
             self.close_source(source)
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _granted(self, ticket: bytes, kind: GrantKind) -> Grant:
-        return self._parts.tickets.read(ticket, kind, self._parts.clock.wall_us() // 1000)
+    def _verify(self, ticket: bytes, kind: GrantKind) -> Grant:
+        return self._deps.tickets.read(ticket, kind, self._deps.clock.wall_us() // 1000)
 
     def _check_source(self, source: SourceStream) -> None:
         if source.session is not None:
             self._check_listed(source.session)
             return
-        point = self._reading.get(source)
-        if point is None:
+        snapshot = self._reading.get(source)
+        if snapshot is None:
             raise Refused(
                 f"the read by checkpoint {source.checkpoint} was ended here",
                 advice="its table was dropped, or its ticket has expired",
             )
-        self._parts.reads.check(point)
+        self._deps.reads.check(snapshot)
 
     def _check_listed(self, session: SessionId) -> None:
-        """For what is read, which has no effect here."""
-        with self._parts.guards.hold_guard_without_barrier(session):
+        """For reads, which have no effect here."""
+        with self._deps.guards.hold_guard_without_barrier(session):
             pass
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counting_refusals(self) -> Iterator[None]:
         try:
             yield
         except EblaError as error:
-            self._parts.counts.refused(error)
+            self._deps.metrics.refused(error)
             raise
 
-    def _note_streams(self) -> None:
-        self._parts.counts.streams.set(self.streams)
+    def _update_metrics(self) -> None:
+        self._deps.metrics.streams.set(self.streams)

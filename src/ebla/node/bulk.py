@@ -107,7 +107,7 @@ def bulk_config(
             machine=machine,
             isolation=isolation,
             building=builder,
-            fronts=(streams,),
+            servers=(streams,),
             limits=TransferLimits(
                 puts_max=limits.transfers_max,
                 gets_max=2 * limits.transfers_max,

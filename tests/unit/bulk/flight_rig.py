@@ -93,7 +93,7 @@ class RigPlane:
     async def open_read(self, ticket: bytes, asked: TokenRange, run: str = "") -> SourceStream:
         self.tickets.read(ticket, GrantKind.READ, self.now_ms)
         if not all(self.owned.covers(piece) for piece in asked.unwrapped()):
-            raise Stale("this node has no whole copy")
+            raise Stale("this node has no complete copy")
         self.sources += 1
         self.read_opened()
         folder = str(self.folder / "checkpoint")

@@ -99,7 +99,7 @@ async def test_a_range_that_the_node_does_not_own_is_refused(tmp_path: Path) -> 
         await build_part(rig, [(plain_items(20), WHOLE_RING, False)], PLAIN)
         rig.stream_service.owned = LOWER
         for query in (_rows, LocateQuery, _hashes):
-            with pytest.raises(Stale, match="no whole copy"):
+            with pytest.raises(Stale, match="no complete copy"):
                 await rig.answer(source(rig), query(UPPER))
         assert await rig.answer(source(rig), StoredRowsQuery(range=LOWER))
         await rig.wait_for(lambda: rig.stream_service.sources == 0)

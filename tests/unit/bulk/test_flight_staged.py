@@ -45,7 +45,7 @@ async def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> N
         brought = await put(rig)
         assert await read_back(rig, brought) == (False, ITEMS)
         assert rig.stream_service.sent_bytes == brought.size_bytes
-        with pytest.raises(Corruption, match="were staged"):
+        with pytest.raises(Corruption):
             await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
         await rig.wait_for(lambda: rig.stream_service.sources == 0)
 

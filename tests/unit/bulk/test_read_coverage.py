@@ -45,7 +45,7 @@ def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100
 
 def has(coverage: SnapshotCoverage, asked: TokenRange) -> bool:
     """By a ticket that was given for it."""
-    return coverage.has(asked, coverage.lives)
+    return coverage.has(asked, coverage.incarnations)
 
 
 def moving(stage: TabletStage, kind: TransitionKind, before: Replica, after: Replica) -> Snapshot:
@@ -121,12 +121,12 @@ def test_a_tablet_that_moves_between_shards_counts_at_the_shard_that_has_it() ->
 def test_a_ticket_counts_for_the_lives_that_it_was_given_for() -> None:
     first, second = part(0, HALVES[0]), part(1, HALVES[1])
     tablets = SnapshotCoverage(ranges=(WHOLE_RING,), parts=(first, second), sizes=())
-    assert tablets.has(WHOLE_RING, tablets.lives)
-    only = SnapshotCoverage(ranges=(HALVES[0],), parts=(first,), sizes=()).lives
+    assert tablets.has(WHOLE_RING, tablets.incarnations)
+    only = SnapshotCoverage(ranges=(HALVES[0],), parts=(first,), sizes=()).incarnations
     assert [tablets.has(asked, only) for asked in (*HALVES, WHOLE_RING)] == [True, False, False]
     assert not tablets.has(HALVES[0], b"")
     vnodes = replace(tablets, is_by_part=False)
-    assert [vnodes.has(HALVES[0], lives) for lives in (vnodes.lives, only)] == [True, False]
+    assert [vnodes.has(HALVES[0], lives) for lives in (vnodes.incarnations, only)] == [True, False]
 
 
 def test_of_vnodes_what_the_ring_gives_the_node_if_all_its_shards_are_there() -> None:

@@ -237,9 +237,9 @@ async def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
 @pytest.mark.parametrize(
     ("second", "failure", "words"),
     [
-        (StagedFile("rows", 3, 1), Corruption, "bytes, and 3 were brought"),
+        (StagedFile("rows", 3, 1), Corruption, "bytes, and 3 were staged"),
         (StagedFile("rows", len(records_of(ITEMS[1::3])), 1), Corruption, "not what its source has"),
-        (StagedFile("0/x", 3, 1), InvalidRequest, "only 'rows'"),
+        (StagedFile("0/x", 3, 1), InvalidRequest, "staged as 'rows'"),
     ],
     ids=["size", "checksum", "name"],
 )
@@ -267,7 +267,7 @@ async def test_what_no_seal_can_name(disk: ProcessDisk, /) -> None:
         ),
         (
             SealSpec(attempt=FIRST, files=(), layers=(), schema=SMALL, more=((SECOND, file),)),
-            "each with what it brought",
+            "each with its files",
         ),
     ):
         with pytest.raises(InvalidRequest, match=words):
@@ -275,7 +275,7 @@ async def test_what_no_seal_can_name(disk: ProcessDisk, /) -> None:
     missing = SealSpec(
         attempt=FIRST, files=(file,), layers=(), schema=SMALL, more=((AttemptId(uuid.UUID(int=77)), file),)
     )
-    with pytest.raises(Refused, match="was not brought by this attempt"):
+    with pytest.raises(Refused, match="was not staged by this attempt"):
         await rig.sealer.seal(staged, missing)
     assert (await rig.sealer.seal(staged, order_of(THREE))).attempts == (FIRST, SECOND, THIRD), "none of it counted"
 
@@ -291,7 +291,7 @@ async def test_of_files_one_attempt_counts(disk: ProcessDisk, /) -> None:
         schema=SMALL,
         more=((SECOND, told(ITEMS)),),
     )
-    with pytest.raises(InvalidRequest, match="only of rows"):
+    with pytest.raises(InvalidRequest, match="only attempts of rows"):
         await rig.sealer.seal(staged, order)
 
 
@@ -317,7 +317,7 @@ async def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_h
     for attempt, items in THREE.items():
         found = rig.puts.rows_of(staged, attempt)
         assert (rig.read(found.path), found.is_merged) == (records_of(items), False)
-    with pytest.raises(Refused, match="nothing is here"):
+    with pytest.raises(Refused, match="has no rows here"):
         rig.puts.rows_of(staged, AttemptId(SESSION))
     with pytest.raises(Corruption):
         await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile("rows", 1)),)))
@@ -328,9 +328,9 @@ async def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_h
         found = one.puts.rows_of(one.staging.find(SESSION, TRANSFER), THIRD)
         layer = ScanStack(WHOLE_RING, ((f"{PLACE}/{sealed.layers[0].folder}", WHOLE_RING),))
         assert found == StagedRows(layer=layer, is_merged=True)
-        with pytest.raises(Refused, match="others were named") as caught:
+        with pytest.raises(Refused, match="named other attempts") as caught:
             one.puts.rows_of(staged, AttemptId(TRANSFER))
-    assert "nothing is here" in caught.value.message
+    assert "has no rows here" in caught.value.message
     await rig.staging.release(SESSION, [TRANSFER])
     with pytest.raises(Refused, match="released"):
         rig.puts.rows_of(staged, FIRST)
@@ -348,5 +348,5 @@ async def test_while_runs_are_merged_there_is_nothing_to_be_had(disk: ProcessDis
     path = f"{PLACE}/{sealing.result().rows_file}"
     assert rig.puts.rows_of(staged, FIRST) == StagedRows(path, is_merged=True)
     files = await rig.staging.open(SESSION, TransferId(SESSION), staging_rig.target())
-    with pytest.raises(InvalidRequest, match="is of files"):
+    with pytest.raises(InvalidRequest, match="moves files"):
         rig.puts.rows_of(files, FIRST)

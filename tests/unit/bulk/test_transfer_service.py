@@ -89,7 +89,7 @@ async def test_a_checkpoint_is_listed_read_and_given_back(rig: TransferRig, /, t
         rig.stream_service.close_source(opened)
         await caller.call(RELEASE, ReleaseRequest(SESSION, (source.checkpoint,)), CALL_MS)
         assert rig.below("checkpoints") == []
-        with pytest.raises(Refused, match="not here any more"):
+        with pytest.raises(Refused, match="no longer exists"):
             rig.stream_service.open_source(source.ticket)
         status = await rig.status(caller)
         assert (status.checkpoints, status.streams) == (0, 0)
@@ -291,9 +291,9 @@ async def test_tickets_open_what_they_name(rig: TransferRig, /, tmp_path: Path) 
             await rig.stream_service.open_put(
                 FlightPut(ticket=source.ticket, attempt=ATTEMPT, name="0/a", size_bytes=1)
             )
-        with pytest.raises(Refused, match="no ticket"):
+        with pytest.raises(Refused, match="not a ticket"):
             rig.stream_service.open_source(b"let me in")
-        with pytest.raises(InvalidRequest, match="no name"):
+        with pytest.raises(InvalidRequest, match="not a name"):
             await rig.stream_service.open_put(
                 FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="../key", size_bytes=1)
             )
@@ -349,7 +349,7 @@ async def test_what_a_shard_refuses_leaves_nothing(rig: TransferRig, /, tmp_path
         rig.shard.failure = None
         await rig.open_staging(caller)
         rig.shard.incarnation += 1
-        with pytest.raises(Stale, match="another life"):
+        with pytest.raises(Stale, match="another incarnation"):
             await rig.open_staging(caller)
 
 
@@ -425,17 +425,17 @@ async def test_the_doors_for_the_node_and_for_peers_serve_the_same(rig: Transfer
         asking.close("done")
 
 
-async def test_a_front_serves_as_long_as_the_process(rig: TransferRig, /, tmp_path: Path) -> None:
+async def test_a_stream_server_runs_as_long_as_the_process(rig: TransferRig, /, tmp_path: Path) -> None:
     seen: list[str] = []
 
-    async def front(stream_service: StreamService) -> None:
+    async def serve(stream_service: StreamService) -> None:
         seen.append(type(stream_service).__name__)
         try:
             await asyncio.Event().wait()
         finally:
             seen.append("ended")
 
-    rig.fronts = (front,)
+    rig.stream_servers = (serve,)
     async with rig.life():
-        await rig.until(lambda: seen == ["TransferPlane"])
-    assert seen == ["TransferPlane", "ended"]
+        await rig.until(lambda: seen == ["TransferStreams"])
+    assert seen == ["TransferStreams", "ended"]

@@ -199,7 +199,7 @@ class TransferRig:
         self.lives = 0
         self.clock: Clock = SystemClock()
         self.told: list[str] = []
-        self.fronts: tuple[StreamServer, ...] = ()
+        self.stream_servers: tuple[StreamServer, ...] = ()
         self.bulk: BulkProcess | None = None
         self.context = PeersContext(
             transport=self.transport, rng=SeededChance(99), introduction=OURS, limits=WireLimits(), report=discard_event
@@ -225,7 +225,7 @@ class TransferRig:
             machine="machine",
             isolation=FileIsolation(),
             building=BuildsHere(self.disk),
-            fronts=self.fronts,
+            servers=self.stream_servers,
             limits=self.limits,
         )
         setup = BulkConfig(
