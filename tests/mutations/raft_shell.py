@@ -161,8 +161,8 @@ MUTATIONS = (
         RECEIVING,
         (
             "SnapshotReceiver._place",
-            "await file.place()\nawait self._desk.is_stored(message, content)",
-            "await self._desk.is_stored(message, content)\nawait file.place()",
+            "await file.place()\nawait self._actions.on_stored(message, content)",
+            "await self._actions.on_stored(message, content)\nawait file.place()",
         ),
         "the log names a snapshot that a crash has taken away",
         PytestCheck(f"{RECEIVED}::test_it_is_announced_only_once_it_is_durable"),
@@ -177,7 +177,7 @@ MUTATIONS = (
         "chunks-of-any-snapshot",
         RECEIVING,
         (
-            "SnapshotReceiver._arriving_of",
+            "SnapshotReceiver._transfer_of",
             "current.rank != rank or current.message != chunk.message",
             "current.message.to != chunk.message.to",
         ),
@@ -187,7 +187,7 @@ MUTATIONS = (
     _bug(
         "repeated-chunk-counts",
         RECEIVING,
-        ("_Arriving.add", "if ahead < 0:\n    return", "if ahead < 0:\n    self._feed(chunk.data)"),
+        ("_Transfer.add", "if ahead < 0:\n    return", "if ahead < 0:\n    self._feed(chunk.data)"),
         "a chunk whose answer was lost stands in the snapshot twice",
         PytestCheck(f"{RECEIVED}::test_it_is_stored_as_it_was_sent_whatever_overtakes_or_comes_twice"),
     ),
@@ -196,7 +196,7 @@ MUTATIONS = (
         RECEIVING,
         (
             "SnapshotReceiver._append_all",
-            "if arriving.failure is not None:\n    raise arriving.failure\nmoved",
+            "if transfer.failure is not None:\n    raise transfer.failure\nmoved",
             "moved",
         ),
         "what was written of it stays, and the next one waits for ever",
@@ -205,14 +205,18 @@ MUTATIONS = (
     _bug(
         "older-leader-wins",
         RECEIVING,
-        ("SnapshotReceiver._give_way", "is not None and current.rank < rank:", "is not None and current.rank != rank:"),
+        (
+            "SnapshotReceiver._replace_older",
+            "is not None and current.rank < rank:",
+            "is not None and current.rank != rank:",
+        ),
         "a leader that was replaced keeps interrupting what its successor sends",
         PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
     ),
     _bug(
         "damage-told-to-the-sender",
         RECEIVING,
-        ("_Arriving.fail", "if isinstance(failure, Corruption):", "if isinstance(failure, Unavailable):"),
+        ("_Transfer.fail", "if isinstance(failure, Corruption):", "if isinstance(failure, Unavailable):"),
         "a leader takes nonsense at its peer for damage of its own disk and stops",
         PytestCheck(f"{RECEIVED}::test_nonsense_is_refused_and_leaves_nothing"),
     ),

@@ -1,11 +1,12 @@
-"""Whole files, replaced at once: after a crash a reader finds the old content or the new, checked, and nothing else.
+"""Whole files, replaced atomically: after a crash a reader finds the old content or the new one, checked, nothing else.
 
-The order is: write beside the place, sync the content, rename over it, sync the folder. Without the first sync a power
-cut may keep the name and lose the bytes; without the second it may bring the old file back after the caller was told.
+The order is: write a temporary file, sync it, rename it over the old one, sync the folder. Without the first sync a
+power failure may keep the name and lose the bytes. Without the second it may bring the old file back after the caller
+was answered.
 
-The content is cut into pieces with a checksum each, so that a large file is written and read in short steps off the
-loop, and a damaged one is noticed before its end is reached. The last piece is empty and carries the number of
-those before it: a file that ends early is told from one that is complete.
+The content is cut into chunks with a checksum each, so that a large file is written and read in short steps off the
+loop, and damage is noticed before the end is reached. The last chunk is empty and carries the number of chunks before
+it, so that a truncated file is recognised.
 """
 
 import itertools
@@ -20,24 +21,24 @@ from ebla.ports.disk import Disk, File
 FILE_FORMAT = 1
 FILE_CHUNK_BYTES = 1 << 20
 CHUNKS_PER_WRITE = 4
-"""Few: the content may be made while it is written, and that on the loop."""
+"""Few: the content may be produced while it is written, on the loop."""
 TEMPORARY_SUFFIX = ".new"
 
 _MAGIC = b"EBLAFILE"
 _HEADER = struct.Struct("<8sHxxI")  # magic, format, spare, checksum of what stands before it
 _HEADER_CHECKED_BYTES = 12
-_PIECE = struct.Struct("<III")  # length, number of the piece, checksum of both and of the content
-_PIECE_CHECKED = struct.Struct("<II")
-_BLOCK_BYTES = 4 * (FILE_CHUNK_BYTES + _PIECE.size)
-"""Of one read; the longest piece fits into it."""
+_CHUNK = struct.Struct("<III")  # length, number of the chunk, checksum of both and of the content
+_CHUNK_CHECKED = struct.Struct("<II")
+_BLOCK_BYTES = 4 * (FILE_CHUNK_BYTES + _CHUNK.size)
+"""Per read; the longest chunk fits into it."""
 
 
 async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes]) -> None:
-    """Durable on return. One replacement of a path at a time. Raises `DiskFull`, and the old content stands."""
+    """Durable on return. One replacement of a path at a time. Raises `DiskFull`, and the old content stays."""
     replacement = AtomicFileWriter(disk, path)
     try:
-        pieces = _cut(content)
-        while several := list(itertools.islice(pieces, CHUNKS_PER_WRITE)):
+        chunks = _cut(content)
+        while several := list(itertools.islice(chunks, CHUNKS_PER_WRITE)):
             await replacement.append(several)
         await replacement.place()
     except BaseException:
@@ -46,14 +47,14 @@ async def replace_file(disk: Disk, path: str, content: bytes | Iterable[bytes]) 
 
 
 def write_unsynced_file(disk: Disk, path: str, content: bytes) -> None:
-    """A new file for the same readers, in one step. Blocks. It is not durable, and a crash may leave it damaged, which
-    is noticed: for what nobody asks for after one."""
+    """A new file in the same format, in one blocking step. It is not durable, and a crash may leave it damaged, which
+    readers notice: for files that are not needed after a crash."""
     file = disk.create(path)
     try:
         start = _header()
-        pieces = list(_cut(content))
-        framed = [part for number, piece in enumerate(pieces) for part in (_piece_header(number, piece), piece)]
-        file.write(0, b"".join((start, *framed, _piece_header(len(pieces), b""))))
+        chunks = list(_cut(content))
+        framed = [part for number, chunk in enumerate(chunks) for part in (_chunk_header(number, chunk), chunk)]
+        file.write(0, b"".join((start, *framed, _chunk_header(len(chunks), b""))))
     finally:
         file.close()
 
@@ -64,14 +65,14 @@ def _header() -> bytes:
 
 
 class AtomicFileWriter:
-    """A file in the making beside the place it is for: `append` in steps, then `place`; `discard` at any time before.
-    Replacements of one path at once need names of their own (`tag`)."""
+    """Writes a temporary file beside its target: `append` in steps, then `place`; `discard` at any time before.
+    Several writers of one path at once need different names (`tag`)."""
 
     def __init__(self, disk: Disk, path: str, tag: str = "") -> None:
         self._disk = disk
         self._path = path
         self._temporary = path + tag + TEMPORARY_SUFFIX
-        self._pieces = 0
+        self._chunks = 0
         discard_temporary(disk, path + tag)
         self._file = disk.create(self._temporary)
         self._size = 0
@@ -81,16 +82,16 @@ class AtomicFileWriter:
             self.discard()
             raise
 
-    async def append(self, pieces: Sequence[bytes]) -> None:
-        """Of at most `FILE_CHUNK_BYTES` each, and none empty. Written off the loop, not yet durable. Raises
-        `DiskFull`, and then it can only be discarded."""
-        assert all(0 < len(piece) <= FILE_CHUNK_BYTES for piece in pieces)
+    async def append(self, chunks: Sequence[bytes]) -> None:
+        """At most `FILE_CHUNK_BYTES` each, none empty. Written off the loop, not yet durable. Raises `DiskFull`, and
+        then the file can only be discarded."""
+        assert all(0 < len(chunk) <= FILE_CHUNK_BYTES for chunk in chunks)
         framed: list[bytes] = []
-        for piece in pieces:
-            framed += (_piece_header(self._pieces, piece), piece)
-            self._pieces += 1
-        # One call in the thread: with each return from the system it waits for the interpreter, which a busy loop gives
-        # away every few milliseconds only.
+        for chunk in chunks:
+            framed += (_chunk_header(self._chunks, chunk), chunk)
+            self._chunks += 1
+        # One call in the thread: after each system call it waits for the interpreter lock, which a busy loop releases
+        # only every few milliseconds.
         await self._disk.run(partial(self._write, b"".join(framed)))
 
     def _write(self, data: bytes) -> None:
@@ -98,19 +99,19 @@ class AtomicFileWriter:
         self._size += len(data)
 
     async def sync(self) -> None:
-        """What was appended so far, so that little is left for the end."""
+        """Syncs what was appended so far, so that little is left for the end."""
         await self._file.sync()
 
     async def place(self) -> None:
-        """Durable on return, in its place."""
-        self._write(_piece_header(self._pieces, b""))
+        """Moves the file to its target. Durable on return."""
+        self._write(_chunk_header(self._chunks, b""))
         await self._file.sync()
         self._file.close()
         self._disk.rename(self._temporary, self._path)
         await self._disk.sync_folder(parent_folder(self._path))
 
     def discard(self) -> None:
-        """Nothing of it is left, unless it is in its place already."""
+        """Removes the temporary file, unless it was placed."""
         self._file.close()
         if self._disk.exists(self._temporary):
             self._disk.unlink(self._temporary)
@@ -118,11 +119,11 @@ class AtomicFileWriter:
 
 async def read_checked_file(disk: Disk, path: str) -> bytes:
     """The whole content. Raises `FileNotFoundError`, `Corruption`, or `Refused` for a newer format."""
-    return b"".join([piece async for piece in read_checked_chunks(disk, path)])
+    return b"".join([chunk async for chunk in read_checked_chunks(disk, path)])
 
 
 async def read_checked_chunks(disk: Disk, path: str) -> AsyncGenerator[bytes, None]:
-    """The content piece by piece, each checked before it is given out; only the end proves that none is missing."""
+    """The content chunk by chunk, each checked before it is returned; only the end proves that none is missing."""
     file = disk.open(path)
     try:
         await disk.run(partial(_check_header, file))
@@ -130,20 +131,20 @@ async def read_checked_chunks(disk: Disk, path: str) -> AsyncGenerator[bytes, No
         number = 0
         ended = False
         while not ended:
-            for piece in await disk.run(partial(_read_pieces, file, offset, number)):
-                ended = not piece
-                if piece:
-                    yield piece
-                    offset += _PIECE.size + len(piece)
+            for chunk in await disk.run(partial(_read_chunks, file, offset, number)):
+                ended = not chunk
+                if chunk:
+                    yield chunk
+                    offset += _CHUNK.size + len(chunk)
                     number += 1
-        if file.size() != offset + _PIECE.size:
-            raise _damaged(path, offset + _PIECE.size, "bytes follow the end of the content")
+        if file.size() != offset + _CHUNK.size:
+            raise _damaged(path, offset + _CHUNK.size, "bytes follow the end of the content")
     finally:
         file.close()
 
 
 def discard_temporary(disk: Disk, path: str) -> None:
-    """What a replacement that died left beside the path."""
+    """Removes what an interrupted replacement left beside the path."""
     if disk.exists(path + TEMPORARY_SUFFIX):
         disk.unlink(path + TEMPORARY_SUFFIX)
 
@@ -153,14 +154,14 @@ def parent_folder(path: str) -> str:
 
 
 def _cut(content: bytes | Iterable[bytes]) -> Iterator[bytes]:
-    for chunk in (content,) if isinstance(content, bytes) else content:
-        for start in range(0, len(chunk), FILE_CHUNK_BYTES):
-            yield chunk[start : start + FILE_CHUNK_BYTES]
+    for part in (content,) if isinstance(content, bytes) else content:
+        for start in range(0, len(part), FILE_CHUNK_BYTES):
+            yield part[start : start + FILE_CHUNK_BYTES]
 
 
-def _piece_header(number: int, piece: bytes) -> bytes:
-    checksum = zlib.crc32(piece, zlib.crc32(_PIECE_CHECKED.pack(len(piece), number)))
-    return _PIECE.pack(len(piece), number, checksum)
+def _chunk_header(number: int, chunk: bytes) -> bytes:
+    checksum = zlib.crc32(chunk, zlib.crc32(_CHUNK_CHECKED.pack(len(chunk), number)))
+    return _CHUNK.pack(len(chunk), number, checksum)
 
 
 def _check_header(file: File) -> None:
@@ -177,37 +178,37 @@ def _check_header(file: File) -> None:
         )
 
 
-def _read_pieces(file: File, offset: int, number: int) -> list[bytes]:
-    """Those that one read brings whole, at least one, up to the end, which is an empty one. Many at once: on a busy
-    machine the way to a thread and back takes longer than to read one."""
+def _read_chunks(file: File, offset: int, number: int) -> list[bytes]:
+    """The complete chunks of one read, at least one, up to the end, which is an empty one. Many at once: on a busy
+    machine the switch to a thread and back takes longer than reading one."""
     block = memoryview(file.read(offset, _BLOCK_BYTES))
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     start = 0
-    while not pieces or (pieces[-1] and _holds_piece(block[start:])):
-        pieces.append(_checked_piece(file.path, block[start:], offset + start, number + len(pieces)))
-        start += _PIECE.size + len(pieces[-1])
-    return pieces
+    while not chunks or (chunks[-1] and _holds_chunk(block[start:])):
+        chunks.append(_checked_chunk(file.path, block[start:], offset + start, number + len(chunks)))
+        start += _CHUNK.size + len(chunks[-1])
+    return chunks
 
 
-def _holds_piece(block: memoryview) -> bool:
-    return len(block) >= _PIECE.size and len(block) >= _PIECE.size + _PIECE.unpack_from(block)[0]
+def _holds_chunk(block: memoryview) -> bool:
+    return len(block) >= _CHUNK.size and len(block) >= _CHUNK.size + _CHUNK.unpack_from(block)[0]
 
 
-def _checked_piece(path: str, block: memoryview, offset: int, number: int) -> bytes:
-    if len(block) < _PIECE.size:
-        raise _damaged(path, offset, f"it ends before its piece {number}")
-    length, found_number, checksum = _PIECE.unpack_from(block)
-    piece = block[_PIECE.size : _PIECE.size + min(length, FILE_CHUNK_BYTES)]
-    if checksum != zlib.crc32(piece, zlib.crc32(_PIECE_CHECKED.pack(length, found_number))) or len(piece) != length:
-        raise _damaged(path, offset, f"piece {number} fails its checksum")
+def _checked_chunk(path: str, block: memoryview, offset: int, number: int) -> bytes:
+    if len(block) < _CHUNK.size:
+        raise _damaged(path, offset, f"it ends before its chunk {number}")
+    length, found_number, checksum = _CHUNK.unpack_from(block)
+    chunk = block[_CHUNK.size : _CHUNK.size + min(length, FILE_CHUNK_BYTES)]
+    if checksum != zlib.crc32(chunk, zlib.crc32(_CHUNK_CHECKED.pack(length, found_number))) or len(chunk) != length:
+        raise _damaged(path, offset, f"chunk {number} fails its checksum")
     if found_number != number:
-        raise _damaged(path, offset, f"piece {found_number} stands where piece {number} belongs")
-    return bytes(piece)
+        raise _damaged(path, offset, f"it has chunk {found_number} where chunk {number} belongs")
+    return bytes(chunk)
 
 
 def _damaged(path: str, offset: int, what: str) -> Corruption:
     return Corruption(
         f"{path} is damaged at offset {offset}: {what}",
-        advice="it is never written in place, so the device or somebody else changed it: check the device, keep a copy "
-        "of the file, and restore it from a backup or replace this node",
+        advice="it is never written in place, so the device or another program changed it: check the device, keep a "
+        "copy of the file, and restore it from a backup or replace this node",
     )

@@ -1,20 +1,20 @@
 """The bytes of a log segment: a header, then frames. Pure.
 
-A frame holds one batch of records and is the unit of atomicity: a batch is there wholly or not at all. One checksum per
-frame instead of one per record, because a batch is acknowledged as a whole anyway (half of it is of no use to the
-reader), and because in Python one CRC over 50 KB costs about 12 µs where 256 calls over 200 B cost 40 µs.
+A frame holds one batch of records and is the unit of atomicity: a batch is there completely or not at all. There is one
+checksum per frame instead of one per record, because a batch is acknowledged as a whole anyway (half of it is of no use
+to the reader), and because in Python one CRC over 50 KB costs about 12 µs where 256 calls over 200 B cost 40 µs.
 
-What the layout does for recovery (the judgement itself is in `scan.py`):
+What the layout does for recovery (`segment_scan.py` decides):
 
 - A frame starts at a multiple of 32 bytes and its header is 32 bytes, so no header crosses a sector: a power cut
   leaves the old header or the new one, not a mixture.
 - The header has a checksum of its own. A damaged length cannot send the reader somewhere else.
 - Every sector that a whole frame touches has a byte that is not zero: the first has the header, the last has the
-  padding (1 to 32 bytes, never zero), and those between are masked where a record brings 512 zeros in a row. Unwritten
-  space reads as zeros. So a sector of zeros inside a frame proves that the frame was never written to its end, and
-  a frame without one that fails its checksum was written whole and changed afterwards.
-- Header checksums are seeded with the log's id and the frame's offset: a frame of another log, of this log at another
-  place, or inside somebody's record is not taken for one that stands here.
+  padding (1 to 32 bytes, never zero), and those between are masked if a record has 512 zeros in a row. Unwritten space
+  reads as zeros. So a sector of zeros inside a frame proves that the frame was never written to its end, and a frame
+  without one that fails its checksum was written completely and changed afterwards.
+- Header checksums are seeded with the log's id and the frame's offset: a frame of another log, from another offset of
+  this log, or inside a record is not mistaken for a frame at this offset.
 """
 
 import enum
@@ -92,7 +92,7 @@ class SegmentHeader:
 
 
 def framed_size(payload_bytes: int) -> int:
-    """With header and padding. The padding is never empty, since the frame's last byte must not be zero."""
+    """With header and padding. The padding is never empty: the frame's last byte must not be zero."""
     return FRAME_HEADER_BYTES + payload_bytes + _padding_bytes(payload_bytes)
 
 
@@ -115,7 +115,7 @@ def encode_frame(log_id: int, offset: int, first_sequence: int, records: Sequenc
 
 
 def decode_frame_header(log_id: int, offset: int, header: bytes) -> FrameHeader | None:
-    """None where these bytes are not a frame header of this log at this offset."""
+    """None if these bytes are not a frame header of this log at this offset."""
     if len(header) != FRAME_HEADER_BYTES:
         return None
     body = header[_CHECKSUM.size :]
@@ -133,7 +133,7 @@ def decode_frame_header(log_id: int, offset: int, header: bytes) -> FrameHeader 
 
 
 def decode_frame_body(header: FrameHeader, body: bytes) -> RecordBatch | None:
-    """None where this is not, to the last byte of the padding, what the header was written with."""
+    """None unless this matches the header to the last byte of the padding."""
     payload = body[: header.payload_bytes]
     if zlib.crc32(payload) != header.payload_checksum:
         return None
@@ -156,8 +156,8 @@ def payload_size(records: Sequence[bytes]) -> int:
 
 
 def header_candidates(data: bytes) -> list[int]:
-    """Offsets in `data` (which starts at an aligned place) where a frame header could stand: a cheap test before the
-    checksum, for looking through many places."""
+    """Offsets in `data` (which starts aligned) where a frame header could be: a cheap test before the checksum, for
+    scanning many offsets."""
     last_bytes = data[FRAME_HEADER_BYTES - 1 :: ALIGNMENT]
     return [index * ALIGNMENT for index, byte in enumerate(last_bytes) if byte == _HEADER_END]
 
@@ -168,7 +168,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """None where this is no segment header. The caller compares id, sequence and format with what it expects."""
+    """None if this is not a segment header. The caller checks id, sequence and format."""
     if len(data) != SEGMENT_HEADER_BYTES:
         return None
     body = data[: _SEGMENT_BODY.size]
@@ -187,9 +187,9 @@ def _seed(log_id: int, offset: int) -> int:
 
 
 def _choose_mask(payload: bytes) -> int:
-    """The byte to combine the payload with by XOR so that no 512 bytes in a row become zero."""
-    # A batch made on purpose, with such a run of every byte value, keeps its zeros: all it wins is that damage to this
-    # very frame, while it is the last one, is taken for a torn write.
+    """The byte to XOR the payload with so that no 512 bytes in a row become zero."""
+    # A crafted batch with such a run of every byte value keeps its zeros. The only consequence: damage to this frame,
+    # while it is the last one, is taken for a torn write.
     return next((byte for byte in range(1, 256) if bytes((byte,)) * SECTOR_BYTES not in payload), 0)
 
 

@@ -1,6 +1,7 @@
 """Which segments a log has. The commit point of every rotation and drop.
 
-Without it a segment that is missing at either end could not be told from one that was never made or was dropped.
+Without it, a segment that is missing at either end could not be distinguished from one that was never created or was
+dropped.
 """
 
 import msgspec
@@ -32,15 +33,15 @@ def segment_path(folder: str, first_sequence: int) -> str:
 
 
 def segment_sequence(name: str) -> int | None:
-    """The first sequence that a segment's file name tells; None for other files."""
+    """The first sequence in a segment's file name; None for other files."""
     number = name.removesuffix(SEGMENT_SUFFIX)
     return int(number) if number != name and number.isdecimal() else None
 
 
 def segments_needed(segments: tuple[int, ...], sequence: int) -> tuple[int, ...]:
-    """Those that hold `sequence` or later ones. The newest always stays: it is being written."""
-    superfluous = sum(1 for successor in segments[1:] if successor <= sequence)
-    return segments[superfluous:]
+    """Those with `sequence` or later ones. The newest always stays: it is being written."""
+    unneeded = sum(1 for successor in segments[1:] if successor <= sequence)
+    return segments[unneeded:]
 
 
 async def save_manifest(disk: Disk, folder: str, manifest: JournalManifest) -> None:
@@ -48,7 +49,7 @@ async def save_manifest(disk: Disk, folder: str, manifest: JournalManifest) -> N
 
 
 async def load_manifest(disk: Disk, folder: str) -> JournalManifest | None:
-    """None where there is none. Raises `Corruption`, or `Refused` for a newer format."""
+    """None if there is none. Raises `Corruption`, or `Refused` for a newer format."""
     path = manifest_path(folder)
     try:
         data = await read_checked_file(disk, path)
@@ -58,7 +59,7 @@ async def load_manifest(disk: Disk, folder: str) -> JournalManifest | None:
         manifest = msgspec.msgpack.decode(data, type=JournalManifest)
     except msgspec.DecodeError as failure:
         raise Corruption(
-            f"{path} has a good checksum and no manifest in it ({failure})",
+            f"{path} has a valid checksum but no manifest in it ({failure})",
             advice="keep a copy of the folder and restore it from a backup, or replace this node",
         ) from failure
     if manifest.format > LOG_FORMAT:

@@ -1,4 +1,4 @@
-"""Opening a log: what is there, what was never finished, what is missing."""
+"""Opens a log: finds its segments, removes what was never finished, and reports what is missing."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,10 @@ FIRST_SEQUENCE = 1
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
     segment_bytes: int = 16 << 20
-    """A segment is left when the next batch would make it larger; one batch may be larger on its own."""
+    """A new segment starts when the next batch would exceed this; one batch alone may be larger."""
     batch_bytes_max: int = 64 << 20
     read_bytes: int = 4 << 20
-    """How much of a log is read in one step off the loop."""
+    """Read per step off the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,27 @@ class RecoveredJournal:
 
 
 async def recover_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
-    """Everything it returns is durable: what the page cache kept over a killed process is synced here, because the
-    owner acts on what it reads, and a power cut later must not take that back."""
+    """Everything it returns is durable: it syncs what only the page cache kept after a killed process. The owner acts
+    on what it reads, and a later power failure must not take that back."""
     disk, folder = place.disk, place.folder
     await make_durable_folder(disk, folder)
     discard_temporary(disk, manifest_path(folder))
     manifest = await load_manifest(disk, folder)
     if manifest is None:
-        return await _begin_log(place, rng)
+        return await _create_log(place, rng)
     await _match_segments(place, manifest)
     return await _open_newest(place, manifest)
 
 
 async def make_durable_folder(disk: Disk, folder: str) -> None:
-    """The folder, with its own name and those in it durable, whoever made them. The parent is the caller's.
+    """Makes the folder, its name and the names in it durable. The parent's own name is up to the caller.
 
-    Not only where it is new: names that a killed process left in the page cache vanish with the power. Two failing
-    orders. Make the folder, killed before the sync; start again, find it, append, answer; power cut: it is gone. Or:
-    rotate, killed before the folder sync; start again on the new manifest, append to the new segment, answer; power
-    cut: the old manifest is back and the new segment counts as never used.
+    Not only if it is new: names that a killed process left in the page cache vanish in a power failure. Two failing
+    sequences:
+
+    - Create the folder, killed before the sync. Restart, find it, append, answer. Power failure: it is gone.
+    - Rotate, killed before the folder sync. Restart with the new manifest, append to the new segment, answer. Power
+      failure: the old manifest is back, and the new segment counts as never used.
     """
     disk.make_folder(folder)
     await disk.sync_folder(parent_folder(folder))
@@ -72,8 +74,8 @@ async def make_durable_folder(disk: Disk, folder: str) -> None:
 
 
 async def make_segment(place: JournalFolder, header: SegmentHeader) -> File:
-    """An empty segment, durable under its name. Made again over one that an interrupted rotation left: the manifest
-    may already name it, so it is never removed, and its header is the same bytes."""
+    """An empty segment, durable under its name. Written over one that an interrupted rotation left: the manifest may
+    already name it, so it is never removed, and its header has the same bytes."""
     path = segment_path(place.folder, header.first_sequence)
     file = place.disk.open(path) if place.disk.exists(path) else place.disk.create(path)
     try:
@@ -88,15 +90,15 @@ async def make_segment(place: JournalFolder, header: SegmentHeader) -> File:
 
 
 def reserve(file: File, size: int) -> None:
-    """Blocks and size ahead of the writing, so that a sync need not write metadata: on ext4 that makes it 1.3 to 1.5
+    """Reserves blocks and size ahead of the writes, so that a sync need not write metadata: on ext4 that is 1.3 to 1.5
     times as fast as a growing file."""
     file.preallocate(size)
     if file.size() < size:
         file.truncate(size)
 
 
-async def _begin_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
-    await _discard_unfinished_beginning(place)
+async def _create_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
+    await _discard_unfinished_creation(place)
     log_id = int.from_bytes(rng.bytes(8), "little")
     newest = await make_segment(place, SegmentHeader(log_id, FIRST_SEQUENCE))
     manifest = JournalManifest(
@@ -110,8 +112,8 @@ async def _begin_log(place: JournalFolder, rng: Rng) -> RecoveredJournal:
     return RecoveredJournal(manifest, newest, LogPosition(SEGMENT_HEADER_BYTES, FIRST_SEQUENCE))
 
 
-async def _discard_unfinished_beginning(place: JournalFolder) -> None:
-    """The first segment is made before the first manifest, and nothing is written into it between the two."""
+async def _discard_unfinished_creation(place: JournalFolder) -> None:
+    """The first segment is created before the first manifest, and nothing is written into it in between."""
     for first_sequence in _segments_on_disk(place):
         path = segment_path(place.folder, first_sequence)
         if first_sequence != FIRST_SEQUENCE or await _has_frames(place, path):
@@ -142,8 +144,8 @@ async def _match_segments(place: JournalFolder, manifest: JournalManifest) -> No
 
 
 async def _discard_unnamed(place: JournalFolder, manifest: JournalManifest, first_sequence: int) -> None:
-    """Older than the log: dropped, and the name outlived the manifest that named it. Newer: made by a rotation that did
-    not come to its manifest, so nothing was written into it."""
+    """Older than the log: it was dropped, and its name outlived the manifest that named it. Newer: a rotation created
+    it and did not reach its manifest, so nothing was written into it."""
     path = segment_path(place.folder, first_sequence)
     if first_sequence > manifest.segments[0] and await _has_frames(place, path):
         raise Corruption(f"{path} holds records, but {manifest_path(place.folder)} does not name it", advice=ADVICE)
@@ -163,7 +165,7 @@ async def _open_newest(place: JournalFolder, manifest: JournalManifest) -> Recov
             )
         if tail.torn:
             file.truncate(tail.spot.offset)
-        _write_again(file, tail)
+        _rewrite_last_frame(file, tail)
         reserve(file, place.limits.segment_bytes)
         await file.sync()
     except BaseException:
@@ -172,10 +174,10 @@ async def _open_newest(place: JournalFolder, manifest: JournalManifest) -> Recov
     return RecoveredJournal(manifest, file, tail.spot)
 
 
-def _write_again(file: File, tail: SegmentTail) -> None:
-    """The last frame may be in the page cache alone: a sync failed, the kernel called its pages clean, the process
-    ended and is started again. Syncing now would do nothing for it, and a power cut later would take it away under the
-    frames that came after. Only the last one: all before it were synced. Its bytes do not change."""
+def _rewrite_last_frame(file: File, tail: SegmentTail) -> None:
+    """The last frame may be in the page cache only: a sync failed, the kernel marked its pages clean, and the process
+    restarted. Another sync would do nothing for it, and a later power failure would remove it from under the frames
+    that follow. Only the last one: all before it were synced. Its bytes do not change."""
     if tail.last_frame < tail.spot.offset:
         file.write(tail.last_frame, file.read(tail.last_frame, tail.spot.offset - tail.last_frame))
 

@@ -1,19 +1,19 @@
-"""Reading a segment, and telling a torn tail from damage.
+"""Reads a segment, and distinguishes a torn tail from damage.
 
-What makes the two different is the order of writing: a frame is written only after the one before it is synced, and a
-segment only after all before it are complete. So at any moment at most one frame, the last, is not acknowledged. When
-the frame at some place is bad:
+The order of writes makes the difference: a frame is written only after the one before it is synced, and a segment only
+after all before it are complete. So at any moment at most one frame, the last, is not acknowledged. If a frame is bad:
 
-1. A frame header of this log with a later sequence stands anywhere behind it: the bad one was acknowledged, damage.
-2. It is not in the newest segment: it was acknowledged, damage.
-3. Otherwise it was the last write. A power cut leaves sectors that were written and sectors that were not, and the
-   latter read as zeros or lie beyond the end of the file. A whole frame has no sector of zeros (`records.py`). So with
-   an unwritten sector the frame was torn, never acknowledged, and is cut; without one it was written whole and changed
-   afterwards: damage.
+1. A frame header of this log with a later sequence is anywhere behind it: the bad one was acknowledged, so it is
+   damage.
+2. It is not in the newest segment: it was acknowledged, so it is damage.
+3. Otherwise it was the last write. A power failure leaves some sectors written and others not; the latter read as zeros
+   or lie beyond the end of the file. A complete frame has no sector of zeros (`frames.py`). So with an unwritten sector
+   the frame was torn, never acknowledged, and is cut; without one it was written completely and changed afterwards, so
+   it is damage.
 
-What stays open: damage that turns exactly the last acknowledged frame into something unwritten (the device loses whole
-sectors of it, or somebody cuts the file short) looks like a torn tail. For that the manifest knows a sequence that was
-acknowledged for certain, written at every rotation, drop and orderly close.
+What remains: damage that turns exactly the last acknowledged frame into something unwritten (the device loses whole
+sectors of it, or the file is truncated) looks like a torn tail. For that case the manifest has a sequence that was
+certainly acknowledged, written at every rotation, drop and orderly close.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A place in a segment, and the sequence of the record that stands or will stand there."""
+    """An offset in a segment, and the sequence of the record that is or will be there."""
 
     offset: int
     sequence: int
@@ -50,12 +50,12 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTail:
-    """The end of the newest segment; `torn` if something unacknowledged stands behind it and must be cut."""
+    """The end of the newest segment; `torn` if something unacknowledged is behind it and must be cut."""
 
     spot: LogPosition
     torn: bool
     last_frame: int
-    """Where the frame before the end begins; the end itself where there is none."""
+    """Where the frame before the end begins; the end itself if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ def check_segment_header(file: File, log_id: int, first_sequence: int) -> None:
 def read_batches(
     file: File, log_id: int, spot: LogPosition, end_sequence: int, bytes_max: int
 ) -> tuple[list[RecordBatch], LogPosition]:
-    """Batches from `spot` on, about `bytes_max` of them, and where to go on. Everything before `end_sequence` was
-    acknowledged, so whatever is wrong with it is damage."""
+    """Batches from `spot` on, about `bytes_max`, and where to continue. Everything before `end_sequence` was
+    acknowledged, so any error is damage."""
     batches: list[RecordBatch] = []
     stop = spot.offset + bytes_max
     while spot.sequence < end_sequence and spot.offset < stop:
@@ -152,7 +152,7 @@ def _find_later_frame(log_id: int, spot: LogPosition, rest: bytes) -> int | None
 
 
 def _why_not_torn(log_id: int, spot: LogPosition, rest: bytes) -> str | None:
-    """None where the last write did not reach its end; otherwise why it must have, and was changed afterwards."""
+    """None if the last write did not complete; otherwise why it must have, and was changed afterwards."""
     header_bytes = rest[:FRAME_HEADER_BYTES]
     header = decode_frame_header(log_id, spot.offset, header_bytes)
     if header is not None:
@@ -161,8 +161,8 @@ def _why_not_torn(log_id: int, spot: LogPosition, rest: bytes) -> str | None:
         return None
     if len(header_bytes) < FRAME_HEADER_BYTES:
         return None
-    # A device that stops between two bytes of a sector: the beginning of a header, then nothing. The last byte of a
-    # header is never zero.
+    # A device that stopped inside a sector: the beginning of a header, then nothing. The last byte of a header is never
+    # zero.
     if header_bytes[-1] == 0 and _is_blank(rest[FRAME_HEADER_BYTES:]):
         return None
     return "the header of the last frame is there and fails its checksum"
@@ -174,8 +174,8 @@ def _why_payload_not_torn(header: FrameHeader, spot: LogPosition, rest: bytes) -
     if header.kind != JournalFrameKind.BATCH:
         return f"the frame is of an unknown kind {header.kind}"
     frame = rest[: header.frame_bytes]
-    # The first sector is there, since the header is. The last one is missing: its end reads as zero, or the file is
-    # shorter. One between is missing: 512 zeros, wherever the device's sectors begin.
+    # The first sector is there, since the header is. If the last one is missing, its end reads as zero or the file is
+    # shorter. If one between is missing, there are 512 zeros, wherever the device's sectors begin.
     if len(frame) < header.frame_bytes or frame[-1] == 0 or bytes(SECTOR_BYTES) in frame:
         return None
     return "the last frame is there to its end and fails its checksum"

@@ -1,10 +1,10 @@
 """A log in segments: batches of records, durable when `append` returns, in order, without gaps.
 
-The owner gives records a meaning; here they are bytes with a sequence number. Nothing is ever taken back: an owner that
-changes its mind (Raft replacing a suffix) appends a record that says so, since cutting acknowledged bytes would
-make damage and intent look alike. Old segments go from the front by `drop_before`.
+The owner gives records a meaning; here they are bytes with a sequence number. Nothing is ever removed from the end: an
+owner that needs that (Raft replacing a suffix) appends a record that says so, since cutting acknowledged bytes would
+look like damage. `drop_before` removes old segments from the front.
 
-A batch is written only after the one before it is synced. Recovery tells a torn tail from damage by that (`scan.py`).
+A batch is written only after the one before it is synced. Recovery relies on that (`segment_scan.py`).
 """
 
 import itertools
@@ -33,16 +33,15 @@ from ebla.ports.rng import Rng
 
 DEFAULT_JOURNAL_LIMITS = JournalLimits()
 PREWRITE_BYTES = 256 * 1024
-"""Zeros written behind a small batch, over the zeros that are there: reserved blocks are not yet written ones, and the
-first sync of each has to note in the file's metadata that it is. Once for many blocks, that is not on the way of the
-batches that follow: of 4 KiB each, twice as many were synced a second on ext4, and nine in ten within a quarter of the
-time."""
+"""Zeros written behind a small batch, over the zeros that are there. Reserved blocks count as unwritten, and the first
+sync of each has to update the file's metadata. Doing that once for many blocks keeps it off the path of the following
+batches: with 4 KiB each, ext4 synced twice as many per second, and 90 % of them in a quarter of the time."""
 SMALL_BATCH_BYTES_MAX = PREWRITE_BYTES // 8
-"""A larger one shares the metadata among blocks of its own, and zeros ahead of it would be so many bytes more."""
+"""A larger one spreads the metadata over its own blocks, and zeros ahead of it would only be more bytes."""
 
 
 class LogFailed(InternalError):
-    """The disk failed under the log. What was being written is known only after opening it again."""
+    """The disk failed. Whether the last write is durable is known only after opening the log again."""
 
 
 class SegmentedLog:
@@ -53,16 +52,16 @@ class SegmentedLog:
         self._newest = recovered.newest
         self._end_offset = recovered.tail.offset
         self._next_sequence = recovered.tail.sequence
-        self._laid_end = 0
-        """Up to here zeros were written ahead, in the newest segment and in this life."""
+        self._prewritten_end = 0
+        """Zeros were written ahead up to this offset, in the newest segment since it was opened."""
         self._unsynced = False
         self._rotation_begun = False
         self._failure: BaseException | None = None
-        self._turn = FifoLock()
+        self._lock = FifoLock()
 
     @classmethod
     async def open(cls, disk: Disk, rng: Rng, folder: str, limits: JournalLimits = DEFAULT_JOURNAL_LIMITS) -> Self:
-        """Makes the log where there is none. Cuts a torn tail. Raises `Corruption`, or `Refused` for a newer format."""
+        """Creates the log if there is none. Cuts a torn tail. Raises `Corruption`, or `Refused` for a newer format."""
         place = JournalFolder(disk, folder, limits)
         return cls(place, await recover_log(place, rng))
 
@@ -73,39 +72,39 @@ class SegmentedLog:
 
     @property
     def log_id(self) -> int:
-        """Drawn when the log was begun: one that was lost and begun anew has another."""
+        """Drawn when the log was created: a log that was lost and created again has another."""
         return self._log_id
 
     @property
     def next_sequence(self) -> int:
-        """What the first record of the next batch will get."""
+        """The sequence of the first record of the next batch."""
         return self._next_sequence
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """One batch: all of it is durable on return, or after a crash all or nothing. The last record's sequence.
+        """One batch: durable on return; after a crash all of it or nothing. Returns the last record's sequence.
 
-        Raises `DiskFull` and nothing happened, or `LogFailed`, and from then on for every call.
+        Raises `DiskFull`, and nothing happened, or `LogFailed`, then and for every later call.
         """
         size = self.check_batch(records)
-        if not self._turn.try_acquire():
-            await self._turn.acquire()
+        if not self._lock.try_acquire():
+            await self._lock.acquire()
         try:
             self._refuse_after_failure()
             if self._unsynced:
                 await self._finish_sync()
             if self._rotation_begun or self._end_offset + size > self._place.limits.segment_bytes:
-                await self._find_room(size)
+                await self._rotate_or_grow(size)
             self._write(records)
             await self._finish_sync()
             return self._next_sequence - 1
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def append_now(self, records: Sequence[bytes]) -> int | None:
-        """The same in this very step, where there is nothing to wait for and the file can be synced now. None: nothing
+        """The same without waiting, if no other batch is in progress and the file can be synced now. None: nothing
         happened."""
         size = self.check_batch(records)
-        waits = self._turn.is_held or self._unsynced or self._rotation_begun
+        waits = self._lock.is_held or self._unsynced or self._rotation_begun
         if waits or self._end_offset + size > self._place.limits.segment_bytes or not self._newest.can_sync_now(size):
             return None
         self._refuse_after_failure()
@@ -118,28 +117,28 @@ class SegmentedLog:
         return self._next_sequence - 1
 
     def check_batch(self, records: Sequence[bytes]) -> int:
-        """What a batch of these takes on disk. Raises `TooLarge` where it cannot be one."""
+        """The size of a batch of these on disk. Raises `TooLarge` if it exceeds the limits."""
         size = framed_size(payload_size(records))
         if size > self._place.limits.batch_bytes_max or len(records) > RECORDS_PER_FRAME_MAX:
             raise TooLarge(f"a batch of {len(records)} records and {size} bytes is over the log's limit")
         return size
 
     async def drop_before(self, sequence: int) -> None:
-        """Removes the segments that hold only records before `sequence`; some of those may therefore stay."""
-        async with self._turn:
+        """Removes the segments that hold only records before `sequence`; some of those records may stay."""
+        async with self._lock:
             self._refuse_after_failure()
             await self._finish_sync()
             kept = segments_needed(self._segments, sequence)
             dropped = self._segments[: len(self._segments) - len(kept)]
             if not dropped:
                 return
-            # The manifest first: a segment it names must be there, one it does not name is swept at the next start.
+            # The manifest first: a segment it names must exist; one it does not name is removed at the next start.
             await self._save_manifest(kept)
             for first_sequence in dropped:
                 self._place.disk.unlink(segment_path(self._place.folder, first_sequence))
 
     async def read(self, start: int) -> AsyncIterator[RecordBatch]:
-        """From `start` to what is the end now, in order, checked. Raises `Corruption`."""
+        """From `start` to the current end, in order, checked. Raises `Corruption`."""
         if start < self.first_sequence:
             raise InvalidRequest(
                 f"record {start} of {self._place.folder} was dropped; {self.first_sequence} is the oldest"
@@ -155,8 +154,8 @@ class SegmentedLog:
                 yield RecordBatch(batch.first_sequence + skipped, batch.records[skipped:]) if skipped else batch
 
     async def close(self) -> None:
-        """Orderly: leaves behind how far the log must reach."""
-        async with self._turn:
+        """Orderly: saves in the manifest how far the log must reach."""
+        async with self._lock:
             try:
                 if self._failure is None:
                     await self._finish_sync()
@@ -178,17 +177,17 @@ class SegmentedLog:
         finally:
             file.close()
 
-    async def _find_room(self, frame_bytes: int) -> None:
+    async def _rotate_or_grow(self, frame_bytes: int) -> None:
         is_empty = self._end_offset == SEGMENT_HEADER_BYTES
         if self._rotation_begun or not is_empty:
             await self._rotate()
         await self._make_room(self._end_offset + frame_bytes)
 
     async def _rotate(self) -> None:
-        """Everything in the newest segment is synced by now, so the manifest may call it complete.
+        """Everything in the newest segment is synced by now, so the manifest may declare it complete.
 
-        Once begun it must be finished before the next write, also after a full disk or a cancelled caller: the manifest
-        on disk may already name the successor, and then a further batch in the old segment would count as damage.
+        Once started, the rotation must finish before the next write, even after a full disk or a cancelled caller: the
+        manifest on disk may already name the new segment, and then another batch in the old one would count as damage.
         """
         self._rotation_begun = True
         first_sequence = self._next_sequence
@@ -204,13 +203,13 @@ class SegmentedLog:
         self._newest.close()
         self._newest = successor
         self._end_offset = SEGMENT_HEADER_BYTES
-        self._laid_end = 0
+        self._prewritten_end = 0
         self._rotation_begun = False
 
     async def _make_room(self, end: int) -> None:
-        """For a batch larger than a segment; others have it. Frames are written only inside the durable size of the
-        file: there a torn write leaves zeros behind, whereas some file systems let a file that was growing end in
-        another's old bytes."""
+        """For a batch larger than a segment; smaller ones have room. Frames are written only inside the durable size of
+        the file: there a torn write leaves zeros, whereas on some file systems a growing file may end in old bytes of
+        another file."""
         if end <= self._newest.size():
             return
         try:
@@ -228,29 +227,29 @@ class SegmentedLog:
                 self._blank(len(frame))
                 raise
             self._end_offset += len(frame)
-            if self._end_offset > self._laid_end and len(frame) <= SMALL_BATCH_BYTES_MAX:
-                self._lay_ahead()
+            if self._end_offset > self._prewritten_end and len(frame) <= SMALL_BATCH_BYTES_MAX:
+                self._prewrite()
         except OSError as failure:
             raise self._fail(failure) from failure
         self._next_sequence += len(records)
         self._unsynced = True
 
-    def _lay_ahead(self) -> None:
-        self._laid_end = min(self._end_offset + PREWRITE_BYTES, self._newest.size())
-        if self._laid_end > self._end_offset:
-            with suppress(DiskFull):  # the batch itself is written, and there is nothing to take back
-                self._newest.write(self._end_offset, bytes(self._laid_end - self._end_offset))
+    def _prewrite(self) -> None:
+        self._prewritten_end = min(self._end_offset + PREWRITE_BYTES, self._newest.size())
+        if self._prewritten_end > self._end_offset:
+            with suppress(DiskFull):  # the batch itself is written, and there is nothing to undo
+                self._newest.write(self._end_offset, bytes(self._prewritten_end - self._end_offset))
 
     def _blank(self, length: int) -> None:
-        """Takes back a write that found no space half-way (blocks were not reserved: the file system cannot). What is
-        left of it would stand behind the next, shorter batch and look like damage."""
+        """Undoes a write that ran out of space half-way (on a file system that cannot reserve blocks). Its rest would
+        be behind the next, shorter batch and look like damage."""
         try:
             self._newest.write(self._end_offset, bytes(length))
         except DiskFull as failure:
             raise self._fail(failure) from failure
 
     async def _finish_sync(self) -> None:
-        """Also what a cancelled caller left: its frame is written, and the next one must not be before it is synced."""
+        """Also after a cancelled caller: its frame is written, and must be synced before the next one is written."""
         if not self._unsynced:
             return
         try:
@@ -272,13 +271,13 @@ class SegmentedLog:
 
     def _fail(self, failure: BaseException) -> LogFailed:
         self._failure = failure
-        return self._told_failure(failure)
+        return self._failure_error(failure)
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
-            raise self._told_failure(self._failure)
+            raise self._failure_error(self._failure)
 
-    def _told_failure(self, failure: BaseException) -> LogFailed:
+    def _failure_error(self, failure: BaseException) -> LogFailed:
         return LogFailed(
             f"the log in {self._place.folder} failed: {failure}",
             advice="what it last wrote may or may not be durable; check the device and start this process again",

@@ -1,4 +1,5 @@
-"""Sending a snapshot to a peer: read ahead, several chunks under way, for as long as the peer's disk makes progress."""
+"""Sends a snapshot to a peer: reads ahead, keeps several chunks in flight, and goes on while the peer's disk makes
+progress."""
 
 import asyncio
 from collections import deque
@@ -11,21 +12,21 @@ from ebla.raft.messages import InstallSnapshot
 from ebla.wire.group0_messages import SnapshotChunk, SnapshotChunkAnswer
 
 CHUNK_BYTES = 1024 * 1024
-"""As large as the pieces of the file that is read, which then need not be cut."""
-CHUNKS_UNDER_WAY_MAX = 8
-"""8 MiB with those. Fewer, and the two sides wait for each other in turn; more, and what is under way may reach the
-peer's loop in one turn and hold it up."""
+"""As large as the chunks of the file, which then need not be cut."""
+CHUNKS_IN_FLIGHT_MAX = 8
+"""8 MiB in flight. With fewer, the two sides wait for each other; with more, the chunks may reach the peer in one step
+of its loop and block it."""
 CHUNK_DEADLINE_MS = 10_000
-"""For one answer. The peer gives one soon, also where its disk is slow."""
+"""For one answer. The peer answers soon, even if its disk is slow."""
 STALL_MS_MAX = 60_000
-"""A peer whose disk takes nothing for so long is given up."""
+"""A peer whose disk makes no progress for this long is given up."""
 
 Send = Callable[[SnapshotChunk], Awaitable[SnapshotChunkAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTransfer:
-    """Which snapshot, to whom, and the how-manieth try of this life it is."""
+    """Which snapshot, to which peer, and the number of the attempt in this incarnation."""
 
     history: HistoryId
     message: InstallSnapshot
@@ -33,7 +34,7 @@ class SnapshotTransfer:
 
 
 class SnapshotSender:
-    """`run` returns once the peer has all of it, durable; raises `EblaError` otherwise."""
+    """`run` returns once all of it is durable at the peer; raises `EblaError` otherwise."""
 
     def __init__(self, sending: SnapshotTransfer, send: Send) -> None:
         self._sending = sending
@@ -44,14 +45,14 @@ class SnapshotSender:
         self._is_stored = False
 
     async def run(self, content: AsyncIterator[bytes]) -> None:
-        ahead: asyncio.Queue[SnapshotChunk] = asyncio.Queue(CHUNKS_UNDER_WAY_MAX)
+        ahead: asyncio.Queue[SnapshotChunk] = asyncio.Queue(CHUNKS_IN_FLIGHT_MAX)
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read(content, ahead))
                 await self._send_all(ahead, tasks)
                 reading.cancel()
         except BaseExceptionGroup as group:
-            raise next(leaf_errors(group)) from None  # one is enough to know that it was not delivered
+            raise next(leaf_errors(group)) from None  # one failure is enough
 
     async def _read(self, content: AsyncIterator[bytes], ahead: "asyncio.Queue[SnapshotChunk]") -> None:
         number, waiting = 0, b""
@@ -75,13 +76,13 @@ class SnapshotSender:
         )
 
     async def _send_all(self, ahead: "asyncio.Queue[SnapshotChunk]", tasks: asyncio.TaskGroup) -> None:
-        under_way: deque[asyncio.Task[None]] = deque()
+        in_flight: deque[asyncio.Task[None]] = deque()
         while not self._is_stored:
             chunk = await ahead.get()
-            under_way.append(tasks.create_task(self._deliver(chunk)))
-            # The first goes alone, for it begins the snapshot there.
-            while under_way and (chunk.number == 0 or chunk.last or len(under_way) >= CHUNKS_UNDER_WAY_MAX):
-                await under_way.popleft()
+            in_flight.append(tasks.create_task(self._deliver(chunk)))
+            # The first is sent alone: it starts the transfer there.
+            while in_flight and (chunk.number == 0 or chunk.last or len(in_flight) >= CHUNKS_IN_FLIGHT_MAX):
+                await in_flight.popleft()
 
     async def _deliver(self, chunk: SnapshotChunk) -> None:
         while not self._is_stored:
@@ -93,6 +94,6 @@ class SnapshotSender:
                 return
             if not answer.stored and self._loop.time() - self._progress_at >= STALL_MS_MAX / 1000:
                 raise Unavailable(
-                    f"the peer's disk has taken nothing of a snapshot for {STALL_MS_MAX} ms",
-                    advice="look at its disk",
+                    f"the peer's disk made no progress with a snapshot for {STALL_MS_MAX} ms",
+                    advice="check its disk",
                 )

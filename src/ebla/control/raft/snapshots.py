@@ -42,11 +42,11 @@ class RaftSnapshots(Generic[Content]):
         self._stored: dict[SnapshotMeta, Content] = {}
         """Received and durable; the core decides which one it installs."""
         actions = SnapshotActions(
-            new_receiver=machine.receiver,
+            new_sink=machine.receiver,
             new_file=storage.begin_snapshot,
             is_wanted=self._is_wanted,
-            is_stored=self._on_stored,
-            is_not_needed=post,
+            on_stored=self._on_stored,
+            on_unneeded=post,
         )
         self._receiver = SnapshotReceiver(environment.disk, environment.clock, actions)
 

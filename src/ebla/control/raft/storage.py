@@ -1,11 +1,11 @@
-"""A Raft group's memory on disk: term and vote, entries, and which snapshot they continue.
+"""A Raft peer's storage: term and vote, entries, and the snapshot they continue.
 
-The journal never takes records back, so Raft's changes of mind are records too: entries replace whatever stood at and
-behind the first one's index, and a snapshot's mark stands for everything up to its index. Reading all records in order
-(`LogReplay`) gives what the core starts from.
+The journal never removes records, so Raft's replacements are records too: entries replace everything from the first
+one's index on, and a snapshot mark covers everything up to its index. Replaying all records in order (`LogReplay`)
+gives the state the core starts from.
 
-Snapshots are files of their own, written whole beside the log. The mark in the log is their commit point: a file
-without a mark is swept at the next start, a mark without its file is `Corruption`.
+Snapshots are files of their own beside the log. The mark in the log is their commit point: a file without a mark is
+removed at the next start, a mark without its file is `Corruption`.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
@@ -33,16 +33,16 @@ _SNAPSHOT_PREFIX = "snapshot-"
 
 
 class RaftRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One record of the journal. Read in the order of the fields: a snapshot comes before the entries behind it."""
+    """One record of the journal, applied in the order of the fields: a snapshot comes before the entries behind it."""
 
     hard_state: HardState | None
     snapshot: SnapshotMeta | None
     entries: tuple[Entry, ...] = ()
     replaces_log: bool = False
-    """The snapshot is a leader's and what the log held gives way to it; otherwise it is our own and the rest stays.
+    """The snapshot is a leader's and replaces the log; otherwise it is our own and the entries behind it stay.
 
-    Said rather than found out by comparing the snapshot's last entry with ours: that entry may stand in a segment that
-    was dropped since, and then a whole log would look like one that was replaced."""
+    Stored rather than inferred by comparing the snapshot's last entry with ours: that entry may be in a segment that
+    was dropped since, and then an intact log would look like a replaced one."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -51,11 +51,11 @@ _meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
 
 
 class InconsistentLog(Exception):
-    """Records, each one whole, that no Raft log can have written in this order."""
+    """Intact records that no Raft log can have written in this order."""
 
 
 class LogReplay:
-    """The state that records amount to. Pure."""
+    """Rebuilds the state from the records. Pure."""
 
     def __init__(self) -> None:
         self._hard_state = HardState()
@@ -65,7 +65,7 @@ class LogReplay:
     def apply(self, record: RaftRecord) -> None:
         """Raises `InconsistentLog`."""
         if record.hard_state is not None:
-            _check_promise_kept(self._hard_state, record.hard_state)
+            _check_hard_state(self._hard_state, record.hard_state)
             self._hard_state = record.hard_state
         if record.snapshot is not None:
             self._continue_from(record.snapshot, replaces_log=record.replaces_log)
@@ -73,7 +73,7 @@ class LogReplay:
             self._extend(record.entries)
 
     def finish(self) -> RecoveredState:
-        """Raises `InconsistentLog` where something is missing between the snapshot, the entries and the hard state."""
+        """Raises `InconsistentLog` if something is missing between the snapshot, the entries and the hard state."""
         snapshot, entries, hard_state = self._snapshot, self._entries, self._hard_state
         if entries and entries[0].index != snapshot.index + 1:
             raise InconsistentLog(f"entries begin at {entries[0].index}, but the snapshot ends at {snapshot.index}")
@@ -94,12 +94,12 @@ class LogReplay:
         self._snapshot = snapshot
 
     def _extend(self, entries: Sequence[Entry]) -> None:
-        # A snapshot may be taken of entries that are committed by the others and not yet written here.
+        # A snapshot may cover entries that other peers committed and that are not written here yet.
         entries = [entry for entry in entries if entry.index > self._snapshot.index]
         if not entries:
             return
-        # Where segments were dropped, what is left of older times may begin anywhere; `finish` sees whether the newest
-        # snapshot and the entries meet.
+        # If segments were dropped, the remaining old entries may begin anywhere; `finish` checks that the newest
+        # snapshot and the entries connect.
         keep = entries[0].index - self._entries[0].index if self._entries else 0
         if keep > len(self._entries):
             raise InconsistentLog(f"entry {entries[0].index} follows entry {self._entries[-1].index}")
@@ -107,8 +107,8 @@ class LogReplay:
         self._entries.extend(entries)
 
 
-def _check_promise_kept(before: HardState, after: HardState) -> None:
-    """Terms never go back, and there is one vote in a term."""
+def _check_hard_state(before: HardState, after: HardState) -> None:
+    """Terms never decrease, and there is one vote per term."""
     if after.term < before.term:
         raise InconsistentLog(f"term {after.term} after term {before.term}")
     if after.term == before.term and before.vote != NO_PEER and after.vote != before.vote:
@@ -116,10 +116,10 @@ def _check_promise_kept(before: HardState, after: HardState) -> None:
 
 
 class EntrySequences:
-    """Which record holds an entry's last writing. Pure.
+    """Which record holds the last version of an entry. Pure.
 
-    Replacing an entry replaces all behind it, so along the log these records only grow: nothing from an index on stands
-    in a record older than the index's own.
+    Replacing an entry replaces all behind it, so these sequences only grow along the log: no entry from an index on is
+    in a record older than that of the index itself.
     """
 
     def __init__(self) -> None:
@@ -135,24 +135,24 @@ class EntrySequences:
             self._runs.append((first, sequence))
 
     def oldest_needed(self, index: int, otherwise: int) -> int:
-        """The record that holds `index`, if the log reaches so far; forgets what only older entries need."""
+        """The record that holds `index`, if the log reaches that far; drops what only older entries need."""
         holding = sum(1 for first, _ in self._runs if first <= index)
         self._runs = self._runs[max(holding - 1, 0) :]
         return min(self._runs[0][1], otherwise) if self._runs else otherwise
 
 
 class RaftStorage:
-    """Writes one batch at a time; callers take turns. After `LogFailed` it must be opened again."""
+    """Writes one batch at a time, in call order. After `LogFailed` it must be opened again."""
 
     def __init__(self, disk: Disk, folder: str, journal: SegmentedLog) -> None:
         self._disk = disk
         self._folder = folder
         self._journal = journal
-        self._places = EntrySequences()
+        self._sequences = EntrySequences()
         self._hard_state = HardState()
         self._snapshot = SnapshotMeta()
         self._is_outcome_unknown = False
-        self._turn = FifoLock()
+        self._lock = FifoLock()
 
     @classmethod
     async def open(
@@ -164,7 +164,7 @@ class RaftStorage:
         log = cls(disk, folder, journal)
         recovered = await log._replay()
         await log._check_snapshot(recovered.snapshot)
-        log._sweep_at_start()
+        log._remove_unnamed()
         return log, recovered
 
     @property
@@ -172,12 +172,12 @@ class RaftStorage:
         return self._journal.log_id
 
     async def persist(self, writes: Sequence[LogWrite]) -> None:
-        """Durable on return, in order and all at once: their answers may go. Raises `DiskFull` and nothing happened.
+        """Durable on return, in order and atomically: the answers may leave. Raises `DiskFull`, and nothing happened.
 
         A snapshot that a write names comes from the leader and must have been stored before.
         """
-        if not self._turn.try_acquire():
-            await self._turn.acquire()
+        if not self._lock.try_acquire():
+            await self._lock.acquire()
         try:
             records, hard_state = self._records_of(writes)
             if records:
@@ -185,12 +185,12 @@ class RaftStorage:
             else:
                 self._hard_state = hard_state
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def persist_now(self, writes: Sequence[LogWrite]) -> bool:
-        """The same in this very step, where there is nothing to wait for (`SegmentedLog.append_now`). False: nothing
-        happened, and `persist` is the way."""
-        if self._turn.is_held or self._is_outcome_unknown:
+        """The same without waiting, if that is possible (`SegmentedLog.append_now`). False: nothing happened, use
+        `persist`."""
+        if self._lock.is_held or self._is_outcome_unknown:
             return False
         records, hard_state = self._records_of(writes)
         if any(record.snapshot is not None for record in records):
@@ -210,7 +210,7 @@ class RaftStorage:
         return True
 
     def _records_of(self, writes: Sequence[LogWrite]) -> tuple[list[RaftRecord], HardState]:
-        """What goes to the journal, and the hard state after all of them."""
+        """The journal records, and the hard state after all of them."""
         records: list[RaftRecord] = []
         hard_state = self._hard_state
         for write in writes:
@@ -225,20 +225,20 @@ class RaftStorage:
         return records, hard_state
 
     def record_commit_hint(self, hard_state: HardState | None) -> bool:
-        """What a write without need of the disk says, without waiting. False where another write is under way, whose
-        end would take it back: then it must go by `persist`."""
-        if self._turn.is_held:
+        """Records a write that needs no disk, without waiting. False if another write is in progress, whose completion
+        would undo it: then use `persist`."""
+        if self._lock.is_held:
             return False
         self._hard_state = hard_state or self._hard_state
         return True
 
     async def store_snapshot(self, meta: SnapshotMeta, content: Iterable[bytes]) -> None:
-        """The snapshot's file, durable but not yet part of the log. `content` in pieces; written in steps."""
+        """Writes the snapshot's file: durable, but not yet part of the log. `content` in chunks; written in steps."""
         await replace_file(self._disk, self._snapshot_path(meta), _with_meta(meta, content))
 
     async def begin_snapshot(self, meta: SnapshotMeta, tag: str) -> AtomicFileWriter:
-        """The same in steps, for one that arrives bit by bit. Once it is placed, it is stored. Several of one snapshot
-        at once need different tags; what a crash leaves of them is swept at the next start."""
+        """The same in steps, for a snapshot that arrives in chunks. It is stored once it is placed. Several files for
+        one snapshot at once need different tags; what a crash leaves of them is removed at the next start."""
         replacement = AtomicFileWriter(self._disk, self._snapshot_path(meta), f".{tag}")
         try:
             await replacement.append([_encoder.encode(meta)])
@@ -248,13 +248,13 @@ class RaftStorage:
         return replacement
 
     async def adopt_snapshot(self, meta: SnapshotMeta) -> None:
-        """A stored snapshot of our own state: from now on the log begins behind it."""
-        async with self._turn:
+        """A stored snapshot of our own state: from now on the log begins after it."""
+        async with self._lock:
             if meta.index > self._snapshot.index:
                 await self._append([RaftRecord(hard_state=self._hard_state, snapshot=meta)], self._hard_state)
 
     async def read_snapshot(self, meta: SnapshotMeta) -> AsyncGenerator[bytes, None]:
-        """The content as it was stored, in pieces. Raises `Corruption`."""
+        """The content as it was stored, in chunks. Raises `Corruption`."""
         pieces = read_checked_chunks(self._disk, self._snapshot_path(meta))
         try:
             await self._read_meta(pieces, meta)
@@ -264,8 +264,8 @@ class RaftStorage:
             await pieces.aclose()
 
     async def close(self) -> None:
-        """Orderly: the last commit index is kept too, where there is room for it."""
-        async with self._turn:
+        """Also saves the last commit index, if there is room for it."""
+        async with self._lock:
             if not self._is_outcome_unknown:
                 try:
                     await self._journal.append(
@@ -276,8 +276,8 @@ class RaftStorage:
             await self._journal.close()
 
     async def _append(self, records: list[RaftRecord], hard_state: HardState) -> None:
-        """The caller has the turn: were a mark's hard state read before another's write and appended after it, a vote
-        would be taken back."""
+        """The caller holds the lock: if a mark's hard state were read before another write and appended after it, a
+        vote would be taken back."""
         mark: SnapshotMeta | None = None
         encoded: list[bytes] = []
         for record in records:
@@ -287,15 +287,15 @@ class RaftStorage:
             encoded.append(_encoder.encode(record))
         if self._is_outcome_unknown:
             raise LogFailed(
-                f"a write to the Raft log in {self._folder} was given up half-way", advice="start this process again"
+                f"a write to the Raft log in {self._folder} was interrupted", advice="start this process again"
             )
         try:
             last = await self._journal.append(encoded)
         except (DiskFull, TooLarge):
             raise
         except BaseException:
-            # Cancelled in the middle of a sync, say. The records may be durable, so a later record that repeats the
-            # hard state known here could take a vote back.
+            # For example cancelled during a sync. The records may be durable, so a later record that repeats the hard
+            # state known here could take a vote back.
             self._is_outcome_unknown = True
             raise
         self._hard_state = hard_state
@@ -305,24 +305,25 @@ class RaftStorage:
             await self._drop_superseded(first)
 
     def _note(self, records: Sequence[RaftRecord], last: int) -> int:
-        """They are in the journal. The sequence of the first."""
+        """They are in the journal. Returns the sequence of the first."""
         first = last + 1 - len(records)
         for sequence, record in enumerate(records, first):
-            self._places.note(sequence, record)
+            self._sequences.note(sequence, record)
         return first
 
     async def _drop_superseded(self, mark_sequence: int) -> None:
-        """The mark's record repeats the hard state, so nothing before it is needed but the entries behind it."""
-        needed = self._places.oldest_needed(self._snapshot.index + 1, mark_sequence)
+        """The mark's record repeats the hard state, so of the records before it only those with entries behind it are
+        needed."""
+        needed = self._sequences.oldest_needed(self._snapshot.index + 1, mark_sequence)
         try:
             await self._journal.drop_before(needed)
         except DiskFull:
-            # The batch itself is durable and the caller must learn that. The next mark drops these segments too.
+            # The batch itself is durable, and the caller must learn that. The next mark drops these segments too.
             return
         for name, index in self._snapshot_files():
-            # Only those the log no longer needs: a newer one may just be being stored.
+            # Only those the log no longer needs: a newer one may be in the making.
             if index < self._snapshot.index and not name.endswith(TEMPORARY_SUFFIX):
-                # Off the loop: to free a hundred megabytes takes a file system tens of milliseconds.
+                # Off the loop: freeing a hundred megabytes takes a file system tens of milliseconds.
                 await self._disk.run(partial(self._disk.unlink, f"{self._folder}/{name}"))
 
     async def _replay(self) -> RecoveredState:
@@ -332,11 +333,11 @@ class RaftStorage:
                 for sequence, data in enumerate(batch.records, batch.first_sequence):
                     record = _decoder.decode(data)
                     image.apply(record)
-                    self._places.note(sequence, record)
+                    self._sequences.note(sequence, record)
             recovered = image.finish()
         except (InconsistentLog, msgspec.DecodeError) as failure:
             raise Corruption(
-                f"the Raft log in {self._folder} is whole but makes no sense: {failure}", advice=ADVICE
+                f"the Raft log in {self._folder} is intact but inconsistent: {failure}", advice=ADVICE
             ) from failure
         self._hard_state = recovered.hard_state
         self._snapshot = recovered.snapshot
@@ -347,7 +348,7 @@ class RaftStorage:
             return
         path = self._snapshot_path(meta)
         if not self._disk.exists(path):
-            raise Corruption(f"{path} is missing, and the log in {self._folder} continues it", advice=ADVICE)
+            raise Corruption(f"{path} is missing, but the log in {self._folder} continues it", advice=ADVICE)
         pieces = read_checked_chunks(self._disk, path)
         try:
             await self._read_meta(pieces, meta)
@@ -359,12 +360,12 @@ class RaftStorage:
         try:
             found = _meta_decoder.decode(await anext(pieces, b""))
         except msgspec.DecodeError as failure:
-            raise Corruption(f"{path} does not begin with what it stands for ({failure})", advice=ADVICE) from failure
+            raise Corruption(f"{path} does not begin with its metadata ({failure})", advice=ADVICE) from failure
         if found != expected:
-            raise Corruption(f"{path} stands for {found}, the log continues {expected}", advice=ADVICE)
+            raise Corruption(f"{path} holds snapshot {found}, but the log continues {expected}", advice=ADVICE)
 
-    def _sweep_at_start(self) -> None:
-        """Nothing is being stored yet: whatever the log does not name was never finished or is no longer needed."""
+    def _remove_unnamed(self) -> None:
+        """Nothing is being stored yet: a file that the log does not name was never finished or is no longer needed."""
         for name, _ in self._snapshot_files():
             if f"{self._folder}/{name}" != self._snapshot_path(self._snapshot):
                 self._disk.unlink(f"{self._folder}/{name}")

@@ -55,14 +55,16 @@ class Rig:
         self.wanted = True
         self.stored: list[tuple[int, bytes]] = []
         self.not_needed: list[int] = []
-        desk = SnapshotActions(
-            new_receiver=Gathered,
+        actions = SnapshotActions(
+            new_sink=Gathered,
             new_file=self._new_file,
             is_wanted=lambda _message: self.wanted,
-            is_stored=self._is_stored,
-            is_not_needed=self._is_not_needed,
+            on_stored=self._is_stored,
+            on_unneeded=self._is_not_needed,
         )
-        self.incoming: SnapshotReceiver[bytes] = SnapshotReceiver(self.environment.disk, self.environment.clock, desk)
+        self.incoming: SnapshotReceiver[bytes] = SnapshotReceiver(
+            self.environment.disk, self.environment.clock, actions
+        )
 
     @classmethod
     async def make(cls, world: World, tasks: asyncio.TaskGroup) -> "Rig":

@@ -9,7 +9,7 @@ from tests.async_tests import runs_in
 
 from ebla.control.raft.snapshot_sender import (
     CHUNK_BYTES,
-    CHUNKS_UNDER_WAY_MAX,
+    CHUNKS_IN_FLIGHT_MAX,
     STALL_MS_MAX,
     SnapshotSender,
     SnapshotTransfer,
@@ -82,7 +82,7 @@ async def test_all_of_it_goes_in_small_chunks_several_at_once_the_first_alone() 
     assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert all(len(chunk.data) <= CHUNK_BYTES and chunk.sending == 3 for chunk in chunks)
-    assert far.most_under_way == CHUNKS_UNDER_WAY_MAX
+    assert far.most_under_way == CHUNKS_IN_FLIGHT_MAX
 
 
 async def test_a_peer_whose_disk_is_slow_is_asked_again_for_as_long_as_it_makes_progress() -> None:
@@ -111,7 +111,7 @@ async def test_a_peer_whose_disk_stands_still_is_given_up() -> None:
 async def test_a_peer_that_has_it_already_is_sent_no_more(at: int) -> None:
     far = Far(lambda chunk: SnapshotChunkAnswer(stored=chunk.number == at))
     await far.be_sent()
-    assert len(far.chunks) <= at + 2 * CHUNKS_UNDER_WAY_MAX < 95
+    assert len(far.chunks) <= at + 2 * CHUNKS_IN_FLIGHT_MAX < 95
 
 
 async def test_a_refusal_ends_it() -> None:
