@@ -51,7 +51,7 @@ class Step(enum.Enum):
     """Decide when the peers learn of the commit index."""
 
 
-class BatchKind(NamedTuple):
+class EffectsKind(NamedTuple):
     is_leader: bool
     needs_disk: bool
     """Without it, the write holds a commit index at most."""
@@ -61,16 +61,16 @@ class BatchKind(NamedTuple):
 _FOLLOWER: Final = (Step.WRITE, Step.APPLY)
 """The leader waits for a follower's write; no client waits for what a follower applies."""
 
-EFFECT_ORDER: Final[Mapping[BatchKind, tuple[Step, ...]]] = {
-    BatchKind(True, True, True): (Step.WRITE, Step.SYNC, Step.APPLY, Step.NOTIFY),
-    BatchKind(True, True, False): (Step.WRITE, Step.NOTIFY),
+EFFECT_ORDER: Final[Mapping[EffectsKind, tuple[Step, ...]]] = {
+    EffectsKind(True, True, True): (Step.WRITE, Step.SYNC, Step.APPLY, Step.NOTIFY),
+    EffectsKind(True, True, False): (Step.WRITE, Step.NOTIFY),
     # Clients wait for what a leader applies; the commit index alone is not urgent.
-    BatchKind(True, False, True): (Step.APPLY, Step.WRITE, Step.NOTIFY),
-    BatchKind(True, False, False): (Step.WRITE, Step.NOTIFY),
-    BatchKind(False, True, True): _FOLLOWER,
-    BatchKind(False, True, False): _FOLLOWER,
-    BatchKind(False, False, True): _FOLLOWER,
-    BatchKind(False, False, False): _FOLLOWER,
+    EffectsKind(True, False, True): (Step.APPLY, Step.WRITE, Step.NOTIFY),
+    EffectsKind(True, False, False): (Step.WRITE, Step.NOTIFY),
+    EffectsKind(False, True, True): _FOLLOWER,
+    EffectsKind(False, True, False): _FOLLOWER,
+    EffectsKind(False, False, True): _FOLLOWER,
+    EffectsKind(False, False, False): _FOLLOWER,
 }
 """Messages go before all of these: the way to the peers is the longest."""
 

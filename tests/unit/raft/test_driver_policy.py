@@ -12,8 +12,8 @@ from ebla.raft.driver_policy import (
     LATE_HOLDS_MAX,
     ROUNDS_TO_RANK,
     WAITING_MS,
-    BatchKind,
     DriverPolicy,
+    EffectsKind,
     PeerBatch,
     Step,
     Timer,
@@ -33,7 +33,7 @@ COMMAND, MEMBER = EntryKind.COMMAND, EntryKind.MEMBER
 
 
 def test_the_order_is_total_and_every_effect_has_its_step() -> None:
-    assert set(EFFECT_ORDER) == {BatchKind(*flags) for flags in itertools.product((True, False), repeat=3)}
+    assert set(EFFECT_ORDER) == {EffectsKind(*flags) for flags in itertools.product((True, False), repeat=3)}
     for kind, steps in EFFECT_ORDER.items():
         assert len(set(steps)) == len(steps)
         assert Step.WRITE in steps
@@ -45,13 +45,13 @@ def test_the_order_is_total_and_every_effect_has_its_step() -> None:
 @pytest.mark.parametrize(
     ("kind", "first"),
     [
-        (BatchKind(is_leader=True, needs_disk=True, has_apply=True), Step.WRITE),
-        (BatchKind(is_leader=True, needs_disk=False, has_apply=True), Step.APPLY),
-        (BatchKind(is_leader=False, needs_disk=True, has_apply=True), Step.WRITE),
-        (BatchKind(is_leader=False, needs_disk=False, has_apply=True), Step.WRITE),
+        (EffectsKind(is_leader=True, needs_disk=True, has_apply=True), Step.WRITE),
+        (EffectsKind(is_leader=True, needs_disk=False, has_apply=True), Step.APPLY),
+        (EffectsKind(is_leader=False, needs_disk=True, has_apply=True), Step.WRITE),
+        (EffectsKind(is_leader=False, needs_disk=False, has_apply=True), Step.WRITE),
     ],
 )
-def test_what_a_client_or_a_leader_waits_for_comes_first(kind: BatchKind, first: Step) -> None:
+def test_what_a_client_or_a_leader_waits_for_comes_first(kind: EffectsKind, first: Step) -> None:
     assert EFFECT_ORDER[kind][0] is first
 
 

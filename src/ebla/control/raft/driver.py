@@ -22,7 +22,7 @@ from ebla.control.raft.storage import RaftStorage
 from ebla.model.errors import DiskFull, Unavailable
 from ebla.ports.environment import Environment
 from ebla.raft.core import RaftCore
-from ebla.raft.driver_policy import EFFECT_ORDER, BatchKind, DriverPolicy, PeerBatch, Step, Timer
+from ebla.raft.driver_policy import EFFECT_ORDER, DriverPolicy, EffectsKind, PeerBatch, Step, Timer
 from ebla.raft.effects import ApplyEntries, Effects, LogWrite, RaftStatus
 from ebla.raft.events import ApplyMembership, PeerUnreachable, RaftEvent, Tick, WriteCompleted
 from ebla.raft.membership import change_of
@@ -263,7 +263,7 @@ class RaftDriver(Generic[Content]):
         if effects.messages:
             self._send(effects.messages)
         write, apply, is_leader = effects.write, effects.apply, self.is_leader
-        kind = BatchKind(is_leader, write is not None and write.needs_disk, apply is not None)
+        kind = EffectsKind(is_leader, write is not None and write.needs_disk, apply is not None)
         for step in EFFECT_ORDER[kind]:
             if step is Step.APPLY:
                 if apply is not None:
