@@ -1,4 +1,4 @@
-"""One cluster of three nodes with two shards each, for all tests of drivers."""
+"""One cluster of three nodes with two shards each, shared by all driver tests."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def takes_clients(address: str) -> bool:
 
 
 class DriverCluster:
-    """Nodes as their users see them: by address."""
+    """Nodes by address."""
 
     def __init__(self, data: Path, nodes: int = 3, shards: int = 2, settings: tuple[str, ...] = ()) -> None:
         self.made = LocalNodes(data, nodes, settings, shards)
@@ -103,7 +103,7 @@ def cassandra_environment() -> Path:
 
 
 def run_there(environment: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command of the other environment, as somebody at a shell starts it."""
+    """Runs a command of the cassandra-driver environment, as from a shell."""
     return subprocess.run(
         [str(environment / "bin" / "python"), *arguments],
         capture_output=True, text=True, timeout=150, check=False, **options,

@@ -1,4 +1,4 @@
-"""cassandra-driver, in an environment of its own: the statements' tests, and what else it looks at."""
+"""cassandra-driver, in its own environment: the statement tests, and the metadata it reads."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""cqlsh as people run it, and `ebla cqlsh`."""
+"""cqlsh as users run it, and `ebla cqlsh`."""
 
 import subprocess
 import sys
@@ -56,14 +56,14 @@ def test_a_script(shared_cluster: DriverCluster, cassandra_environment: Path, tm
 
 
 def test_errors_are_shown(shared_cluster: DriverCluster, cassandra_environment: Path) -> None:
-    for statement, told in (
+    for statement, output in (
         ("SELECT * FROM no_such.t", "Keyspace 'no_such' does not exist"),
         ("SELEC", "line 1:0"),
         ("CREATE KEYSPACE system WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}", "system"),
     ):
         done = run_there(cassandra_environment, "-m", "cqlshlib", shared_cluster.address, "-e", statement)
         assert done.returncode == 2, statement
-        assert told in done.stderr, statement
+        assert output in done.stderr, statement
 
 
 def test_rows_are_copied_out_and_in(shared_cluster: DriverCluster, cassandra_environment: Path, tmp_path: Path) -> None:

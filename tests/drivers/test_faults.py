@@ -1,4 +1,4 @@
-"""What drivers see of nodes that die and come back, and of the cluster's changes."""
+"""What drivers observe when nodes die and return, and when the cluster changes."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ THRICE = "replication = {'class': 'NetworkTopologyStrategy', 'replication_factor
 
 @pytest.fixture(scope="module")
 def hurt(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Iterator[DriverCluster]:
-    """A cluster whose nodes are killed: not the one that the other tests use."""
+    """A cluster whose nodes are killed, separate from that of the other tests."""
     made = DriverCluster(tmp_path_factory.mktemp("hurt") / "data", shards=1)
     yield made
     made.close()
@@ -34,19 +34,19 @@ def hurt(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Itera
 
 class Heard(HostStateListener):  # type: ignore[misc]  # the driver has no types
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.output: list[tuple[str, str]] = []
 
     def on_up(self, host: Any) -> None:
-        self.told.append(("up", host.address))
+        self.output.append(("up", host.address))
 
     def on_down(self, host: Any) -> None:
-        self.told.append(("down", host.address))
+        self.output.append(("down", host.address))
 
     def on_add(self, host: Any) -> None:
-        self.told.append(("add", host.address))
+        self.output.append(("add", host.address))
 
     def on_remove(self, host: Any) -> None:
-        self.told.append(("remove", host.address))
+        self.output.append(("remove", host.address))
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def only(address: str) -> Any:
 
 
 def test_a_node_is_killed_and_comes_back(hurt: DriverCluster, connect: Callable[..., Any]) -> None:
-    """One life of a node for all that is to be seen of it: starts take seconds."""
+    """Checks everything in one start of a node, since starts take seconds."""
     soon = ConstantReconnectionPolicy(0.2, None)
     heard = Heard()
     everywhere = connect(hurt.addresses, reconnection_policy=soon)
@@ -89,7 +89,7 @@ def test_a_node_is_killed_and_comes_back(hurt: DriverCluster, connect: Callable[
 
     third = hurt.addresses[2]
     hurt.kill(2)
-    eventually(lambda: ("down", third) in heard.told, "the driver hears that the node is down")
+    eventually(lambda: ("down", third) in heard.output, "the driver hears that the node is down")
     for c in range(40, 60):
         session.execute(insert, (0, c, "while one was away"))
     assert session.execute("SELECT count(*) FROM f.t WHERE p = 0").one()[0] == 60
@@ -109,7 +109,7 @@ def test_a_node_is_killed_and_comes_back(hurt: DriverCluster, connect: Callable[
         assert (error.consistency, error.required_replicas, error.alive_replicas) == (ConsistencyLevel.ALL, 3, 2)
 
     hurt.start(2)
-    eventually(lambda: ("up", third) in heard.told, "the driver hears that it is up again")
+    eventually(lambda: ("up", third) in heard.output, "the driver hears that it is up again")
     everyone = SimpleStatement("SELECT * FROM f.t WHERE p = 0", consistency_level=ConsistencyLevel.ALL)
     eventually(lambda: answers(session, everyone) == 60, "all replicas answer")
     there = connect([third], execution_profiles=only(third)).connect()
@@ -131,7 +131,7 @@ def test_a_node_is_killed_and_comes_back(hurt: DriverCluster, connect: Callable[
 
 
 def answers(session: Any, statement: Any) -> int:
-    """The number of rows, -1 where nobody could be asked yet."""
+    """The number of rows; -1 if no node could answer yet."""
     try:
         return len(list(session.execute(statement)))
     except (NoHostAvailable, Unavailable, ReadTimeout, WriteTimeout):

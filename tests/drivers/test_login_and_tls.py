@@ -1,4 +1,4 @@
-"""A node that asks who its clients are, by TLS alone."""
+"""A node that requires a login, and TLS."""
 
 import ssl
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""scylla-driver: a connection to every shard, and requests that go straight to a shard that has the row."""
+"""scylla-driver: connects to every shard, and sends requests directly to a shard that has the row."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -30,13 +30,13 @@ def session(shared_cluster: DriverCluster, connect: Callable[..., Any]) -> Any:
 
 
 def hints(session: Any, statement: Any, values: Callable[[int], tuple[Any, ...]]) -> int:
-    """How many answers said where to go instead: a shard that has the row says nothing."""
-    told = 0
+    """The number of responses with a routing payload: a shard that has the row sends none."""
+    output = 0
     for k in range(KEYS):
         future = session.execute_async(statement, values(k))
         future.result()
-        told += HINT in (future.custom_payload or {})
-    return told
+        output += HINT in (future.custom_payload or {})
+    return output
 
 
 def test_requests_arrive_at_the_owning_shard(session: Any) -> None:

@@ -6,7 +6,16 @@ import struct
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.async_tests import settled
-from tests.unit.cql.protocol_rig import STARTUP_BODY, Parted, Wired, execute, frames_of, long_string, query, request
+from tests.unit.cql.protocol_rig import (
+    STARTUP_BODY,
+    ConnectionRig,
+    Wired,
+    execute,
+    frames_of,
+    long_string,
+    query,
+    request,
+)
 
 from ebla.cql.server.connection import ConnectionLimits
 from ebla.model.error_codes import CqlCode
@@ -62,7 +71,7 @@ pieces = st.lists(st.one_of(st.sampled_from(WELL_FORMED), made_up, bent(), st.bi
 greetings = st.sampled_from([b"", STARTUP, STARTUP_LZ4])
 
 
-async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[CqlFrame], bool]:
+async def _heard(parted: ConnectionRig, data: bytes, steps: list[int]) -> tuple[list[CqlFrame], bool]:
     """All answers, and whether the connection was closed."""
     async with asyncio.TaskGroup() as tasks:
         wired = Wired(parted, tasks)
@@ -84,7 +93,7 @@ async def _heard(parted: Parted, data: bytes, steps: list[int]) -> tuple[list[Cq
 @example(b"", [b"\x04\x00\x00\x01\x01\x00\x00\x00\x02\xff\xff"], [3, 1])
 @example(STARTUP_LZ4, [request(Opcode.QUERY, b"\x7f\xff\xff\xff\0", flags=1)], [])
 def test_no_bytes_are_too_strange(greeting: bytes, sent: list[bytes], steps: list[int]) -> None:
-    parted = Parted(limits=LIMITS)
+    parted = ConnectionRig(limits=LIMITS)
     frames, closed = asyncio.run(_heard(parted, greeting + b"".join(sent), steps))
     assert parted.reports == []
     assert parted.load.bytes == 0
@@ -99,7 +108,7 @@ def test_no_bytes_are_too_strange(greeting: bytes, sent: list[bytes], steps: lis
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(WELL_FORMED), max_size=20), st.lists(st.integers(0, 60), max_size=20))
 def test_every_good_frame_is_answered_however_its_bytes_arrive(sent: list[bytes], steps: list[int]) -> None:
-    parted = Parted(limits=LIMITS)
+    parted = ConnectionRig(limits=LIMITS)
     frames, closed = asyncio.run(_heard(parted, STARTUP_LZ4 + b"".join(sent), steps))
     assert not closed
     assert len(frames) == 1 + len(sent)

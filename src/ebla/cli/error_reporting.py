@@ -26,18 +26,19 @@ def reporting_errors() -> Iterator[None]:
 
 @contextmanager
 def reporting_outcomes(*, as_json: bool, is_change: bool = True) -> Iterator[None]:
-    """Prints errors with the outcome of the operation. For a read, it just failed."""
-    try:
-        yield
-    except EblaError as error:
-        if as_json:
-            outcome = {"outcome": str(error.outcome)} if is_change else {}
-            fields = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
-            sys.stdout.write(f"{json.dumps({**outcome, **fields}, ensure_ascii=False)}\n")
-        else:
-            outcome_text = f"{_OUTCOMES[error.outcome]}: " if is_change else ""
-            sys.stderr.write(f"ebla: {outcome_text}{error}\n")
-        raise typer.Exit(1) from None
+    """As `reporting_errors`, with the outcome of the operation. A read has none: it just failed."""
+    with reporting_errors():
+        try:
+            yield
+        except EblaError as error:
+            if as_json:
+                outcome = {"outcome": str(error.outcome)} if is_change else {}
+                fields = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
+                sys.stdout.write(f"{json.dumps({**outcome, **fields}, ensure_ascii=False)}\n")
+            else:
+                outcome_text = f"{_OUTCOMES[error.outcome]}: " if is_change else ""
+                sys.stderr.write(f"ebla: {outcome_text}{error}\n")
+            raise typer.Exit(1) from None
 
 
 _OUTCOMES = {Outcome.NOT_APPLIED: "not applied", Outcome.UNKNOWN: "unknown whether it was applied"}

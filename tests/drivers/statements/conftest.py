@@ -47,7 +47,7 @@ def session(cluster: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def table(session: Any) -> Callable[[str], str]:
-    """A table of this shape, the same one whenever it is asked for: to make one takes its time."""
+    """A table with these columns. The same one is reused, since creating a table is slow."""
     made: dict[str, str] = {}
 
     def shaped(shape: str) -> str:
@@ -61,13 +61,13 @@ def table(session: Any) -> Callable[[str], str]:
 
 @pytest.fixture
 def key() -> int:
-    """Of a partition that no other test has."""
+    """The key of a partition that no other test uses."""
     return 1000 + next(_numbers)
 
 
 @pytest.fixture
 def refused(session: Any) -> Callable[..., str]:
-    """The text of the error that a statement must give."""
+    """The message of the error that a statement must raise."""
 
     def text(statement: str, values: Any = None) -> str:
         with pytest.raises(InvalidRequest) as caught:

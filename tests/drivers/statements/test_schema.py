@@ -1,4 +1,4 @@
-"""Keyspaces and tables made, changed, shown and dropped; the tables that show a node's state."""
+"""Creates, alters, describes and drops keyspaces and tables; reads system tables."""
 
 from collections.abc import Callable
 from typing import Any
@@ -160,10 +160,10 @@ WRONG_TABLES = (
 
 
 @pytest.mark.parametrize(("shape", "told"), WRONG_TABLES)
-def test_tables_that_cannot_be(session: Any, keyspace: str, shape: str, told: str) -> None:
+def test_tables_that_cannot_be(session: Any, keyspace: str, shape: str, output: str) -> None:
     with pytest.raises((InvalidRequest, SyntaxException)) as caught:
         session.execute(f"CREATE TABLE {keyspace}.wrong ({shape})")
-    assert told in str(caught.value)
+    assert output in str(caught.value)
 
 
 def test_options_that_cannot_be(session: Any, keyspace: str) -> None:
@@ -210,7 +210,7 @@ def test_columns_come_and_go(session: Any, keyspace: str, rows: Rows, refused: R
     assert rows(f"SELECT w FROM {name} WHERE k = 1 AND c = 1") == [(None,)], "what was there went with the column"
     session.execute(f"ALTER TABLE {name} RENAME c TO renamed")
     assert rows(f"SELECT renamed FROM {name} WHERE k = 1 AND renamed = 2") == [(2,)]
-    for change, told in (
+    for change, output in (
         ("ADD v int", "v"),
         ("ADD k int", "k"),
         ("DROP k", "k"),
@@ -220,7 +220,7 @@ def test_columns_come_and_go(session: Any, keyspace: str, rows: Rows, refused: R
         ("ADD n list<list<int>>", "frozen"),
         ("ADD n counter", "counter"),
     ):
-        assert told in refused(f"ALTER TABLE {name} {change}"), change
+        assert output in refused(f"ALTER TABLE {name} {change}"), change
     session.execute(f"DROP TABLE {name}")
 
 

@@ -90,7 +90,7 @@ def test_slices_by_pages(session: Any, wide: str, key: int) -> None:
 
 
 def test_what_cannot_be_restricted_is_told(wide: str, refused: Refused, key: int) -> None:
-    for rest, told in (
+    for rest, output in (
         (f"p = {key} AND c = 1", 'PRIMARY KEY column "c" cannot be restricted as preceding column'),
         (f"p = {key} AND a > 1 AND b = 1", 'Clustering column "b" cannot be restricted (preceding column "a"'),
         ("a = 1", "ALLOW FILTERING"),
@@ -110,7 +110,7 @@ def test_what_cannot_be_restricted_is_told(wide: str, refused: Refused, key: int
         ("token(p) > 1 AND p = 1", "token"),
         (f"p = {key} AND a CONTAINS 1", "CONTAINS"),
     ):
-        assert told in refused(f"SELECT * FROM {wide} WHERE {rest}"), rest
+        assert output in refused(f"SELECT * FROM {wide} WHERE {rest}"), rest
     assert "ORDER BY" in refused(f"SELECT * FROM {wide} ORDER BY a DESC")
 
 

@@ -1,4 +1,4 @@
-"""Values of all types there and back, by literals, by values of a query and by prepared statements."""
+"""Writes and reads values of all types, by literals, by values of a query and by prepared statements."""
 
 import datetime
 import decimal
@@ -16,7 +16,7 @@ Table = Callable[[str], str]
 
 
 def moment(year: int, month: int, day: int, *rest: int) -> datetime.datetime:
-    """As drivers give it: of UTC, without saying so."""
+    """As drivers return it: in UTC, without a time zone."""
     hour, minute, second, microsecond = (*rest, 0, 0, 0, 0)[:4]
     made = datetime.datetime(year, month, day, hour, minute, second, microsecond, datetime.UTC)
     return made.replace(tzinfo=None)
@@ -120,7 +120,7 @@ def test_literals_of_another_type_are_refused(
 
 
 def test_values_of_a_wrong_length_are_refused(session: Any, table: Table, refused: Callable[..., str]) -> None:
-    """A driver sends bytes where the statement was not prepared; `%s` makes literals, so these come by blobAs."""
+    """`%s` formats literals in statements that are not prepared, so these values are passed by blobAs…."""
     name = table(SHAPE)
     for kind, data in (("int", "0x00"), ("uuid", "0x00"), ("inet", "0x0102"), ("text", "0xff"), ("boolean", "0x0001")):
         assert refused(f"INSERT INTO {name} (k, c_{kind}) VALUES (1, blobAs{kind}({data}))"), kind

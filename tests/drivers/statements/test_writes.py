@@ -171,7 +171,7 @@ def test_ranges_are_deleted(session: Any, table: Table, rows: Rows, key: int) ->
 
 def test_what_writes_must_name(table: Table, refused: Refused) -> None:
     name = table(WIDE)
-    for statement, told in (
+    for statement, output in (
         (f"INSERT INTO {name} (p, a, v) VALUES (1, 1, 1)", "Some clustering keys are missing: b"),
         (f"INSERT INTO {name} (a, b, v) VALUES (1, 1, 1)", "Some partition key parts are missing: p"),
         (f"INSERT INTO {name} (p, a, b, v) VALUES (1, 1, 1)", "Unmatched column names/values"),
@@ -189,7 +189,7 @@ def test_what_writes_must_name(table: Table, refused: Refused) -> None:
         (f"DELETE a FROM {name} WHERE p = 1 AND a = 1 AND b = 1", "PRIMARY KEY part"),
         (f"DELETE FROM {name} WHERE p = 1 AND v = 1", "v"),
     ):
-        assert told in refused(statement), statement
+        assert output in refused(statement), statement
 
 
 def test_empty_strings_are_keys_of_rows_and_no_keys_of_partitions(
@@ -300,9 +300,9 @@ def test_static_collections(session: Any, table: Table, rows: Rows, key: int) ->
 
 def test_statics_belong_to_no_row(table: Table, refused: Refused) -> None:
     name = table(STATIC)
-    told = "Invalid restrictions on clustering columns since the {} statement modifies only static columns"
-    assert told.format("UPDATE") in refused(f"UPDATE {name} SET s = 1 WHERE p = 1 AND c = 1")
-    assert told.format("DELETE") in refused(f"DELETE s FROM {name} WHERE p = 1 AND c = 1")
+    output = "Invalid restrictions on clustering columns since the {} statement modifies only static columns"
+    assert output.format("UPDATE") in refused(f"UPDATE {name} SET s = 1 WHERE p = 1 AND c = 1")
+    assert output.format("DELETE") in refused(f"DELETE s FROM {name} WHERE p = 1 AND c = 1")
     assert "Some clustering keys are missing: c" in refused(f"UPDATE {name} SET s = 1, v = 1 WHERE p = 1")
     assert "Some clustering keys are missing: c" in refused(f"DELETE s, v FROM {name} WHERE p = 1")
 

@@ -1,4 +1,4 @@
-"""The `ebla` command against a small group 0, with a pipeline beside it whose runs do as told."""
+"""The `ebla` command with a small group 0, and a pipeline whose runs have scripted outcomes."""
 
 import asyncio
 import json
@@ -123,14 +123,14 @@ class JobsShell:
         return CliRunner().invoke(app, list(arguments))
 
     def ok(self, *arguments: str) -> str:
-        told = self.run(*arguments)
-        assert told.exit_code == 0, told.output
-        return told.stdout
+        output = self.run(*arguments)
+        assert output.exit_code == 0, output.output
+        return output.stdout
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.ok(*arguments, "--json"))
 
     def failed(self, *arguments: str) -> str:
-        told = self.run(*arguments)
-        assert told.exit_code == 1, told.output
-        return told.stderr
+        output = self.run(*arguments)
+        assert output.exit_code == 1, output.output
+        return output.stderr

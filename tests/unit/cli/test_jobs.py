@@ -1,4 +1,4 @@
-"""Commands that ask for jobs, follow them, show and cancel them."""
+"""Commands that submit, follow, list and cancel jobs."""
 
 import io
 import json
@@ -44,20 +44,20 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> JobsShell:
 
 def test_a_copy_is_followed_to_its_end(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(bytes_moved=3 << 20, layers=1, short_cut=True)]
-    told = shell.run(*COPY)
-    assert told.exit_code == 0
-    assert told.stdout == (
+    output = shell.run(*COPY)
+    assert output.exit_code == 0
+    assert output.stdout == (
         "copy tablet 0 of ks.t from 127.0.0.1 to 127.0.0.2: done: 3.0 MiB, 1 layer, by links on this machine, 2 s\n"
     )
-    assert "copying files" in told.stderr
+    assert "copying files" in output.stderr
 
 
 def test_for_programs_the_whole_record_is_printed_and_nothing_else(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(bytes_moved=7)]
-    told = shell.run(*COPY, "--no-short-cut", "--json")
-    assert told.exit_code == 0
-    assert not told.stderr
-    job = json.loads(told.stdout)
+    output = shell.run(*COPY, "--no-short-cut", "--json")
+    assert output.exit_code == 0
+    assert not output.stderr
+    job = json.loads(output.stdout)
     assert (job["state"], job["result"]["bytes_moved"]) == ("done", 7)
     assert job["spec"] == {
         "kind": "copy_tablets",
@@ -106,17 +106,17 @@ def test_a_job_that_fails_says_why(shell: JobsShell) -> None:
 
 def test_one_that_breaks_is_tried_again_while_it_is_followed(shell: JobsShell) -> None:
     shell.outcomes.next = [Unreachable("no way to 127.0.0.2"), JobResult(bytes_moved=1)]
-    told = shell.run(*COPY)
-    assert told.exit_code == 0
-    assert "waiting: no way to 127.0.0.2" in told.stderr
+    output = shell.run(*COPY)
+    assert output.exit_code == 0
+    assert "waiting: no way to 127.0.0.2" in output.stderr
 
 
 def test_detached_it_goes_on_alone(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(bytes_moved=1)]
-    told = shell.ok(*COPY, "--detach")
-    assert "cancel it with: ebla pipeline cancel " in told
+    output = shell.ok(*COPY, "--detach")
+    assert "cancel it with: ebla pipeline cancel " in output
     (job,) = shell.json("pipeline", "jobs")
-    assert told.startswith(f"job {job['id']}: ")
+    assert output.startswith(f"job {job['id']}: ")
 
 
 def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_it(
@@ -126,10 +126,10 @@ def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_i
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job_following, "follow", interrupted)
-    told = shell.run(*COPY)
-    assert told.exit_code == INTERRUPTED
+    output = shell.run(*COPY)
+    assert output.exit_code == INTERRUPTED
     (job,) = shell.json("pipeline", "jobs")
-    assert f"job {job['id']} continues; cancel it with: ebla pipeline cancel {job['id']}" in told.stderr
+    assert f"job {job['id']} continues; cancel it with: ebla pipeline cancel {job['id']}" in output.stderr
     assert not job["cancel_requested"]
 
 
@@ -194,10 +194,10 @@ def test_a_job_that_cannot_be_followed_is_not_said_to_be_undone(
 
     monkeypatch.setattr(job_following, "FOLLOW_PAUSE_S", 0.0)
     monkeypatch.setattr(job_following, "follow", unreachable)
-    told = shell.failed(*COPY)
+    output = shell.failed(*COPY)
     (job,) = shell.json("pipeline", "jobs")
-    assert "not applied" not in told
-    assert f"job {job['id']} was submitted, but its end was not observed: nobody answers; check with: " in told
+    assert "not applied" not in output
+    assert f"job {job['id']} was submitted, but its end was not observed: nobody answers; check with: " in output
 
 
 def test_a_tablet_that_is_named_twice_is_copied_once(shell: JobsShell) -> None:
@@ -226,18 +226,18 @@ def test_equal_replicas_are_a_success(shell: JobsShell) -> None:
 
 def test_replicas_that_differ_are_shown_with_exit_status_1(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(ranges_compared=2, rows=9, differences=(DIFFERENCE,), differences_total=3)]
-    told = shell.run("compare", "ks.t")
-    assert told.exit_code == 1
-    assert "3 differences in 2 ranges, 9 rows" in told.stdout
-    assert "10     20     127.0.0.1:abababab(3) 127.0.0.2:cdcdcdcd(2)" in told.stdout
-    assert "and 2 more ranges" in told.stdout
+    output = shell.run("compare", "ks.t")
+    assert output.exit_code == 1
+    assert "3 differences in 2 ranges, 9 rows" in output.stdout
+    assert "10     20     127.0.0.1:abababab(3) 127.0.0.2:cdcdcdcd(2)" in output.stdout
+    assert "and 2 more ranges" in output.stdout
 
 
 def test_what_was_healed_is_a_success(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(ranges_compared=2, rows=9, healed_rows=4)]
-    told = shell.ok("compare", "ks.t", "--heal", "--range=-5:7")
-    assert "compare and heal ks.t in -5:7: done: no difference in 2 ranges" in told
-    assert "4 rows copied to replicas that lacked them" in told
+    output = shell.ok("compare", "ks.t", "--heal", "--range=-5:7")
+    assert "compare and heal ks.t in -5:7: done: no difference in 2 ranges" in output
+    assert "4 rows copied to replicas that lacked them" in output
 
 
 @pytest.mark.parametrize("text", ["", "5", "a:b", "1:", "1:99999999999999999999"])
@@ -253,19 +253,19 @@ def test_a_range_has_two_tokens(text: str) -> None:
 def test_the_pipeline_is_shown_with_its_jobs(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult()]
     shell.ok(*COPY)
-    told = shell.ok("pipeline", "status")
-    assert "pipeline  ready on local[2], Spark 4" in told
-    assert "node      127.0.0.1, process 7" in told
-    assert "jobs      0 waiting, 0 running, 1 done, 0 failed, 0 cancelled" in told
+    output = shell.ok("pipeline", "status")
+    assert "pipeline  ready on local[2], Spark 4" in output
+    assert "node      127.0.0.1, process 7" in output
+    assert "jobs      0 waiting, 0 running, 1 done, 0 failed, 0 cancelled" in output
 
 
 def test_a_pipeline_that_cannot_is_told_with_the_cause(shell: JobsShell) -> None:
     shell.engine.state = EngineStatus(state=EngineState.UNAVAILABLE, cause="no Java was found", master="local[2]")
     shell.run(*COPY, "--detach")
     shell.with_jobs_for(5)
-    told = shell.run("pipeline", "status")
-    assert told.exit_code == 1
-    assert "unavailable on local[2]: no Java was found" in told.stdout
+    output = shell.run("pipeline", "status")
+    assert output.exit_code == 1
+    assert "unavailable on local[2]: no Java was found" in output.stdout
     assert "waiting: pipeline unavailable: no Java was found" in shell.ok("pipeline", "jobs")
 
 
@@ -275,10 +275,10 @@ def test_what_a_pipeline_said_last_is_not_told_where_the_leader_runs_none(shell:
     shell.leader_status = StatusAnswer(
         host=A, cluster=None, cluster_name="", address="127.0.0.1:7000", started_wall_us=0
     )
-    told = shell.run("pipeline", "status")
-    assert told.exit_code == 1
-    assert "pipeline  not running: the leader runs none" in told.stdout
-    assert "no Java" not in told.stdout
+    output = shell.run("pipeline", "status")
+    assert output.exit_code == 1
+    assert "pipeline  not running: the leader runs none" in output.stdout
+    assert "no Java" not in output.stdout
     assert "pipeline not running: the leader runs none and jobs wait" in shell.run(*COPY, "--detach").stderr
 
 

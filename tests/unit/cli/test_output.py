@@ -1,4 +1,4 @@
-"""Values of every kind as people and programs see them."""
+"""Values of every type as text and as JSON."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""What `ebla` refuses before it starts anything, and in which words. Nothing here starts a process."""
+"""Errors of `ebla` before it starts anything. No test here starts a process."""
 
 import errno
 import random
@@ -75,9 +75,9 @@ def test_a_port_in_use_is_refused(made: list[LocalNode]) -> None:
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    told = refused(tmp_path / "d", "--base-address", "192.0.2.1")
-    assert "cannot listen on 192.0.2.1:7000: Cannot assign requested address" in told
-    assert "is not an address of this machine" in told
+    output = refused(tmp_path / "d", "--base-address", "192.0.2.1")
+    assert "cannot listen on 192.0.2.1:7000: Cannot assign requested address" in output
+    assert "is not an address of this machine" in output
 
 
 def test_a_folder_of_another_cluster_is_refused(made: list[LocalNode], tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_folder_of_another_cluster_is_refused(made: list[LocalNode], tmp_path:
     )
     assign_identities(others)
     made[1].folder.identity.write_bytes(others[0].folder.identity.read_bytes())
-    told = refused(made[0].folder.path.parent)
-    assert f"{made[0].folder.path} belongs to cluster" in told
-    assert f"and {made[1].folder.path} to cluster" in told
+    output = refused(made[0].folder.path.parent)
+    assert f"{made[0].folder.path} belongs to cluster" in output
+    assert f"and {made[1].folder.path} to cluster" in output
 
 
 def test_a_folder_of_a_cluster_of_another_name_is_refused(made: list[LocalNode]) -> None:
@@ -140,10 +140,10 @@ def no_space(folder: DataFolder) -> None:
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(
-    made: list[LocalNode], hurt: Callable[[DataFolder], None], told: str
+    made: list[LocalNode], hurt: Callable[[DataFolder], None], output: str
 ) -> None:
     hurt(made[1].folder)
-    assert told in refused(made[0].folder.path.parent)
+    assert output in refused(made[0].folder.path.parent)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_a_folder_that_cannot_be_used_is_refused(
         (["--shards", "0"], "key `shards` is 0; allowed is a whole number from 1 to 256"),
     ],
 )
-def test_wrong_flags_are_refused_and_leave_no_folder(tmp_path: Path, arguments: list[str], told: str) -> None:
-    assert told in refused(tmp_path / "d", *arguments)
+def test_wrong_flags_are_refused_and_leave_no_folder(tmp_path: Path, arguments: list[str], output: str) -> None:
+    assert output in refused(tmp_path / "d", *arguments)
     assert not (tmp_path / "d").exists()
 
 
@@ -194,12 +194,12 @@ def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
         ("/nowhere/control.sock", "/nowhere/control.sock: No such file or directory"),
     ],
 )
-def test_contacts_that_cannot_be_are_told(made: list[LocalNode], contact: str, told: str) -> None:
+def test_contacts_that_cannot_be_are_told(made: list[LocalNode], contact: str, output: str) -> None:
     data = made[0].folder.path.parent
     result = CliRunner().invoke(app, ["status", "--data", str(data), "--contact", contact])
     assert result.exit_code == 1
     assert result.stderr.startswith("ebla: ")
-    assert told in result.stderr
+    assert output in result.stderr
 
 
 def test_a_folder_of_another_user_is_told(made: list[LocalNode], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def answer(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.R
 
 
 def group0(number: int) -> Group0Report:
-    """As node `number` tells it; node 1 leads and knows the second to be three entries behind."""
+    """The answer of node `number`; node 1 leads and knows that node 2 lags by three entries."""
     members = tuple(
         MemberReport(
             Member(host=HOSTS[one], role=MemberRole.VOTER, address=Address(f"127.0.0.{one}", 7000)), 3 * (one - 1)
@@ -184,10 +184,10 @@ def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
         (with_shard(trouble="the disk is full"), "not serving: shard-0: the disk is full"),
     ],
 )
-def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: NodeProbe, told: str) -> None:
+def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: NodeProbe, output: str) -> None:
     view = build_cluster_view([asked(1, peer(2)), node])
     assert not view.all_up
-    assert told in as_lines(view)[1]
+    assert output in as_lines(view)[1]
     assert "not serving" not in as_lines(view)[0]
 
 

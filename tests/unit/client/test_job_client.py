@@ -1,4 +1,4 @@
-"""Jobs asked for and cancelled where answers get lost and others write too."""
+"""Jobs submitted and cancelled while answers get lost and others write, too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

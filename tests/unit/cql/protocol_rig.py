@@ -1,4 +1,4 @@
-"""Connections without sockets: an execution that does as it is told, an outlet that keeps what it is given."""
+"""Connections without sockets: a scripted executor, and a transport that records what is sent."""
 
 import asyncio
 import struct
@@ -43,7 +43,7 @@ def execute(statement_id: bytes = b"id", *, level: int = 1, stream: int = 1, fla
 
 
 def frames_of(data: bytes) -> list[CqlFrame]:
-    """What a client makes of it. Version without the direction."""
+    """Frames as a client decodes them; the version is without the direction bit."""
     found = []
     while data:
         version, flags, stream, opcode, size = HEADER.unpack_from(data)
@@ -96,8 +96,8 @@ class RecordingTransport:
 
 
 @dataclass
-class ToldExecution:
-    """`connection.Execution`: `begin` says what becomes of a statement, by its text or id."""
+class ScriptedExecutor:
+    """`StatementExecutor`: `begin` returns the outcome of a statement, by its text or id."""
 
     begin: Callable[[str | bytes], StartedRequest] = lambda _: AT_ONCE
     asked: list[str | bytes] = field(default_factory=list)
@@ -126,7 +126,7 @@ class ToldExecution:
 
 
 class Futures:
-    """An execution whose writes end when a test says so."""
+    """An executor whose writes end when the test sets their futures."""
 
     def __init__(self) -> None:
         self.made: dict[str | bytes, asyncio.Future[None]] = {}
@@ -135,19 +135,19 @@ class Futures:
         self.made[what] = asyncio.get_running_loop().create_future()
         return PendingResponse(self.made[what], AT_ONCE)
 
-    def told(self) -> ToldExecution:
-        return ToldExecution(self.begin)
+    def output(self) -> ScriptedExecutor:
+        return ScriptedExecutor(self.begin)
 
 
 def serving() -> None:
-    """It does."""
+    """The shard always serves."""
 
 
 @dataclass(kw_only=True)
-class Parted:
-    """What connections are made of, with what a test wants to be different."""
+class ConnectionRig:
+    """The dependencies of connections, with the changes that a test needs."""
 
-    execution: Any = field(default_factory=ToldExecution)
+    execution: Any = field(default_factory=ScriptedExecutor)
     login: ClientAuthentication = field(default_factory=AllowAllAuthentication)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     require_serving: Callable[[], None] = serving
@@ -174,9 +174,9 @@ class Parted:
 
 
 class Wired:
-    """A connection on an outlet that keeps everything."""
+    """A connection with a transport that records everything."""
 
-    def __init__(self, parted: Parted, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, parted: ConnectionRig, tasks: asyncio.TaskGroup) -> None:
         self.transport = RecordingTransport()
         self.connection = ServerConnection(parted.parts(tasks), self.transport, PEER)
 
@@ -190,12 +190,12 @@ class Wired:
         assert ready.opcode == Opcode.READY
 
 
-def with_connection(work: Callable[[Wired], Coroutine[Any, Any, None]], parted: Parted | None = None) -> None:
-    """Runs `work` on a connection that has greeted."""
+def with_connection(work: Callable[[Wired], Coroutine[Any, Any, None]], parted: ConnectionRig | None = None) -> None:
+    """Runs `work` on a connection after the handshake."""
 
     async def main() -> None:
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            wired = Wired(parted or Parted(), tasks)
+            wired = Wired(parted or ConnectionRig(), tasks)
             if parted is None or parted.login.authenticator is None:
                 wired.greet()
             await work(wired)

@@ -1,4 +1,4 @@
-"""Names and passwords: who is let in, and how often the slow proof is made."""
+"""Names and passwords: who may log in, and how often the slow hash is computed."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def known() -> PasswordHash:
 
 @pytest.fixture
 def proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The passwords whose hash was worked out."""
+    """The passwords whose hash was computed."""
     made: list[str] = []
     real = PasswordHash.is_of
 

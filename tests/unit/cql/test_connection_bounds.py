@@ -1,4 +1,4 @@
-"""One connection: how much it takes, and how it ends."""
+"""One connection: its bounds, and how it is closed."""
 
 import asyncio
 import struct
@@ -6,9 +6,9 @@ import struct
 from tests.async_tests import runs_in, settled
 from tests.unit.cql.protocol_rig import (
     AT_ONCE,
+    ConnectionRig,
     Futures,
-    Parted,
-    ToldExecution,
+    ScriptedExecutor,
     Wired,
     error_of,
     execute,
@@ -29,7 +29,7 @@ VOID = struct.pack(">i", 1)
 
 def test_with_too_many_under_way_nothing_more_is_read() -> None:
     futures = Futures()
-    parted = Parted(execution=futures.told(), limits=ConnectionLimits(requests_max=3))
+    parted = ConnectionRig(execution=futures.output(), limits=ConnectionLimits(requests_max=3))
 
     async def work(wired: Wired) -> None:
         frames = [execute(bytes([number]), stream=number) for number in range(10)]
@@ -53,7 +53,7 @@ def test_with_too_many_under_way_nothing_more_is_read() -> None:
 
 def test_large_requests_count_by_their_bytes() -> None:
     futures = Futures()
-    parted = Parted(execution=futures.told(), limits=ConnectionLimits(requests_bytes_max=1000))
+    parted = ConnectionRig(execution=futures.output(), limits=ConnectionLimits(requests_bytes_max=1000))
 
     async def work(wired: Wired) -> None:
         wired.ask(query("x" * 600, stream=1), query("y" * 600, stream=2), query("z", stream=3))
@@ -67,7 +67,7 @@ def test_large_requests_count_by_their_bytes() -> None:
 
 
 def test_a_shard_with_too_much_under_way_says_that_it_is_overloaded() -> None:
-    parted = Parted(limits=ConnectionLimits(all_requests_bytes_max=10))
+    parted = ConnectionRig(limits=ConnectionLimits(all_requests_bytes_max=10))
     parted.load.bytes = 11
 
     async def work(wired: Wired) -> None:
@@ -84,7 +84,7 @@ def test_a_shard_with_too_much_under_way_says_that_it_is_overloaded() -> None:
 
 def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() -> None:
     futures = Futures()
-    parted = Parted(execution=futures.told(), limits=ConnectionLimits(unsent_bytes_max=100))
+    parted = ConnectionRig(execution=futures.output(), limits=ConnectionLimits(unsent_bytes_max=100))
 
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
@@ -106,7 +106,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() ->
 
 
 def test_a_client_that_reads_again_is_read_from_again() -> None:
-    parted = Parted()
+    parted = ConnectionRig()
 
     async def work(wired: Wired) -> None:
         wired.connection.writing_paused()
@@ -119,9 +119,9 @@ def test_a_client_that_reads_again_is_read_from_again() -> None:
     with_connection(work, parted)
 
 
-@runs_in(with_connection, Parted(limits=ConnectionLimits(first_request_bytes_max=1000)))
+@runs_in(with_connection, ConnectionRig(limits=ConnectionLimits(first_request_bytes_max=1000)))
 async def test_before_the_greeting_only_little_is_taken(wired: Wired, /) -> None:
-    other = Wired(Parted(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
+    other = Wired(ConnectionRig(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
     (answer,) = other.ask(request(Opcode.STARTUP, b"\0" * 101))
     assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
     assert other.transport.closed is not None
@@ -133,7 +133,7 @@ async def test_before_the_greeting_only_little_is_taken(wired: Wired, /) -> None
 
 def test_when_a_client_is_gone_nobody_waits_for_its_requests() -> None:
     futures = Futures()
-    parted = Parted(execution=futures.told())
+    parted = ConnectionRig(execution=futures.output())
 
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
@@ -163,7 +163,7 @@ def test_a_task_of_a_client_that_is_gone_ends() -> None:
         wired.connection.lost()
         await ended.wait()
 
-    with_connection(work, Parted(execution=ToldExecution(lambda _: long())))
+    with_connection(work, ConnectionRig(execution=ScriptedExecutor(lambda _: long())))
 
 
 def test_it_ends_when_what_is_under_way_has_ended() -> None:
@@ -179,7 +179,7 @@ def test_it_ends_when_what_is_under_way_has_ended() -> None:
         assert [each.stream for each in wired.transport.taken()] == [5]
         assert wired.transport.closed == "the shard stops"
 
-    with_connection(work, Parted(execution=futures.told()))
+    with_connection(work, ConnectionRig(execution=futures.output()))
 
 
 @runs_in(with_connection)
@@ -198,13 +198,13 @@ def test_a_write_given_up_by_the_shard_is_told_of() -> None:
         (answer,) = wired.transport.taken()
         assert error_of(answer)[0] == CqlCode.SERVER_ERROR
 
-    with_connection(work, Parted(execution=futures.told()))
+    with_connection(work, ConnectionRig(execution=futures.output()))
 
 
 def test_the_session_is_the_connections_own() -> None:
     sessions: list[ClientState] = []
 
-    class Noting(ToldExecution):
+    class Noting(ScriptedExecutor):
         def begin_query(self, session: ClientState, text: str, parameters: object) -> StartedRequest:
             sessions.append(session)
             session.keyspace = "ks"
@@ -215,4 +215,4 @@ def test_the_session_is_the_connections_own() -> None:
         assert wired.connection.describe().keyspace == "ks"
         assert sessions == [wired.connection.client]
 
-    with_connection(work, Parted(execution=Noting()))
+    with_connection(work, ConnectionRig(execution=Noting()))

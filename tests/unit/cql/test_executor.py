@@ -1,4 +1,4 @@
-"""Statements carried out: prepared, recompiled, batched, hinted, paged."""
+"""Executed statements: prepared, recompiled, batched, routed, paged."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""System tables: the shapes that drivers and the seed document know, and what they show in the middle of things."""
+"""System tables: the columns that drivers and Scylla's document expect, and rows during operations."""
 
 import uuid
 
@@ -47,7 +47,7 @@ SEED_TOPOLOGY = """
     new_keyspace_rf_change_data frozen<map<text, text>> static
     upgrade_state text static
 """
-"""The table of the seed, and the column that it names besides."""
+"""The table of Scylla's document, and its additional column."""
 SEED_STATES = {"none", "bootstrapping", "decommissioning", "removing", "replacing", "rebuilding", "normal", "left"}
 SEED_TRANSITIONS = {
     "commit_cdc_generation",

@@ -1,4 +1,4 @@
-"""A table store of one process for statements: real plans and real merging over a dict, no wire and no replicas."""
+"""An in-process table store: real plans and real merging over a dict, without wire and replicas."""
 
 import asyncio
 import uuid
@@ -43,7 +43,7 @@ class StillClock:
         return self.now_us // 1000
 
 
-class CountingChance:
+class CountingRng:
     """Bytes that never repeat."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class CountingChance:
 
 
 class DictRows:
-    """What replicas and their reconciliation come to, for one copy of every row."""
+    """Behaves as replicas with reconciliation, with one copy of every row."""
 
     def __init__(self, view: TopologyView) -> None:
         self._view = view
@@ -98,7 +98,7 @@ def _within(key: bytes, span: tuple[bytes, bytes | None]) -> bool:
 
 
 class Cql:
-    """One client. `rows` gives Python values."""
+    """One client. `rows` returns Python values."""
 
     def __init__(self, nodes: int = 3) -> None:
         self.topology, self.coordinator = cluster(nodes)
@@ -107,7 +107,7 @@ class Cql:
         self.group0: Group0Report | None = None
         self.rows_store = DictRows(self.view)
         self.clock = StillClock()
-        self.rng = CountingChance()
+        self.rng = CountingRng()
         self._timestamp_us = NOW_US
         self.own = Replica(next(self.topology.snapshot.members()).host, ShardNumber(0))
         self.parts = ExecutorDeps(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.output import print_json, print_table
 from ebla.cli.tables.table_access import table_schema
@@ -26,7 +26,7 @@ def ring(
     as_json: JsonFlag = False,
 ) -> None:
     """List the nodes of the ring; for a table, list the token ranges of each node."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         snapshot = read_snapshot(data, node)
         if table is None:
             names, rows = _nodes(snapshot)
@@ -45,7 +45,7 @@ def tablets(
     as_json: JsonFlag = False,
 ) -> None:
     """List the tablets of a table: ranges, replicas, and transitions in progress."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         snapshot = read_snapshot(data, node)
         names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(snapshot, table)
         if as_json:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.jobs.copy_tablet import Detach, print_job_result
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
@@ -56,7 +56,7 @@ def compare(
         where = "" if within is None else f" in {within}"
         return spec, f"compare{' and heal' if heal else ''} {table}{where}"
 
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         flags = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
         job = submit_and_follow(flags, plan)
         if not detach:

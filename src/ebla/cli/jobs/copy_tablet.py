@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
 from ebla.cli.jobs.job_context import JobCommandContext
 from ebla.cli.jobs.job_following import JobFlags, submit_and_follow
@@ -57,7 +57,7 @@ def copy_tablet(
         named = f"tablet {spec.tablets[0]}" if len(spec.tablets) == 1 else f"{len(spec.tablets)} tablets"
         return spec, f"copy {named} of {table} from {places}"
 
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         flags = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
         job = submit_and_follow(flags, plan)
         if not detach:

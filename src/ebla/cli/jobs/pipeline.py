@@ -7,7 +7,7 @@ import typer
 
 from ebla.cli.cluster.status_table import duration
 from ebla.cli.cluster.status_table import pipeline as pipeline_words
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_following import JobFlags, follow_to_end
@@ -41,7 +41,7 @@ def status(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag =
     ) -> tuple[PipelineState | None, PipelineView, list[JobRecord], JobCommandContext]:
         return *await access.pipeline(), await access.jobs.jobs(), access
 
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         state, view, jobs, access = with_job_context(data, node, work)
         counts = {each.value: sum(job.state is each for job in jobs) for each in JobState}
         ready = view.state == EngineState.READY
@@ -70,7 +70,7 @@ def jobs(
     async def work(access: JobCommandContext) -> list[JobRecord]:
         return await access.jobs.jobs()
 
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         found = [job for job in with_job_context(data, node, work) if everything or job.state not in ENDED_STATES]
         if as_json:
             print_json([to_json(job) for job in found])
@@ -97,7 +97,7 @@ def cancel(
     async def work(access: JobCommandContext) -> JobRecord:
         return await access.jobs.cancel((await access.jobs.find(job)).id)
 
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         record = with_job_context(data, node, work)
         if wait:
             record = follow_to_end(JobFlags(data=data, node=node, as_json=as_json, detach=False), record)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, TableArgument, UserFlag
 from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.job_spec import ExportSpec, ImportSpec, exec_spark_job
@@ -49,7 +49,7 @@ def export(
     If it is interrupted, run the same command again to resume: a file in the folder lists the finished token ranges.
     Each range is read at the time of its own job. Every write acknowledged before the start is included.
     """
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
         if consistency is not None:
             options["consistency"] = consistency
@@ -97,7 +97,7 @@ def import_command(
     Columns are matched by name; existing rows are overwritten. If it is interrupted, run the same command again to
     resume: a file beside the folder has the id of the import, and the cluster knows which of its jobs are done.
     """
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
         write_options = {"consistency": consistency, "ttl": ttl, "nulls": nulls}
         describe(options, table)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag
 from ebla.cli.output import print_json, print_rows
 from ebla.cli.tables.table_access import open_cql, table_schema
@@ -50,7 +50,7 @@ def put(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a row. Columns that are not named keep their values."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         schema = table_schema(read_snapshot(data, node), table)
         literals = _literals(schema, values)
         names = ", ".join(quote_name(column.name) for column, _ in literals)
@@ -75,7 +75,7 @@ def get(
     as_json: JsonFlag = False,
 ) -> None:
     """Read the rows of a key, or of its first columns. The exit status is 1 if there is no row."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         schema = table_schema(read_snapshot(data, node), table)
         text = f"SELECT * FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
         consistency = _level(level)
@@ -96,7 +96,7 @@ def scan(
     as_json: JsonFlag = False,
 ) -> None:
     """Read the whole table in token order, page by page."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         schema = table_schema(read_snapshot(data, node), table)
         suffix = f" LIMIT {limit}" if limit is not None else ""
         text = f"SELECT * FROM {_name(schema)}{suffix}"  # noqa: S608  # names are quoted
@@ -117,7 +117,7 @@ def delete(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete a row by its primary key, or a partition by its partition key."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         schema = table_schema(read_snapshot(data, node), table)
         text = f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
         consistency = _level(level)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
+from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag, split_table_name
 from ebla.cli.output import print_json, print_table
 from ebla.cli.tables.table_access import open_cql, table_schema
@@ -53,7 +53,7 @@ def create(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a table, and its keyspace if that does not exist. Returns when every live node has the table."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         keyspace, name = split_table_name(table)
         snapshot = read_snapshot(data, node)
         keyspace_exists = keyspace in snapshot.keyspaces
@@ -85,7 +85,7 @@ def _keyspace_statement(snapshot: Snapshot, keyspace: str, rf: int | None, *, vn
 @app.command("list")
 def list_tables(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag = False) -> None:
     """List all tables, with the number of replicas and tablets."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         snapshot = read_snapshot(data, node)
         rows = [
             (
@@ -108,7 +108,7 @@ def list_tables(data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonF
 @app.command()
 def describe(table: TableArgument, data: Data = DATA_DEFAULT, node: NodeName = None, as_json: JsonFlag = False) -> None:
     """Print the CQL statements that would create the table."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json, is_change=False):
+    with reporting_outcomes(as_json=as_json, is_change=False):
         snapshot = read_snapshot(data, node)
         schema = table_schema(snapshot, table)
         if as_json:
@@ -132,7 +132,7 @@ def drop(
     as_json: JsonFlag = False,
 ) -> None:
     """Drop a table and all its rows."""
-    with reporting_errors(), reporting_outcomes(as_json=as_json):
+    with reporting_outcomes(as_json=as_json):
         keyspace, name = split_table_name(table)
         condition = "IF EXISTS " if if_exists else ""
         with open_cql(data, node, username) as cql:

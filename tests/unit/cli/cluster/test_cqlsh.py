@@ -10,7 +10,7 @@ from ebla.options import ClientTls, NodeOptions
 
 
 class Steps:
-    """Commands that are noted and not run."""
+    """Records commands instead of running them."""
 
     def __init__(self, *statuses: int) -> None:
         self.run: list[Sequence[str]] = []

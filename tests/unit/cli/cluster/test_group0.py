@@ -1,4 +1,4 @@
-"""`ebla group0` before it asks anybody: what it refuses, in which words, and as JSON."""
+"""`ebla group0` without a running node: errors as text and as JSON."""
 
 import json
 import random
@@ -39,9 +39,9 @@ def group0(data: Path, *arguments: str, stdin: str | None = None) -> Result:
     ],
 )
 def test_a_change_that_reaches_nobody_was_not_applied(data: Path, command: tuple[str, ...]) -> None:
-    told = group0(data, *command)
-    assert told.exit_code == 1
-    assert told.stderr.startswith(f"ebla: not applied: no node of {data} runs; ")
+    output = group0(data, *command)
+    assert output.exit_code == 1
+    assert output.stderr.startswith(f"ebla: not applied: no node of {data} runs; ")
     as_json = group0(data, *command, "--json")
     assert (as_json.exit_code, as_json.stderr) == (1, "")
     shown = json.loads(as_json.stdout)
@@ -50,9 +50,9 @@ def test_a_change_that_reaches_nobody_was_not_applied(data: Path, command: tuple
 
 @pytest.mark.parametrize("command", [("get", "user/a"), ("members",), ("check-quorum",), ("watch", "user/")])
 def test_a_read_that_reaches_nobody_says_only_that(data: Path, command: tuple[str, ...]) -> None:
-    told = group0(data, *command)
-    assert told.exit_code == 1
-    assert told.stderr.startswith(f"ebla: no node of {data} runs; ")
+    output = group0(data, *command)
+    assert output.exit_code == 1
+    assert output.stderr.startswith(f"ebla: no node of {data} runs; ")
     shown = json.loads(group0(data, *command, "--json").stdout)
     assert "outcome" not in shown
     assert shown["message"] == f"no node of {data} runs"
@@ -72,7 +72,7 @@ def test_a_read_that_reaches_nobody_says_only_that(data: Path, command: tuple[st
     ],
 )
 def test_what_is_wrong_is_said_before_anybody_is_asked(data: Path, command: tuple[str, ...], words: str) -> None:
-    told = group0(data, *command, stdin='{"changes": [{"name": "user/a"}]}')
-    assert told.exit_code == 1
-    assert told.stderr.startswith("ebla: not applied: ")
-    assert words in told.stderr
+    output = group0(data, *command, stdin='{"changes": [{"name": "user/a"}]}')
+    assert output.exit_code == 1
+    assert output.stderr.startswith("ebla: not applied: ")
+    assert words in output.stderr

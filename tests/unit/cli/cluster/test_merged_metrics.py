@@ -1,4 +1,4 @@
-"""Numbers of several processes side by side."""
+"""Metrics of several processes, merged."""
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -31,8 +31,8 @@ def over_the_wire(metrics: Metrics) -> MetricsAnswer:
 
 
 def test_each_series_says_who_told_it() -> None:
-    told = [(("node1", "0"), over_the_wire(counted(3, 0.5))), (("node1", "1"), over_the_wire(counted(5, 2.0)))]
-    found = samples(merge_metrics(("node", "shard"), told))
+    output = [(("node1", "0"), over_the_wire(counted(3, 0.5))), (("node1", "1"), over_the_wire(counted(5, 2.0)))]
+    found = samples(merge_metrics(("node", "shard"), output))
     for shard, writes, seconds in (("0", 3, 0.5), ("1", 5, 2.0)):
         who = (("node", "node1"), ("shard", shard))
         assert found["ebla_writes_total", (("end", "done"), *who)] == writes
@@ -48,8 +48,8 @@ def test_what_one_process_tells_is_what_it_counted() -> None:
 
 
 def test_many_processes_are_still_told_apart() -> None:
-    told = [((str(number),), over_the_wire(counted(number, 1.0))) for number in range(SERIES_MAX + 10)]
-    found = samples(merge_metrics(("shard",), told))
+    output = [((str(number),), over_the_wire(counted(number, 1.0))) for number in range(SERIES_MAX + 10)]
+    found = samples(merge_metrics(("shard",), output))
     assert sum(1 for name, _ in found if name == "ebla_layers") == SERIES_MAX + 10
 
 

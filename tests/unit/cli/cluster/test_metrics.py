@@ -1,4 +1,4 @@
-"""`ebla metrics`: what it refuses, and numbers for programs."""
+"""`ebla metrics`: errors, and JSON output."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an export still has to do, by what its manifest says is done."""
+"""The remaining work of an export, from its manifest."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ def test_pieces_are_the_whole_once(covered: list[TokenRange], count: int) -> Non
 
 
 def test_an_export_goes_on_by_other_pieces() -> None:
-    """Tablets were split, or another number was asked for."""
+    """Tablets were split, or another number of pieces was requested."""
     done = WHOLE_RING.split(3)[1]
     pieces = split_ranges(missing_ranges([done]), 8)
     assert missing_ranges([done, *pieces]) == ()

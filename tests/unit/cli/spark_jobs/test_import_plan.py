@@ -1,4 +1,4 @@
-"""What an import still has to do, and what it refuses before anything is written."""
+"""The remaining work of an import, and the errors before anything is written."""
 
 import msgspec
 import pytest

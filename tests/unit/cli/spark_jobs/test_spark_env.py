@@ -26,7 +26,7 @@ def test_what_is_not_installed_is_told() -> None:
 
 
 def test_an_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few packages, since all of them take their time; a test with Spark packs them all."""
+    """With few packages, since packing all is slow; a test with Spark packs them all."""
     monkeypatch.setattr(spark_env, "REQUIRED_PACKAGES", ("msgspec",))
     file = tmp_path / "env.tar.gz"
     assert any(name.startswith("msgspec ") for name in pack(file))

@@ -1,4 +1,4 @@
-"""What a user's Spark is told, and how a shell of it is started."""
+"""The settings of a user's Spark, and how its shell is started."""
 
 import json
 import os

@@ -29,8 +29,8 @@ def test_columns_that_are_not_named_keep_what_they_have(shell: Shell) -> None:
 
 
 def test_a_row_that_is_not_there_is_no_output_and_status_1(shell: Shell) -> None:
-    told = shell.run("row", "get", "shop.orders", "id=1")
-    assert (told.exit_code, told.output) == (1, "")
+    output = shell.run("row", "get", "shop.orders", "id=1")
+    assert (output.exit_code, output.output) == (1, "")
 
 
 def test_a_deleted_row_is_gone(shell: Shell) -> None:
@@ -63,8 +63,8 @@ def test_the_level_is_passed_on(shell: Shell) -> None:
     shell.ok("row", "get", "shop.orders", "id=1", "--level", "LOCAL_ONE")
     shell.ok("row", "get", "shop.orders", "id=1")
     assert shell.cluster.levels == ["ALL", "LOCAL_ONE", "QUORUM"]
-    told = shell.refused("row", "get", "shop.orders", "id=1", "--level", "most")
-    assert told.startswith("ebla: 'most' is no consistency level; one of ONE, TWO, ")
+    output = shell.refused("row", "get", "shop.orders", "id=1", "--level", "most")
+    assert output.startswith("ebla: 'most' is no consistency level; one of ONE, TWO, ")
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_a_value_may_be_calculated(shell: Shell) -> None:
 
 def test_a_write_that_failed_says_what_became_of_it(shell: Shell) -> None:
     shell.cluster.failing = TooFewReplicas("QUORUM needs 2 replicas and 1 of them are up", required=2, alive=1)
-    told = shell.refused("row", "put", "shop.orders", "id=1", "total=1")
-    assert told == "ebla: not applied: QUORUM needs 2 replicas and 1 of them are up\n"
+    output = shell.refused("row", "put", "shop.orders", "id=1", "total=1")
+    assert output == "ebla: not applied: QUORUM needs 2 replicas and 1 of them are up\n"
     shell.cluster.failing = WriteTimeout("1 of 2 replicas acknowledged", required=2, received=1)
-    told = shell.refused("row", "delete", "shop.orders", "id=1")
-    assert told == "ebla: unknown whether it was applied: 1 of 2 replicas acknowledged\n"
+    output = shell.refused("row", "delete", "shop.orders", "id=1")
+    assert output == "ebla: unknown whether it was applied: 1 of 2 replicas acknowledged\n"
     shown = json.loads(shell.run("row", "put", "shop.orders", "id=1", "total=1", "--json").stdout)
     assert (shown["error"], shown["outcome"]) == ("WriteTimeout", "unknown")

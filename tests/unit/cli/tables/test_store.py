@@ -1,4 +1,4 @@
-"""`ebla store inspect|verify|dump` on real layers: sound, damaged, of a running node, and left as they were."""
+"""`ebla store inspect|verify|dump` on real layers: intact, damaged, or of a running node; nothing is changed."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def build(folder: Path, items: list[Item], facts: LayerFacts | None = None) -> N
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """Two layers of one shard: alice's row stands in both."""
+    """Two layers of one shard: both have alice's row."""
     layers = tmp_path / "node1" / "shard-0" / "layers"
     build(layers / "base", [plain("alice", "old"), plain("bob", "only"), *odd("carol")])
     build(layers / "live", [plain("alice", "new", AT_US + 5)])

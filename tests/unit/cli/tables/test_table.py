@@ -1,4 +1,4 @@
-"""`ebla table`: created, listed, described, dropped, in people's words and as JSON."""
+"""`ebla table`: create, list, describe, drop; as text and as JSON."""
 
 import json
 
@@ -51,10 +51,10 @@ def test_no_tables_yet_comes_with_what_to_do(shell: Shell) -> None:
 
 def test_a_description_creates_the_same_table(shell: Shell) -> None:
     shell.ok("table", "create", "shop.items", "id int, at timeuuid, name text, PRIMARY KEY (id, at)")
-    told = shell.ok("table", "describe", "shop.items")
-    assert told.startswith("CREATE KEYSPACE shop WITH")
-    assert "CREATE TABLE shop.items (" in told
-    assert "PRIMARY KEY (id, at)" in told
+    output = shell.ok("table", "describe", "shop.items")
+    assert output.startswith("CREATE KEYSPACE shop WITH")
+    assert "CREATE TABLE shop.items (" in output
+    assert "PRIMARY KEY (id, at)" in output
     columns = shell.json("table", "describe", "shop.items")["columns"]
     assert [(one["name"], one["type"], one["kind"]) for one in columns] == [
         ("id", "int", "partition_key"),
@@ -81,20 +81,20 @@ def test_a_dropped_table_is_gone(shell: Shell) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(shell: Shell, command: tuple[str, ...], words: str) -> None:
-    told = shell.refused("table", *command)
-    assert told.startswith(words)
-    assert told.count("\n") == 1
+    output = shell.refused("table", *command)
+    assert output.startswith(words)
+    assert output.count("\n") == 1
 
 
 def test_options_of_a_keyspace_that_exists_are_refused(shell: Shell) -> None:
     shell.ok(*ORDERS)
-    told = shell.refused("table", "create", "shop.more", "id int PRIMARY KEY", "--rf", "1")
-    assert told == "ebla: not applied: keyspace shop exists already; leave out --rf and --vnodes\n"
+    output = shell.refused("table", "create", "shop.more", "id int PRIMARY KEY", "--rf", "1")
+    assert output == "ebla: not applied: keyspace shop exists already; leave out --rf and --vnodes\n"
 
 
 def test_a_refusal_for_programs_has_its_outcome(shell: Shell) -> None:
     shell.ok(*ORDERS)
-    told = shell.run(*ORDERS, "--json")
-    assert (told.exit_code, told.stderr) == (1, "")
-    shown = json.loads(told.stdout)
+    output = shell.run(*ORDERS, "--json")
+    assert (output.exit_code, output.stderr) == (1, "")
+    shown = json.loads(output.stdout)
     assert (shown["error"], shown["outcome"]) == ("AlreadyExists", "not_applied")

@@ -1,4 +1,4 @@
-"""Text to statements, and where it goes wrong."""
+"""Parses statements, and reports the positions of errors."""
 
 import pytest
 

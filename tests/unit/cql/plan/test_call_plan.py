@@ -1,4 +1,4 @@
-"""CALL: what is no statement of CQL, asked for with one blob and answered with one."""
+"""CALL: passes one blob to a service of the node, and returns one."""
 
 import asyncio
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from ebla.wire.cql.messages import QueryParameters, Rows
 
 
 class Backwards:
-    """Answers what it was given, from its end."""
+    """Returns its argument reversed."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
@@ -99,7 +99,7 @@ def test_nothing_is_no_blob(cql: Cql, text: str, values: tuple[None, ...]) -> No
 
 
 def test_it_is_carried_out_in_a_task_of_its_own(cql: Cql) -> None:
-    """Else a connection would do nothing else until it has ended."""
+    """Otherwise the connection could do nothing else until it ends."""
     started = cql.executor.begin_query(ClientState(peer="test"), "CALL ebla.other(0x00)", QueryParameters())
     assert asyncio.iscoroutine(started)
     started.close()

@@ -80,7 +80,7 @@ def test_what_a_request_knows_of_its_moment() -> None:
 
 
 def test_the_ends_of_a_millisecond() -> None:
-    """In the order of timeuuids every one of that time lies between them."""
+    """In the order of timeuuids, every timeuuid of that time lies between them."""
     least, greatest = called("mintimeuuid", "timestamp", 1000), called("maxtimeuuid", "timestamp", 1000)
     assert least.time // 10_000 == greatest.time // 10_000
     assert least.time % 10_000 == 0

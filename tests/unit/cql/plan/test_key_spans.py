@@ -1,4 +1,4 @@
-"""Spans of stored keys against the plain meaning of the restrictions, for every mix of directions."""
+"""Compares key spans with a naive evaluation of the restrictions, for every mix of directions."""
 
 import itertools
 

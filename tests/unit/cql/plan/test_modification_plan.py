@@ -1,4 +1,4 @@
-"""INSERT, UPDATE and DELETE: what they leave behind, and what they refuse."""
+"""INSERT, UPDATE and DELETE: the stored rows, and the errors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A row by its whole key, the short way: what it shows is what the plan itself would show."""
+"""The fast path for a row by its full key returns the same as the plan."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What WHERE may say, in the words people know from other servers."""
+"""The relations that WHERE allows, and Cassandra's error messages."""
 
 import pytest
 from tests.unit.cql.world import Cql

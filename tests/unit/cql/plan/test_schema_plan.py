@@ -1,4 +1,4 @@
-"""CREATE, ALTER, DROP: every option, every refusal; and DESCRIBE, whose statements create the same again."""
+"""CREATE, ALTER, DROP: every option and every error; and DESCRIBE, whose statements create the same schema."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SELECT: its list, its order, its limits and pages, functions and aggregates."""
+"""SELECT: select list, order, limits, pages, functions and aggregates."""
 
 from decimal import Decimal
 from typing import Any

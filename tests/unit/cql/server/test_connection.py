@@ -1,4 +1,4 @@
-"""One connection: greeting, requests side by side, bounds, errors."""
+"""One connection: handshake, concurrent requests, bounds, errors."""
 
 import asyncio
 import struct
@@ -8,9 +8,9 @@ from tests.async_tests import runs_in, settled
 from tests.unit.cql.protocol_rig import (
     PEER,
     STARTUP_BODY,
+    ConnectionRig,
     Futures,
-    Parted,
-    ToldExecution,
+    ScriptedExecutor,
     Wired,
     error_of,
     execute,
@@ -47,7 +47,7 @@ def startup(options: dict[str, str], *, stream: int = 1, flags: int = 0) -> byte
 
 
 async def test_options_and_startup(wired: Wired, /) -> None:
-    other = Wired(Parted(), asyncio.TaskGroup())
+    other = Wired(ConnectionRig(), asyncio.TaskGroup())
     (supported,) = other.ask(request(Opcode.OPTIONS, stream=5))
     assert (supported.opcode, supported.stream) == (Opcode.SUPPORTED, 5)
     options = {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "d", "DRIVER_VERSION": "9", "TABLETS_ROUTING_V1": ""}
@@ -62,7 +62,7 @@ async def test_options_and_startup(wired: Wired, /) -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 5, 65, 66])
 async def test_an_unknown_version_is_answered_in_our_own_and_closed(_: Wired, /, version: int) -> None:
-    other = Wired(Parted(), asyncio.TaskGroup())
+    other = Wired(ConnectionRig(), asyncio.TaskGroup())
     (answer,) = other.ask(request(Opcode.OPTIONS, stream=0, version=version))
     assert (answer.version, answer.stream) == (4, 0)
     code, words = error_of(answer)
@@ -73,7 +73,7 @@ async def test_an_unknown_version_is_answered_in_our_own_and_closed(_: Wired, /,
 
 @pytest.mark.parametrize("version", [3, 4])
 async def test_answers_are_of_the_version_of_their_request(_: Wired, /, version: int) -> None:
-    other = Wired(Parted(), asyncio.TaskGroup())
+    other = Wired(ConnectionRig(), asyncio.TaskGroup())
     (ready,) = other.ask(request(Opcode.STARTUP, STARTUP_BODY, version=version))
     assert (ready.version, ready.opcode) == (version, Opcode.READY)
 
@@ -82,7 +82,7 @@ async def test_answers_are_of_the_version_of_their_request(_: Wired, /, version:
     "options", [{}, {"CQL_VERSION": "4.0"}, {"CQL_VERSION": "3.0.0", "COMPRESSION": "snappy"}], ids=str
 )
 async def test_a_startup_that_cannot_be_is_refused(_: Wired, /, options: dict[str, str]) -> None:
-    other = Wired(Parted(), asyncio.TaskGroup())
+    other = Wired(ConnectionRig(), asyncio.TaskGroup())
     (answer,) = other.ask(startup(options))
     assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
     (ready,) = other.ask(startup({"CQL_VERSION": "3.0.0"}))
@@ -91,7 +91,7 @@ async def test_a_startup_that_cannot_be_is_refused(_: Wired, /, options: dict[st
 
 @pytest.mark.parametrize("opcode", [Opcode.QUERY, Opcode.EXECUTE, Opcode.PREPARE, Opcode.BATCH, Opcode.REGISTER])
 def test_nothing_is_carried_out_before_the_greeting(opcode: Opcode) -> None:
-    parted = Parted()
+    parted = ConnectionRig()
 
     async def work(_: Wired) -> None:
         other = Wired(parted, asyncio.TaskGroup())
@@ -127,7 +127,7 @@ class SlowDoor:
 
 def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
     door = SlowDoor()
-    parted = Parted(login=door)
+    parted = ConnectionRig(login=door)
 
     async def work(wired: Wired) -> None:
         (asked,) = wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
@@ -162,7 +162,7 @@ def test_who_cannot_prove_it_is_told_and_closed() -> None:
         assert error_of(answer) == (CqlCode.BAD_CREDENTIALS, "no")
         assert wired.transport.closed is not None
 
-    with_connection(work, Parted(login=door))
+    with_connection(work, ConnectionRig(login=door))
 
 
 def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
@@ -176,7 +176,7 @@ def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
         await settled()
         assert not wired.connection.is_ready
 
-    with_connection(work, Parted(login=door))
+    with_connection(work, ConnectionRig(login=door))
 
 
 # ---- requests
@@ -202,7 +202,7 @@ def test_answers_leave_in_the_order_in_which_requests_end() -> None:
         assert [each.stream for each in wired.transport.taken()] == [3, 1, 2]
         assert wired.connection.describe().running == 0
 
-    with_connection(work, Parted(execution=futures.told()))
+    with_connection(work, ConnectionRig(execution=futures.output()))
 
 
 def test_a_request_that_becomes_a_task() -> None:
@@ -217,11 +217,11 @@ def test_a_request_that_becomes_a_task() -> None:
         assert (answer.stream, answer.opcode) == (4, Opcode.RESULT)
         assert answer.body.endswith(struct.pack(">iii", 1, 4, 1))
 
-    with_connection(work, Parted(execution=ToldExecution(lambda _: later())))
+    with_connection(work, ConnectionRig(execution=ScriptedExecutor(lambda _: later())))
 
 
 def test_prepare_and_batch() -> None:
-    parted = Parted()
+    parted = ConnectionRig()
 
     async def work(wired: Wired) -> None:
         (prepared,) = wired.ask(request(Opcode.PREPARE, long_string("stmt"), stream=1))
@@ -246,7 +246,7 @@ def test_an_error_tells_the_level_and_what_kind_of_write_it_was() -> None:
         (answer,) = wired.ask(request(Opcode.BATCH, b"\1\0\0" + struct.pack(">HB", 6, 0)))
         assert answer.body.endswith(struct.pack(">Hii", 6, 1, 2) + notation.string("UNLOGGED_BATCH"))
 
-    with_connection(work, Parted(execution=ToldExecution(fails)))
+    with_connection(work, ConnectionRig(execution=ScriptedExecutor(fails)))
 
 
 def test_a_write_that_fails_later_tells_so() -> None:
@@ -259,7 +259,7 @@ def test_a_write_that_fails_later_tells_so() -> None:
         (answer,) = wired.transport.taken()
         assert (answer.stream, error_of(answer)[0]) == (9, CqlCode.WRITE_TIMEOUT)
 
-    with_connection(work, Parted(execution=futures.told()))
+    with_connection(work, ConnectionRig(execution=futures.output()))
 
 
 def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
@@ -270,7 +270,7 @@ def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
         raise KeyError("a secret of ours")
 
     for begin in (breaks, lambda _: later()):
-        parted = Parted(execution=ToldExecution(begin))
+        parted = ConnectionRig(execution=ScriptedExecutor(begin))
 
         async def work(wired: Wired) -> None:
             answers = wired.ask(execute(stream=3))
@@ -292,7 +292,7 @@ def test_a_shard_that_does_not_serve_says_so() -> None:
     def refuses() -> None:
         raise Unavailable("not now")
 
-    parted = Parted(require_serving=refuses)
+    parted = ConnectionRig(require_serving=refuses)
 
     async def work(wired: Wired) -> None:
         frames = [execute(), query("x"), request(Opcode.PREPARE, long_string("x")), request(Opcode.BATCH, b"\0" * 9)]
@@ -326,7 +326,7 @@ async def test_a_broken_frame_is_answered_and_ends_the_connection(wired: Wired, 
 def test_payload_warnings_and_compression() -> None:
     columns = (ColumnSpec(keyspace="k", table="t", name="c", type=SCALARS["text"]),)
     big = CqlResponse(Rows(columns, [[b"clay" * 500]]), ("slow",), {"tablets-routing-v1": b"\1"})
-    parted = Parted(execution=ToldExecution(lambda _: big))
+    parted = ConnectionRig(execution=ScriptedExecutor(lambda _: big))
 
     async def work(_: Wired) -> None:
         other = Wired(parted, asyncio.TaskGroup())
@@ -356,14 +356,14 @@ async def test_what_is_compressed_without_an_agreement_is_refused(wired: Wired, 
 
 
 def test_events_go_to_those_who_asked_until_they_leave() -> None:
-    parted = Parted()
+    parted = ConnectionRig()
 
     async def work(wired: Wired) -> None:
         (ready,) = wired.ask(request(Opcode.REGISTER, notation.string_list(["SCHEMA_CHANGE"])))
         assert ready.opcode == Opcode.READY
-        (told,) = list(parted.events._subscribers[EventKind.SCHEMA_CHANGE])
+        (output,) = list(parted.events._subscribers[EventKind.SCHEMA_CHANGE])
         assert not parted.events._subscribers[EventKind.STATUS_CHANGE]
-        told.push_event(b"news")
+        output.push_event(b"news")
         (event,) = wired.transport.taken()
         assert (event.stream, event.opcode, event.body) == (EVENT_STREAM, Opcode.EVENT, b"news")
         (refused,) = wired.ask(request(Opcode.REGISTER, notation.string_list(["WEATHER"])))

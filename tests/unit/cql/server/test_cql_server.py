@@ -1,4 +1,4 @@
-"""Real sockets: many clients, slow ones, strange ones, TLS, and a driver that runs as a user runs it."""
+"""Real sockets: many clients, slow and misbehaving ones, TLS, and a real driver."""
 
 import asyncio
 import random
@@ -21,8 +21,8 @@ from tests.async_tests import real_time, runs_in
 from tests.unit.cql.protocol_rig import (
     AT_ONCE,
     STARTUP_BODY,
-    Parted,
-    ToldExecution,
+    ConnectionRig,
+    ScriptedExecutor,
     error_of,
     execute,
     frames_of,
@@ -55,7 +55,7 @@ def own_address() -> str:
 
 @asynccontextmanager
 async def serving(
-    parted: Parted, limits: CqlServerLimits | None = None, tls: Callable[[], ssl.SSLContext] | None = None
+    parted: ConnectionRig, limits: CqlServerLimits | None = None, tls: Callable[[], ssl.SSLContext] | None = None
 ) -> AsyncIterator[tuple[CqlServer, Address]]:
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         server = CqlServer(parted.parts(tasks), limits or CqlServerLimits(), tls)
@@ -105,12 +105,12 @@ async def client_of(address: Address, tls: ssl.SSLContext | None = None) -> Asyn
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Bounded by the test's own time."""
+    """Bounded by the timeout of the test."""
     while not holds():  # noqa: ASYNC110  # what is waited for has no event
         await asyncio.sleep(0.005)
 
 
-def run(work: Callable[[CqlServer, Address], Coroutine[Any, Any, None]], parted: Parted, **limits: int) -> None:
+def run(work: Callable[[CqlServer, Address], Coroutine[Any, Any, None]], parted: ConnectionRig, **limits: int) -> None:
     async def main() -> None:
         async with serving(parted, CqlServerLimits(**limits)) as (server, address):
             await work(server, address)
@@ -118,7 +118,7 @@ def run(work: Callable[[CqlServer, Address], Coroutine[Any, Any, None]], parted:
     asyncio.run(main())
 
 
-@runs_in(run, Parted())
+@runs_in(run, ConnectionRig())
 async def test_requests_of_many_clients(server: CqlServer, address: Address, /) -> None:
     async def one(number: int) -> None:
         async with client_of(address) as client:
@@ -134,7 +134,7 @@ async def test_requests_of_many_clients(server: CqlServer, address: Address, /) 
     assert len(server.clients) == 0
 
 
-@runs_in(run, Parted())
+@runs_in(run, ConnectionRig())
 async def test_it_is_known_who_is_connected(server: CqlServer, address: Address, /) -> None:
     async with client_of(address) as client:
         await client.greet()
@@ -157,10 +157,10 @@ def test_probes_and_strangers_do_no_harm(sent: bytes) -> None:
             await client.greet()
             await until(lambda: len(server.clients) == 1)
 
-    run(work, Parted())
+    run(work, ConnectionRig())
 
 
-@runs_in(run, Parted(), greeting_ms=50)
+@runs_in(run, ConnectionRig(), greeting_ms=50)
 async def test_a_client_that_says_nothing_is_closed_and_an_idle_one_is_not(_: CqlServer, address: Address, /) -> None:
     async with client_of(address) as silent, client_of(address) as idle:
         await idle.greet()
@@ -176,7 +176,7 @@ def test_one_connection_too_many_is_refused() -> None:
                 assert await second.is_closed()
             assert (await first.ask(query("x"))).opcode == Opcode.RESULT
 
-    parted = Parted()
+    parted = ConnectionRig()
     run(work, parted, connections_max=1)
     assert [event for event, _ in parted.reports] == ["cql.connection_refused"]
 
@@ -185,7 +185,7 @@ BIG = CqlResponse(Rows((ColumnSpec(keyspace="k", table="t", name="c", type=SCALA
 
 
 def test_a_client_that_does_not_read_costs_a_bounded_memory() -> None:
-    parted = Parted(execution=ToldExecution(lambda _: BIG))
+    parted = ConnectionRig(execution=ScriptedExecutor(lambda _: BIG))
 
     async def work(server: CqlServer, address: Address) -> None:
         async with client_of(address) as lazy:
@@ -206,7 +206,7 @@ def test_a_client_that_does_not_read_costs_a_bounded_memory() -> None:
 
 
 def test_a_client_that_never_reads_is_cut_off() -> None:
-    parted = Parted(execution=ToldExecution(lambda _: BIG))
+    parted = ConnectionRig(execution=ScriptedExecutor(lambda _: BIG))
 
     async def work(server: CqlServer, address: Address) -> None:
         async with client_of(address) as lazy:
@@ -221,7 +221,7 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
 
 
 def test_a_large_request_arrives_whole_and_one_too_large_is_refused() -> None:
-    parted = Parted(limits=ConnectionLimits(request_bytes_max=3_000_000))
+    parted = ConnectionRig(limits=ConnectionLimits(request_bytes_max=3_000_000))
 
     async def work(_: CqlServer, address: Address) -> None:
         async with client_of(address) as client:
@@ -256,10 +256,10 @@ def test_a_stop_lets_what_is_under_way_end() -> None:
             assert await busy.is_closed()
             await until(lambda: server.is_idle)
 
-    run(work, Parted(execution=ToldExecution(begin)))
+    run(work, ConnectionRig(execution=ScriptedExecutor(begin)))
 
 
-@runs_in(run, Parted())
+@runs_in(run, ConnectionRig())
 async def test_a_connection_that_somebody_else_accepted(server: CqlServer, _: Address, /) -> None:
     passed: list[socket.socket] = []
 
@@ -286,7 +286,7 @@ async def test_clients_by_tls(tmp_path: Path) -> None:
     folder = Certificates(tmp_path).folder(1)
     of_client = ssl.create_default_context(cafile=str(folder.path / "authority.pem"))
     of_client.check_hostname = False  # certificates name hosts by their ids
-    async with serving(Parted(), tls=CqlServerTls(folder).context) as (server, address):
+    async with serving(ConnectionRig(), tls=CqlServerTls(folder).context) as (server, address):
         async with client_of(address, of_client) as client:
             await client.greet()
             assert (await client.ask(query("x" * 40_000))).opcode == Opcode.RESULT
@@ -301,8 +301,8 @@ async def test_clients_by_tls(tmp_path: Path) -> None:
 # ---- a driver
 
 
-class SystemExecution(ToldExecution):
-    """Answers what a driver asks when it connects; everything else is an echo of the statement's text."""
+class SystemExecution(ScriptedExecutor):
+    """Answers the queries of a connecting driver; everything else echoes the statement's text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,8 +344,8 @@ class SystemExecution(ToldExecution):
 
 
 @contextmanager
-def in_background(parted: Parted) -> Iterator[Address]:
-    """A server in a thread of its own: drivers have threads and block."""
+def in_background(parted: ConnectionRig) -> Iterator[Address]:
+    """A server in its own thread, since drivers block."""
     started: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, Address]] = []
     ready = threading.Event()
 
@@ -380,7 +380,7 @@ def cluster_at(address: Address, **changes: Any) -> Cluster:
 
 @pytest.mark.parametrize("compression", [False, "lz4"])
 def test_a_driver_connects_and_asks(compression: object) -> None:
-    parted = Parted(execution=SystemExecution())
+    parted = ConnectionRig(execution=SystemExecution())
     with in_background(parted) as address:
         cluster = cluster_at(address, protocol_version=4, compression=compression)
         try:
@@ -400,7 +400,7 @@ def test_a_driver_connects_and_asks(compression: object) -> None:
 
 
 def test_a_driver_steps_down_to_our_version() -> None:
-    parted = Parted(execution=SystemExecution())
+    parted = ConnectionRig(execution=SystemExecution())
     with in_background(parted) as address:
         cluster = cluster_at(address)
         try:
@@ -413,7 +413,7 @@ def test_a_driver_steps_down_to_our_version() -> None:
 def test_a_driver_logs_in() -> None:
     rng = SystemRng()
 
-    with_password = Parted(
+    with_password = ConnectionRig(
         execution=SystemExecution(), login=PasswordAuthentication({"scribe": hash_password("clay", rng)}, rng)
     )
     with in_background(with_password) as address:
@@ -430,7 +430,7 @@ def test_a_driver_logs_in() -> None:
             stranger.shutdown()
 
 
-@runs_in(run, Parted())
+@runs_in(run, ConnectionRig())
 async def test_a_frame_that_is_cut_off_ends_with_its_connection(server: CqlServer, address: Address, /) -> None:
     async with client_of(address) as client:
         await client.greet()
@@ -449,4 +449,4 @@ def test_an_answer_larger_than_everything_is_sent_whole() -> None:
             answer = await client.ask(execute())
             assert answer.body.endswith(struct.pack(">i", 5_000_000) + b"y" * 5_000_000)
 
-    run(work, Parted(execution=ToldExecution(lambda _: huge)), write_high_bytes=1000, write_low_bytes=100)
+    run(work, ConnectionRig(execution=ScriptedExecutor(lambda _: huge)), write_high_bytes=1000, write_low_bytes=100)

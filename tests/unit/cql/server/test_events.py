@@ -1,4 +1,4 @@
-"""What clients are told: the difference of two views, to those who asked for it."""
+"""Events: the differences of two views, pushed to subscribers."""
 
 import uuid
 from dataclasses import replace
@@ -52,7 +52,7 @@ def with_table(snapshot: Snapshot, schema: TableSchema) -> Snapshot:
     return replace(snapshot, tables=snapshot.tables.put(schema.id, table))
 
 
-def told(before: Snapshot, after: Snapshot) -> list[str]:
+def output(before: Snapshot, after: Snapshot) -> list[str]:
     first = seen(before)
     changes = schema_changes(first, seen(after, first))
     return [f"{change.kind} {change.target} {change.keyspace} {change.table}".strip() for change in changes]
@@ -60,25 +60,25 @@ def told(before: Snapshot, after: Snapshot) -> list[str]:
 
 def test_keyspaces_come_change_and_go(bare: Snapshot) -> None:
     first = with_keyspace(bare, "ks")
-    assert told(bare, first) == ["CREATED KEYSPACE ks"]
-    assert told(first, with_keyspace(first, "ks", durable=False)) == ["UPDATED KEYSPACE ks"]
-    assert told(first, bare) == ["DROPPED KEYSPACE ks"]
-    assert told(first, with_keyspace(first, "ks")) == []
+    assert output(bare, first) == ["CREATED KEYSPACE ks"]
+    assert output(first, with_keyspace(first, "ks", durable=False)) == ["UPDATED KEYSPACE ks"]
+    assert output(first, bare) == ["DROPPED KEYSPACE ks"]
+    assert output(first, with_keyspace(first, "ks")) == []
 
 
 def test_tables_come_change_and_go_inside_their_keyspace(bare: Snapshot) -> None:
     first = with_table(with_keyspace(bare, "ks"), schema_of("t"))
-    assert told(bare, first) == ["CREATED KEYSPACE ks", "CREATED TABLE ks t"]
-    assert told(first, bare) == ["DROPPED TABLE ks t", "DROPPED KEYSPACE ks"]
+    assert output(bare, first) == ["CREATED KEYSPACE ks", "CREATED TABLE ks t"]
+    assert output(first, bare) == ["DROPPED TABLE ks t", "DROPPED KEYSPACE ks"]
     wider = (*COLUMNS, Column(name="c", type=SCALARS["int"], kind=ColumnKind.REGULAR))
-    assert told(first, with_table(first, schema_of("t", columns=wider))) == ["UPDATED TABLE ks t"]
-    assert told(first, with_table(first, schema_of("u", 2))) == ["CREATED TABLE ks u"]
+    assert output(first, with_table(first, schema_of("t", columns=wider))) == ["UPDATED TABLE ks t"]
+    assert output(first, with_table(first, schema_of("u", 2))) == ["CREATED TABLE ks u"]
 
 
 def test_a_table_that_was_truncated_has_another_id(bare: Snapshot) -> None:
     first = with_table(with_keyspace(bare, "ks"), schema_of("t", 1))
     again = with_table(with_keyspace(bare, "ks"), schema_of("t", 2))
-    assert told(first, again) == ["UPDATED TABLE ks t"]
+    assert output(first, again) == ["UPDATED TABLE ks t"]
 
 
 def in_state(snapshot: Snapshot, node: Node, state: NodeState) -> Snapshot:

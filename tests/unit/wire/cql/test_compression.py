@@ -1,4 +1,4 @@
-"""lz4 as drivers write and read it, and what claims to be it."""
+"""lz4 as drivers write and read it, and malformed input."""
 
 import struct
 

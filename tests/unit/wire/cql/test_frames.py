@@ -1,4 +1,4 @@
-"""Frames come out whole, in order and one at a time, however their bytes arrive."""
+"""Frames are complete and in order, however their bytes arrive."""
 
 import pytest
 from tests.unit.cql.protocol_rig import request

@@ -1,4 +1,4 @@
-"""Bodies are read as they were written, and what ends early is refused."""
+"""Bodies round-trip, and truncated bodies are rejected."""
 
 import struct
 

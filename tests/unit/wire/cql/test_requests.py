@@ -1,4 +1,4 @@
-"""What a driver's own encoder writes is read as it was meant."""
+"""Decodes what a driver's own encoder writes."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""A driver's own decoder reads what is written here."""
+"""A driver's own decoder reads our responses."""
 
 import io
 import struct
