@@ -1,13 +1,12 @@
-"""CQL beside our own wire: three nodes of two shards each, real processes, in one run and by turns.
+"""CQL requests to three nodes of two shards each, in real processes.
 
     python -m benchmarks.bench_cql [--quick] [--folder DIR]
 
 The client is our own, in a process apart from the servers, with ready-made frames: drivers in Python cost more than the
-server does. It keeps 64 requests under way on one connection to one shard that has the rows, over CQL (EXECUTE of a
-prepared upsert or point read, TCP) and over our own wire (the same row by ROUTE_WRITE or ROUTE_READ, Unix socket), by
-turns. CPU is user plus system time of all six shard processes per request, so that at RF 3 the replicas' part counts
-in both. Writes at RF 3 are at QUORUM, everything else at ONE; the commit log is `periodic`, so that syncs do not cover
-what is compared.
+server does. It keeps 64 requests in flight on one connection to one shard that has the rows: EXECUTE of a prepared
+upsert or point read, over TCP. CPU is user plus system time of all six shard processes per request, so that at RF 3 the
+replicas' part counts too. Writes at RF 3 are at QUORUM, everything else at ONE; the commit log is `periodic`, so that
+syncs do not cover what is measured.
 
 Beside it: text to plan of a simple SELECT, 5,000 stored rows to the body of an answer, and the time from `ebla up` in
 an empty folder to the first answer that a driver gets. One line per figure, the last line is JSON.
@@ -30,10 +29,8 @@ from pathlib import Path
 
 from cassandra.cluster import Cluster
 
-from benchmarks import cql_client
-from benchmarks.cql_client import CqlTraffic, rows_of
 from benchmarks.figures import Figures
-from benchmarks.row_client import LoadResult, TableShape, Traffic, reading, writing
+from benchmarks.row_client import LoadResult, TableShape, Traffic, traffic_to
 from benchmarks.rows_cluster import KEYS, BenchTable, RowsCluster
 from ebla.cql.catalog import StoredTable
 from ebla.cql.parse.parser import parse
@@ -55,7 +52,6 @@ from ebla.wire.cql.messages import QueryParameters
 from ebla.wire.cql.responses import rows as encode_rows
 
 IN_FLIGHT = 64
-RATIO_MAX = 1.7
 PLAN_US_MAX = 80.0
 PAGE_MS_MAX = 15.0
 UP_S_MAX = 12.0
@@ -70,57 +66,20 @@ class Measured:
     cpu_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The same requests over both fronts."""
-
-    name: str
-    cql: CqlTraffic
-    own: Traffic
-
-
 # ---- requests
 
 
-def pairs(cluster: RowsCluster) -> list[Pair]:
-    made: list[Pair] = []
+def requests(cluster: RowsCluster) -> list[tuple[str, Traffic]]:
+    made: list[tuple[str, Traffic]] = []
     for name, table, level in (
         ("rf1", cluster.once, ConsistencyLevel.ONE),
         ("rf3", cluster.thrice, ConsistencyLevel.QUORUM),
     ):
         shard, keys = busiest(cluster, table)
         node = cluster.node_of(shard)
-        keyspace = "once" if table is cluster.once else "thrice"
-        upsert, select = (
-            f"INSERT INTO {keyspace}.t (k, c, v) VALUES (?, ?, ?)",
-            f"SELECT v FROM {keyspace}.t WHERE k = ? AND c = ?",
-        )
-        one = ConsistencyLevel.ONE
         made += [
-            Pair(
-                f"upsert_{name}",
-                CqlTraffic(
-                    node=node,
-                    shard=shard.shard,
-                    statement=upsert,
-                    values=rows_of(keys, texts=True),
-                    level=level,
-                    is_write=True,
-                ),
-                writing(node, shard.shard, table.bodies.writes(keys, TableShape(), level)),
-            ),
-            Pair(
-                f"read_{name}",
-                CqlTraffic(
-                    node=node,
-                    shard=shard.shard,
-                    statement=select,
-                    values=rows_of(keys, texts=False),
-                    level=one,
-                    is_write=False,
-                ),
-                reading(node, shard.shard, table.bodies.reads(keys, one)),
-            ),
+            (f"upsert_{name}", traffic_to(node, shard.shard, table.bodies.writes(keys, TableShape(), level))),
+            (f"read_{name}", traffic_to(node, shard.shard, table.bodies.reads(keys, ConsistencyLevel.ONE))),
         ]
     return made
 
@@ -139,32 +98,23 @@ def measured(cluster: RowsCluster, run: Callable[[], LoadResult]) -> Measured:
     return Measured(spell, used_s / spell.answered * 1e6)
 
 
-def compare(cluster: RowsCluster, figures: Figures, rounds: int, seconds: float) -> None:
-    for pair in pairs(cluster):
-        own: list[Measured] = []
-        cql: list[Measured] = []
+def measure_requests(cluster: RowsCluster, figures: Figures, rounds: int, seconds: float) -> None:
+    for name, traffic in requests(cluster):
+        found: list[Measured] = []
         for number in range(rounds + 1):
-            ours = measured(cluster, lambda pair=pair: cluster.load([pair.own], IN_FLIGHT, seconds))  # type: ignore[misc]  # bound early
-            theirs = measured(
-                cluster,
-                lambda pair=pair: cluster.runner.run(cql_client.load([pair.cql], IN_FLIGHT, seconds)),  # type: ignore[misc]  # bound early
-            )
-            if number:  # the first round warms both up
-                own.append(ours)
-                cql.append(theirs)
-        print_report(pair.name, own, cql, figures)
+            one = measured(cluster, lambda traffic=traffic: cluster.load([traffic], IN_FLIGHT, seconds))  # type: ignore[misc]  # bound early
+            if number:  # the first round warms up
+                found.append(one)
+        print_report(name, found, figures)
 
 
-def print_report(name: str, own: list[Measured], cql: list[Measured], figures: Figures) -> None:
-    took = sorted(second for one in cql for second in one.spell.took_s)
-    per_s = figures.note(f"{name}_per_s", statistics.median(one.spell.per_s for one in cql))
+def print_report(name: str, found: list[Measured], figures: Figures) -> None:
+    took = sorted(second for one in found for second in one.spell.took_s)
+    per_s = figures.note(f"{name}_per_s", statistics.median(one.spell.per_s for one in found))
     p50 = figures.note(f"{name}_p50_ms", took[len(took) // 2] * 1000)
     p99 = figures.note(f"{name}_p99_ms", took[len(took) * 99 // 100] * 1000)
-    own_us = figures.note(f"{name}_own_us", statistics.median(one.cpu_us for one in own))
-    cql_us = figures.note(f"{name}_cql_us", statistics.median(one.cpu_us for one in cql))
-    limit = figures.at_most(f"{name}_cpu_ratio", cql_us / own_us, RATIO_MAX)
-    print(f"{name:12} {per_s:8.0f}/s  p50 {p50:6.2f} ms  p99 {p99:6.2f} ms", end="")
-    print(f"  CPU {cql_us:6.1f} µs, own wire {own_us:6.1f} µs: {cql_us / own_us:.2f}× ({limit})", flush=True)
+    cql_us = figures.note(f"{name}_cql_us", statistics.median(one.cpu_us for one in found))
+    print(f"{name:12} {per_s:8.0f}/s  p50 {p50:6.2f} ms  p99 {p99:6.2f} ms  CPU {cql_us:6.1f} µs", flush=True)
 
 
 # ---- in this process
@@ -289,7 +239,7 @@ def main() -> None:
         runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         cluster = stack.enter_context(closing(RowsCluster(folder / "rows", CommitLogMode.PERIODIC.value, runner)))
         cluster.fill()
-        compare(cluster, figures, *((1, 1.0) if asked.quick else (5, 3.0)))
+        measure_requests(cluster, figures, *((1, 1.0) if asked.quick else (5, 3.0)))
     print(json.dumps({"in_flight": IN_FLIGHT, "keys": KEYS, "missed": figures.missed, **figures.values}))
 
 

@@ -30,15 +30,14 @@ from ebla.model.identity import Address, ClusterId, HistoryId, HostId, Replica, 
 from ebla.model.transaction import Revision
 from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
-from ebla.request.front import RowsFront
-from ebla.request.router_types import ReadPage, ReadQuery, RouterDeps, RouterLimits
+from ebla.request.router_types import Mutation, RouterDeps, RouterLimits
 from ebla.request.shard_clients import ReplicaAddresses, ShardClients
 from ebla.request.write_router import WriteRouter
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.storage.codec.key_codec import partition_prefix, row_key
+from ebla.storage.codec.key_codec import decode_token, partition_prefix, row_key
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table
 from ebla.topology.states import NodeState, Strategy
@@ -48,15 +47,14 @@ from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.row_messages import (
+    Item,
     ReadRowsAnswer,
     ReadRowsRequest,
-    RoutedWrite,
-    RouteWriteRequest,
     WriteRowsAnswer,
     WriteRowsRequest,
 )
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.verbs import ROUTE_WRITE, WRITE_ROWS, Verb
+from ebla.wire.verbs import WRITE_ROWS, EmptyAnswer, Verb
 
 ROUTER_US_MAX = 80
 DEADLINE_MS = 5_000
@@ -78,6 +76,16 @@ class CpuAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 CPU = Verb(number=9201, name="cpu", lane=Lane.DATA, request=CpuRequest, answer=CpuAnswer)
+
+
+class BenchWriteRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Writes for the router. Nodes serve rows over CQL only; this verb exists in this benchmark alone."""
+
+    writes: tuple[tuple[Item, ...], ...]
+    level: ConsistencyLevel
+
+
+BENCH_WRITE = Verb(number=9_101, name="bench_write", lane=Lane.DATA, request=BenchWriteRequest, answer=EmptyAnswer)
 
 
 class StubReplica:
@@ -105,12 +113,12 @@ class StubReplica:
         return CpuAnswer(int((usage.ru_utime + usage.ru_stime) * 1e9), self.frames, self.writes)
 
 
-class WriteOnly:
-    def __init__(self, writes: WriteRouter) -> None:
-        self.write = writes.write
+def serve_writes(server: Server, writes: WriteRouter) -> None:
+    def write(request: BenchWriteRequest, call: IncomingCall) -> "asyncio.Future[None]":
+        mutations = [Mutation(TABLE, decode_token(items[0][0]), items) for items in request.writes]
+        return writes.write(mutations, request.level, call.remaining_ms())
 
-    async def read(self, _query: ReadQuery, _level: ConsistencyLevel, _timeout_ms: int) -> ReadPage:
-        raise AssertionError("nothing is read here")
+    server.serve_future(BENCH_WRITE, write, lambda _: EmptyAnswer())
 
 
 def place(net: str, number: int) -> str:
@@ -183,7 +191,7 @@ async def serve(number: int, net: str, profile: str) -> None:
                     tasks=tasks,
                 )
             )
-            RowsFront(WriteOnly(writes), clock, limits, lambda: None).serve(server)
+            serve_writes(server, writes)
         await transport.listen(Address(place(net, number), PORT), server.accept)
         print("ready", flush=True)
         profiler = cProfile.Profile() if profile else None
@@ -196,15 +204,15 @@ async def serve(number: int, net: str, profile: str) -> None:
         os._exit(0)
 
 
-def requests(count: int, batch: int) -> list[RouteWriteRequest]:
+def requests(count: int, batch: int) -> list[BenchWriteRequest]:
     chosen = random.Random(7)
     made = []
     for _ in range(count):
         writes = []
         for _ in range(batch):
             prefix = partition_prefix(chosen.randrange(-(2**63) + 1, 2**63), chosen.randbytes(12))
-            writes.append(RoutedWrite(TABLE, ((row_key(prefix), chosen.randbytes(100)),)))
-        made.append(RouteWriteRequest(tuple(writes), ConsistencyLevel.QUORUM))
+            writes.append(((row_key(prefix), chosen.randbytes(100)),))
+        made.append(BenchWriteRequest(tuple(writes), ConsistencyLevel.QUORUM))
     return made
 
 
@@ -228,7 +236,7 @@ async def drive(net: str, seconds: float, in_flight: int, batch: int) -> dict[st
             nonlocal done
             number = first
             while time.monotonic() < until:
-                await callers[0].call(ROUTE_WRITE, asked[number % len(asked)], DEADLINE_MS)
+                await callers[0].call(BENCH_WRITE, asked[number % len(asked)], DEADLINE_MS)
                 number += 1
                 done += 1
 

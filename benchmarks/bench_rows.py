@@ -35,7 +35,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figures
 from benchmarks.postgres import INSTALL, Postgres, PostgresLoad, programs
-from benchmarks.row_client import LoadResult, TableShape, Traffic, reading, writing
+from benchmarks.row_client import LoadResult, TableShape, Traffic, traffic_to
 from benchmarks.rows_cluster import KEYS, BenchTable, RowsCluster
 from benchmarks.shard_kill import measure_kill
 from ebla.model.consistency import ConsistencyLevel
@@ -87,15 +87,15 @@ class Rows:
         bodies = cluster.thrice.bodies
         many, in_one = TableShape(BATCH_ROWS), TableShape(1, BATCH_ROWS)
         self._traffic: dict[str, tuple[Sequence[Traffic], int]] = {
-            "routed_write": ([writing(*at, bodies.writes(apart, TableShape(), quorum))], 1),
-            "routed_read": ([reading(*at, bodies.reads(apart, one))], 1),
+            "routed_write": ([traffic_to(*at, bodies.writes(apart, TableShape(), quorum))], 1),
+            "routed_read": ([traffic_to(*at, bodies.reads(apart, one))], 1),
         }
         for name, table in (("rf1", cluster.once), ("rf3", cluster.thrice)):
             self._traffic[f"{name}_write"] = (self._at_all(table, TableShape()), 1)
             self._traffic[f"{name}_batch"] = (self._at_all(table, in_one), BATCH_ROWS)
             self._traffic[f"{name}_batch_apart"] = (self._at_all(table, many), BATCH_ROWS)
             reads = [
-                reading(cluster.node_of(shard), shard.shard, table.bodies.reads(table.keys_on(shard), one))
+                traffic_to(cluster.node_of(shard), shard.shard, table.bodies.reads(table.keys_on(shard), one))
                 for shard in cluster.shards
             ]
             self._traffic[f"{name}_read"] = (reads, 1)
@@ -103,7 +103,7 @@ class Rows:
     def _at_all(self, table: BenchTable, shape: TableShape) -> list[Traffic]:
         quorum, cluster = ConsistencyLevel.QUORUM, self._cluster
         return [
-            writing(cluster.node_of(shard), shard.shard, table.bodies.writes(table.keys_on(shard), shape, quorum))
+            traffic_to(cluster.node_of(shard), shard.shard, table.bodies.writes(table.keys_on(shard), shape, quorum))
             for shard in cluster.shards
         ]
 

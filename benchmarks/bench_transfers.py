@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks.figures import Figures
 from benchmarks.paced_client import PacedLoad
 from benchmarks.raw_tls import raw_tls_s
-from benchmarks.row_client import RowBodies, TableShape, Traffic, load, reading, writing
+from benchmarks.row_client import RowBodies, TableShape, Traffic, load, traffic_to
 from benchmarks.transfer_cluster import MovedTable, TransferCluster
 from ebla.cli.cluster.node_calls import read_snapshot
 from ebla.cli.tables.table_access import open_cql, table_schema
@@ -164,12 +164,12 @@ def _served(cluster: TransferCluster, table: MovedTable) -> list[Traffic]:
         cql.execute("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
         cql.execute("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
     schema = table_schema(read_snapshot(cluster.folder), "served.t")
-    bodies = RowBodies(schema.id, schema)
+    bodies = RowBodies(schema)
     node, keys = cluster.node_of(table.source), list(range(KEYS))
-    asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ALL))], 4, 60.0))
+    asyncio.run(load([traffic_to(node, 0, bodies.every(keys, ConsistencyLevel.ALL))], 4, 60.0))
     return [
-        writing(node, 0, bodies.writes(keys, TableShape(), ConsistencyLevel.QUORUM)),
-        reading(node, 0, bodies.reads(keys, ConsistencyLevel.ONE)),
+        traffic_to(node, 0, bodies.writes(keys, TableShape(), ConsistencyLevel.QUORUM)),
+        traffic_to(node, 0, bodies.reads(keys, ConsistencyLevel.ONE)),
     ]
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.row_client import DEADLINE_MS, LoadResult, ShardClient, Traffic
+from benchmarks.row_client import DEADLINE_MS, LoadResult, ShardClient, Traffic, socket_to
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.priorities import raise_serving_priority
 
@@ -86,8 +86,8 @@ async def _load(traffic: Sequence[Traffic], per_s: float) -> LoadResult:
     loop.add_reader(sys.stdin, stop.set)
     clients = [_PacedClient(one) for one in traffic]
     for client, one in zip(clients, traffic):
-        path = str(one.node.folder.shard_socket(one.shard))
-        await loop.create_unix_connection(lambda made=client: made, path)  # type: ignore[misc]  # bound early
+        sock = socket_to(one.node, one.shard)
+        await loop.create_connection(lambda made=client: made, sock=sock)  # type: ignore[misc]  # bound early
     sys.stdout.buffer.write(BEGUN)
     sys.stdout.flush()
     began = due = time.perf_counter()

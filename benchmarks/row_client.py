@@ -1,53 +1,39 @@
-"""A client of shards that does as little as a program in C would: ready-made requests, so many under way each.
+"""A CQL client that does as little as a driver in C would: ready-made frames, so many in flight on each connection.
 
-A driver that knows the shards sends each request to one that has the row; so does this one, where it is told to.
+It connects to the port where clients choose their shard by their own port, as Scylla's drivers do. A driver that knows
+the shards sends each request to one that has the row; so does this one, where a benchmark asks for it.
 """
 
 import asyncio
+import hashlib
 import itertools
 import random
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import msgspec
-
 from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.identity import TableId
-from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema
-from ebla.model.token import token_of
-from ebla.storage.codec.key_codec import encode_clustering, partition_prefix, row_key
-from ebla.storage.codec.row_codec import encode_row
-from ebla.wire.frames import (
-    PROTOCOL_NEWEST,
-    PROTOCOL_OLDEST,
-    AnswerFrame,
-    HelloFrame,
-    Introduction,
-    Lane,
-    RequestFrame,
-    WelcomeFrame,
-    encode,
-)
-from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
-from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE
 
 DEADLINE_MS = 30_000
-FRAME_BYTES_MAX = 1 << 20
-TIMESTAMP_MARK = 0x1122334455667788
 VALUE_BYTES = 100
 FILL_ROWS = 100
 BATCHES = 200
 """Different ones, so many of each kind."""
-ANSWER_TAG = msgspec.inspect.type_info(AnswerFrame).tag  # type: ignore[attr-defined]  # of a struct it is there
-WELCOME_TAG = msgspec.inspect.type_info(WelcomeFrame).tag  # type: ignore[attr-defined]  # of a struct it is there
+_HEADER = struct.Struct(">BBhBi")
+_REQUEST_VERSION = 4
+_STARTUP, _RESULT, _PREPARE, _EXECUTE, _BATCH = 0x01, 0x08, 0x09, 0x0A, 0x0D
+_VALUES_AND_TIMESTAMP, _VALUES_WITHOUT_METADATA, _TIMESTAMP = 0x21, 0x03, 0x20
+_UNLOGGED = 1
+_STREAMS = 1 << 15
 
 Body = bytes
 Bodies = Callable[[], Iterator[Body]]
-"""Of requests of one verb; where they end, the client does."""
+"""Of requests of one opcode; where they end, the client does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +42,15 @@ class Traffic:
 
     node: LocalNode
     shard: int
-    verb: int
+    bodies: "RequestBodies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBodies:
+    """Requests of one opcode, and the statement they execute. Another process can be given one."""
+
+    statement: str
+    opcode: int
     bodies: Bodies
 
 
@@ -93,15 +87,12 @@ _next_us = itertools.count(time.time_ns() // 1000)
 
 @dataclass(frozen=True, slots=True)
 class _DrawnWrites:
-    """Like the reads below, something that another process can be given."""
-
-    laid_out: Sequence[Sequence[bytes]]
-    """Each around its timestamps."""
+    without_timestamps: Sequence[Body]
 
     def __call__(self) -> Iterator[Body]:
-        draw = random.Random(len(self.laid_out))
+        draw = random.Random(len(self.without_timestamps))
         while True:
-            yield next(_next_us).to_bytes(8).join(draw.choice(self.laid_out))
+            yield draw.choice(self.without_timestamps) + next(_next_us).to_bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,84 +108,96 @@ class _DrawnReads:
 class RowBodies:
     """Requests for the rows of one table: a partition key, a clustering column, a text of a hundred bytes.
 
-    A write is laid out once and gets a new timestamp each time it is sent, as any real write has one: the store would
-    otherwise see that nothing changes. The bytes of the timestamp are found by a mark.
+    A write gets a new timestamp each time it is sent, as any real write has one: the store would otherwise see that
+    nothing changes.
     """
 
-    def __init__(self, table: TableId, schema: TableSchema) -> None:
-        self._table = table
-        self._schema = schema
+    def __init__(self, schema: TableSchema) -> None:
+        key, place = schema.partition_key[0].name, schema.clustering[0].name
+        self._insert = f"INSERT INTO {schema.full_name} ({key}, {place}, v) VALUES (?, ?, ?)"
+        self._select = f"SELECT v FROM {schema.full_name} WHERE {key} = ? AND {place} = ?"
 
-    def writes(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> Bodies:
+    def writes(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> RequestBodies:
         """Rows of partitions drawn by chance."""
         draw = random.Random(len(keys))
-        count = BATCHES if shape.rows > 1 else len(keys)
-        return _DrawnWrites([self._parts(draw.sample(keys, shape.partitions), shape, level) for _ in range(count)])
+        if shape.rows == 1:
+            made = [execute_body(self._insert, _row(key, 0), level, _VALUES_AND_TIMESTAMP) for key in keys]
+            return RequestBodies(statement=self._insert, opcode=_EXECUTE, bodies=_DrawnWrites(made))
+        made = [self._batch(draw.sample(keys, shape.partitions), shape, level) for _ in range(BATCHES)]
+        return RequestBodies(statement=self._insert, opcode=_BATCH, bodies=_DrawnWrites(made))
 
-    def every(self, keys: Sequence[int], level: ConsistencyLevel) -> Bodies:
+    def every(self, keys: Sequence[int], level: ConsistencyLevel) -> RequestBodies:
         """The first row of every partition, once."""
 
         def bodies() -> Iterator[Body]:
             for start in range(0, len(keys), FILL_ROWS):
                 chosen = keys[start : start + FILL_ROWS]
-                yield next(_next_us).to_bytes(8).join(self._parts(chosen, TableShape(len(chosen)), level))
+                yield self._batch(chosen, TableShape(len(chosen)), level) + next(_next_us).to_bytes(8)
 
-        return bodies
+        return RequestBodies(statement=self._insert, opcode=_BATCH, bodies=bodies)
 
-    def reads(self, keys: Sequence[int], level: ConsistencyLevel) -> Bodies:
-        return _DrawnReads([self._read(key, level) for key in keys])
+    def reads(self, keys: Sequence[int], level: ConsistencyLevel) -> RequestBodies:
+        made = [execute_body(self._select, _row(key, 0)[:2], level, _VALUES_WITHOUT_METADATA) for key in keys]
+        return RequestBodies(statement=self._select, opcode=_EXECUTE, bodies=_DrawnReads(made))
 
-    def _read(self, key: int, level: ConsistencyLevel) -> Body:
-        start = self._row_key(key, 0)
-        return encode(RouteReadRequest(table=self._table, spans=((start, start + b"\0"),), level=level, rows_max=1))
+    def _batch(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> Body:
+        rows = [_row(key, place) for key in keys for place in range(shape.rows_each)]
+        return batch_body(self._insert, rows, level)
 
-    def _parts(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> list[bytes]:
-        """The request around its timestamps."""
-        places = range(shape.rows_each)
-        writes = tuple(RoutedWrite(self._table, tuple(self._item(key, place) for place in places)) for key in keys)
-        found = encode(RouteWriteRequest(writes, level)).split(TIMESTAMP_MARK.to_bytes(8))
-        assert len(found) == shape.rows + 1, "each row has one timestamp"
-        return found
 
-    def _row_key(self, key: int, place: int) -> bytes:
-        serialized = key.to_bytes(8)
-        prefix = partition_prefix(token_of(serialized), serialized)
-        return row_key(prefix, encode_clustering(self._schema.clustering, (place.to_bytes(4),)))
+def batches(
+    statement: str, rows: Callable[[], Iterator[Sequence[Sequence[bytes]]]], level: ConsistencyLevel
+) -> RequestBodies:
+    """Unlogged batches of one statement, each with these rows of values."""
 
-    def _item(self, key: int, place: int) -> tuple[bytes, bytes]:
-        column = self._schema.column("v").number
-        text = random.Random(key).randbytes(VALUE_BYTES // 2).hex().encode()
-        row = Row(
-            marker=RowMarker(TIMESTAMP_MARK),
-            deletion=None,
-            cells={column: Cell(timestamp_us=TIMESTAMP_MARK, value=text)},
-        )
-        return self._row_key(key, place), encode_row(row, self._schema.version, self._schema.layouts[-1])
+    def bodies() -> Iterator[Body]:
+        for some in rows():
+            yield batch_body(statement, some, level) + next(_next_us).to_bytes(8)
+
+    return RequestBodies(statement=statement, opcode=_BATCH, bodies=bodies)
+
+
+def _row(key: int, place: int) -> tuple[bytes, ...]:
+    text = random.Random(key).randbytes(VALUE_BYTES // 2).hex().encode()
+    return key.to_bytes(8), place.to_bytes(4), text
+
+
+def _statement_id(statement: str) -> bytes:
+    """As a node gives it to a connection without a keyspace."""
+    return hashlib.md5(statement.encode(), usedforsecurity=False).digest()
+
+
+def _values(values: Sequence[bytes]) -> bytes:
+    return len(values).to_bytes(2) + b"".join(len(value).to_bytes(4) + value for value in values)
+
+
+def execute_body(statement: str, values: Sequence[bytes], level: ConsistencyLevel, flags: int) -> Body:
+    """Without the timestamp that the flags may promise."""
+    found = _statement_id(statement)
+    return len(found).to_bytes(2) + found + int(level).to_bytes(2) + bytes((flags,)) + _values(values)
+
+
+def batch_body(statement: str, rows: Sequence[Sequence[bytes]], level: ConsistencyLevel) -> Body:
+    """Without its timestamp."""
+    found = _statement_id(statement)
+    item = b"\1" + len(found).to_bytes(2) + found
+    head = bytes((_UNLOGGED,)) + len(rows).to_bytes(2)
+    return head + b"".join(item + _values(row) for row in rows) + int(level).to_bytes(2) + bytes((_TIMESTAMP,))
 
 
 class ShardClient(asyncio.Protocol):
-    """One connection that keeps so many requests under way until its time is over, then waits for the last answer."""
+    """One connection that keeps so many requests in flight until its time is over, then waits for the last answer."""
 
     def __init__(self, traffic: Traffic, in_flight: int, seconds: float) -> None:
-        identity = traffic.node.folder.read_identity()
-        assert identity is not None
-        introduction = Introduction(
-            host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="bench"
-        )
-        self._hello = HelloFrame(
-            oldest=PROTOCOL_OLDEST,
-            newest=PROTOCOL_NEWEST,
-            lane=Lane.DATA,
-            frame_bytes_max=FRAME_BYTES_MAX,
-            introduction=introduction,
-        )
-        self._verb = traffic.verb
-        self._bodies = traffic.bodies()
+        self._requests = traffic.bodies
+        self._bodies = traffic.bodies.bodies()
         self._in_flight = in_flight
         self._seconds = seconds
         self._ends_at = 0.0
         self._transport: asyncio.WriteTransport | None = None
-        self._ids = itertools.count(1)
+        self._greetings = 2
+        """Answers to STARTUP and PREPARE that have not come yet."""
+        self._streams = itertools.count()
         self._sent: dict[int, float] = {}
         self._pending = b""
         self.spell = LoadResult()
@@ -202,40 +205,43 @@ class ShardClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
-        hello = encode(self._hello)
-        self._transport.write(len(hello).to_bytes(4) + hello)
+        statement = self._requests.statement.encode()
+        options = (1).to_bytes(2) + _string("CQL_VERSION") + _string("3.0.0")
+        prepare = len(statement).to_bytes(4) + statement
+        self._transport.write(_frame(_STARTUP, 0, options) + _frame(_PREPARE, 0, prepare))
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
-        self._pending += data
+        pending = self._pending + data
         out: list[bytes] = []
         at = 0
-        pending = self._pending
-        while len(pending) >= at + 4:
-            end = at + 4 + int.from_bytes(pending[at : at + 4])
+        while len(pending) >= at + _HEADER.size:
+            _, _, stream, opcode, size = _HEADER.unpack_from(pending, at)
+            end = at + _HEADER.size + size
             if len(pending) < end:
                 break
-            self._frame(pending[at + 4 : end], now, out)
+            self._frame_received(stream, opcode, pending[at + _HEADER.size : end], now, out)
             at = end
         self._pending = pending[at:]
         if out:
             assert self._transport is not None
             self._transport.write(b"".join(out))
 
-    def _frame(self, frame: bytes, now: float, out: list[bytes]) -> None:
-        tag = frame[1]
-        if tag == WELCOME_TAG:
-            self._ends_at = now + self._seconds
-            for _ in range(self._in_flight):
-                self._send(now, out)
+    def _frame_received(self, stream: int, opcode: int, body: bytes, now: float, out: list[bytes]) -> None:
+        if self._greetings:
+            assert opcode, body
+            self._greetings -= 1
+            if not self._greetings:
+                self._ends_at = now + self._seconds
+                for _ in range(self._in_flight):
+                    self._send(now, out)
             return
-        request_id = msgspec.msgpack.decode(frame, type=list)[1]
-        self.spell.took_s.append(now - self._sent.pop(request_id))
-        if tag == ANSWER_TAG:
+        self.spell.took_s.append(now - self._sent.pop(stream))
+        if opcode == _RESULT:
             self.spell.answered += 1
         else:
             self.spell.failed += 1
-            self.spell.failure = str(msgspec.msgpack.decode(frame))
+            self.spell.failure = str(body)
         self._answered(now, out)
 
     def _answered(self, now: float, out: list[bytes]) -> None:
@@ -251,10 +257,9 @@ class ShardClient(asyncio.Protocol):
             if not self._sent and not self.done.done():
                 self.done.set_result(None)
             return
-        request_id = next(self._ids)
-        self._sent[request_id] = now
-        frame = encode(RequestFrame(id=request_id, verb=self._verb, remaining_ms=DEADLINE_MS, body=msgspec.Raw(body)))
-        out.append(len(frame).to_bytes(4) + frame)
+        stream = next(self._streams) % _STREAMS
+        self._sent[stream] = now
+        out.append(_frame(self._requests.opcode, stream, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.done.done():
@@ -265,6 +270,77 @@ class ShardClient(asyncio.Protocol):
             self._transport.close()
 
 
+def _string(text: str) -> bytes:
+    return len(text).to_bytes(2) + text.encode()
+
+
+def _frame(opcode: int, stream: int, body: bytes) -> bytes:
+    return _HEADER.pack(_REQUEST_VERSION, 0, stream, opcode, len(body)) + body
+
+
+def socket_to(node: LocalNode, shard: int) -> socket.socket:
+    """Connected, from a port that chooses the shard."""
+    _, choosing = node.options.cql_addresses
+    draw = random.Random()
+    for _ in range(200):
+        port = draw.randrange(20_000, 60_000) // node.options.shards * node.options.shards + shard
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            found.bind(("127.0.0.1", port))
+            found.connect((choosing.host, choosing.port))
+        except OSError:
+            found.close()
+            continue
+        found.setblocking(False)
+        return found
+    raise RuntimeError(f"no port from which shard {shard} of {node.name} can be reached")
+
+
+class RequestFailed(Exception):
+    """The node answered with an error, or not in time."""
+
+
+class ShardSession:
+    """One request after another, on one connection."""
+
+    def __init__(self, requests: RequestBodies) -> None:
+        self._requests = requests
+        self._bodies = requests.bodies()
+        self._streams = itertools.count(1)
+
+    async def open(self, node: LocalNode, shard: int) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=socket_to(node, shard))
+        statement = self._requests.statement.encode()
+        options = (1).to_bytes(2) + _string("CQL_VERSION") + _string("3.0.0")
+        for opcode, body in ((_STARTUP, options), (_PREPARE, len(statement).to_bytes(4) + statement)):
+            self._writer.write(_frame(opcode, 0, body))
+            await self._answer(0)
+
+    async def send_next(self, timeout_s: float) -> None:
+        """Raises `RequestFailed`."""
+        stream = next(self._streams) % _STREAMS
+        self._writer.write(_frame(self._requests.opcode, stream, next(self._bodies)))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._answer(stream)
+        except TimeoutError:
+            raise RequestFailed("no answer in time") from None
+
+    async def _answer(self, stream: int) -> None:
+        """Skips late answers to requests that were given up."""
+        while True:
+            _, _, found, opcode, size = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+            body = await self._reader.readexactly(size)
+            if found == stream:
+                break
+        if not opcode:
+            raise RequestFailed(str(body))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> LoadResult:
     """All shards at once."""
     loop = asyncio.get_running_loop()
@@ -272,8 +348,8 @@ async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Lo
     began = time.perf_counter()
     try:
         for client, one in zip(clients, traffic):
-            path = str(one.node.folder.shard_socket(one.shard))
-            await loop.create_unix_connection(lambda made=client: made, path)  # type: ignore[misc]  # bound early
+            sock = socket_to(one.node, one.shard)
+            await loop.create_connection(lambda made=client: made, sock=sock)  # type: ignore[misc]  # bound early
         async with asyncio.timeout(seconds + DEADLINE_MS / 1000 + 5):
             for client in clients:
                 await client.done
@@ -289,9 +365,5 @@ async def load(traffic: Sequence[Traffic], in_flight: int, seconds: float) -> Lo
     return spell
 
 
-def writing(node: LocalNode, shard: int, bodies: Bodies) -> Traffic:
-    return Traffic(node=node, shard=shard, verb=ROUTE_WRITE.number, bodies=bodies)
-
-
-def reading(node: LocalNode, shard: int, bodies: Bodies) -> Traffic:
-    return Traffic(node=node, shard=shard, verb=ROUTE_READ.number, bodies=bodies)
+def traffic_to(node: LocalNode, shard: int, bodies: RequestBodies) -> Traffic:
+    return Traffic(node=node, shard=shard, bodies=bodies)

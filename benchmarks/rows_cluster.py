@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.group0_cluster import NodeProcess
-from benchmarks.row_client import LoadResult, RowBodies, Traffic, load, writing
+from benchmarks.row_client import LoadResult, RowBodies, Traffic, load, traffic_to
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
 from ebla.cli.cluster.node_calls import probe_nodes, read_snapshot
 from ebla.cli.tables.table_access import open_cql, table_schema
@@ -100,7 +100,7 @@ class RowsCluster:
             cql.execute(f"CREATE TABLE {keyspace}.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
         snapshot = read_snapshot(self._folder)
         schema = table_schema(snapshot, f"{keyspace}.t")
-        return BenchTable(RowBodies(schema.id, schema), ReplicaSets(snapshot).of(schema.id))
+        return BenchTable(RowBodies(schema), ReplicaSets(snapshot).of(schema.id))
 
     def load(self, traffic: Sequence[Traffic], in_flight: int, seconds: float) -> LoadResult:
         spell = self.runner.run(load(traffic, in_flight, seconds))
@@ -136,7 +136,7 @@ class RowsCluster:
         """Every key's first row, so that whatever is measured finds its layers open and its rows there."""
         for table in (self.once, self.thrice):
             traffic = [
-                writing(self.node_of(shard), shard.shard, table.bodies.every(keys, ConsistencyLevel.ALL))
+                traffic_to(self.node_of(shard), shard.shard, table.bodies.every(keys, ConsistencyLevel.ALL))
                 for shard in self.shards
                 if (keys := table.keys_on(shard)) and (table is self.once or shard.host == self.shards[0].host)
             ]

@@ -3,29 +3,14 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
-
-from benchmarks.row_client import TableShape
+from benchmarks.row_client import RequestBodies, RequestFailed, ShardSession, TableShape
 from benchmarks.rows_cluster import BenchTable, RowsCluster
-from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import EblaError
-from ebla.model.identity import Address, Replica
-from ebla.observe.event_reporter import discard_event
-from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext, connect
-from ebla.wire.row_messages import RouteWriteRequest
-from ebla.wire.verbs import ROUTE_WRITE
+from ebla.model.identity import Replica
 
-TRY_MS = 1_000
+TRY_S = 1.0
 WATCH_S = 30.0
 PAUSE_S = 0.005
 
@@ -46,60 +31,45 @@ def measure_kill(cluster: RowsCluster, victim: Replica) -> Resumed:
 
 async def _measure(cluster: RowsCluster, victim: Replica, asked: Replica) -> Resumed:
     pid = (await cluster.find_pids())[victim]
-    writes = [_requests(table, victim) for table in (cluster.thrice, cluster.once)]
-    async with _shard(cluster.node_of(asked), asked.shard) as shard:
-        for request in writes:
-            await shard.call(ROUTE_WRITE, request, TRY_MS)
+    sessions = [ShardSession(_requests(table, victim)) for table in (cluster.thrice, cluster.once)]
+    try:
+        for session in sessions:
+            await session.open(cluster.node_of(asked), asked.shard)
+            await session.send_next(TRY_S)
         cluster.kill(pid)
         killed_at = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            itself = tasks.create_task(_first(shard, writes[1]))
-            others = tasks.create_task(_longest(shard, writes[0], itself))
+            itself = tasks.create_task(_first(sessions[1]))
+            others = tasks.create_task(_longest(sessions[0], itself))
+    finally:
+        for session in sessions:
+            session.close()
     return Resumed(others.result(), itself.result() - killed_at)
 
 
-def _requests(table: BenchTable, victim: Replica) -> RouteWriteRequest:
-    body = next(table.bodies.writes(table.keys_on(victim), TableShape(), ConsistencyLevel.QUORUM)())
-    return msgspec.msgpack.decode(body, type=RouteWriteRequest)
+def _requests(table: BenchTable, victim: Replica) -> RequestBodies:
+    return table.bodies.writes(table.keys_on(victim)[:1], TableShape(), ConsistencyLevel.QUORUM)
 
 
-async def _first(shard: RpcClientConnection, request: RouteWriteRequest) -> float:
+async def _first(session: ShardSession) -> float:
     ends_at = time.monotonic() + WATCH_S
     while time.monotonic() < ends_at:
         try:
-            await shard.call(ROUTE_WRITE, request, TRY_MS)
-        except EblaError:
+            await session.send_next(TRY_S)
+        except RequestFailed:
             await asyncio.sleep(PAUSE_S)
         else:
             return time.monotonic()
     raise RuntimeError(f"a killed shard has not served again within {WATCH_S} s")
 
 
-async def _longest(shard: RpcClientConnection, request: RouteWriteRequest, until: "asyncio.Task[float]") -> float:
+async def _longest(session: ShardSession, until: "asyncio.Task[float]") -> float:
     acknowledged = [time.monotonic()]
     while not until.done():
         try:
-            await shard.call(ROUTE_WRITE, request, TRY_MS)
-        except EblaError:
+            await session.send_next(TRY_S)
+        except RequestFailed:
             continue
         acknowledged.append(time.monotonic())
         await asyncio.sleep(PAUSE_S)
     return max(later - earlier for earlier, later in itertools.pairwise([*acknowledged, time.monotonic()]))
-
-
-@asynccontextmanager
-async def _shard(node: LocalNode, number: int) -> AsyncIterator[RpcClientConnection]:
-    identity = node.folder.read_identity()
-    assert identity is not None
-    introduction = Introduction(
-        host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="bench"
-    )
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-        context = PeersContext(
-            transport=transport, rng=SystemRng(), introduction=introduction, limits=WireLimits(), report=discard_event
-        )
-        caller, _ = await connect(context, Address(str(node.folder.shard_socket(number))), ConnectionTarget(Lane.DATA))
-        try:
-            yield caller
-        finally:
-            caller.close("done")

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
-from benchmarks.row_client import RowBodies, Traffic, load, reading, writing
+from benchmarks.row_client import RowBodies, Traffic, load, traffic_to
 from benchmarks.source_spark import DEFINITION, ResourcesSpent, below_s, ended_s, own_s, spark_spent
 from ebla.cli.cluster.local_cluster import NewClusterSpec, assign_identities, find_or_create_nodes
 from ebla.cli.cluster.node_calls import probe_nodes, read_snapshot
@@ -129,9 +129,11 @@ class SourceCluster:
             cql.execute("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
             cql.execute("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")
         schema = table_schema(read_snapshot(self._folder), "served.t")
-        bodies = RowBodies(schema.id, schema)
+        bodies = RowBodies(schema)
         node, keys = self._made[0], list(range(SERVED_KEYS))
-        filled = asyncio.run(load([writing(node, 0, bodies.every(keys, ConsistencyLevel.ONE))], FILLING_AT_ONCE, 60.0))
+        filled = asyncio.run(
+            load([traffic_to(node, 0, bodies.every(keys, ConsistencyLevel.ONE))], FILLING_AT_ONCE, 60.0)
+        )
         if filled.failed:
             raise RuntimeError(f"{filled.failed} writes failed: {filled.failure}")
-        return [reading(node, shard, bodies.reads(keys, ConsistencyLevel.ONE)) for shard in range(self._shards)]
+        return [traffic_to(node, shard, bodies.reads(keys, ConsistencyLevel.ONE)) for shard in range(self._shards)]

@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.bulk_work import is_busy
 from benchmarks.group0_cluster import NodeProcess
-from benchmarks.row_client import load, writing
+from benchmarks.row_client import batches, load, traffic_to
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, assign_identities, find_or_create_nodes
 from ebla.cli.cluster.node_calls import probe_nodes, read_snapshot
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
@@ -22,15 +22,9 @@ from ebla.client.cluster_view import build_cluster_view
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HostId, TableId
 from ebla.model.records.jobs import CopyTablets, JobRecord, JobSpec, JobState
-from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema
-from ebla.model.token import token_of
 from ebla.ports.transfer_engine import EngineState
-from ebla.storage.codec.key_codec import partition_prefix, row_key
-from ebla.storage.codec.row_codec import encode_row
 from ebla.topology.routing.replica_sets import ReplicaSets
-from ebla.wire.frames import encode
-from ebla.wire.row_messages import RoutedWrite, RouteWriteRequest
 
 NODES = 3
 START_S = 120.0
@@ -129,14 +123,14 @@ class TransferCluster:
             time.sleep(QUIET_LOOK_S)
 
     def _fill(self, table: MovedTable, schema: TableSchema, rows: int) -> None:
-        def bodies() -> Iterator[bytes]:
+        def values() -> Iterator[Sequence[Sequence[bytes]]]:
             for start in range(0, rows, ROWS_PER_REQUEST):
-                writes = tuple(
-                    RoutedWrite(table.id, (_item(schema, key),)) for key in range(start, start + ROWS_PER_REQUEST)
-                )
-                yield encode(RouteWriteRequest(writes, ConsistencyLevel.ONE))
+                keys = range(start, start + ROWS_PER_REQUEST)
+                yield [(key.to_bytes(8), os.urandom(VALUE_BYTES)) for key in keys]
 
-        spell = asyncio.run(load([writing(self.node_of(table.source), 0, bodies)], FILLING_AT_ONCE, JOB_S))
+        statement = f"INSERT INTO {schema.full_name} (k, v) VALUES (?, ?)"
+        bodies = batches(statement, values, ConsistencyLevel.ONE)
+        spell = asyncio.run(load([traffic_to(self.node_of(table.source), 0, bodies)], FILLING_AT_ONCE, JOB_S))
         # A few may be turned away by a store that is busy flushing; what is measured is what was moved.
         if spell.failed > spell.answered / 50:
             raise RuntimeError(f"{spell.failed} writes of the filling failed: {spell.failure}")
@@ -215,16 +209,3 @@ def _own_s(process: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
-
-
-def _item(schema: TableSchema, key: int) -> tuple[bytes, bytes]:
-    serialized = key.to_bytes(8)
-    column = schema.column("v").number
-    written_us = time.time_ns() // 1000
-    row = Row(
-        marker=RowMarker(written_us),
-        deletion=None,
-        cells={column: Cell(timestamp_us=written_us, value=os.urandom(VALUE_BYTES))},
-    )
-    prefix = partition_prefix(token_of(serialized), serialized)
-    return row_key(prefix, b""), encode_row(row, schema.version, schema.layouts[-1])

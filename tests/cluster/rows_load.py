@@ -1,41 +1,42 @@
-"""Rows over the wire for tests of real nodes: a table, single reads and writes, and clients that write without pause
-and record the outcome of each write."""
+"""Rows over CQL for tests of real nodes: a table, single reads and writes, and clients that write without pause and
+record the outcome of each write."""
 
-import asyncio
+import errno
 import itertools
+import random
+import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from tests.cluster.background import Background
 from tests.cluster.group0_load import ask
-from tests.cluster.node_calls import ask_socket, calling
+from tests.cluster.node_calls import ask_socket
 
 from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
-from ebla.model.errors import EblaError
+from ebla.model.errors import EblaError, Unreachable
 from ebla.model.identity import TableId
-from ebla.model.rows import Cell, Row
 from ebla.model.schema import Column, ColumnKind, TableSchema, new_schema
 from ebla.model.token import token_of
-from ebla.storage.codec.key_codec import partition_prefix, prefix_end, row_key
-from ebla.storage.codec.row_codec import decode_row, encode_row
+from ebla.source.cql_client import BoundStatement, CqlConnection, CqlSecurity
+from ebla.storage.codec.key_codec import partition_prefix, prefix_end
+from ebla.storage.codec.row_codec import decode_row
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.client_connection import RpcClientConnection
-from ebla.wire.row_messages import RoutedWrite, RouteReadRequest, RouteWriteRequest
+from ebla.wire.row_messages import Span
 from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest, SchemaAnswer, SchemaRequest
-from ebla.wire.verbs import ROUTE_READ, ROUTE_WRITE, SCHEMA, A, Q, Verb
+from ebla.wire.verbs import SCHEMA, A, Q, Verb
 
 T = TypeVar("T")
 DEADLINE_MS = 4_000
 SCHEMA_MS = 20_000
 PATIENCE_S = 20.0
-NOW_S = 1
 COLUMNS = (
     Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
     Column(name="v", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
@@ -56,7 +57,7 @@ class Wanted:
     datacenters: tuple[str, ...] = ("dc1",)
 
 
-def create_table(node: LocalNode, wanted: Wanted) -> TableId:
+def create_table(node: LocalNode, wanted: Wanted) -> "Numbers":
     factors = tuple((datacenter, wanted.replicas) for datacenter in wanted.datacenters)
     replication = Replication(Strategy.NETWORK_TOPOLOGY, factors)
     keyspace = Keyspace(
@@ -71,58 +72,73 @@ def create_table(node: LocalNode, wanted: Wanted) -> TableId:
     )
     assert answer.changed
     assert answer.table is not None
-    return answer.table
+    return Numbers(wanted.keyspace, answer.table)
 
 
 class Numbers:
     """The table's rows: each key has one number, which only grows; its timestamp is the number."""
 
-    def __init__(self, table: TableId) -> None:
+    def __init__(self, keyspace: str, table: TableId) -> None:
         self.table = table
-        self.schema: TableSchema = new_schema((table, "any", "t"), COLUMNS)
-        self._column = self.schema.column("v").number
+        self._name = f"{keyspace}.t"
+        self._schema: TableSchema = new_schema((table, keyspace, "t"), COLUMNS)
 
-    def write_of(self, key: int, number: int) -> RoutedWrite:
-        value = Row(
-            marker=None, deletion=None, cells={self._column: Cell(timestamp_us=number, value=number.to_bytes(8))}
-        )
-        item = (row_key(self._prefix(key)), encode_row(value, self.schema.version, self.schema.layouts[-1]))
-        return RoutedWrite(self.table, (item,))
+    def write(self, shard: CqlConnection, numbers: dict[int, int], level: ConsistencyLevel) -> None:
+        updates = [
+            f"UPDATE {self._name} USING TIMESTAMP {number} SET v = {number} WHERE k = {key}"
+            for key, number in numbers.items()
+        ]
+        text = updates[0] if len(updates) == 1 else f"BEGIN UNLOGGED BATCH {'; '.join(updates)}; APPLY BATCH"
+        shard.query(BoundStatement(text), level, DEADLINE_MS / 1000, None)
 
-    def read_of(self, key: int, level: ConsistencyLevel) -> RouteReadRequest:
-        prefix = self._prefix(key)
-        return RouteReadRequest(
-            table=self.table, spans=((prefix, prefix_end(prefix)),), level=level, rows_max=10, now_s=NOW_S
-        )
-
-    def number_in(self, value: bytes) -> int:
-        cell = decode_row(value, self.schema.layouts).cells[self._column]
-        assert cell.value is not None
-        assert int.from_bytes(cell.value) == cell.timestamp_us
-        return cell.timestamp_us
-
-    async def write(self, shard: RpcClientConnection, numbers: dict[int, int], level: ConsistencyLevel) -> None:
-        writes = tuple(self.write_of(key, number) for key, number in numbers.items())
-        await shard.call(ROUTE_WRITE, RouteWriteRequest(writes, level), DEADLINE_MS)
-
-    async def read(self, shard: RpcClientConnection, key: int, level: ConsistencyLevel) -> int | None:
-        page = await shard.call(ROUTE_READ, self.read_of(key, level), DEADLINE_MS)
-        assert len(page.items) <= 1, page
-        assert not page.position
-        return self.number_in(page.items[0][1]) if page.items else None
+    def read(self, shard: CqlConnection, key: int, level: ConsistencyLevel) -> int | None:
+        text = f"SELECT v, writetime(v) FROM {self._name} WHERE k = {key}"
+        rows = shard.query(BoundStatement(text), level, DEADLINE_MS / 1000, None).rows
+        if not rows:
+            return None
+        ((number, written_us),) = rows
+        assert number is not None
+        assert number == written_us
+        return int.from_bytes(number)
 
     @staticmethod
-    def _prefix(key: int) -> bytes:
+    def span_of(key: int) -> Span:
+        """The stored rows of a key."""
         serialized = key.to_bytes(4)
-        return partition_prefix(token_of(serialized), serialized)
+        prefix = partition_prefix(token_of(serialized), serialized)
+        return prefix, prefix_end(prefix)
+
+    def number_in(self, value: bytes) -> int:
+        cell = decode_row(value, self._schema.layouts).cells[self._schema.column("v").number]
+        assert cell.value is not None
+        return int.from_bytes(cell.value)
 
 
 def socket_of(node: LocalNode, shard: int) -> Path:
     return node.folder.shard_socket(shard)
 
 
-def asking_shard(node: LocalNode, shard: int) -> AbstractAsyncContextManager[RpcClientConnection]:
-    return calling(node, socket_of(node, shard))
+@contextmanager
+def cql_to(node: LocalNode, shard: int) -> Iterator[CqlConnection]:
+    """A connection to this very shard: on the second CQL port, a client chooses its shard by its own port."""
+    _, choosing = node.options.cql_addresses
+    for _ in range(100):
+        port = random.randrange(20_000, 60_000) // node.options.shards * node.options.shards + shard
+        connected = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            connected.bind(("127.0.0.1", port))
+            connected.settimeout(DEADLINE_MS / 1000)
+            connected.connect((choosing.host, choosing.port))
+        except OSError as error:
+            connected.close()
+            if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                continue
+            raise Unreachable(f"{choosing}: {error}") from None
+        with CqlConnection(connected, str(choosing)) as connection:
+            connection.handshake(CqlSecurity(), time.monotonic() + DEADLINE_MS / 1000)
+            yield connection
+        return
+    raise Unreachable(f"no port from which shard {shard} of {node.name} can be reached")
 
 
 def ask_shard(node: LocalNode, shard: int, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
@@ -137,11 +153,8 @@ def write_numbers(
 
 
 def write_once(rows: Numbers, at: tuple[LocalNode, int], numbers: dict[int, int], level: ConsistencyLevel) -> None:
-    async def run() -> None:
-        async with asking_shard(*at) as shard:
-            await rows.write(shard, numbers, level)
-
-    asyncio.run(run())
+    with cql_to(*at) as shard:
+        rows.write(shard, numbers, level)
 
 
 def read_numbers(
@@ -154,11 +167,8 @@ def read_numbers(
 def read_once(
     rows: Numbers, at: tuple[LocalNode, int], keys: Sequence[int], level: ConsistencyLevel
 ) -> list[int | None]:
-    async def run() -> list[int | None]:
-        async with asking_shard(*at) as shard:
-            return [await rows.read(shard, key, level) for key in keys]
-
-    return asyncio.run(run())
+    with cql_to(*at) as shard:
+        return [rows.read(shard, key, level) for key in keys]
 
 
 def _patiently(work: Callable[[], T], seconds: float) -> T:
@@ -216,14 +226,11 @@ class RowsLoad(Background):
         assert not self.lost
 
     def work(self) -> None:
-        asyncio.run(self._clients())
+        with ThreadPoolExecutor(len(self._shards)) as clients:
+            for running in [clients.submit(self._client, number) for number in range(len(self._shards))]:
+                running.result()
 
-    async def _clients(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(len(self._shards)):
-                tasks.create_task(self._client(number))
-
-    async def _client(self, number: int) -> None:
+    def _client(self, number: int) -> None:
         """Moves on to the next shard when one fails, as a driver does."""
         first = self._first_key + number * self.KEYS_EACH
         keys = range(first, first + self.KEYS_EACH)
@@ -234,21 +241,21 @@ class RowsLoad(Background):
             if self.stopped.is_set():
                 return
             try:
-                async with asking_shard(*self._shards[shard % len(self._shards)]) as caller:
+                with cql_to(*self._shards[shard % len(self._shards)]) as connection:
                     while not self.stopped.is_set():
-                        await self._once(caller, next(turn))
+                        self._once(connection, next(turn))
             except EblaError as error:
                 name = f"{type(error).__name__}: {error.message[:60]}"
                 self.errors[name] = self.errors.get(name, 0) + 1
-                await asyncio.sleep(0.02)
+                time.sleep(0.02)
 
-    async def _once(self, shard: RpcClientConnection, key: int) -> None:
+    def _once(self, shard: CqlConnection, key: int) -> None:
         story = self.stories[key]
         story.tried += 1
-        await self._rows.write(shard, {key: story.tried}, QUORUM)
+        self._rows.write(shard, {key: story.tried}, QUORUM)
         story.acknowledged = story.tried
         story.acknowledged_at.append(time.monotonic())
         if story.tried % 4 == 0:
-            found = await self._rows.read(shard, key, QUORUM)
+            found = self._rows.read(shard, key, QUORUM)
             if (found or 0) < story.acknowledged:
                 self.lost.append(f"key {key}: {found} after {story.acknowledged} was acknowledged")

@@ -16,7 +16,6 @@ from tests.cluster.group0_load import ask
 from tests.cluster.rows_load import (
     ALL,
     COLUMNS,
-    NOW_S,
     ONE,
     QUORUM,
     SCHEMA_MS,
@@ -50,8 +49,8 @@ class Cluster:
         self.local = nodes
         self.processes: list[subprocess.Popen[bytes]] = [nodes.start(number) for number in range(NODES)]
         nodes.wait_all_up()
-        self.on_tablets = Numbers(create_table(self.node(0), Wanted(keyspace="tablets")))
-        self.on_vnodes = Numbers(create_table(self.node(1), Wanted(keyspace="vnodes", on_tablets=False)))
+        self.on_tablets = create_table(self.node(0), Wanted(keyspace="tablets"))
+        self.on_vnodes = create_table(self.node(1), Wanted(keyspace="vnodes", on_tablets=False))
 
     def node(self, number: int) -> LocalNode:
         return self.local.nodes[number]
@@ -210,10 +209,9 @@ def held_by(cluster: Cluster, number: int, rows: Numbers, key: int) -> int | Non
     """What the node's own replica of the key holds, read without a router."""
     ring = cluster.local.node(number).ring
     assert ring is not None
-    routed = rows.read_of(key, ONE)
     for shard in range(SHARDS):
         request = ReadRowsRequest(
-            version=TopologyVersion(ring.version), table=rows.table, spans=routed.spans, rows_max=10, now_s=NOW_S
+            version=TopologyVersion(ring.version), table=rows.table, spans=(rows.span_of(key),), rows_max=10, now_s=1
         )
         try:
             answer = ask_shard(cluster.node(number), shard, READ_ROWS, request)
@@ -230,7 +228,7 @@ def test_a_node_with_fewer_shards_than_its_tablets_need_says_so_and_stops(make_n
     nodes = make_nodes(shards=2)
     process = nodes.start()
     nodes.wait_all_up()
-    rows = Numbers(create_table(nodes.nodes[0], Wanted(keyspace="one", replicas=1)))
+    rows = create_table(nodes.nodes[0], Wanted(keyspace="one", replicas=1))
     write_numbers(rows, (nodes.nodes[0], 0), dict.fromkeys(range(20), 3), QUORUM)
     process.terminate()
     assert process.wait(15) == 0

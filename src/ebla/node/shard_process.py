@@ -34,7 +34,6 @@ from ebla.replica.row_writes import ReplicaWriter
 from ebla.replica.serving import ServingRight
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.replica.siblings import SiblingShardClients
-from ebla.request.front import RowsFront
 from ebla.request.router import Router
 from ebla.request.router_types import LocalReplica, RouterDeps, RouterLimits
 from ebla.request.shard_clients import ReplicaAddresses, ShardClients
@@ -202,7 +201,6 @@ class _Shard:
             peers=peers,
             metrics=process.deps.metrics,
         )
-        self._rows = RowsFront(router, environment.clock, config.router, context.require_serving)
         self._services = process.deps.services(context)
 
     def _new_follower(self) -> TopologyFollower:
@@ -244,7 +242,6 @@ class _Shard:
 
     def attach(self, server: Server) -> None:
         self.replica.attach(server)
-        self._rows.serve(server)
 
     async def confirm(self) -> None:
         """Retries a read barrier until it succeeds, then drops the stacks that this shard no longer owns."""

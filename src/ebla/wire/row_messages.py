@@ -1,12 +1,11 @@
-"""Rows on the wire: what a router asks of replicas, and what a client asks of a router.
+"""Messages between routers and replicas. Clients read and write rows over CQL only.
 
-Keys and values travel in stored form. A replica verb names the version of the topology it was routed by, and is fenced
-by it on arrival, just before and again after the effect.
+Keys and values travel in stored form. A request names the version of the topology it was routed by, and is fenced by it
+on arrival, just before its effect and again after it.
 """
 
 import msgspec
 
-from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import SessionId, TableId, TopologyVersion
 
 Item = tuple[bytes, bytes]
@@ -79,35 +78,3 @@ class StreamRowsRequest(msgspec.Struct, frozen=True, array_like=True):
     session: SessionId
     table: TableId
     items: tuple[Item, ...]
-
-
-class RoutedWrite(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Items of one partition."""
-
-    table: TableId
-    items: tuple[Item, ...]
-
-
-class RouteWriteRequest(msgspec.Struct, frozen=True, array_like=True):
-    writes: tuple[RoutedWrite, ...]
-    level: ConsistencyLevel
-
-
-class RouteReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    table: TableId
-    spans: tuple[Span, ...]
-    level: ConsistencyLevel
-    rows_max: int
-    is_reversed: bool = False
-    partition_rows_max: int = 0
-    position: bytes = b""
-    """Where the page before ended; empty: at the beginning."""
-    now_s: int = 0
-    """0: the router's own clock."""
-
-
-class RouteReadAnswer(msgspec.Struct, frozen=True, array_like=True):
-    items: tuple[Item, ...]
-    """Live rows at `now_s`, and heads that have static cells, merged, in the order of the read."""
-    position: bytes
-    """For the next page; empty: there is none."""

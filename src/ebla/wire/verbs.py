@@ -50,9 +50,6 @@ from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
 from ebla.wire.row_messages import (
     ReadRowsAnswer,
     ReadRowsRequest,
-    RouteReadAnswer,
-    RouteReadRequest,
-    RouteWriteRequest,
     StreamRowsRequest,
     WriteRowsAnswer,
     WriteRowsRequest,
@@ -291,9 +288,8 @@ SCHEMA = Verb(number=25, name="schema", lane=Lane.CONTROL, request=SchemaRequest
 WRITE_ROWS = Verb(number=26, name="write_rows", lane=Lane.DATA, request=WriteRowsRequest, answer=WriteRowsAnswer)
 READ_ROWS = Verb(number=27, name="read_rows", lane=Lane.DATA, request=ReadRowsRequest, answer=ReadRowsAnswer)
 STREAM_ROWS = Verb(number=28, name="stream_rows", lane=Lane.DATA, request=StreamRowsRequest, answer=EmptyAnswer)
-ROUTE_WRITE = Verb(number=29, name="route_write", lane=Lane.DATA, request=RouteWriteRequest, answer=EmptyAnswer)
-ROUTE_READ = Verb(number=30, name="route_read", lane=Lane.DATA, request=RouteReadRequest, answer=RouteReadAnswer)
-COMPACT = Verb(number=31, name="fold", lane=Lane.DATA, request=CompactionJob, answer=CompactionResult)
+# 29 and 30 were verbs of a client protocol for rows. Numbers are not used again.
+COMPACT = Verb(number=31, name="compact", lane=Lane.DATA, request=CompactionJob, answer=CompactionResult)
 METRICS = Verb(number=32, name="metrics", lane=Lane.CONTROL, request=MetricsRequest, answer=MetricsAnswer)
 OPEN_SESSION = Verb(
     number=33, name="open_session", lane=Lane.CONTROL, request=OpenSessionRequest, answer=OpenSessionAnswer
@@ -349,8 +345,6 @@ VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
     WRITE_ROWS,
     READ_ROWS,
     STREAM_ROWS,
-    ROUTE_WRITE,
-    ROUTE_READ,
     COMPACT,
     METRICS,
     OPEN_SESSION,
