@@ -175,7 +175,7 @@ def _parse(words: Iterator[str], text: str) -> CqlType:
     inner = _parse_inner(words, text)
     wanted = {"list": 1, "set": 1, "map": 2, "frozen": 1, "tuple": len(inner)}[name]
     if len(inner) != wanted:
-        raise InvalidRequest(f"{name} takes {wanted} inner type(s), {text!r} gives {len(inner)}")
+        raise InvalidRequest(f"{name} takes {wanted} inner type(s), {text!r} has {len(inner)}")
     return _compose(name, inner, text)
 
 

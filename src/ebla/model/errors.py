@@ -18,7 +18,7 @@ class Outcome(enum.StrEnum):
 
 
 class Fault(enum.StrEnum):
-    """Who can fix it."""
+    """Which side can fix it."""
 
     CALLER = "caller"
     PEER = "peer"

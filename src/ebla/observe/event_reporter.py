@@ -1,21 +1,21 @@
-"""Where the wire tells people what it saw."""
+"""Reports events of links and servers, with a rate limit."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 
 EventReporter = Callable[[str, Mapping[str, object]], None]
-"""The name of an event and what belongs to it."""
+"""Called with the name of an event and its details."""
 
 EVENTS_PER_S_MAX = 20
-"""Of one name. A hostile peer can make events as fast as connections; the log must not be its way to fill a disk."""
+"""Of one name. A hostile peer can cause events as fast as connections; it must not fill the disk with the log."""
 
 
 def discard_event(_event: str, _details: Mapping[str, object]) -> None:
-    """For those who only want the errors their calls raise."""
+    """For callers that need only the errors their calls raise."""
 
 
 class RateLimitedReporter:
-    """Passes on so many events of one name in a second. What it left out is counted in the next one of that name."""
+    """Passes on a bounded number of events of one name per second. The next one counts those left out."""
 
     def __init__(self, report: EventReporter) -> None:
         self._report = report

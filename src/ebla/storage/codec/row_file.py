@@ -22,7 +22,7 @@ RECORD_BYTES_MAX = 16 << 20
 
 ROWS_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)])
 
-_HEADER = struct.Struct("<III")  # length of the body, rows, checksum of what stands before it and of the body
+_HEADER = struct.Struct("<III")  # length of the body, rows, checksum of the two before it and of the body
 _CHECKED = struct.Struct("<II")
 RECORD_HEADER_BYTES = _HEADER.size
 

@@ -61,18 +61,18 @@ class BatchStamp:
         )
 
 
-def encode_cell_values(schema: TableSchema, columns: Mapping[int, pa.Array], moment: BatchStamp) -> pa.Array:
+def encode_cell_values(schema: TableSchema, columns: Mapping[int, pa.Array], batch_stamp: BatchStamp) -> pa.Array:
     """Stored values of rows with a marker. The columns are typed, by number, and none is multi-cell."""
     ordered = {number: columns[number] for number in schema.layouts[-1] if number in columns}
-    head = repeat_value(HEADER.pack(FORMAT, 0, schema.version), len(moment))
-    return concat_parts([head, *_row_pieces(schema, ordered, moment, marked=True)], len(moment))
+    head = repeat_value(HEADER.pack(FORMAT, 0, schema.version), len(batch_stamp))
+    return concat_parts([head, *_row_pieces(schema, ordered, batch_stamp, marked=True)], len(batch_stamp))
 
 
-def encode_static_values(schema: TableSchema, columns: Mapping[int, pa.Array], moment: BatchStamp) -> pa.Array:
+def encode_static_values(schema: TableSchema, columns: Mapping[int, pa.Array], batch_stamp: BatchStamp) -> pa.Array:
     """Stored values of partition heads with only these static cells."""
     head = HEADER.pack(FORMAT, RowFlag.HEAD, schema.version) + bytes((_ARRAY + _HEAD_FIELDS,)) + _NIL + _NO_RANGES
-    pieces = _row_pieces(schema, columns, moment, marked=False)
-    return concat_parts([repeat_value(head, len(moment)), *pieces], len(moment))
+    pieces = _row_pieces(schema, columns, batch_stamp, marked=False)
+    return concat_parts([repeat_value(head, len(batch_stamp)), *pieces], len(batch_stamp))
 
 
 def wire_binary(column: Column, values: pa.Array) -> pa.Array:
@@ -85,19 +85,19 @@ def wire_binary(column: Column, values: pa.Array) -> pa.Array:
 
 
 def _row_pieces(
-    schema: TableSchema, columns: Mapping[int, pa.Array], moment: BatchStamp, *, marked: bool
+    schema: TableSchema, columns: Mapping[int, pa.Array], batch_stamp: BatchStamp, *, marked: bool
 ) -> list[ValuePart]:
-    count = len(moment)
+    count = len(batch_stamp)
     marker: list[ValuePart] = [repeat_value(_NIL, count)]
     if marked:
-        start = bytes((_ARRAY + _MARKER_FIELDS,)) + _pack(moment.timestamp_us)
-        marker = [repeat_value(start, count), _numbers(moment.ttls_s), _numbers(moment.expiries_s)]
+        start = bytes((_ARRAY + _MARKER_FIELDS,)) + _pack(batch_stamp.timestamp_us)
+        marker = [repeat_value(start, count), _numbers(batch_stamp.ttls_s), _numbers(batch_stamp.expiries_s)]
     cells: list[ValuePart] = []
     entries = np.zeros(count, np.int64)
     for number, values in columns.items():
         valid = valid_of(values)
-        entries += 1 if valid is None or moment.nulls_delete else valid
-        cells.append(_cells(schema.by_number[number], values, valid, moment))
+        entries += 1 if valid is None or batch_stamp.nulls_delete else valid
+        cells.append(_cells(schema.by_number[number], values, valid, batch_stamp))
     return [
         repeat_value(bytes((_ARRAY + _ROW_FIELDS,)), count),
         *marker,
@@ -108,16 +108,16 @@ def _row_pieces(
     ]
 
 
-def _cells(column: Column, values: pa.Array, valid: Mask | None, moment: BatchStamp) -> pa.Array:
+def _cells(column: Column, values: pa.Array, valid: Mask | None, batch_stamp: BatchStamp) -> pa.Array:
     """An entry of the map of cells for each row."""
-    count = len(moment)
+    count = len(batch_stamp)
     wire = wire_binary(column, values)
-    start = _pack(column.number) + bytes((_ARRAY + _CELL_FIELDS,)) + _pack(moment.timestamp_us)
+    start = _pack(column.number) + bytes((_ARRAY + _CELL_FIELDS,)) + _pack(batch_stamp.timestamp_us)
     pieces: list[ValuePart] = [repeat_value(start, count), _dictionary(value_lengths(wire), _bytes_head), wire]
-    live = concat_parts([*pieces, _numbers(moment.ttls_s), _numbers(moment.expiries_s)], count)
+    live = concat_parts([*pieces, _numbers(batch_stamp.ttls_s), _numbers(batch_stamp.expiries_s)], count)
     if valid is None:
         return live
-    dead = start + _NIL + _pack(0) + _pack(moment.at_s) if moment.nulls_delete else b""
+    dead = start + _NIL + _pack(0) + _pack(batch_stamp.at_s) if batch_stamp.nulls_delete else b""
     return pc.if_else(pa.array(valid), live, pa.scalar(dead, pa.binary()))
 
 

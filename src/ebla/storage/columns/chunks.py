@@ -211,8 +211,8 @@ def chunk_facts(chunk: pa.RecordBatch, schema: TableSchema) -> LayerFacts:
         return facts
     others = chunk.column(STORED).filter(pa.array(~plain)).to_pylist()
     heads = ((flags[~plain] & ChunkFlag.HEAD) != 0).tolist()
-    told = (_other_facts(value, is_head, schema) for value, is_head in zip(others, heads))
-    return reduce(LayerFacts.widened, told, facts)
+    all_facts = (_other_facts(value, is_head, schema) for value, is_head in zip(others, heads))
+    return reduce(LayerFacts.widened, all_facts, facts)
 
 
 def _other_facts(value: bytes, is_head: bool, schema: TableSchema) -> LayerFacts:

@@ -60,7 +60,7 @@ def encode_upserts(
     """Each row as INSERT writes it. `ttls_s`: of each row, instead of the stamp's. Rows without any clustering column
     have only static cells."""
     columns, count = _typed(schema, batch), len(batch)
-    moment = BatchStamp(
+    batch_stamp = BatchStamp(
         timestamp_us=stamp.timestamp_us,
         at_s=stamp.at_s,
         nulls_delete=stamp.nulls_delete,
@@ -70,15 +70,15 @@ def encode_upserts(
     parts = []
     is_head = _static_alone(schema, columns, count) if static else None
     if static:
-        parts.append(_heads(schema, columns, static, moment))
+        parts.append(_heads(schema, columns, static, batch_stamp))
     if is_head is not None:
         members = np.flatnonzero(~is_head)
         chosen = pa.array(members)
         columns = {name: values.take(chosen) for name, values in columns.items()}
-        count, moment = len(members), moment.of(members)
+        count, batch_stamp = len(members), batch_stamp.of(members)
     if count:
         regular = {column.number: columns[column.name] for column in schema.regular if column.name in columns}
-        parts.append((encode_keys(schema, columns, count), _row_values(schema, regular, moment)))
+        parts.append((encode_keys(schema, columns, count), _row_values(schema, regular, batch_stamp)))
     return concat_columns([keys for keys, _ in parts]), concat_columns([values for _, values in parts])
 
 
@@ -151,11 +151,11 @@ def _checked_ttls(stamp: WriteStamp, ttls_s: Seconds | None, count: int) -> Seco
 # ---- rows
 
 
-def _row_values(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
+def _row_values(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) -> pa.Array:
     """Encodes each row in the way that fits it."""
     many = [number for number in columns if is_multi_cell(schema.by_number[number].type)]
-    by_cells = _has_own_cells(columns, many, moment)
-    one_by_one = _has_elements(columns, many, moment)
+    by_cells = _has_own_cells(columns, many, batch_stamp)
+    one_by_one = _has_elements(columns, many, batch_stamp)
     ways: tuple[tuple[Mask, Callable[[TableSchema, Columns, BatchStamp], pa.Array]], ...] = (
         (~by_cells & ~one_by_one, _plain_values),
         (by_cells & ~one_by_one, encode_cell_values),
@@ -164,13 +164,13 @@ def _row_values(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa
     parts, places = [], []
     for chosen, encode in ways:
         if chosen.all():
-            return encode(schema, _without(columns, () if encode is _encoded_one_by_one else many), moment)
+            return encode(schema, _without(columns, () if encode is _encoded_one_by_one else many), batch_stamp)
         if not chosen.any():
             continue
         members = np.flatnonzero(chosen)
         left = _without(columns, () if encode is _encoded_one_by_one else many)
         taken = {number: values.take(pa.array(members)) for number, values in left.items()}
-        parts.append(encode(schema, taken, moment.of(members)))
+        parts.append(encode(schema, taken, batch_stamp.of(members)))
         places.append(members)
     order = np.argsort(np.concatenate(places), kind="stable")
     return pa.concat_arrays(parts).take(pa.array(order))
@@ -180,10 +180,10 @@ def _without(columns: Columns, numbers: list[int] | tuple[int, ...]) -> Columns:
     return {number: values for number, values in columns.items() if number not in numbers}
 
 
-def _has_own_cells(columns: Columns, many: list[int], moment: BatchStamp) -> Mask:
+def _has_own_cells(columns: Columns, many: list[int], batch_stamp: BatchStamp) -> Mask:
     """Rows with a cell that expires or is deleted."""
-    found: Mask = moment.ttls_s > 0
-    if moment.nulls_delete:
+    found: Mask = batch_stamp.ttls_s > 0
+    if batch_stamp.nulls_delete:
         for number, values in columns.items():
             valid = valid_of(values)
             if number not in many and valid is not None:
@@ -191,39 +191,41 @@ def _has_own_cells(columns: Columns, many: list[int], moment: BatchStamp) -> Mas
     return found
 
 
-def _has_elements(columns: Columns, many: list[int], moment: BatchStamp) -> Mask:
+def _has_elements(columns: Columns, many: list[int], batch_stamp: BatchStamp) -> Mask:
     """Rows that set or delete a multi-cell collection."""
-    found: Mask = np.zeros(len(moment), np.bool_)
+    found: Mask = np.zeros(len(batch_stamp), np.bool_)
     for number in many:
         valid = valid_of(columns[number])
-        found |= True if valid is None or moment.nulls_delete else valid
+        found |= True if valid is None or batch_stamp.nulls_delete else valid
     return found
 
 
-def _plain_values(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
-    timestamps = np.full(len(moment), moment.timestamp_us, np.int64)
-    return encode_plain_values(schema, columns, timestamps, np.ones(len(moment), np.bool_))
+def _plain_values(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) -> pa.Array:
+    timestamps = np.full(len(batch_stamp), batch_stamp.timestamp_us, np.int64)
+    return encode_plain_values(schema, columns, timestamps, np.ones(len(batch_stamp), np.bool_))
 
 
-def _encoded_one_by_one(schema: TableSchema, columns: Columns, moment: BatchStamp) -> pa.Array:
+def _encoded_one_by_one(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) -> pa.Array:
     layout = schema.layouts[-1]
     markers = [
-        RowMarker(moment.timestamp_us, ttl_s, expires_s)
-        for ttl_s, expires_s in zip(moment.ttls_s.tolist(), moment.expiries_s.tolist())
+        RowMarker(batch_stamp.timestamp_us, ttl_s, expires_s)
+        for ttl_s, expires_s in zip(batch_stamp.ttls_s.tolist(), batch_stamp.expiries_s.tolist())
     ]
-    rows = _drafted(schema, columns, moment)
+    rows = _drafted(schema, columns, batch_stamp)
     marked = (msgspec.structs.replace(row, marker=marker) for row, marker in zip(rows, markers))
     return pa.array([encode_row(row, schema.version, layout) for row in marked], pa.binary())
 
 
-def _drafted(schema: TableSchema, columns: Columns, moment: BatchStamp) -> list[Row]:
+def _drafted(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) -> list[Row]:
     """The cells and collections of each row."""
-    drafts = [_Draft(moment, *times) for times in zip(moment.ttls_s.tolist(), moment.expiries_s.tolist())]
+    drafts = [
+        _Draft(batch_stamp, *times) for times in zip(batch_stamp.ttls_s.tolist(), batch_stamp.expiries_s.tolist())
+    ]
     rows = [Row(cells={}, collections={}) for _ in drafts]
     for number, values in columns.items():
         column = schema.by_number[number]
         for row, draft, value in zip(rows, drafts, to_wire(column.type, values).to_pylist()):
-            if value is None and not moment.nulls_delete:
+            if value is None and not batch_stamp.nulls_delete:
                 continue
             if is_multi_cell(column.type):
                 row.collections[number] = draft.elements(column, value)
@@ -236,19 +238,19 @@ def _drafted(schema: TableSchema, columns: Columns, moment: BatchStamp) -> list[
 class _Draft:
     """Cells of one row."""
 
-    moment: BatchStamp
+    batch_stamp: BatchStamp
     ttl_s: int
     expires_s: int
 
     def live(self, value: bytes) -> Cell:
-        return Cell(timestamp_us=self.moment.timestamp_us, value=value, ttl_s=self.ttl_s, at_s=self.expires_s)
+        return Cell(timestamp_us=self.batch_stamp.timestamp_us, value=value, ttl_s=self.ttl_s, at_s=self.expires_s)
 
     def dead(self) -> Cell:
-        return Cell(timestamp_us=self.moment.timestamp_us, value=None, ttl_s=0, at_s=self.moment.at_s)
+        return Cell(timestamp_us=self.batch_stamp.timestamp_us, value=None, ttl_s=0, at_s=self.batch_stamp.at_s)
 
     def elements(self, column: Column, value: bytes | None) -> CollectionCells:
         """Assigning a collection deletes its old elements, one microsecond earlier."""
-        timestamp_us, at_s = self.moment.timestamp_us, self.moment.at_s
+        timestamp_us, at_s = self.batch_stamp.timestamp_us, self.batch_stamp.at_s
         if value is None:
             return CollectionCells(Deletion(timestamp_us, at_s))
         cells = element_cells(column.type, value, self.live, timestamp_us)
@@ -280,20 +282,22 @@ def _static_alone(schema: TableSchema, columns: Mapping[str, pa.Array], count: i
     return alone
 
 
-def _heads(schema: TableSchema, columns: Mapping[str, pa.Array], static: Columns, moment: BatchStamp) -> EncodedRows:
+def _heads(
+    schema: TableSchema, columns: Mapping[str, pa.Array], static: Columns, batch_stamp: BatchStamp
+) -> EncodedRows:
     """A head for each row with static cells; heads of one partition are merged later."""
-    some: npt.NDArray[np.bool_] = np.zeros(len(moment), np.bool_)
+    some: npt.NDArray[np.bool_] = np.zeros(len(batch_stamp), np.bool_)
     for values in static.values():
         valid = valid_of(values)
-        some |= True if valid is None or moment.nulls_delete else valid
+        some |= True if valid is None or batch_stamp.nulls_delete else valid
     members = np.flatnonzero(some)
     chosen = pa.array(members)
     taken = {number: values.take(chosen) for number, values in static.items()}
     partitions = {column.name: columns[column.name] for column in schema.partition_key if column.name in columns}
     keys = encode_head_keys(schema, {name: values.take(chosen) for name, values in partitions.items()}, len(members))
     if any(is_multi_cell(schema.by_number[number].type) for number in static):
-        rows = _drafted(schema, taken, moment.of(members))
+        rows = _drafted(schema, taken, batch_stamp.of(members))
         heads = pa.array([encode_head(PartitionHead(static=row), schema.version) for row in rows], pa.binary())
     else:
-        heads = encode_static_values(schema, taken, moment.of(members))
+        heads = encode_static_values(schema, taken, batch_stamp.of(members))
     return drop_repeats(keys, heads)

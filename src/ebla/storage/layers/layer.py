@@ -30,7 +30,7 @@ class LayerDamaged(Corruption):
     def __init__(self, folder: str, what: str) -> None:
         super().__init__(
             f"layer {folder} is damaged: {what}",
-            advice="check the device and keep a copy of the folder (`ebla store verify` tells how much of it can be "
+            advice="check the device and keep a copy of the folder (`ebla store verify` shows how much of it can be "
             "read), then rebuild this replica from the others",
         )
         self.folder = folder

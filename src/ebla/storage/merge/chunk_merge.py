@@ -126,7 +126,7 @@ class KeySequence(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self._column)
 
-    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]  # a search asks for single places only
+    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]  # bisect reads single keys only
         key: bytes = self._column[place].as_py()
         return key
 

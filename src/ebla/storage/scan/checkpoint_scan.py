@@ -95,9 +95,9 @@ class CheckpointScan:
         """Merged rows as they are stored, in the shape in which nodes send them. Includes the heads of partitions with
         rows that meet the conditions, and perhaps others."""
         shape, kept = ChunkShape(self.schema), KeyFilter(self.schema, conditions)
-        asked = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
+        query = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
         for piece in scan_segments(self.stacks, token_range):
-            spans = query_spans(replace(asked, spans=(piece.span,)))
+            spans = query_spans(replace(query, spans=(piece.span,)))
             for chunk in scan_stored(self.schema, self._layers(piece), spans):
                 rows = kept.kept(shape, chunk)
                 yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
@@ -112,14 +112,14 @@ class CheckpointScan:
         self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
     ) -> Iterator[pa.RecordBatch]:
         """The same rows as chunks of the whole shape."""
-        asked = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
+        query = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
         for piece in scan_segments(self.stacks, token_range):
-            yield from scan_columns(self._layers(piece), replace(asked, spans=(piece.span,)))
+            yield from scan_columns(self._layers(piece), replace(query, spans=(piece.span,)))
 
-    def typed(self, token_range: TokenRange, question: ScanQuery) -> Iterator[pa.RecordBatch]:
+    def typed(self, token_range: TokenRange, query: ScanQuery) -> Iterator[pa.RecordBatch]:
         """What a user sees; the query's own spans are ignored."""
         for piece in scan_segments(self.stacks, token_range):
-            yield from scan_rows(self._layers(piece), replace(question, spans=(piece.span,)))
+            yield from scan_rows(self._layers(piece), replace(query, spans=(piece.span,)))
 
     def hashes(self, token_range: TokenRange, buckets: int, gc_before_s: int) -> pa.RecordBatch:
         hashes = RangeHasher(self.schema, token_range, buckets, gc_before_s)

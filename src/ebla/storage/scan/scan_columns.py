@@ -63,26 +63,28 @@ def select_values(names: Iterable[str]) -> tuple[ColumnSelector, ...]:
     return tuple(ColumnSelector(name) for name in names)
 
 
-def resolve_selectors(schema: TableSchema, asked: Sequence[ColumnSelector]) -> tuple[ScanColumn, ...]:
+def resolve_selectors(schema: TableSchema, selectors: Sequence[ColumnSelector]) -> tuple[ScanColumn, ...]:
     """Raises `InvalidRequest` for a selector that is not possible."""
-    if not asked:
+    if not selectors:
         raise InvalidRequest("a scan selects at least one column")
-    labels = [one.label for one in asked]
+    labels = [one.label for one in selectors]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise InvalidRequest(f"two columns of the result would be called {twice!r}")
-    return tuple(_answer_column(schema, one) for one in asked)
+    return tuple(_resolve(schema, one) for one in selectors)
 
 
-def _answer_column(schema: TableSchema, asked: ColumnSelector) -> ScanColumn:
-    if asked.kind is SelectorKind.TOKEN:
-        return ScanColumn(asked.label or "token", asked.kind, None)
-    column = schema.column(asked.name)
-    found = ScanColumn(asked.label, asked.kind, column)
+def _resolve(schema: TableSchema, selector: ColumnSelector) -> ScanColumn:
+    if selector.kind is SelectorKind.TOKEN:
+        return ScanColumn(selector.label or "token", selector.kind, None)
+    column = schema.column(selector.name)
+    found = ScanColumn(selector.label, selector.kind, column)
     if found.is_time:
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
-            raise InvalidRequest(f"Cannot use selection function {asked.kind} on PRIMARY KEY part {column.name}")
+            raise InvalidRequest(f"Cannot use selection function {selector.kind} on PRIMARY KEY part {column.name}")
         if is_multi_cell(column.type):
-            raise InvalidRequest(f"Cannot use selection function {asked.kind} on non-frozen collection {column.name}")
+            raise InvalidRequest(
+                f"Cannot use selection function {selector.kind} on non-frozen collection {column.name}"
+            )
     return found
 
 
@@ -124,14 +126,14 @@ class CellTimeIndex:
         self._keys.clear()
         self._cells.clear()
 
-    def times(self, asked: ScanColumn, rows: tuple[pa.Array, pa.Array], values: pa.Array) -> pa.Array:
+    def times(self, output: ScanColumn, rows: tuple[pa.Array, pa.Array], values: pa.Array) -> pa.Array:
         """The times of one column's cells; `rows` are the keys and timestamps of the plain rows."""
         keys, timestamps = rows
-        plain = pa.nulls(len(keys), asked.arrow_type)
-        if asked.kind is SelectorKind.WRITETIME:
+        plain = pa.nulls(len(keys), output.arrow_type)
+        if output.kind is SelectorKind.WRITETIME:
             plain = pc.if_else(values.is_valid(), timestamps, plain)
         if not self._keys:
             return plain
-        recorded = [cell_time(asked.kind, cells.get(asked.number), self.now_s) for cells in self._cells]
+        recorded = [cell_time(output.kind, cells.get(output.number), self.now_s) for cells in self._cells]
         places = pc.index_in(keys, pa.array(self._keys, pa.binary()))
-        return pc.if_else(places.is_valid(), pa.array(recorded, asked.arrow_type).take(places), plain)
+        return pc.if_else(places.is_valid(), pa.array(recorded, output.arrow_type).take(places), plain)

@@ -15,7 +15,7 @@ from ebla.model.schema import TableSchema
 from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.ports.disk import Disk
-from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, head_key, key_spans, prefix_end, row_key
+from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, key_spans, prefix_end
 from ebla.storage.codec.live_rows import VisibleTransform, live_static, static_values
 from ebla.storage.columns.chunks import (
     KEY,
@@ -80,14 +80,6 @@ def partition_span(prefix: bytes) -> KeySpan:
     return prefix, prefix_end(prefix)
 
 
-def slice_spans(prefix: bytes, start: bytes, end: bytes | None) -> tuple[KeySpan, KeySpan]:
-    """Rows of a partition from one clustering prefix up to and without another. The head comes along: what it deletes
-    is deleted in every slice."""
-    head = head_key(prefix)
-    last = prefix_end(prefix) if end is None else row_key(prefix, end)
-    return (head, head + b"\0"), (row_key(prefix, start), last)
-
-
 async def open_scan(engine: LayerEngine, disk: Disk, parts: Sequence[tuple[str, TokenRange]]) -> list[ScanLayer]:
     """Opens the layers of a checkpoint with their sidecars; `close_scan` closes them."""
     opened: list[ScanLayer] = []
@@ -147,75 +139,75 @@ def scan_stored(
     return merge_chunks(shape, [layer_chunks(shape, one.layer, _clipped(one, spans)) for one in layers])
 
 
-def scan_rows(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[pa.RecordBatch]:
+def scan_rows(layers: Sequence[ScanLayer], query: ScanQuery) -> Iterator[pa.RecordBatch]:
     """What a user sees, as batches of typed columns under their names, in key order."""
-    view = _View(question)
+    view = _View(query)
     if layers:
-        shape, chunks = _merged(layers, question, view.numbers)
+        shape, chunks = _merged(layers, query, view.numbers)
         yield from view.shown(shape, chunks)
 
 
-def scan_columns(layers: Sequence[ScanLayer], question: ScanQuery) -> Iterator[pa.RecordBatch]:
+def scan_columns(layers: Sequence[ScanLayer], query: ScanQuery) -> Iterator[pa.RecordBatch]:
     """Merged rows with everything stored, as chunks of the whole shape, to be merged with other replicas' rows.
     Conditions on rows keep the heads of their partitions."""
-    shape, kept = whole_shape(question.schema), KeyFilter(question.schema, question.conditions)
+    shape, kept = whole_shape(query.schema), KeyFilter(query.schema, query.conditions)
     if layers:
-        for chunk in merge_chunks(shape, _streams(shape, layers, question)):
+        for chunk in merge_chunks(shape, _streams(shape, layers, query)):
             yield kept.kept(shape, chunk)
 
 
 def show_rows(
-    question: ScanQuery, shape: ChunkShape, streams: Sequence[Iterator[pa.RecordBatch]]
+    query: ScanQuery, shape: ChunkShape, streams: Sequence[Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
     """What a user sees of rows from other sources, given as streams of chunks of the raw or the whole shape. They must
     not contain rows outside of the query's spans and partitions."""
-    view = _View(question)
+    view = _View(query)
     if streams:
         yield from view.shown(shape, merge_chunks(shape, streams))
 
 
-def query_spans(question: ScanQuery) -> list[KeySpan]:
+def query_spans(query: ScanQuery) -> list[KeySpan]:
     """The key spans a query reads: of its partitions only the part that can meet its conditions."""
-    if not question.partitions:
-        return list(question.spans)
-    part = clustering_slice(question.schema, question.conditions)
+    if not query.partitions:
+        return list(query.spans)
+    part = clustering_slice(query.schema, query.conditions)
     return [
         clipped
-        for prefix in sorted(set(question.partitions))
+        for prefix in sorted(set(query.partitions))
         for span in part.spans(prefix)
-        for clipped in clip_span(span, question.spans)
+        for clipped in clip_span(span, query.spans)
     ]
 
 
 def _merged(
-    layers: Sequence[ScanLayer], question: ScanQuery, numbers: tuple[int, ...]
+    layers: Sequence[ScanLayer], query: ScanQuery, numbers: tuple[int, ...]
 ) -> tuple[ChunkShape, Iterator[pa.RecordBatch]]:
     """Merging needs whole rows: columns where a sidecar is read, else stored values, of which only the winners are
     decoded. A single layer is decoded straight to the selected columns."""
-    schema = question.schema
+    schema = query.schema
     if len(layers) == 1:
         shape = ChunkShape(schema, numbers)
     else:
-        has_columns = _reads_columns(question) and any(one.sidecar is not None for one in layers)
+        has_columns = _reads_columns(query) and any(one.sidecar is not None for one in layers)
         shape = whole_shape(schema) if has_columns else ChunkShape(schema)
-    return shape, merge_chunks(shape, _streams(shape, layers, question))
+    return shape, merge_chunks(shape, _streams(shape, layers, query))
 
 
-def _streams(shape: ChunkShape, layers: Sequence[ScanLayer], question: ScanQuery) -> list[Iterator[pa.RecordBatch]]:
-    asked = query_spans(question)
+def _streams(shape: ChunkShape, layers: Sequence[ScanLayer], query: ScanQuery) -> list[Iterator[pa.RecordBatch]]:
+    spans_read = query_spans(query)
     streams: list[Iterator[pa.RecordBatch]] = []
     for one in layers:
-        spans = _clipped(one, asked)
-        if one.sidecar is None or shape.is_raw or not _reads_columns(question):
+        spans = _clipped(one, spans_read)
+        if one.sidecar is None or shape.is_raw or not _reads_columns(query):
             streams.append(layer_chunks(shape, one.layer, spans))
         else:
             streams.append(one.sidecar.chunks(shape, spans))
     return streams
 
 
-def _reads_columns(question: ScanQuery) -> bool:
+def _reads_columns(query: ScanQuery) -> bool:
     """A sidecar is read a block at a time: for many partitions, finding the rows one by one is cheaper."""
-    return len(question.partitions) <= PARTITIONS_BY_COLUMN_MAX
+    return len(query.partitions) <= PARTITIONS_BY_COLUMN_MAX
 
 
 def _clipped(one: ScanLayer, spans: Sequence[KeySpan]) -> list[KeySpan]:
@@ -237,14 +229,14 @@ _NO_STATIC = _Static({}, {})
 class _View:
     """Merged chunks as a user sees them. Raises `InvalidRequest` where the query is not possible."""
 
-    def __init__(self, question: ScanQuery) -> None:
-        self._question = question
-        self._columns = resolve_selectors(question.schema, question.columns)
+    def __init__(self, query: ScanQuery) -> None:
+        self._query = query
+        self._columns = resolve_selectors(query.schema, query.columns)
         self._arrow_schema = arrow_schema_of(self._columns)
-        self._filter = KeyFilter(question.schema, question.conditions)
+        self._filter = KeyFilter(query.schema, query.conditions)
         self._shows_static = any(column.is_static for column in self._columns)
         self._shows_heads = self._shows_static and not self._filter.needs_rows
-        self._noted = CellTimeIndex(question.now_s)
+        self._noted = CellTimeIndex(query.now_s)
         self._statics: dict[bytes, _Static] = {}
         self._held: pa.RecordBatch | None = None
         """The row of a head at the end of a chunk: it is visible only if no row of its partition follows."""
@@ -253,14 +245,14 @@ class _View:
     def numbers(self) -> tuple[int, ...]:
         """The columns that chunks must include. At least one: without any they would contain whole rows."""
         needed = tuple(dict.fromkeys((*row_column_numbers(self._columns), *self._filter.numbers)))
-        return needed or (self._question.schema.partition_key[0].number,)
+        return needed or (self._query.schema.partition_key[0].number,)
 
     def shown(self, shape: ChunkShape, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        question = self._question
+        query = self._query
         notes_times = any(column.is_time and not column.is_static for column in self._columns)
         rule = VisibleTransform(
-            schema=question.schema,
-            now_s=question.now_s,
+            schema=query.schema,
+            now_s=query.now_s,
             shows_static=self._shows_heads,
             note=self._noted.note if notes_times else None,
         )
@@ -280,7 +272,7 @@ class _View:
     def _note_statics(self, spans: Sequence[PartitionHeadSpan]) -> None:
         last = max(self._statics, default=None)
         self._statics = {} if last is None else {last: self._statics[last]}
-        schema, now_s = self._question.schema, self._question.now_s
+        schema, now_s = self._query.schema, self._query.now_s
         for span in spans:
             cells = live_static(span.head).cells
             self._statics[span.prefix] = _Static(static_values(schema, span.head, now_s), cells)
@@ -303,39 +295,39 @@ class _View:
         """The selected columns of plain rows."""
         numbers = row_column_numbers(self._columns)
         if shape.is_raw and numbers:
-            chunk = chunk_of(ChunkShape(self._question.schema, numbers), chunk.column(KEY), chunk.column(STORED))
+            chunk = chunk_of(ChunkShape(self._query.schema, numbers), chunk.column(KEY), chunk.column(STORED))
         arrays = [self._array(column, chunk) for column in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
 
-    def _array(self, asked: ScanColumn, chunk: pa.RecordBatch) -> pa.Array:
+    def _array(self, output: ScanColumn, chunk: pa.RecordBatch) -> pa.Array:
         keys = chunk.column(KEY)
-        if asked.kind is SelectorKind.TOKEN:
+        if output.kind is SelectorKind.TOKEN:
             return token_column(keys)
-        if asked.is_static:
-            return self._static_column(asked, keys)
-        values = chunk.column(field_name(asked.number))
-        return self._noted.times(asked, (keys, chunk.column(TIMESTAMP)), values) if asked.is_time else values
+        if output.is_static:
+            return self._static_column(output, keys)
+        values = chunk.column(field_name(output.number))
+        return self._noted.times(output, (keys, chunk.column(TIMESTAMP)), values) if output.is_time else values
 
-    def _static_column(self, asked: ScanColumn, keys: pa.Array) -> pa.Array:
+    def _static_column(self, output: ScanColumn, keys: pa.Array) -> pa.Array:
         prefixes = partition_prefixes(keys)
         groups = KeyGroups.of(same_as_next(prefixes))
         firsts = prefixes.take(pa.array(groups.starts)).to_pylist()
         of_partitions = [self._statics.get(prefix, _NO_STATIC) for prefix in firsts]
-        number, now_s = asked.number, self._question.now_s
-        if asked.is_time:
-            times = [cell_time(asked.kind, one.cells.get(number), now_s) for one in of_partitions]
-            values = pa.array(times, asked.arrow_type)
+        number, now_s = output.number, self._query.now_s
+        if output.is_time:
+            times = [cell_time(output.kind, one.cells.get(number), now_s) for one in of_partitions]
+            values = pa.array(times, output.arrow_type)
         else:
-            assert asked.column is not None
+            assert output.column is not None
             wire = pa.array([one.values.get(number) for one in of_partitions], pa.binary())
-            values = from_wire(asked.column.type, wire)
+            values = from_wire(output.column.type, wire)
         return values.take(pa.array(np.repeat(np.arange(len(groups.starts)), groups.sizes)))
 
 
-def output_schema(question: ScanQuery) -> pa.Schema:
+def output_schema(query: ScanQuery) -> pa.Schema:
     """The schema of a query's batches. Raises `InvalidRequest` where the query is not possible."""
-    KeyFilter(question.schema, question.conditions)
-    return arrow_schema_of(resolve_selectors(question.schema, question.columns))
+    KeyFilter(query.schema, query.conditions)
+    return arrow_schema_of(resolve_selectors(query.schema, query.columns))
 
 
 def _without_bare(chunk: pa.RecordBatch) -> pa.RecordBatch:

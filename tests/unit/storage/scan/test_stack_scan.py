@@ -25,6 +25,7 @@ from ebla.storage.compaction.compactor import BaseLayerWriter
 from ebla.storage.layers.layer import Item, LayerDamaged, build_layer
 from ebla.storage.merge.row_merge import merge_streams
 from ebla.storage.scan import stack_scan
+from ebla.storage.scan.key_filter import ClusteringSlice
 from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import (
     ALL_KEYS,
@@ -35,7 +36,6 @@ from ebla.storage.scan.stack_scan import (
     partition_span,
     scan_rows,
     scan_stored,
-    slice_spans,
 )
 
 
@@ -57,17 +57,17 @@ async def build(rig: Rig, schema: TableSchema, name: str, part: Part) -> None:
     await writer.finish()
 
 
-async def scanned(rig: Rig, parts: Sequence[Part], question: ScanQuery) -> list[dict[str, Any]]:
+async def scanned(rig: Rig, parts: Sequence[Part], query: ScanQuery) -> list[dict[str, Any]]:
     for number, part in enumerate(parts):
         if not rig.disk.exists(rig.path(f"layer{number}")):
-            await build(rig, question.schema, f"layer{number}", part)
+            await build(rig, query.schema, f"layer{number}", part)
     layers = await open_scan(
         rig.engine, rig.disk, [(rig.path(f"layer{number}"), part[1]) for number, part in enumerate(parts)]
     )
     assert [one.sidecar is not None for one in layers] == [part[2] for part in parts]
     try:
         found = []
-        for batch in scan_rows(layers, question):
+        for batch in scan_rows(layers, query):
             batch.validate(full=True)
             found += batch.to_pylist()
         return found
@@ -91,12 +91,13 @@ def test_a_scan_shows_what_the_rows_say(seed: int, tmp_path: Path, monkeypatch: 
     spans = [ALL_KEYS, key_spans(TokenRange(Token(-(1 << 62)), Token(1 << 62)))]
     if some:
         spans.append((partition_span(split_key(some[0])[0]),))
-        spans.append(slice_spans(split_key(some[0])[0], (1 ^ 1 << 31).to_bytes(4), (2 ^ 1 << 31).to_bytes(4)))
+        one_row = ClusteringSlice(start=(1 ^ 1 << 31).to_bytes(4), end=(2 ^ 1 << 31).to_bytes(4), is_before_end=True)
+        spans.append(tuple(one_row.spans(split_key(some[0])[0])))
     for chosen in spans:
         for columns in (ALL, TIMES, select_values("xp"), select_values("sz"), select_values("s")):
-            question = ScanQuery(schema=MIXED, columns=columns, now_s=rng.randrange(20), spans=chosen)
-            found = rig.run(scanned(rig, parts, question))
-            assert str(found) == str(expected(parts, question))
+            query = ScanQuery(schema=MIXED, columns=columns, now_s=rng.randrange(20), spans=chosen)
+            found = rig.run(scanned(rig, parts, query))
+            assert str(found) == str(expected(parts, query))
     rig.close()
 
 
@@ -115,7 +116,7 @@ def test_conditions_and_partitions_leave_what_meets_them(
     prefixes = sorted(stored_prefix([f"p{number}".encode()]) for number in range(6))
     spans = [ALL_KEYS, key_spans(TokenRange(Token(-(1 << 62)), Token(1 << 62)))]
     for _ in range(8):
-        question = ScanQuery(
+        query = ScanQuery(
             schema=MIXED,
             columns=rng.choice(
                 [ALL, TIMES, select_values("xp"), select_values("s"), (ColumnSelector("", SelectorKind.TOKEN, "t"),)]
@@ -125,7 +126,7 @@ def test_conditions_and_partitions_leave_what_meets_them(
             conditions=random_conditions(rng),
             partitions=tuple(rng.sample(prefixes, rng.randrange(4))),
         )
-        assert str(rig.run(scanned(rig, parts, question))) == str(expected(parts, question)), question
+        assert str(rig.run(scanned(rig, parts, query))) == str(expected(parts, query)), query
     rig.close()
 
 
@@ -134,8 +135,10 @@ def test_a_slice_knows_what_its_partitions_head_deletes(rig: Rig) -> None:
     layers: list[Part] = [(rows.layer(), WHOLE_RING, True), (rows.layer(), WHOLE_RING, False)]
     heads = [key for items, _, _ in layers for key, _ in items if split_key(key)[1] is KeyKind.PARTITION_HEAD]
     assert heads
-    question = ScanQuery(schema=MIXED, columns=ALL, now_s=3, spans=slice_spans(split_key(heads[0])[0], b"", None))
-    assert str(rig.run(scanned(rig, layers, question))) == str(expected(layers, question))
+    query = ScanQuery(
+        schema=MIXED, columns=ALL, now_s=3, spans=tuple(ClusteringSlice(end=b"\xff").spans(split_key(heads[0])[0]))
+    )
+    assert str(rig.run(scanned(rig, layers, query))) == str(expected(layers, query))
 
 
 def test_stored_rows_come_whole(rig: Rig) -> None:
@@ -173,10 +176,10 @@ def test_a_sidecar_of_an_older_schema_is_read_by_the_newer(tmp_path: Path) -> No
     )
     rig.run(build(rig, first, "layer0", (items, WHOLE_RING, True)))
     for columns in (select_values(("p", "kept", "new")), select_values("p")):
-        question = ScanQuery(schema=newer, columns=columns, now_s=1)
-        found = rig.run(scanned(rig, [(items, WHOLE_RING, True)], question))
+        query = ScanQuery(schema=newer, columns=columns, now_s=1)
+        found = rig.run(scanned(rig, [(items, WHOLE_RING, True)], query))
         assert sorted(row["p"] for row in found) == [1, 2]
-        assert found == expected([(items, WHOLE_RING, True)], question)
+        assert found == expected([(items, WHOLE_RING, True)], query)
     rig.close()
 
 
@@ -212,12 +215,12 @@ def test_a_damaged_block_is_an_error_and_never_a_short_answer(tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_asked(columns: tuple[ColumnSelector, ...], words: str, tmp_path: Path) -> None:
-    question = ScanQuery(schema=MIXED, columns=columns, now_s=0)
+    query = ScanQuery(schema=MIXED, columns=columns, now_s=0)
     for layers in ([], rig_layers(tmp_path)):
         with pytest.raises(InvalidRequest, match=words):
-            list(scan_rows(layers, question))
+            list(scan_rows(layers, query))
     with pytest.raises(InvalidRequest, match=words):
-        output_schema(question)
+        output_schema(query)
 
 
 def test_nothing_is_asked_of_no_layers() -> None:
