@@ -1,34 +1,25 @@
 """The Flight server of a real node reads checkpoints of real shards, stages and seals files and rows, and survives a
 closed session, renewed certificates, and a stop while a reader sleeps."""
 
-import asyncio
-import json
 import os
 import signal
 import ssl
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually, is_alive
-from typer.testing import CliRunner
+from tests.cluster.flight_rig import QUICK, asked, told
 
-from ebla.cli.app import app
 from ebla.cli.cluster.local_cluster import renew_certificates
-from ebla.cli.cluster.node_calls import admin_client
 from ebla.model.errors import Refused
-from ebla.model.identity import Address, AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId
+from ebla.model.identity import AttemptId, JobId, SessionId, ShardNumber, TableId, TopologyVersion, TransferId
 from ebla.model.selection import ColumnSelector
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagedFile, StagingKind, TransferSource, TransferTarget
-from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_clock import SystemClock
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
-from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.transfer_messages import (
     BulkStatusAnswer,
     BulkStatusRequest,
@@ -43,14 +34,7 @@ from ebla.wire.transfer_messages import (
 from ebla.wire.verbs import BULK_STATUS, CLOSE_SESSION, OPEN_SESSION, OPEN_STAGING, SEAL, TAKE_CHECKPOINT, A, Q, Verb
 
 ROWS = 12
-QUICK = FlightClientLimits(attempts_max=2, pause_s=0.1)
 Make = Callable[..., LocalNodes]
-
-
-def told(nodes: LocalNodes, *arguments: str) -> Any:
-    result = CliRunner().invoke(app, [*arguments, "--data", str(nodes.data), "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +76,6 @@ class Session:
 
     def close(self) -> None:
         asked(self.nodes, self.nodes.nodes[0].folder.control_socket, CLOSE_SESSION, CloseSessionRequest(self.id))
-
-
-def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
-    async def run() -> A:
-        async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-            return await admin_client(transport, nodes.nodes[0], 30_000).call(
-                Address(str(socket)), verb, request, verb.lane
-            )
-
-    return asyncio.run(run())
 
 
 def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int") -> Session:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually
-from tests.cluster.test_flight import QUICK, asked, told
+from tests.cluster.flight_rig import QUICK, asked, told
 
 from ebla.model.errors import EblaError, NotFound, Refused
 from ebla.model.identity import CheckpointId, TableId, TopologyVersion

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.properties.test_routed_reads import (
+from tests.properties.routed_reads_rig import (
     COLLECTING,
     REPLICAS,
     Case,

@@ -130,6 +130,11 @@ def test_an_import_inside_a_function_with_its_reason_is_fine() -> None:
     assert lines_of(imports.hidden_imports, sample(text)) == []
 
 
+def test_tests_of_tests() -> None:
+    text = "from tests.unit.a.test_b import C\nfrom tests.unit.a.b_rig import C\nfrom tests.unit.testing import D\n"
+    assert lines_of(imports.tests_of_tests, sample(text, "tests/unit/a/test_c.py")) == [1]
+
+
 def test_imports_by_string() -> None:
     text = "import importlib\nimportlib.import_module('a.b')\nimportlib.import_module(f'a.{name}')\n"
     assert lines_of(imports.imports_by_string, sample(text)) == [2]

@@ -59,6 +59,22 @@ def imports_by_string(sources: Iterable[Source]) -> list[str]:
     return complaints
 
 
+def tests_of_tests(sources: Iterable[Source]) -> list[str]:
+    """A test module that others import cannot be changed or deleted on its own. What several tests share belongs into a
+    rig beside them."""
+    complaints = []
+    for source in sources:
+        if source.path.startswith("tests/"):
+            nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom)]
+            complaints += [
+                source.complaint(node.lineno, f"imports from {node.module}")
+                for node in nodes
+                if (node.module or "").startswith("tests.")
+                and (node.module or "").rpartition(".")[2].startswith("test_")
+            ]
+    return complaints
+
+
 def _has_reason(lines: list[str], number: int) -> bool:
     """A comment on the same line or the line above; consecutive imports share it."""
     line = lines[number - 1]
@@ -78,5 +94,5 @@ def _imports(source: Source) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-RULES = (impure_imports, hidden_imports, imports_by_string)
+RULES = (impure_imports, hidden_imports, imports_by_string, tests_of_tests)
 """Run on every Python file."""

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.unit.pipeline.test_job_plans import TABLETS, VNODES, WORLD
+from tests.unit.pipeline.job_plans_rig import TABLETS, VNODES, WORLD
 from tests.unit.topology.world import host
 
 from ebla.broker.read_plan import (

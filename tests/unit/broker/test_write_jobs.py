@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.broker.broker_rig import Rig, committing, raises, staged, with_rig
+from tests.unit.pipeline.job_plans_rig import VNODES, WORLD
 from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
-from tests.unit.pipeline.test_job_plans import VNODES, WORLD
 from tests.unit.topology.small_cluster import TABLE, host, replica
 
 from ebla.broker.broker_deps import BrokerLimits

@@ -4,7 +4,7 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from tests.unit.pipeline.test_job_plans import TABLETS, VNODES, WORLD, a_cluster
+from tests.unit.pipeline.job_plans_rig import TABLETS, VNODES, WORLD, a_cluster
 from tests.unit.topology.world import host
 
 from ebla.broker.commit_states import group_routes

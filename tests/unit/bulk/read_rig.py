@@ -3,7 +3,7 @@
 import uuid
 from pathlib import Path
 
-from tests.unit.bulk.test_bulk_process import OURS
+from tests.unit.bulk.bulk_process_rig import OURS
 from tests.unit.bulk.transfer_rig import (
     CALL_MS,
     LAYER,

@@ -7,75 +7,30 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.async_tests import real_time, runs_in, settled
-from tests.unit.bulk.test_compaction_service import Compactions, job_of
-from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction
+from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, OURS, Control, state
+from tests.unit.bulk.compaction_service_rig import Compactions, job_of
+from tests.unit.wire.rig import MemoryTransport, SeededChance
 
 from ebla.bulk.bulk_process import BulkConfig, BulkProcess
 from ebla.bulk.compaction_service import CompactionServiceLimits
 from ebla.model.errors import ConnectionLost
-from ebla.model.identity import Address, HistoryId, SessionId, TopologyVersion
-from ebla.model.transaction import Revision
+from ebla.model.identity import SessionId
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
-from ebla.topology.keys import STATE, Row, encode, session_key
-from ebla.topology.snapshot import Session, TopologyState
+from ebla.topology.keys import STATE, Row, session_key
+from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
-from ebla.wire.feed_messages import ChildReport, FeedAnswer, FeedChange, FeedRequest
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.server import IncomingCall, Server
-from ebla.wire.verbs import CHILD_BEAT, CHILD_REPORT, COMPACT, FEED, ChildBeatAnswer, ChildBeatRequest, EmptyAnswer
+from ebla.wire.verbs import COMPACT
 
 pytestmark = runs_in(real_time)
 
-CONTROL, BULK = Address("/run/control.sock"), Address("/run/bulk.sock")
-HISTORY = HistoryId(uuid.UUID(int=1))
 SESSION = SessionId(uuid.UUID(int=5))
-OURS = introduction(1)
-
-
-class Control:
-    """Tells one state after the other, each once it was given, and keeps what it is told."""
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.server = Server(tasks, OURS, WireLimits(), discard_event)
-        self.server.serve(FEED, self._feed)
-        self.server.serve(CHILD_REPORT, self._report)
-        self.server.serve(CHILD_BEAT, self._beat)
-        self.reports: list[ChildReport] = []
-        self.beats: list[ChildBeatRequest] = []
-        self._answers: asyncio.Queue[FeedAnswer] = asyncio.Queue()
-
-    def tell(self, index: int, rows: dict[str, Row | None], *, reset: bool = False) -> None:
-        at = Revision(HISTORY, index)
-        changes = tuple(FeedChange(key, None if row is None else encode(row), at) for key, row in rows.items())
-        self._answers.put_nowait(FeedAnswer(revision=at, reset=reset, changes=changes))
-
-    async def reported(self, count: int) -> ChildReport:
-        async with asyncio.timeout(10):
-            while len(self.reports) < count:  # noqa: ASYNC110  # whoever changes it is asked by messages alone
-                await asyncio.sleep(0)
-        assert len(self.reports) == count
-        return self.reports[-1]
-
-    async def _feed(self, _request: FeedRequest, _call: IncomingCall) -> FeedAnswer:
-        return await self._answers.get()
-
-    def _report(self, report: ChildReport, _call: IncomingCall) -> EmptyAnswer:
-        self.reports.append(report)
-        return EmptyAnswer()
-
-    def _beat(self, beat: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
-        self.beats.append(beat)
-        return ChildBeatAnswer(serving=True)
-
-
-def state(version: int) -> TopologyState:
-    return TopologyState(version=TopologyVersion(version), fence=TopologyVersion(1))
 
 
 class Rig:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import CHECKPOINT, FlightRig, build_part, flight_rig
-from tests.unit.bulk.test_flight_rows import LOWER, PLAIN, UPPER, asked, merged, plain_items, stacks, stored
+from tests.unit.bulk.flight_rows_rig import LOWER, PLAIN, UPPER, asked, merged, plain_items, stacks, stored
 
 from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.tickets import Grant, GrantKind

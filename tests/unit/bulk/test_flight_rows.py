@@ -14,12 +14,10 @@ import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.cut_proxy import cut_proxy
 from tests.unit.bulk.flight_rig import ATTEMPT, Layer, build_part, flight_rig
+from tests.unit.bulk.flight_rows_rig import LOWER, PLAIN, UPPER, asked, merged, plain_item, plain_items, stacks, stored
 from tests.unit.storage.random_rows import (
     KEY_KINDS,
-    MIXED,
     VALUE_KINDS,
-    Mix,
-    RandomRows,
     arrow_column,
     column,
     random_value,
@@ -33,59 +31,17 @@ from ebla.bulk.workers.pool import PoolLimits
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import ColumnKind
-from ebla.model.selection import ColumnSelector
-from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_codec import encode_row
-from ebla.storage.codec.row_file import ROWS_SCHEMA, decode_records, items_of, rows_batch
+from ebla.storage.codec.row_file import ROWS_SCHEMA, decode_records, rows_batch
 from ebla.storage.layers.layer import Item
-from ebla.storage.merge.row_merge import merge_streams
 from ebla.transfers.flight_client import FlightClient
 from ebla.transfers.flight_streams import FlightClientLimits
-from ebla.wire.transfer_messages import HashesQuery, TypedRowsQuery
+from ebla.wire.transfer_messages import HashesQuery
 
 pytestmark = runs_in(real_time)
-
-LOWER, UPPER = TokenRange(TOKEN_MIN, Token(0)), TokenRange(Token(0), TOKEN_MIN)
-PLAIN = table(column("k", "bigint", ColumnKind.PARTITION_KEY), column("v", "text"))
-
-
-def asked(names: Sequence[str]) -> TypedRowsQuery:
-    return TypedRowsQuery(range=WHOLE_RING, columns=tuple(ColumnSelector(name) for name in names), now_s=0)
-
-
-def stacks(seed: int) -> list[list[Layer]]:
-    """Two stacks of one table, each with all of its rows in a half of the ring, over layers of several kinds."""
-    rows = RandomRows(seed, Mix(plain=0.5, partitions=8, rows=60))
-    found: list[list[Layer]] = []
-    for half in (LOWER, UPPER):
-        layers = [[item for item in rows.layer() if decode_token(item[0]) in half] for _ in range(3)]
-        found.append([(items, WHOLE_RING, bool(number)) for number, items in enumerate(layers) if items])
-    return found
-
-
-def stored(batches: Sequence[pa.RecordBatch]) -> list[Item]:
-    return [item for batch in batches for item in items_of(batch)]
-
-
-def merged(parts: Sequence[Sequence[Layer]], token_range: TokenRange = WHOLE_RING) -> list[Item]:
-    items = merge_streams([layer[0] for part in parts for layer in part], MIXED)
-    return [item for item in items if decode_token(item[0]) in token_range]
-
-
-def plain_items(count: int, size: int = 20) -> list[Item]:
-    return sorted(plain_item(number, b"x" * size) for number in range(count))
-
-
-def plain_item(number: int, text: bytes, timestamp_us: int = 5) -> Item:
-    key = stored_key(PLAIN, {"k": number.to_bytes(8)})
-    row = Row(
-        marker=RowMarker(timestamp_us),
-        deletion=None,
-        cells={PLAIN.column("v").number: Cell(timestamp_us=timestamp_us, value=text)},
-    )
-    return key, encode_row(row, 1, PLAIN.layouts[-1])
 
 
 @pytest.mark.parametrize("ranges", [(WHOLE_RING, WHOLE_RING), (UPPER, LOWER)])

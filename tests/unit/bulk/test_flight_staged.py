@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import ATTEMPT, FlightRig, build_part, flight_rig
-from tests.unit.bulk.test_flight_rows import PLAIN, plain_items, stored
+from tests.unit.bulk.flight_rows_rig import PLAIN, plain_items, stored
 
 from ebla.bulk.staged_rows import StagedRows
 from ebla.model.errors import ConnectionLost, Corruption, Stale

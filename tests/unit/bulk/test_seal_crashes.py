@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 from tests.unit.bulk import staging_rig
+from tests.unit.bulk.seal_of_runs_rig import THREE, records_of
+from tests.unit.bulk.seal_of_runs_rig import order_of as order_of_runs
+from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FILES, FIRST, PLACE, SESSION, TRANSFER, StagingRig, order_of
-from tests.unit.bulk.test_seal_of_runs import THREE, records_of
-from tests.unit.bulk.test_seal_of_runs import order_of as order_of_runs
-from tests.unit.bulk.test_staged_rows import ITEMS
 from tests.unit.journal.on_disks import Machine
 from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
 

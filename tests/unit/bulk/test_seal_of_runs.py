@@ -4,14 +4,14 @@ import asyncio
 import random
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.bulk import staging_rig
+from tests.unit.bulk.seal_of_runs_rig import THIRD, THREE, Runs, order_of, records_of, told
+from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, machine
-from tests.unit.bulk.test_staged_rows import ITEMS
 from tests.unit.storage.store_rig import plain
 
 from ebla.bulk.seal import SealSpec
@@ -34,29 +34,6 @@ from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.merge.row_merge import merge_all
 
 MERGED_MAX = pytest.mark.parametrize("merged_max", [1 << 20, 0], ids=["merged", "layer"])
-Runs = Mapping[AttemptId, Sequence[Item]]
-THIRD = AttemptId(uuid.UUID(int=13))
-THREE: Runs = {FIRST: ITEMS[::3], SECOND: ITEMS[1::3], THIRD: ITEMS[2::3]}
-
-
-def records_of(items: Sequence[Item], rows: int = 7) -> bytes:
-    return b"".join(encode_rows(rows_batch(items[start : start + rows])) for start in range(0, len(items), rows))
-
-
-def told(items: Sequence[Item]) -> StagedFile:
-    records = records_of(items)
-    return StagedFile("rows", len(records), zlib.crc32(records))
-
-
-def order_of(runs: Runs) -> SealSpec:
-    (first, items), *more = runs.items()
-    return SealSpec(
-        attempt=first,
-        files=(told(items),),
-        layers=(),
-        schema=SMALL,
-        more=tuple((attempt, told(one)) for attempt, one in more),
-    )
 
 
 async def staged_runs(rig: StagingRig, runs: Runs, tokens: TokenRange = WHOLE_RING) -> StagedTransfer:

@@ -5,8 +5,8 @@ import zlib
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.bulk import staging_rig
+from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FIRST, PLACE, StagingRig, machine
-from tests.unit.storage.store_rig import plain
 
 from ebla.bulk.seal import SealSpec
 from ebla.model.errors import Corruption, InvalidRequest, Refused
@@ -20,7 +20,6 @@ from ebla.storage.layers.layer import Item
 from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.wire.transfer_messages import FlightPut
 
-ITEMS = sorted(plain(partition, row, 5 + partition) for partition in range(20) for row in range(3))
 PIECES = [encode_rows(rows_batch(ITEMS[start : start + 25])) for start in range(0, len(ITEMS), 25)]
 RECORDS = b"".join(PIECES)
 ROWS_TOLD = (StagedFile("rows", len(RECORDS), zlib.crc32(RECORDS)),)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.async_tests import runs_in
+from tests.unit.bulk.bulk_process_rig import OURS
 from tests.unit.bulk.read_rig import (
     AWAY,
     HALVES,
@@ -22,7 +23,6 @@ from tests.unit.bulk.read_rig import (
     is_there,
     opened,
 )
-from tests.unit.bulk.test_bulk_process import OURS
 from tests.unit.bulk.transfer_rig import (
     CALL_MS,
     FLIGHT,

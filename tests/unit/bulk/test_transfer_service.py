@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.async_tests import runs_in
-from tests.unit.bulk.test_bulk_process import BULK, OURS
+from tests.unit.bulk.bulk_process_rig import BULK, OURS
 from tests.unit.bulk.transfer_rig import (
     ATTEMPT,
     CALL_MS,

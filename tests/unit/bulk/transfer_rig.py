@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, HISTORY, OURS, Control, state
+from tests.unit.bulk.compaction_service_rig import Compactions
 from tests.unit.bulk.staging_rig import BuildsHere
-from tests.unit.bulk.test_bulk_process import BULK, CONTROL, HISTORY, OURS, Control, state
-from tests.unit.bulk.test_compaction_service import Compactions
 from tests.unit.topology.small_cluster import node, simple
 from tests.unit.wire.rig import MemoryTransport, SeededChance
 

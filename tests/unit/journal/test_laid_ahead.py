@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.unit.journal.on_disks import Machine
-from tests.unit.journal.test_segmented_log import flat, open_log, read, some
+from tests.unit.journal.segmented_log_rig import flat, open_log, read, some
 
 from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import PREWRITE_BYTES, SMALL_BATCH_BYTES_MAX, SegmentedLog

@@ -4,20 +4,14 @@ from functools import partial
 import msgspec
 import pytest
 from tests.unit.journal.on_disks import Machine
+from tests.unit.journal.segmented_log_rig import FOLDER, LIMITS, flat, open_log, read, some
 
 from ebla.journal.frames import LOG_FORMAT, SegmentHeader, encode_segment_header
 from ebla.journal.manifest import load_manifest, save_manifest, segment_path, segments_needed
 from ebla.journal.recovery import JournalLimits
-from ebla.journal.segmented_log import LogFailed, SegmentedLog
+from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, TooLarge
 from ebla.sim.disk import ProcessDisk
-
-FOLDER = "/data/log"
-LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=8192, read_bytes=1024)
-
-
-async def open_log(machine: Machine, disk: ProcessDisk, limits: JournalLimits = LIMITS) -> SegmentedLog:
-    return await SegmentedLog.open(disk, machine.rng, FOLDER, limits)
 
 
 def append(machine: Machine, *batches: list[bytes], limits: JournalLimits = LIMITS) -> list[int]:
@@ -28,35 +22,11 @@ def append(machine: Machine, *batches: list[bytes], limits: JournalLimits = LIMI
     return machine.run(main)
 
 
-def read(machine: Machine, start: int | None = None) -> list[bytes]:
-    async def main(disk: ProcessDisk) -> list[bytes]:
-        log = await open_log(machine, disk)
-        first = log.first_sequence if start is None else start
-        sequence = first
-        records: list[bytes] = []
-        async for batch in log.read(first):
-            assert batch.first_sequence == sequence, "no gap and no repetition"
-            sequence = batch.next_sequence
-            records += batch.records
-        assert sequence == log.next_sequence
-        return records
-
-    return machine.run(main)
-
-
 def segment_names(machine: Machine) -> list[str]:
     async def main(disk: ProcessDisk) -> list[str]:
         return [name for name in disk.list_folder(FOLDER) if name.endswith(".log")]
 
     return machine.run(main)
-
-
-def some(count: int, size: int = 300) -> list[list[bytes]]:
-    return [[b"%05d" % number + b"r" * (size - 5)] for number in range(count)]
-
-
-def flat(batches: list[list[bytes]]) -> list[bytes]:
-    return [record for batch in batches for record in batch]
 
 
 def test_records_come_back_in_order_over_segments_and_restarts() -> None:

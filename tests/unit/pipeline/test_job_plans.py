@@ -5,7 +5,8 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.topology.world import Coordinator, World, host
+from tests.unit.pipeline.job_plans_rig import TABLETS, VNODES, WORLD, a_cluster, on_vnodes
+from tests.unit.topology.world import host
 
 from ebla.model.errors import EblaError, InvalidRequest, NotFound, Unavailable
 from ebla.model.identity import HostId, TableId
@@ -17,36 +18,12 @@ from ebla.pipeline.job_plans import (
     RowStreamPlan,
     plan_job,
 )
-from ebla.topology.commands import CreateKeyspace, CreateTable, StartMoves, TabletMove
+from ebla.topology.commands import StartMoves, TabletMove
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.routing.static_sharding import static_shard
-from ebla.topology.snapshot import Keyspace, Replication, Table
-from ebla.topology.states import Strategy, TransitionKind
+from ebla.topology.states import TransitionKind
 from ebla.transfers.token_ranges import covering_range, merge_ranges, replica_ranges
 
-
-def a_cluster(size: int = 4) -> tuple[World, Coordinator]:
-    world = World()
-    world.create(world.node(1, ignore_msb=0))
-    coordinator = Coordinator(world)
-    for number in range(2, size + 1):
-        world.ask_to_join(world.node(number, ignore_msb=0))
-        coordinator.settle()
-    return world, coordinator
-
-
-def on_vnodes(world: World, factor: int = 3) -> TableId:
-    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
-    world.do(CreateKeyspace(Keyspace(name="ring", replication=replication, on_tablets=False)))
-    table = Table(id=TableId(world.new_id()), keyspace="ring", name="t")
-    world.do(CreateTable(table, ()))
-    return table.id
-
-
-WORLD, _ = a_cluster()
-TABLETS = WORLD.create_table(4, 3)
-"""Tablet n is on hosts n+1, n+2, n+3 (of 4, around), at shards n, n+1, n+2 modulo 2."""
-VNODES = on_vnodes(WORLD)
 SETS = ReplicaSets(WORLD.snapshot)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.async_tests import runs_in
+from tests.unit.replica.compaction_rig import Place
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
 from tests.unit.storage.store_rig import Rig, limits, plain
 
@@ -9,26 +10,12 @@ from ebla.model.errors import Unreachable
 from ebla.model.token import WHOLE_RING
 from ebla.options import CommitLogMode
 from ebla.replica.compaction import CompactionLoop, gc_terms
-from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.workloads.small_table import SMALL
-from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.topology.tablet_map import tablet_map
 
 REPAIRED = tablet_map(SMALL.id, [(OWN,)], repair_times_ms=[7_900])
 BASES = 6
-
-
-class Place:
-    def __init__(self, rig: Rig, *, is_there: bool) -> None:
-        self._rig = rig
-        self._is_there = is_there
-
-    async def compact(self, job: CompactionJob) -> CompactionResult:
-        if not self._is_there:
-            raise Unreachable("no bulk process")
-        assert self._rig.engine is not None
-        return await compact_in_memory(self._rig.engine, job)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

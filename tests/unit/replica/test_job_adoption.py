@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 from tests.async_tests import runs_in
+from tests.unit.replica.compaction_rig import Place
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, with_sessions
 from tests.unit.replica.staged import OPEN, Staging, request_of
-from tests.unit.replica.test_compaction import Place
 from tests.unit.storage.store_rig import Rig, limits, plain
 
 from ebla.model.errors import Outcome, Overloaded, Stale

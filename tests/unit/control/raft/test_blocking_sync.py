@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from tests.async_tests import runs_in
-from tests.unit.control.raft.test_driver import ALONE, CLIENT, Peer, add_one, running, simulate
+from tests.unit.control.raft.driver_rig import ALONE, CLIENT, Peer, add_one, running, simulate
 
 from ebla.raft.driver_policy import ROUNDS_TO_RANK
 from ebla.raft.effects import LogWrite

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from tests.async_tests import runs_in, settled
-from tests.unit.control.raft.test_driver import CLIENT, LEADER, THREE, Peer, add_one, running, simulate
+from tests.unit.control.raft.driver_rig import CLIENT, LEADER, THREE, Peer, add_one, running, simulate
 
 from ebla.raft.driver_policy import APPEND_HOLD_MS, LATE_HOLDS_MAX, ROUNDS_TO_RANK
 from ebla.raft.events import Campaign

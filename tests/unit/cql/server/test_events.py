@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from cassandra.protocol import EventMessage
 from tests.unit.topology.world import cluster
-from tests.unit.wire.cql.test_responses import event
+from tests.unit.wire.cql.responses_rig import event
 
 from ebla.cql.server.events import EventPublisher, node_changes, schema_changes
 from ebla.feed.topology_view import View, view_of

@@ -5,7 +5,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from tests.unit.source.write.test_encode_rows import TYPES, Given, batch_of, encoded, random_row
+from tests.unit.source.write.encode_rows_rig import TYPES, Given, batch_of, encoded, random_row
 from tests.unit.source.write_fakes import FakeContact
 from tests.unit.storage.random_rows import MIXED, column, table
 

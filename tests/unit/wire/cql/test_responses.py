@@ -8,8 +8,8 @@ import pytest
 from cassandra import ReadTimeout as DriverReadTimeout
 from cassandra import Unavailable as DriverUnavailable
 from cassandra import WriteTimeout as DriverWriteTimeout
-from cassandra.protocol import ErrorMessage, EventMessage, ResultMessage, SupportedMessage
-from cassandra.protocol_features import ProtocolFeatures
+from cassandra.protocol import ErrorMessage, ResultMessage, SupportedMessage
+from tests.unit.wire.cql.responses_rig import FEATURES, event
 
 from ebla.cql.system_tables.node_info import ShardingInfo, supported_options
 from ebla.model import errors
@@ -32,7 +32,6 @@ from ebla.wire.cql.responses import NodeChange, WriteType
 
 INT, TEXT = SCALARS["int"], SCALARS["text"]
 QUORUM = ConsistencyLevel.QUORUM
-FEATURES = ProtocolFeatures()
 
 
 def spec(name: str, kind: CqlType, table: str = "t") -> ColumnSpec:
@@ -183,10 +182,6 @@ def test_a_driver_reads_every_error(kind: type[EblaError]) -> None:
 
 
 # ---- events
-
-
-def event(body: bytes) -> Any:
-    return EventMessage.recv_body(io.BytesIO(body), 4, FEATURES, {}, None, None)
 
 
 def test_events_as_drivers_read_them() -> None:

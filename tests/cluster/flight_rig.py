@@ -1,0 +1,35 @@
+"""Commands and calls to a node of a Flight test, and limits for its client."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.conftest import LocalNodes
+from typer.testing import CliRunner
+
+from ebla.cli.app import app
+from ebla.cli.cluster.node_calls import admin_client
+from ebla.model.identity import Address
+from ebla.observe.event_reporter import discard_event
+from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.transfers.flight_streams import FlightClientLimits
+from ebla.wire.verbs import A, Q, Verb
+
+QUICK = FlightClientLimits(attempts_max=2, pause_s=0.1)
+
+
+def told(nodes: LocalNodes, *arguments: str) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--data", str(nodes.data), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
+    async def run() -> A:
+        async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+            return await admin_client(transport, nodes.nodes[0], 30_000).call(
+                Address(str(socket)), verb, request, verb.lane
+            )
+
+    return asyncio.run(run())
