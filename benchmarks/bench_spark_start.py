@@ -34,9 +34,9 @@ from ebla.model.transfers import (
     TransferSource,
     TransferTarget,
 )
+from ebla.pipeline.class_archive import train
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import SparkOptions
-from ebla.pipeline.train_classes import train
 from ebla.ports.transfer_engine import EngineState
 from ebla.runtime.machine_id import machine_id
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import ask
 from tests.cluster.rows_load import SCHEMA_MS, ask_shard
@@ -36,7 +37,7 @@ from ebla.model.records.jobs import (
 from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange, token_of
-from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
+from ebla.pipeline.java_process import descendants, is_running
 from ebla.ports.transfer_engine import EngineState
 from ebla.storage.codec.key_codec import KeyKind, partition_key_of, partition_prefix, row_key, split_key
 from ebla.storage.codec.row_codec import decode_head, decode_row, encode_row
@@ -118,13 +119,13 @@ class PipelineCluster(ServedNodes):
         return found[0]
 
     @property
-    def java(self) -> ProcessMark:
+    def java(self) -> psutil.Process:
         """Spark's driver; an embedded Spark also runs its tasks there."""
         (found,) = (mark for mark in descendants(self.pipeline_pid) if program_of(mark) == "java")
         return found
 
     @property
-    def workers(self) -> tuple[ProcessMark, ...]:
+    def workers(self) -> tuple[psutil.Process, ...]:
         return workers_of(self._above_workers)
 
     @property
@@ -183,7 +184,7 @@ class PipelineCluster(ServedNodes):
 
     # ---- bulk
 
-    def hold_in_the_middle(self, number: int, job: JobId) -> tuple[ProcessMark, ...]:
+    def hold_in_the_middle(self, number: int, job: JobId) -> tuple[psutil.Process, ...]:
         """Freezes the worker that sends the job's bytes to the node, once some but not all have arrived."""
         slowly(lambda: self.job(job).session is not None, f"job {job} runs")
         # Before anything arrives: finding it takes a while, and everything might arrive meanwhile.
@@ -195,7 +196,7 @@ class PipelineCluster(ServedNodes):
         assert held, f"job {job} was too quick: {self.job(job)}"
         return held
 
-    def _workers_to(self, number: int, above: int) -> tuple[ProcessMark, ...]:
+    def _workers_to(self, number: int, above: int) -> tuple[psutil.Process, ...]:
         node = self.node(number).options
         return tuple(mark for mark in workers_of(above) if talks_to(mark, node.address, node.ports.bulk))
 
@@ -223,7 +224,7 @@ def run_command(cluster: PipelineCluster, *arguments: str) -> subprocess.Complet
 # ---- processes
 
 
-def program_of(mark: ProcessMark) -> str:
+def program_of(mark: psutil.Process) -> str:
     try:
         words = Path(f"/proc/{mark.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -231,17 +232,17 @@ def program_of(mark: ProcessMark) -> str:
     return "pyspark" if b"pyspark.daemon" in words else Path(words[0].decode()).name
 
 
-def python_processes(root: int) -> tuple[ProcessMark, ...]:
+def python_processes(root: int) -> tuple[psutil.Process, ...]:
     """Python processes of Spark's tasks below a process, the daemon first: it would end workers that do not answer."""
     return tuple(mark for mark in descendants(root) if program_of(mark) == "pyspark")
 
 
-def workers_of(root: int) -> tuple[ProcessMark, ...]:
+def workers_of(root: int) -> tuple[psutil.Process, ...]:
     """Workers that run tasks or wait for some."""
     return tuple(mark for mark in python_processes(root) if not descendants(mark.pid))
 
 
-def talks_to(mark: ProcessMark, address: str, port: int) -> bool:
+def talks_to(mark: psutil.Process, address: str, port: int) -> bool:
     """Whether the process has a connection to that address."""
     remote = f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}"
     # A dual-stack socket has the IPv4 address at the end of its IPv6 address.
@@ -254,14 +255,14 @@ def talks_to(mark: ProcessMark, address: str, port: int) -> bool:
         return False
 
 
-def signalled(marks: Sequence[ProcessMark], number: signal.Signals) -> None:
+def signalled(marks: Sequence[psutil.Process], number: signal.Signals) -> None:
     for mark in marks:
         if is_running(mark):
             os.kill(mark.pid, number)
 
 
 @contextmanager
-def frozen(marks: Sequence[ProcessMark]) -> Iterator[None]:
+def frozen(marks: Sequence[psutil.Process]) -> Iterator[None]:
     """Always continues them at the end."""
     signalled(marks, signal.SIGSTOP)
     try:

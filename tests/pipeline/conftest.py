@@ -18,8 +18,7 @@ from tests.pipeline.source_jobs import OneSpark
 from tests.pipeline.standalone import StandaloneCluster
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it has no types
 
-from ebla.pipeline.class_archive import archive_path, default_archive_folder
-from ebla.pipeline.java import find_java
+from ebla.pipeline.java import archive_path, default_archive_folder, find_java
 from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
 
@@ -74,7 +73,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # The second process waits for the first, whose time is bounded.
         fcntl.flock(making, fcntl.LOCK_EX)
         if not archive.exists():
-            command = [sys.executable, "-m", "ebla.pipeline.train_classes", str(tmp_path_factory.mktemp("training"))]
+            command = [sys.executable, "-m", "ebla.pipeline.class_archive", str(tmp_path_factory.mktemp("training"))]
             with subprocess.Popen([*command, "", str(folder)], stdin=subprocess.PIPE) as maker:
                 assert maker.wait(TRAINING_S) == 0
             assert archive.exists()

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
+import psutil
 from tests.pipeline.flight_rig import LoopThread
 
-from ebla.pipeline.process_tree import ProcessMark, descendants, is_running
+from ebla.pipeline.java_process import descendants, is_running
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfer_engine import EngineState
@@ -47,7 +48,7 @@ class RunningEngine:
         assert self.engine._live is not None
         return self.engine._live.session.process.pid
 
-    def workers(self) -> tuple[ProcessMark, ...]:
+    def workers(self) -> tuple[psutil.Process, ...]:
         """The Python processes that run tasks, without the daemon that forks them."""
         below = descendants(self.java_pid)
         return tuple(mark for mark in below if not descendants(mark.pid))

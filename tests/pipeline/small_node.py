@@ -11,8 +11,7 @@ from tests.cluster.conftest import LocalNodes
 from tests.pipeline.served_nodes import STEADY
 
 from ebla.cli.tables.table_access import open_cql
-from ebla.pipeline.class_archive import archive_path, default_archive_folder
-from ebla.pipeline.java import find_java, make_java_home
+from ebla.pipeline.java import archive_path, default_archive_folder, find_java, make_java_home
 from ebla.pipeline.spark_session import SPARK_HOME
 
 PROGRAM_S = 300.0

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from ebla.pipeline.java import find_java, make_java_home
-from ebla.pipeline.process_tree import ProcessMark, descendants, kill
+from ebla.pipeline.java_process import descendants, kill_process
 from ebla.pipeline.spark_session import SPARK_HOME
 
 LOOPBACK = "127.0.0.1"
@@ -71,7 +73,7 @@ class StandaloneCluster:
         return self._processes[1].pid
 
     @property
-    def executors(self) -> tuple[ProcessMark, ...]:
+    def executors(self) -> tuple[psutil.Process, ...]:
         """All processes below the first worker."""
         return descendants(self.worker_pid)
 
@@ -111,7 +113,7 @@ class StandaloneCluster:
                 process.kill()
                 process.wait()
         for mark in below:
-            kill(mark)
+            kill_process(mark)
 
 
 def bare_python(folder: Path, without: tuple[str, ...]) -> Path:

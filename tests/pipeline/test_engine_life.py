@@ -10,9 +10,8 @@ from tests.pipeline.flight_rig import LoopThread
 from tests.pipeline.standalone import free_port
 
 from ebla.model.identity import JobId
-from ebla.pipeline.class_archive import archive_path
-from ebla.pipeline.java import find_java
-from ebla.pipeline.process_tree import descendants, is_running
+from ebla.pipeline.java import archive_path, find_java
+from ebla.pipeline.java_process import descendants, is_running
 from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfer_engine import EngineState, PipelineUnavailable

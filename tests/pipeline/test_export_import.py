@@ -12,7 +12,7 @@ from tests.cluster.conftest import eventually
 from tests.pipeline.small_node import PROGRAM_S, SmallNode
 
 from ebla.cli.spark_jobs.export_plan import MANIFEST
-from ebla.pipeline.process_tree import descendants, is_running
+from ebla.pipeline.java_process import descendants, is_running
 
 COLUMNS = (
     "k int, c text, a ascii, b bigint, bl blob, bo boolean, d date, de decimal, do double, du duration, f float, "

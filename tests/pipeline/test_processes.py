@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ebla.pipeline.java import JavaOrigin
-from ebla.pipeline.process_tree import descendants, is_running
+from ebla.pipeline.java_process import descendants, is_running
 from ebla.ports.transfer_engine import EngineState
 
 END_S = 20.0

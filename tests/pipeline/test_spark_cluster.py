@@ -22,7 +22,7 @@ from tests.pipeline.served_nodes import NODES, slowly
 from tests.pipeline.standalone import StandaloneCluster
 
 from ebla.model.identity import JobId
-from ebla.pipeline.process_tree import is_running
+from ebla.pipeline.java_process import is_running
 
 SOURCE, TARGET, THIRD = 0, 1, 2
 

@@ -12,7 +12,7 @@ from tests.pipeline.flight_rig import FlightRig
 from tests.pipeline.transfers_contract import CONTRACTS, Contract, content, moved_by_transfer
 
 from ebla.model.transfers import FileMove, MoveResult, StagingKind
-from ebla.pipeline.process_tree import is_running
+from ebla.pipeline.java_process import is_running
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfer_engine import EngineState, PipelineUnavailable, WorkFailed
 

@@ -8,9 +8,9 @@ from tests.pipeline.engines import RunningEngine, until
 from tests.pipeline.flight_rig import FlightRig, LoopThread
 from tests.pipeline.standalone import StandaloneCluster, bare_python
 
-from ebla.pipeline.class_archive import default_archive_folder
+from ebla.pipeline.java import default_archive_folder
+from ebla.pipeline.java_process import is_running
 from ebla.pipeline.package_shipping import warm_up
-from ebla.pipeline.process_tree import is_running
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfer_engine import PipelineUnavailable
 

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import psutil
 import pytest
 from tests.pipeline.clusters import (
     PipelineCluster,
@@ -19,7 +20,6 @@ from tests.pipeline.clusters import (
 from tests.pipeline.served_nodes import NODES, slowly
 
 from ebla.model.identity import JobId
-from ebla.pipeline.process_tree import ProcessMark
 
 SOURCE, TARGET = 0, 1
 COPYING = "copying files"
@@ -45,7 +45,7 @@ def refused(cluster: PipelineCluster, places: Sequence[int]) -> int:
 @dataclass(frozen=True, slots=True)
 class Undead:
     job: JobId
-    workers: tuple[ProcessMark, ...]
+    workers: tuple[psutil.Process, ...]
     turned_away_at: tuple[int, ...]
     """A task in the middle of a stream requests more from the source, or sends more to the target."""
 

@@ -119,28 +119,54 @@ class AtomicFileWriter:
 
 async def read_checked_file(disk: Disk, path: str) -> bytes:
     """The whole content. Raises `FileNotFoundError`, `Corruption`, or `Refused` for a newer format."""
-    return b"".join([chunk async for chunk in read_checked_chunks(disk, path)])
+    # Not by the generator below: a read that was started eagerly may be closed while it waits for the disk, and CPython
+    # then leaves an async generator behind that cannot be closed.
+    reader = _CheckedReader(disk, path)
+    try:
+        pieces: list[bytes] = []
+        while not reader.has_ended:
+            pieces += await reader.read()
+        return b"".join(pieces)
+    finally:
+        reader.close()
 
 
 async def read_checked_chunks(disk: Disk, path: str) -> AsyncGenerator[bytes, None]:
-    """The content chunk by chunk, each checked before it is returned; only the end proves that none is missing."""
-    file = disk.open(path)
+    """The content piece by piece, each checked before it is returned; only the end proves that none is missing."""
+    reader = _CheckedReader(disk, path)
     try:
-        await disk.run(partial(_check_header, file))
-        offset = _HEADER.size
-        number = 0
-        ended = False
-        while not ended:
-            for chunk in await disk.run(partial(_read_chunks, file, offset, number)):
-                ended = not chunk
-                if chunk:
-                    yield chunk
-                    offset += _CHUNK.size + len(chunk)
-                    number += 1
-        if file.size() != offset + _CHUNK.size:
-            raise _damaged(path, offset + _CHUNK.size, "bytes follow the end of the content")
+        while not reader.has_ended:
+            for piece in await reader.read():
+                yield piece
     finally:
-        file.close()
+        reader.close()
+
+
+class _CheckedReader:
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = disk.open(path)
+        self._offset = 0
+        self._number = 0
+        self.has_ended = False
+
+    async def read(self) -> list[bytes]:
+        """The next pieces, checked."""
+        if not self._offset:
+            await self._disk.run(partial(_check_header, self._file))
+            self._offset = _HEADER.size
+        found = await self._disk.run(partial(_read_pieces, self._file, self._offset, self._number))
+        pieces = [piece for piece in found if piece]
+        self._offset += sum(_PIECE.size + len(piece) for piece in pieces)
+        self._number += len(pieces)
+        self.has_ended = len(pieces) < len(found)
+        if self.has_ended and self._file.size() != self._offset + _PIECE.size:
+            raise _damaged(self._path, self._offset + _PIECE.size, "bytes follow the end of the content")
+        return pieces
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def discard_temporary(disk: Disk, path: str) -> None:

@@ -21,7 +21,7 @@ from ebla.node.process import (
     run_until_stopped,
 )
 from ebla.options import NodeOptions
-from ebla.pipeline.class_archive import default_archive_folder
+from ebla.pipeline.java import default_archive_folder
 from ebla.pipeline.pipeline_process import NAME, PipelineConfig, PipelineLimits, PipelineProcess
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import LOOPBACK, SparkOptions

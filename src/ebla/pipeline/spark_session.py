@@ -20,8 +20,7 @@ from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from ebla.pipeline.class_archive import archive_path
-from ebla.pipeline.java import Java, find_java, make_java_home
+from ebla.pipeline.java import Java, archive_path, find_java, make_java_home
 from ebla.pipeline.java_process import JavaProcess, ProcessSpec, empty_folder
 from ebla.pipeline.package_shipping import ship, warm_up
 from ebla.pipeline.spark_settings import (

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,3 +72,17 @@ def test_a_log_that_is_held_open_is_copied_and_cut(tmp_path: Path, monkeypatch: 
     assert log.read_text() == "the end\n", "it goes on at the beginning of the file, with no hole before it"
     log.unlink()
     process.rotate_log()
+
+
+def test_descendants_are_found_and_killed() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (found,) = [one for one in java_process.descendants(os.getpid()) if one.pid == child.pid]
+        assert java_process.is_running(found)
+        java_process.kill_process(found)
+        assert child.wait(10) == -9
+        assert not java_process.is_running(found)
+        java_process.kill_process(found)
+    finally:
+        child.kill()
+        child.communicate()

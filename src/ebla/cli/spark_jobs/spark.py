@@ -21,7 +21,7 @@ from ebla.cli.spark_jobs.user_spark import (
     spark_process_environment,
     user_spark,
 )
-from ebla.pipeline.class_archive import default_archive_folder
+from ebla.pipeline.java import default_archive_folder
 
 OPTIONS_VARIABLE = "EBLA_SPARK_OPTIONS"
 STARTUP = f"""\

@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from ebla.model.errors import InvalidRequest, Unavailable
-from ebla.pipeline.class_archive import archive_path, default_archive_folder
-from ebla.pipeline.java import find_java, make_java_home
+from ebla.pipeline.java import archive_path, default_archive_folder, find_java, make_java_home
 
 MASTER_DEFAULT = "local[*]"
 LOOPBACK = "127.0.0.1"
