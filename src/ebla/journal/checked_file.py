@@ -123,21 +123,21 @@ async def read_checked_file(disk: Disk, path: str) -> bytes:
     # then leaves an async generator behind that cannot be closed.
     reader = _CheckedReader(disk, path)
     try:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         while not reader.has_ended:
-            pieces += await reader.read()
-        return b"".join(pieces)
+            chunks += await reader.read()
+        return b"".join(chunks)
     finally:
         reader.close()
 
 
 async def read_checked_chunks(disk: Disk, path: str) -> AsyncGenerator[bytes, None]:
-    """The content piece by piece, each checked before it is returned; only the end proves that none is missing."""
+    """The content chunk by chunk, each checked before it is returned; only the end proves that none is missing."""
     reader = _CheckedReader(disk, path)
     try:
         while not reader.has_ended:
-            for piece in await reader.read():
-                yield piece
+            for chunk in await reader.read():
+                yield chunk
     finally:
         reader.close()
 
@@ -152,18 +152,18 @@ class _CheckedReader:
         self.has_ended = False
 
     async def read(self) -> list[bytes]:
-        """The next pieces, checked."""
+        """The next chunks, checked."""
         if not self._offset:
             await self._disk.run(partial(_check_header, self._file))
             self._offset = _HEADER.size
-        found = await self._disk.run(partial(_read_pieces, self._file, self._offset, self._number))
-        pieces = [piece for piece in found if piece]
-        self._offset += sum(_PIECE.size + len(piece) for piece in pieces)
-        self._number += len(pieces)
-        self.has_ended = len(pieces) < len(found)
-        if self.has_ended and self._file.size() != self._offset + _PIECE.size:
-            raise _damaged(self._path, self._offset + _PIECE.size, "bytes follow the end of the content")
-        return pieces
+        found = await self._disk.run(partial(_read_chunks, self._file, self._offset, self._number))
+        chunks = [chunk for chunk in found if chunk]
+        self._offset += sum(_CHUNK.size + len(chunk) for chunk in chunks)
+        self._number += len(chunks)
+        self.has_ended = len(chunks) < len(found)
+        if self.has_ended and self._file.size() != self._offset + _CHUNK.size:
+            raise _damaged(self._path, self._offset + _CHUNK.size, "bytes follow the end of the content")
+        return chunks
 
     def close(self) -> None:
         self._file.close()
