@@ -171,7 +171,7 @@ def descendants(root: int) -> tuple[psutil.Process, ...]:
 def is_running(process: psutil.Process) -> bool:
     """False also for a zombie: only its exit status is left."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
