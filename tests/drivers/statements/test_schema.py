@@ -159,7 +159,7 @@ WRONG_TABLES = (
 )
 
 
-@pytest.mark.parametrize(("shape", "told"), WRONG_TABLES)
+@pytest.mark.parametrize(("shape", "output"), WRONG_TABLES)
 def test_tables_that_cannot_be(session: Any, keyspace: str, shape: str, output: str) -> None:
     with pytest.raises((InvalidRequest, SyntaxException)) as caught:
         session.execute(f"CREATE TABLE {keyspace}.wrong ({shape})")

@@ -128,7 +128,7 @@ def no_space(folder: DataFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hurt", "told"),
+    ("hurt", "output"),
     [
         (newer_format, "has format 7; this version of Ebla knows formats up to 1"),
         (open_to_others, "is open to other users (mode 755); it holds keys; chmod 700"),
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_used_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         (["--nodes", "0"], "0 nodes were requested; allowed are 1 to 250"),
         (["--base-address", "localhost"], "--base-address 'localhost' is no IP address"),
@@ -184,7 +184,7 @@ def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contact", "told"),
+    ("contact", "output"),
     [
         ("", "--contact '' names no node"),
         (":", "--contact ':' names no node"),

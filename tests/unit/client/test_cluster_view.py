@@ -174,7 +174,7 @@ def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
 
 
 @pytest.mark.parametrize(
-    ("node", "told"),
+    ("node", "output"),
     [
         (with_ring(None), "not serving: it has not received the topology"),
         (with_ring(ring_of("bootstrapping")), "not serving: it is not in the ring yet"),
