@@ -11,7 +11,7 @@ To add some, write `tests/mutations/<area>.py`:
     MUTATIONS = (
         Mutation(
             name="register-answer-before-sync",
-            module="ebla.sim.example.store",
+            module="ebla.sim.register",
             function="Store.write",
             find="await self._journal.sync()",
             replace="pass",

@@ -3,9 +3,7 @@
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SEEDS = SimSeeds("register", "1-200")
-CORE = "ebla.sim.example.register"
-PROCESS = "ebla.sim.example.process"
-STORE = "ebla.sim.example.store"
+REGISTER = "ebla.sim.register"
 CHECKER = "ebla.sim.checkers.linearizability"
 CHECKER_TESTS = PytestCheck("tests/unit/sim/test_linearizability.py")
 
@@ -25,13 +23,13 @@ def _bug(name: str, module: str, change: tuple[str, str, str], why: str) -> Muta
 MUTATIONS = (
     _bug(
         "answer-before-sync",
-        STORE,
+        REGISTER,
         ("RegisterStore.save", "await self._journal.sync()", ""),
         "an answered change is gone after a power cut",
     ),
     _bug(
         "send-before-store",
-        PROCESS,
+        REGISTER,
         (
             "_Process._carry_out",
             (
@@ -51,19 +49,19 @@ MUTATIONS = (
     ),
     _bug(
         "forget-after-crash",
-        STORE,
+        REGISTER,
         ("open_register_store", "held = last_record(_content(disk)) or RegisterState()", "held = RegisterState()"),
         "a replica that was restarted votes for a state without answered changes",
     ),
     _bug(
         "folder-not-synced",
-        STORE,
+        REGISTER,
         ("rewrite", "await disk.sync_folder(FOLDER)", ""),
         "after a power cut the journal is the one from before the rename",
     ),
     _bug(
         "journal-gone-on-with",
-        STORE,
+        REGISTER,
         (
             "open_register_store",
             "return RegisterStore(disk, await rewrite(disk, held), held)",
@@ -76,7 +74,7 @@ MUTATIONS = (
     ),
     _bug(
         "torn-record-taken",
-        STORE,
+        REGISTER,
         (
             "last_record",
             "if len(body) < length or zlib.crc32(body) != checksum or not body:",
@@ -86,7 +84,7 @@ MUTATIONS = (
     ),
     _bug(
         "promise-not-kept",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._prepare",
             (
@@ -107,13 +105,13 @@ MUTATIONS = (
     ),
     _bug(
         "two-primaries",
-        CORE,
+        REGISTER,
         ("RegisterReplica._campaign", "self._send(peer, PrepareEpoch(epoch))", "self._lead(epoch, self.held)"),
         "a replica that is cut off leads by itself",
     ),
     _bug(
         "old-primary-obeyed",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._follow",
             (
@@ -134,7 +132,7 @@ MUTATIONS = (
     ),
     _bug(
         "stale-read",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._read",
             "self._wait(primary, ask, self.held.value, primary.round)",
@@ -144,7 +142,7 @@ MUTATIONS = (
     ),
     _bug(
         "read-of-unstored",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._answer_waiting",
             "if waiting.sequence <= stored and waiting.round <= confirmed:",
@@ -154,7 +152,7 @@ MUTATIONS = (
     ),
     _bug(
         "answer-from-minority",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._reached",
             "return sorted(numbers, reverse=True)[self._majority - 1]",
@@ -164,19 +162,19 @@ MUTATIONS = (
     ),
     _bug(
         "oldest-state-taken-over",
-        CORE,
+        REGISTER,
         ("RegisterReplica._newest", "return max(promises, key=lambda held: held.age)", "return promises[0]"),
         "a new primary starts from its own state, without changes it missed",
     ),
     _bug(
         "duplicate-apply",
-        CORE,
+        REGISTER,
         ("RegisterReplica._change", "if before is not None and ask.number <= before.number:", "if False:"),
         "a repeated request is counted twice",
     ),
     _bug(
         "retries-forgotten-by-backups",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._store",
             "self._hold(msgspec.structs.replace(held, promised=epoch))\n# A frame",
@@ -186,7 +184,7 @@ MUTATIONS = (
     ),
     _bug(
         "lost-retry",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._change",
             "if ask.number == before.number:\n    self._wait(primary, ask, before.result, 0)\nreturn",
@@ -196,7 +194,7 @@ MUTATIONS = (
     ),
     _bug(
         "retry-answered-too-early",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._change",
             "self._wait(primary, ask, before.result, 0)",
@@ -206,7 +204,7 @@ MUTATIONS = (
     ),
     _bug(
         "late-state-acknowledged",
-        CORE,
+        REGISTER,
         (
             "RegisterReplica._store",
             "self._send(sender, StateStored(epoch, self.held.sequence))",
@@ -216,7 +214,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="register-sequence-without-epoch",
-        module=CORE,
+        module=REGISTER,
         function="RegisterReplica._newest",
         find="return max(promises, key=lambda held: held.age)",
         replace="return max(promises, key=lambda held: held.sequence)",

@@ -116,7 +116,7 @@ def test_worker_processes_really_run(capsys: pytest.CaptureFixture[str]) -> None
         (["--scenario", "register", "--seconds", "nan"], "seconds must be above 0"),
         (["--scenario", "register", "--seconds", "ten"], "seconds are a number, not 'ten'"),
         (["--scenario", "register", "--seed", "1", "--seeds", "1-2"], "not allowed with argument"),
-        (["--scenario", "register", "--seeds", "1-2", "--narrate"], "--narrate tells one run: give it with --seed"),
+        (["--scenario", "register", "--seeds", "1-2", "--narrate"], "--narrate prints one run: use it with --seed"),
         (["--scenario", "register", "--all"], "not allowed with argument"),
     ],
 )

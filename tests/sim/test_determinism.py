@@ -20,7 +20,7 @@ async def member(world, name, seconds):
     try:
         await asyncio.sleep(seconds)
     except asyncio.CancelledError:
-        world.tell(name, "is cancelled")
+        world.log(name, "is cancelled")
         raise
 
 async def scenario(world):
@@ -35,20 +35,20 @@ async def scenario(world):
     tasks = [world.loop.create_task(member(world, f"wait-{n}", 1.0 + n % 3)) for n in range(30)]
     done, pending = await asyncio.wait(tasks, timeout=1.5)
     for name in [task.get_name() for task in done]:
-        world.tell("done", name)
+        world.log("done", name)
     for task in pending:
         task.cancel()
     await asyncio.wait(pending)
     futures = [world.loop.create_future() for _ in range(20)]
     for future in futures:
-        world.loop.call_later(world.chance.random(), future.set_result, None)
+        world.loop.call_later(world.rng.random(), future.set_result, None)
     done, pending = await asyncio.wait(futures, timeout=0.5)
-    world.tell("futures", str([futures.index(future) for future in done]))
+    world.log("futures", str([futures.index(future) for future in done]))
     await asyncio.sleep(2.0)
 
 world = World(int(sys.argv[1]), 10.0)
 world.run(scenario)
-print(world.narrative.trace(), world.narrative.events)
+print(world.trace.digest(), world.trace.events)
 """
 
 

@@ -63,11 +63,11 @@ from ebla.sim.world import World
 
 async def scenario(world):
     for name in {f"node-{number}" for number in range(40)}:
-        world.tell(name, "is visited in the order of a set")
+        world.log(name, "is visited in the order of a set")
 
 world = World(1, 1.0)
 world.run(scenario)
-print(world.narrative.trace())
+print(world.trace.digest())
 """
 
 
@@ -87,7 +87,7 @@ def outcome_of(leak: Callable[[], object]) -> RunOutcome:
 def test_leaks_are_caught(name: str) -> None:
     outcome = outcome_of(LEAKS[name])
     assert outcome.failure is not None
-    assert "leaks the outside into the simulation" in outcome.failure
+    assert "leaks the real world into the simulation" in outcome.failure
     assert "leaky" in outcome.failure
 
 

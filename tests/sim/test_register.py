@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ebla.sim.example import store
-from ebla.sim.example.messages import RegisterState
+from ebla.sim import register
 from ebla.sim.faults.harsh import gentle, harsh
+from ebla.sim.register import RegisterState
 from ebla.sim.scenario import Scenario, find_scenario, run_scenario
 from ebla.sim.scenarios.register import REPLICAS, judge, start
 from ebla.sim.world import World
@@ -45,11 +45,11 @@ async def _harsh_run(world: World) -> None:
 def test_a_gentle_adversary_misses_what_a_harsh_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that answers before its journal is durable: only a power loss shows it, never a killed process."""
 
-    async def save_without_sync(self: store.RegisterStore, held: RegisterState) -> None:
-        self._journal.append(store.record_of(held))
+    async def save_without_sync(self: register.RegisterStore, held: RegisterState) -> None:
+        self._journal.append(register.record_of(held))
         self.held = held
 
-    monkeypatch.setattr(store.RegisterStore, "save", save_without_sync)
+    monkeypatch.setattr(register.RegisterStore, "save", save_without_sync)
     mild = Scenario(name="mild", summary="a process is killed now and then", seconds=20.0, run=_gentle_run)
     rough = Scenario(name="rough", summary="everything at once", seconds=20.0, run=_harsh_run)
     assert [run_scenario(mild, seed).failure for seed in range(1, 5)] == [None] * 4
@@ -58,7 +58,7 @@ def test_a_gentle_adversary_misses_what_a_harsh_one_finds(monkeypatch: pytest.Mo
 
 
 def test_a_failure_tells_its_story_and_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "last_record", lambda content: None)
+    monkeypatch.setattr(register, "last_record", lambda content: None)
     outcomes = [run_scenario(find_scenario("register"), seed) for seed in range(1, 4)]
     outcome = next(outcome for outcome in outcomes if outcome.failure is not None)
     assert "all is healed" in outcome.report

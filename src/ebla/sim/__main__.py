@@ -1,4 +1,4 @@
-"""`python -m ebla.sim`: replay one seed exactly, or try many and say how to replay those that fail."""
+"""`python -m ebla.sim`: replay one seed exactly, or run many seeds and print how to replay those that fail."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
     if chosen.narrate and chosen.seeds is not None:
-        parser.error("--narrate tells one run: give it with --seed")
+        parser.error("--narrate prints one run: use it with --seed")
     try:
         if chosen.list:
             return _list()
@@ -103,7 +103,7 @@ def _replay(scenario: Scenario, chosen: argparse.Namespace) -> int:
 
 
 def _sweep(scenarios: Sequence[Scenario], chosen: argparse.Namespace) -> int:
-    """Each run in a worker process: a run is single-threaded, and a crash of one must not take the others along."""
+    """Each run has a worker process: a run is single-threaded, and its crash must not end the others."""
     runs = [(scenario.name, seed, chosen.seconds) for seed in chosen.seeds for scenario in scenarios]
     failed: list[RunOutcome] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:

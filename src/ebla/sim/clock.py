@@ -1,4 +1,4 @@
-"""A machine's two clocks: skewed from the start, drifting, and jumping when a fault says so."""
+"""A machine's two clocks: skewed from the start, drifting, and jumping when a fault makes them."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ SKEW_US_MAX = 500_000
 
 
 class SimClock:
-    """`ports.clock.Clock`. The boot clock drifts and starts anew at a reboot; the wall clock also jumps."""
+    """`ports.clock.Clock`. The boot clock drifts and restarts at a reboot. The wall clock also jumps."""
 
     def __init__(self, now: Callable[[], float], draw: Callable[[], float]) -> None:
         self._now = now
@@ -27,5 +27,5 @@ class SimClock:
         self._wall_offset_us += by_us
 
     def reboot(self) -> None:
-        """After a power loss the boot clock counts from nought: a reading kept on disk means nothing any more."""
+        """After a power loss the boot clock counts from zero: a reading stored on disk means nothing any more."""
         self._booted_at = self._now()

@@ -1,8 +1,7 @@
 """The simulated disk of one machine: a page cache in front of what is durable, and faults in between.
 
-A crash keeps what was synced. What was not may survive, vanish or be torn, write by write, and names (create, rename,
-link, unlink) not made durable by `sync_folder` may be lost, in order or one by one: no order that POSIX does not
-promise is kept.
+A crash keeps synced data. Each unsynced write may survive, vanish or be torn. Names (create, rename, link, unlink) that
+`sync_folder` did not make durable may be lost, in order or one by one: only the order that POSIX promises is kept.
 """
 
 import asyncio
@@ -21,12 +20,12 @@ T = TypeVar("T")
 
 SECTOR_BYTES = 512
 DATA_FOLDER = "data"
-"""There from the start, durably. Everything else a process must make itself."""
+"""Exists durably from the start. A process must create everything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A write not yet durable; without data, a truncation to `offset`."""
+    """A write that is not yet durable. Without data: a truncation to `offset`."""
 
     number: int
     offset: int
@@ -35,7 +34,8 @@ class _Written:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Content:
-    """A file apart from its names. `durable` is what a crash finds, before the unsynced writes have their fates."""
+    """A file apart from its names. `durable` is what a crash leaves, before the fate of each unsynced write is
+    drawn."""
 
     cached: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -46,7 +46,7 @@ class _Content:
     open_files: list["SimFile"] = field(default_factory=list)
 
     def is_open(self) -> bool:
-        """In some life that goes on. The kernel closes what a process that died had open."""
+        """By a live incarnation. The kernel closes the files of a process that died."""
         self.open_files = [one for one in self.open_files if one.is_open]
         return bool(self.open_files)
 
@@ -56,7 +56,7 @@ class _Content:
         _apply(self.cached, offset, data)
 
     def settle(self, number: int) -> None:
-        """What was written up to `number` is durable."""
+        """Writes up to `number` are durable."""
         for write in self.unsynced:
             if write.number <= number:
                 _apply(self.durable, write.offset, write.data)
@@ -74,7 +74,7 @@ _Node = _Content | _Folder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Renaming:
-    """A change of names not yet durable. A rename is one: both its names change or neither."""
+    """A change of names that is not yet durable. A rename is one change: both names change or neither."""
 
     changes: tuple[tuple[_Folder, str, _Node | None], ...]
 
@@ -97,7 +97,7 @@ class DiskFault:
 
 @dataclass(slots=True, kw_only=True)
 class DiskBehaviour:
-    """How the device behaves by itself. `SimDisk.heal` puts it back to this."""
+    """How the device behaves without faults. `SimDisk.heal` restores it."""
 
     sync_ms: float = 0.4
     sync_tail: float = 0.02
@@ -107,7 +107,7 @@ class DiskBehaviour:
 
 
 class SimDisk:
-    """The device. Processes see it through `of(life)`."""
+    """The device. Processes access it through `of(incarnation)`."""
 
     def __init__(self, rng: SimRng, narrative: RunTrace, owner: str) -> None:
         self.behaviour = DiskBehaviour()
@@ -121,7 +121,7 @@ class SimDisk:
         self.root.cached[DATA_FOLDER] = self.root.durable[DATA_FOLDER] = _Folder()
 
     def lay_out(self, name: str) -> None:
-        """A folder below `/data` that is there from the start, durably."""
+        """Creates a folder below `/data` that exists durably from the start."""
         data = self.root.durable[DATA_FOLDER]
         assert isinstance(data, _Folder)
         data.cached[name] = data.durable[name] = _Folder()
@@ -133,7 +133,7 @@ class SimDisk:
 
     @contextmanager
     def inject(self, strain: DiskFault) -> Iterator[None]:
-        """Several at once add up, and each ends alone."""
+        """Several faults at once add up. Each ends independently."""
         self._strains.append(strain)
         try:
             yield
@@ -141,7 +141,7 @@ class SimDisk:
             self._strains = [held for held in self._strains if held is not strain]
 
     def lose_power(self) -> None:
-        """Only what is durable stays, with whatever part of the rest chance had already brought to the medium."""
+        """Only durable data stays, and a random part of the rest that had already reached the medium."""
         self._settle_names()
         for content in _contents(self.root, durable=True):
             _settle_content(content, self._rng)
@@ -156,11 +156,11 @@ class SimDisk:
                 renaming.settle()
 
     def fill(self, left_bytes: int = 0) -> None:
-        """From now on only `left_bytes` more fit."""
+        """From now on only `left_bytes` more bytes fit."""
         self.behaviour.capacity_bytes = self.used_bytes() + left_bytes
 
     def rot(self) -> str | None:
-        """Flips one bit of one durable file and says which; None where there is nothing to rot."""
+        """Flips one bit of one durable file and returns where; None if there is no file."""
         files = [(path, content) for path, content in _walk(self.root, "") if content.durable]
         if not files:
             return None
@@ -173,7 +173,7 @@ class SimDisk:
         return f"{path}@{position}"
 
     def heal(self) -> None:
-        """The device behaves again. What rotted or was lost stays so."""
+        """Ends the faults of the device. Flipped bits and lost data stay as they are."""
         self.behaviour = DiskBehaviour()
         self._strains = []
 
@@ -200,7 +200,7 @@ class SimDisk:
         return _Content(inode=self._inodes)
 
     def admit(self, content: _Content, offset: int, data: bytes) -> None:
-        """Writes, or writes a part and raises where the device is full."""
+        """Writes. If the device is full, writes a part and raises."""
         grows = offset + len(data) - max(len(content.cached), content.reserved)
         capacity = self.capacity_bytes
         if capacity is None or grows <= 0 or self.used_bytes() + grows <= capacity:
@@ -220,7 +220,7 @@ class SimDisk:
         number = content.written
         await self._wait_for_device()
         if self._rng.happens(self.fail_sync):
-            # As real kernels do: the pages count as clean from now on and the next sync says nothing about them.
+            # As in real kernels: the pages count as clean from now on, and the next sync does not report them.
             content.unsynced = [write for write in content.unsynced if write.number > number]
             self._narrative.log(self._owner, f"a sync of {path} fails")
             raise OSError(5, f"sync of {path} failed")
@@ -248,7 +248,7 @@ class SimDisk:
 
 
 class SimFile:
-    """`ports.disk.File`, open in one life."""
+    """`ports.disk.File`, open in one incarnation."""
 
     def __init__(self, disk: SimDisk, incarnation: ProcessIncarnation, path: str, content: _Content) -> None:
         self._disk = disk
@@ -299,11 +299,11 @@ class SimFile:
             raise DiskFull(f"no room to reserve {size} bytes for {self._path}")
         self._content.reserved = max(self._content.reserved, size)
 
-    def can_sync_now(self, more_bytes: int) -> bool:  # noqa: ARG002  # a sync takes its time here, whatever it is of
+    def can_sync_now(self, more_bytes: int) -> bool:  # noqa: ARG002  # a simulated sync always takes time
         return False
 
     def sync_now(self) -> None:
-        raise AssertionError("it cannot be")
+        raise AssertionError("a simulated sync takes time")
 
     async def sync(self) -> None:
         self._check()
@@ -321,7 +321,7 @@ class SimFile:
 
 
 class ProcessDisk:
-    """`ports.disk.Disk` as one life of a process sees it."""
+    """`ports.disk.Disk` as one incarnation of a process sees it."""
 
     def __init__(self, disk: SimDisk, incarnation: ProcessIncarnation) -> None:
         self._disk = disk
@@ -392,12 +392,12 @@ class ProcessDisk:
         return self._file(path).inode
 
     def watch(self, path: str) -> Callable[[], bytes]:
-        """The bytes of the file as it is now called so, at any later time, whatever becomes of its names."""
+        """Returns a function that reads the bytes of this file at any later time, whatever happens to its names."""
         content = self._file(path)
         return lambda: bytes(content.cached)
 
     def is_open(self, path: str) -> bool:
-        """Whether anybody has the file open, under whichever name. Every open file of this disk may be written to."""
+        """Whether any process has the file open, under any of its names. Every open file of this disk is writable."""
         return self._file(path).is_open()
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device for all paths
@@ -464,7 +464,7 @@ def _set_name(names: dict[str, _Node], name: str, node: _Node | None) -> None:
 
 
 def _settle_content(content: _Content, rng: SimRng) -> None:
-    """The fate of each unsynced write. Sometimes one fate for all of them: those runs find other bugs."""
+    """Draws the fate of each unsynced write. Sometimes all have the same fate: such runs find other bugs."""
     common = rng.weighted((None, 0.0, 1.0), (6, 3, 1))
     for write in content.unsynced:
         survives = rng.random() if common is None else common
@@ -484,7 +484,7 @@ def _tear(target: bytearray, offset: int, data: bytes, rng: SimRng) -> None:
         case 1:
             _apply(target, offset, data[:kept])
             _apply(target, max(len(target), offset + len(data)), b"")
-        case 2:  # blocks that belonged to another file before, which some file systems let through where a file grows
+        case 2:  # blocks of another file, which some file systems expose in a file that grows
             garbage_from = max(kept, min(len(target) - offset, len(data)))
             _apply(target, offset, data[:kept])
             _apply(target, offset + garbage_from, rng.bytes(len(data) - garbage_from))
@@ -504,7 +504,7 @@ def _walk(folder: _Folder, path: str) -> Iterator[tuple[str, _Content]]:
 
 
 def _contents(folder: _Folder, *, durable: bool) -> Iterator[_Content]:
-    """Each file once, also if it has several names."""
+    """Each file once, even if it has several names."""
     seen: dict[int, _Content] = {}
     pending = [folder]
     while pending:

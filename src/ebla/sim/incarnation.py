@@ -1,25 +1,23 @@
-"""One run of a unit, from its start to its end: what ties code to the machine it runs on.
+"""One incarnation of a unit: a process from its start to its end, and everything that belongs to it.
 
-A killed process has no last words. Python would give it some: `finally` blocks run when a coroutine is collected. So
-every handle, task, file and link belongs to a life, and once the life is over the loop drops its handles and the
-ports refuse its calls with `IncarnationEnded`, whatever the code still tries.
+A killed process executes nothing more. In Python it would: `finally` blocks run when a coroutine is collected. So every
+handle, task, file and link belongs to an incarnation. When it ends, the loop drops its handles, and the ports refuse
+its calls with `IncarnationEnded`, whatever its code still tries.
 """
 
+import asyncio
 import contextvars
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ebla.sim.loop import SimHandle, SimTask
+from typing import Any
 
 TASKS_KEPT_MIN = 64
 
 
 class IncarnationEnded(BaseException):
-    """The life that asks is over. Not an `Exception`, so that no retry loop of dead code survives it."""
+    """The calling incarnation has ended. Not an `Exception`, so that no retry loop of dead code survives it."""
 
 
 class ProcessIncarnation:
-    """`alive` and `paused` are read by the loop before each callback."""
+    """The loop reads `alive` and `paused` before each callback."""
 
     __slots__ = ("_kept_max", "alive", "context", "deferred", "name", "paused", "tasks")
 
@@ -27,21 +25,21 @@ class ProcessIncarnation:
         self.name = name
         self.alive = True
         self.paused = False
-        self.deferred: list[SimHandle] = []
-        self.tasks: list[SimTask[object]] = []
+        self.deferred: list[asyncio.TimerHandle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
         self.context = contextvars.Context()
         self.context.run(CURRENT_INCARNATION.set, self)
         self._kept_max = TASKS_KEPT_MIN
 
     def __repr__(self) -> str:
-        return f"<life of {self.name}{'' if self.alive else ', over'}>"
+        return f"<incarnation of {self.name}{'' if self.alive else ', ended'}>"
 
     def check(self) -> None:
         if not self.alive:
             raise IncarnationEnded(self.name)
 
-    def adopt(self, task: "SimTask[object]") -> None:
-        """Keeps every unfinished task, so that the end of the life finds them all."""
+    def adopt(self, task: "asyncio.Task[Any]") -> None:
+        """Keeps every unfinished task, so that the end of the incarnation finds them all."""
         self.tasks.append(task)
         if len(self.tasks) > self._kept_max:
             self.tasks = [kept for kept in self.tasks if not kept.done()]
@@ -51,4 +49,4 @@ class ProcessIncarnation:
         return self.context.copy()
 
 
-CURRENT_INCARNATION: contextvars.ContextVar[ProcessIncarnation] = contextvars.ContextVar("owner")
+CURRENT_INCARNATION: contextvars.ContextVar[ProcessIncarnation] = contextvars.ContextVar("incarnation")

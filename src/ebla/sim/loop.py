@@ -1,11 +1,11 @@
 """An asyncio event loop in virtual time: the same seed gives the same run, and an hour takes seconds.
 
-Shells run on it unchanged. Time moves only when nothing is ready, straight to the next timer. Callbacks that are
-ready together run in an order drawn from the seed: asyncio promises first in, first out, but code that needs it is
-one refactoring away from a race, so the adversary shuffles.
+Shells run on it unchanged. When nothing is ready, time jumps to the next timer. Callbacks that are ready together run
+in an order drawn from the seed: asyncio promises first in, first out, but code that relies on it is one refactoring
+away from a race, so the loop shuffles.
 
-It is written against `AbstractEventLoop` and not `BaseEventLoop`, so that it needs almost nothing private of asyncio;
-`PRIVATE_NAMES` lists what it does need, and a test pins them per Python version.
+It is written against `AbstractEventLoop` and not `BaseEventLoop`, so that it needs almost no private names of asyncio.
+`PRIVATE_NAMES` lists those it needs, and a test pins them per Python version.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Overrun(AssertionError):
 
 
 class NotSimulated(RuntimeError):
-    """Code under simulation reached for something that only the ports may give it."""
+    """Simulated code used something that must come through a port."""
 
 
 class SimHandle(asyncio.TimerHandle):
@@ -121,7 +121,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._running = False
         self._stopping = False
         self._closed = False
-        self._burials: list[ProcessIncarnation] = []
+        self._ended: list[ProcessIncarnation] = []
         self._generators: dict[int, ProcessIncarnation | None] = {}
         self._steps_at_now = 0
         self._idle_waiters: list[SimFuture[None]] = []
@@ -188,16 +188,16 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise IncarnationEnded(incarnation.name)
         task = SimTask(coro, self, name, context)
         if incarnation is not None:
-            incarnation.adopt(task)  # type: ignore[arg-type]  # kept only to be closed: its result type is of no interest
+            incarnation.adopt(task)
         return task
 
     def run_in_executor(
         self,
-        executor: Any,  # noqa: ARG002  # none is ever asked
+        executor: Any,  # noqa: ARG002  # there are no threads
         func: Callable[[Unpack[Ts]], T],
         *args: *Ts,
     ) -> SimFuture[T]:
-        """Worker threads become delays: the work is done in one piece, some milliseconds later."""
+        """A worker thread becomes a delay: the work runs in one piece, some milliseconds later."""
         done: SimFuture[T] = self.create_future()
         self.call_later(self._work.between(WORK_MS_LOW, WORK_MS_HIGH) / 1000.0, _finish_work, done, func, args)
         return done
@@ -243,12 +243,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._steps_at_now > STEPS_AT_ONE_TIME_MAX:
             raise Livelock(f"{self._steps_at_now} callbacks ran at {self._now:.6f} s and time did not move")
         if self.steps >= self._collect_at:
-            # The collector's own timing depends on everything allocated in the process; a count of steps does not.
+            # When the collector runs by itself depends on all allocations of the process; a count of steps does not.
             self._collect_at = self.steps + COLLECT_EVERY_STEPS
             gc.collect()
 
     async def wait_idle(self) -> None:
-        """Until nothing is left to do at this instant: what remains waits for time to pass, or for the caller."""
+        """Waits until nothing is left to do at this instant: the rest waits for time to pass, or for the caller."""
         waiter: SimFuture[None] = self.create_future()
         self._idle_waiters.append(waiter)
         await waiter
@@ -296,42 +296,45 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise
         except BaseException as error:
             self.call_exception_handler(
-                {"message": f"exception in {handle!r}", "exception": error, "life": incarnation}
+                {"message": f"exception in {handle!r}", "exception": error, "incarnation": incarnation}
             )
-        if self._burials:
-            self._bury()
+        if self._ended:
+            self._close_ended()
 
-    # -- lives -------------------------------------------------------------------------------------------------
+    # -- incarnations -------------------------------------------------------------------------------------------------
 
     def pause(self, incarnation: ProcessIncarnation) -> None:
         incarnation.paused = True
 
     def resume(self, incarnation: ProcessIncarnation) -> None:
         incarnation.paused = False
-        self._ready.extend(incarnation.deferred)
+        for handle in incarnation.deferred:
+            assert isinstance(handle, SimHandle)
+            self._ready.append(handle)
         incarnation.deferred = []
 
     def end(self, incarnation: ProcessIncarnation) -> None:
-        """Ends a life now. Its coroutines are closed after the current callback: it may be one of them that asks."""
+        """Ends an incarnation now. Its coroutines are closed after the current callback, which may be one of them."""
         if incarnation.alive:
             incarnation.alive = False
-            self._burials.append(incarnation)
+            self._ended.append(incarnation)
             if not self._running:
-                self._bury()
+                self._close_ended()
 
-    def _bury(self) -> None:
-        """Closes what a dead life left suspended, in a fixed order, so that no collector does it at some later time."""
-        start_count, self._burials = self._burials, []
-        for incarnation in start_count:
+    def _close_ended(self) -> None:
+        """Closes the suspended coroutines of ended incarnations in a fixed order, before the collector would do it."""
+        ended, self._ended = self._ended, []
+        for incarnation in ended:
             tasks, incarnation.tasks, incarnation.deferred = incarnation.tasks, [], []
             for task in reversed(tasks):
+                assert isinstance(task, SimTask)
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # PRIVATE_NAMES
                 if not task.done():
                     _close(task)
 
     def _note_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        # By address: an object that takes another's place is noted anew, and its finalizer comes after the weak
-        # references to it are gone.
+        # By address: a new object at the same address is recorded again. A weak reference would not do, because the
+        # finalizer runs after weak references are cleared.
         self._generators[id(generator)] = CURRENT_INCARNATION.get(None)
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -357,7 +360,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     async def shutdown_asyncgens(self) -> None:
-        """Generators are closed when they are dropped; there is nothing left to do."""
+        """Nothing to do: generators are closed when they are dropped."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There is no executor."""
@@ -369,7 +372,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """asyncio's debug mode reads the real clock: it stays off."""
 
     def call_exception_handler(self, context: ExceptionContext) -> None:
-        incarnation = _life_of(context)
+        incarnation = _incarnation_of(context)
         if incarnation is None or incarnation.alive:
             self.on_problem(context)
 
@@ -382,11 +385,11 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
-            raise NotSimulated("a foreign thread called into the simulated loop; give its work to `Disk.run`")
+            raise NotSimulated("another thread called into the simulated loop; run its work with `Disk.run`")
 
 
 def _finish_work(done: "SimFuture[T]", func: Callable[..., T], args: tuple[Any, ...]) -> None:
-    # A worker thread that was started runs to its end even if nobody waits for it any more.
+    # A started worker thread runs to its end even if its caller no longer waits.
     try:
         result = func(*args)
     except Exception as error:
@@ -398,20 +401,20 @@ def _finish_work(done: "SimFuture[T]", func: Callable[..., T], args: tuple[Any, 
 
 
 def _close(task: "SimTask[Any]") -> None:
-    """Throws GeneratorExit until the coroutine is over: one that awaits in a `finally` needs several."""
+    """Throws GeneratorExit until the coroutine ends: one that awaits in a `finally` needs several."""
     coro = task.get_coro()
     assert coro is not None
     for _ in range(CLOSE_TRIES_MAX):
         try:
             task.own_context.run(coro.close)
-        except BaseException:  # noqa: S112  # last words of the dead: they concern nobody
+        except BaseException:  # noqa: S112  # an ended incarnation: its errors do not matter
             continue
         return
 
 
-def _life_of(context: ExceptionContext) -> ProcessIncarnation | None:
+def _incarnation_of(context: ExceptionContext) -> ProcessIncarnation | None:
     subject = context.get("task") or context.get("future")
-    incarnation = context.get("life") or getattr(subject, "life", None)
+    incarnation = context.get("incarnation") or getattr(subject, "incarnation", None)
     assert incarnation is None or isinstance(incarnation, ProcessIncarnation)
     return incarnation
 
@@ -438,4 +441,4 @@ for _name in REFUSED_NAMES:
 
 
 def simulated_loop(rng: SimRng) -> SimLoop:
-    return SimLoop(rng)  # type: ignore[abstract]  # the rest of the interface is refused, by the lines above
+    return SimLoop(rng)  # type: ignore[abstract]  # the lines above refuse the rest of the interface

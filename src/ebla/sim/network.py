@@ -1,7 +1,8 @@
-"""The simulated network: links between lives, over directed paths that delay, lose, repeat, reorder, clog and break.
+"""The simulated network: links between processes, over directed paths that delay, lose, repeat, reorder, clog and
+break.
 
-A path is what lies between two units in one direction, by name; it outlives crashes. A link is one connection, made
-of two ends. What the kernel does (queues, arrivals, resets) runs outside any life: it goes on while a unit is paused.
+A path connects two units in one direction, by name, and outlives crashes. A link is one connection with two ends. The
+work of the kernel (queues, arrivals, resets) runs outside every incarnation: it goes on while a unit is paused.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from ebla.sim.trace import RunTrace
 
 LOW_WATER_BYTES = 64 * 1024
 CONNECT_RETRY_S = (0.0, 1.0, 2.0)
-"""How a real kernel repeats its opening packet; after the last one it gives up."""
+"""How a real kernel repeats its SYN packet. After the last one it gives up."""
 SERIAL_S = 1e-7
 """Two frames of one link never arrive at the same instant, or the loop would choose their order."""
 EPHEMERAL_PORT = 40_000
@@ -30,7 +31,7 @@ EPHEMERAL_PORT = 40_000
 
 @dataclass(slots=True, kw_only=True)
 class NetworkConditions:
-    """What holds on every path unless a fault says otherwise. Times in ms."""
+    """The behaviour of every path without faults. Times in ms."""
 
     latency_ms: float = 0.4
     jitter_ms: float = 0.6
@@ -53,7 +54,7 @@ class PathFault:
 
 @dataclass(slots=True, kw_only=True)
 class NetworkPath:
-    """One direction between two units. `cuts` and `clogs` count, since two faults may strike the same path."""
+    """One direction between two units. `cuts` and `clogs` are counters: two faults may hit the same path."""
 
     cuts: int = 0
     clogs: int = 0
@@ -65,7 +66,7 @@ class NetworkPath:
 
     @contextmanager
     def inject(self, strain: PathFault) -> Iterator[None]:
-        """Several at once add up, and each ends alone."""
+        """Several faults at once add up. Each ends independently."""
         self.faults.append(strain)
         self._add_up()
         try:
@@ -79,7 +80,7 @@ class NetworkPath:
         self._add_up()
 
     def _add_up(self) -> None:
-        """Anew each time: a sum that is added to and taken from does not come back to nought exactly."""
+        """Sums again each time: adding to a float and subtracting again does not return exactly to zero."""
         self.extra_latency_ms = sum((strain.extra_latency_ms for strain in self.faults), 0.0)
         self.extra_loss = sum((strain.extra_loss for strain in self.faults), 0.0)
         paces = [strain.bytes_per_s for strain in self.faults if strain.bytes_per_s is not None]
@@ -88,7 +89,7 @@ class NetworkPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEndpoint:
-    """Who is at one end: the unit's name and number, its machine's address, and its certificate's identity."""
+    """One end of a connection: the unit's name and number, its machine's address, and its certificate's host id."""
 
     name: str
     number: int
@@ -120,7 +121,7 @@ class SimLink:
         self._network = network
         self.incarnation = incarnation
         self.here = here
-        self.other: SimLink = self  # set right after both ends exist
+        self.other: SimLink = self  # replaced as soon as both ends exist
         self.peer_address = peer_address
         self.number = network.loop.next_number()
         self.open = True
@@ -148,7 +149,7 @@ class SimLink:
             self._network.flush_soon(self)
 
     def send_now(self, frame: bytes) -> None:
-        """A turn takes no time here, so its end is soon enough."""
+        """A loop turn takes no simulated time, so the end of the turn is soon enough."""
         self.send(frame)
 
     async def wait_drained(self) -> None:
@@ -168,12 +169,12 @@ class SimLink:
     # -- called by the network -----------------------------------------------------------------------------------
 
     def attach(self, events: LinkEvents) -> None:
-        """From now on the owner hears what comes, beginning with what came while it was being told of the link."""
+        """From now on the owner receives frames, beginning with those that arrived while `on_open` ran."""
         self._events = events
         self._pump()
 
     def arrive(self, item: bytes | LinkEnd) -> None:
-        """The kernel has it. The owner takes it in a turn of its own, in the order of arrival: not while paused."""
+        """The kernel has the item. The owner receives it in a later turn, in order of arrival, and not while paused."""
         self._inbox.append(item)
         if not self._pump_due:
             self._pump_due = True
@@ -199,7 +200,8 @@ class SimLink:
         self.wake_drained()
 
     def break_off(self, cause: str) -> None:
-        """Ends this end at once: what had arrived and was not yet taken is lost, the owner hears only of the end."""
+        """Closes this end at once: frames that arrived and were not delivered are lost. The owner learns only of the
+        end."""
         if self.open and self.incarnation.alive:
             self.shut()
             self._inbox.clear()
@@ -214,7 +216,7 @@ class SimLink:
 
 
 class SimListening:
-    """`ports.transport.Listening`."""
+    """`ports.transport.Listener`."""
 
     def __init__(self, network: "Network", incarnation: ProcessIncarnation, key: tuple[str, Address]) -> None:
         self._network = network
@@ -231,7 +233,7 @@ class SimListening:
 
 
 class SimTransport:
-    """`ports.transport.Transport` of one life."""
+    """`ports.transport.Transport` of one incarnation."""
 
     def __init__(self, network: "Network", incarnation: ProcessIncarnation, here: NetworkEndpoint) -> None:
         self._network = network
@@ -264,7 +266,7 @@ class SimTransport:
 
 
 class Network:
-    """Every path, listener and link of a world. Faults talk to this."""
+    """Every path, listener and link of a world. Faults act on this."""
 
     def __init__(self, loop: SimLoop, rng: SimRng, narrative: RunTrace) -> None:
         self.loop = loop
@@ -287,7 +289,7 @@ class Network:
         return found
 
     def cut(self, source: str, target: str) -> None:
-        """From now on nothing passes in this direction. Silently: a link does not notice."""
+        """From now on frames in this direction are lost silently: the links do not notice."""
         self.path(source, target).cuts += 1
 
     def uncut(self, source: str, target: str) -> None:
@@ -295,7 +297,7 @@ class Network:
         path.cuts = max(0, path.cuts - 1)
 
     def clog(self, source: str, target: str) -> None:
-        """Frames queue at the sender and go when the path is free again; nothing is lost."""
+        """Frames queue at the sender and leave when the path is free again. Nothing is lost."""
         self.path(source, target).clogs += 1
 
     def unclog(self, source: str, target: str) -> None:
@@ -307,7 +309,7 @@ class Network:
                 self.flush(link)
 
     def reset(self, one: str, other: str) -> int:
-        """Breaks every link between two units, at both ends at once; what was under way is lost."""
+        """Breaks every link between two units, at both ends at once. Frames on the way are lost."""
         broken = [link for link in self._links.values() if (link.here.name, link.other.here.name) == (one, other)]
         for link in broken:
             link.break_off("reset by the network")
@@ -315,21 +317,21 @@ class Network:
         return len(broken)
 
     def heal(self) -> None:
-        """Every path as on the first day. Open links stay."""
+        """Ends all faults of all paths. Open links stay."""
         for (source, target), path in self._paths.items():
             path.cuts = 0
             path.clear_faults()
             while path.clogs:
                 self.unclog(source, target)
 
-    # -- lives ---------------------------------------------------------------------------------------------------
+    # -- incarnations ---------------------------------------------------------------------------------------------
 
     def transport(self, incarnation: ProcessIncarnation, here: NetworkEndpoint) -> SimTransport:
         self._up[here.name] = True
         return SimTransport(self, incarnation, here)
 
     def incarnation_ended(self, incarnation: ProcessIncarnation, here: NetworkEndpoint, *, with_machine: bool) -> None:
-        """A killed process leaves a kernel behind that tells its peers; a machine without power tells nobody."""
+        """The kernel of a killed process notifies its peers. A machine without power notifies no one."""
         self._up[here.name] = False
         for key in [key for key, listener in self._listeners.items() if listener.incarnation is incarnation]:
             del self._listeners[key]
@@ -341,7 +343,7 @@ class Network:
     # -- opening -------------------------------------------------------------------------------------------------
 
     def key(self, here: NetworkEndpoint, address: Address) -> tuple[str, Address]:
-        """A socket's path means something on its own machine only."""
+        """The path of a Unix socket is valid on its own machine only."""
         return (here.host if address.is_local_socket else "", address)
 
     def start_listening(self, key: tuple[str, Address], listener: _Listener) -> None:
@@ -354,12 +356,12 @@ class Network:
             del self._listeners[key]
 
     async def reach(self, here: NetworkEndpoint, address: Address) -> _Listener | None:
-        """One round trip to a listener. None: no answer. Raises where the answer is a refusal."""
+        """One round trip to a listener. None: no answer. Raises if the connection is refused."""
         await asyncio.sleep(self._latency_s(NetworkPath()))
         listener = self._listeners.get(self.key(here, address))
         if listener is None:
-            if self._rng.happens(0.5):  # the machine is up and refuses, or it is down and says nothing
-                raise Unreachable(f"{address} refused {here.name}: nobody listens there")
+            if self._rng.happens(0.5):  # the machine is up and refuses, or it is down and does not answer
+                raise Unreachable(f"{address} refused {here.name}: nothing listens there")
             return None
         there, back = self.path(here.name, listener.endpoint.name), self.path(listener.endpoint.name, here.name)
         passes = self._passes(there) and self._passes(back)
@@ -386,7 +388,7 @@ class Network:
         self.loop.call_soon(self.flush, link, context=self._kernel)
 
     def flush(self, link: SimLink) -> None:
-        """What the sender queued leaves: all at once, or at the path's pace, or not while it is clogged."""
+        """Sends what is queued: all at once, or at the path's rate, or not while the path is clogged."""
         link.flush_due = False
         if not link.open:
             return
@@ -425,7 +427,7 @@ class Network:
     def _arrive(self, link: SimLink, frame: bytes) -> None:
         incarnation = link.incarnation
         if not incarnation.alive:
-            # The machine may be back with a kernel that knows nothing of this link: it answers with a reset.
+            # The machine may have rebooted. Its kernel does not know this link and answers with a reset.
             if self._up.get(link.here.name, False):
                 self.send_end(link, f"{link.here.name} does not know this link")
             return
@@ -434,7 +436,7 @@ class Network:
             link.arrive(frame)
 
     def send_end(self, link: SimLink, cause: str) -> None:
-        """Tells the other end that this one is gone, behind what is under way; a cut path swallows it."""
+        """Notifies the other end after the frames on the way. A cut path loses the notification."""
         path = self.path(link.here.name, link.other.here.name)
         if self._passes(path):
             arrival = max(self.loop.time() + self._latency_s(path), link.last_arrival + SERIAL_S)

@@ -1,4 +1,5 @@
-"""Chance from a seed. Each purpose has a stream of its own, so that one more draw in one place moves no other."""
+"""Random numbers from a seed. Each purpose has its own stream, so that an additional draw in one does not shift
+others."""
 
 import random
 import uuid
@@ -9,7 +10,7 @@ T = TypeVar("T")
 
 
 class SimRng:
-    """A `ports.chance.Chance` with a few draws that only the simulator needs."""
+    """`ports.rng.Rng`, with a few more draws that only the simulator needs."""
 
     __slots__ = ("_source", "_stream", "random")
 
@@ -40,7 +41,7 @@ class SimRng:
         return uuid.UUID(bytes=self._source.randbytes(16), version=4)
 
     def happens(self, probability: float) -> bool:
-        # No draw for the two certain answers: switching a fault off must not cost one, it is asked per frame.
+        # No draw when the answer is certain: this runs once per frame, and a disabled fault must cost nothing.
         return probability > 0.0 and (probability >= 1.0 or self.random() < probability)
 
     def between(self, low: float, high: float) -> float:

@@ -1,7 +1,8 @@
-"""Seals a run against the outside: whoever reads a real clock, real randomness or starts a thread fails at once.
+"""Isolates a run from the real world: code that reads a real clock or real randomness, or starts a thread, fails at
+once.
 
-The lint bans are the first line. This one catches what they cannot see: a library that asks the clock, a name imported
-before. It replaces the functions in their modules and wherever a module of ours holds one by its own name.
+The lint rules are the first line of defence. This one catches what they cannot see: a library that reads the clock, a
+name imported earlier. It replaces the functions in their modules and in every module of ours that imported one by name.
 """
 
 import datetime
@@ -25,7 +26,7 @@ from ebla.sim.loop import NotSimulated, SimLoop
 
 OWN_PACKAGES = ("ebla", "tests", "benchmarks")
 LOGGING = ("logging", "warnings")
-"""May ask for the time of day, to stamp a record: they get virtual time."""
+"""These may read the time of day to stamp a record: they get virtual time."""
 
 CLOCK_FUNCTIONS = (
     "time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime",
@@ -37,18 +38,18 @@ RANDOM_FUNCTIONS = (
     "getrandbits", "randbytes", "seed", "betavariate", "normalvariate", "triangular",
 )  # fmt: skip
 SYSTEM_RANDOM_FUNCTIONS = ("random", "getrandbits", "randbytes")
-"""What all else that a `SystemRandom` offers is made of; one made before the run would get past `Random.__init__`."""
+"""All other methods of `SystemRandom` use these. An instance made before the run would bypass `Random.__init__`."""
 SECRETS_FUNCTIONS = ("token_bytes", "token_hex", "token_urlsafe", "randbelow", "randbits", "choice")
 _real_datetime = datetime.datetime
 _real_random_init = random.Random.__init__
 
 
 def _refuse(what: str, instead: str) -> NoReturn:
-    raise NotSimulated(f"{what} leaks the outside into the simulation; use {instead}")
+    raise NotSimulated(f"{what} leaks the real world into the simulation; use {instead}")
 
 
 def _sealed(real: Callable[..., Any], what: str, instead: str) -> Callable[..., Any]:
-    """Refuses the simulation's thread. Others, which a test runner may have, are not ours to judge."""
+    """Fails in the simulation's thread. Other threads, such as a test runner's, are not affected."""
     simulation = threading.get_ident()
 
     def refused(*args: Any, **kwargs: Any) -> Any:
@@ -60,12 +61,12 @@ def _sealed(real: Callable[..., Any], what: str, instead: str) -> Callable[..., 
 
 
 def _sealed_clock(name: str, loop: SimLoop) -> Callable[..., Any]:
-    """Virtual for the logging machinery, which must be able to stamp a record; refused to all others."""
+    """Virtual time for logging, which must be able to stamp a record. Fails for all other callers."""
     real = getattr(time, name)
     refused = _sealed(real, f"time.{name}", "ports.Clock")
 
     def read(*args: Any) -> Any:
-        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in LOGGING:  # noqa: SLF001  # who asks is what decides
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in LOGGING:  # noqa: SLF001  # the caller decides
             return refused(*args)
         if name in ("localtime", "gmtime"):
             return real(*(args or (loop.time(),)))
@@ -95,19 +96,19 @@ class _SealedDatetime(_real_datetime, metaclass=_AnyDatetime):
 
 def _sealed_random_init(self: random.Random, x: Any = None) -> None:
     if x is None:
-        _refuse("random.Random() without a seed", "ports.Chance")
+        _refuse("random.Random() without a seed", "ports.Rng")
     _real_random_init(self, x)
 
 
 def _replacements(loop: SimLoop) -> list[tuple[Any, str, Any]]:
-    refused: list[tuple[Any, str, str]] = [(random, name, "ports.Chance") for name in RANDOM_FUNCTIONS]
-    refused += [(random.SystemRandom, name, "ports.Chance") for name in SYSTEM_RANDOM_FUNCTIONS]
-    refused += [(secrets, name, "ports.Chance") for name in SECRETS_FUNCTIONS]
+    refused: list[tuple[Any, str, str]] = [(random, name, "ports.Rng") for name in RANDOM_FUNCTIONS]
+    refused += [(random.SystemRandom, name, "ports.Rng") for name in SYSTEM_RANDOM_FUNCTIONS]
+    refused += [(secrets, name, "ports.Rng") for name in SECRETS_FUNCTIONS]
     refused += [
         (time, "sleep", "asyncio.sleep"),
-        (os, "urandom", "ports.Chance"),
-        (uuid, "uuid4", "ports.Chance.uuid"),
-        (uuid, "uuid1", "ports.Chance.uuid"),
+        (os, "urandom", "ports.Rng"),
+        (uuid, "uuid4", "ports.Rng.uuid"),
+        (uuid, "uuid1", "ports.Rng.uuid"),
         (threading.Thread, "start", "ports.Disk.run"),
         (socket.socket, "__init__", "ports.Transport"),
         (subprocess.Popen, "__init__", "a unit of the world"),
@@ -131,7 +132,7 @@ def _holders(real: dict[int, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
 
 @contextmanager
 def sandboxed(loop: SimLoop) -> Iterator[None]:
-    # At its first array Arrow looks for pandas, and that for numpy's source of chance: not inside, where it is refused.
+    # Arrow imports pandas at its first array, and pandas reads numpy's random source, which would fail inside the run.
     pa.array([b""])
     undo: list[tuple[Any, str, Any]] = []
     replaced = _replacements(loop)

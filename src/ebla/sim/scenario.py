@@ -1,4 +1,4 @@
-"""What a scenario is, where scenarios are found, and how one is run from a seed."""
+"""Scenarios: their type, how they are found, and how one is run from a seed."""
 
 import gc
 import importlib
@@ -17,7 +17,7 @@ REPORT_LINES_MAX = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`run` builds the units, lets them live for about `world.seconds`, and raises where something is wrong."""
+    """`run` builds the units, lets them run for about `world.seconds`, and raises if something is wrong."""
 
     name: str
     summary: str
@@ -53,20 +53,20 @@ def all_scenarios() -> dict[str, Scenario]:
 
 
 def find_scenario(name: str) -> Scenario:
-    """A scenario is called as its file is, so that one can be run without importing the others."""
+    """A scenario has the name of its file, so that it can be run without importing the others."""
     if name not in scenario_names():
         raise InvalidRequest(f"there is no scenario {name!r}", advice=f"there are: {', '.join(scenario_names())}")
     module = importlib.import_module(f"{scenarios.__name__}.{name}")
     scenario = module.SCENARIO
     assert isinstance(scenario, Scenario), f"{module.__name__}.SCENARIO is not a Scenario"
-    assert scenario.name == name, f"the scenario of {module.__name__} calls itself {scenario.name}"
+    assert scenario.name == name, f"the scenario of {module.__name__} has the name {scenario.name}"
     return scenario
 
 
 def run_scenario(
     scenario: Scenario, seed: int, seconds: float | None = None, show: Callable[[str], None] | None = None
 ) -> RunOutcome:
-    """One run. Never raises for what the run finds: the outcome tells it."""
+    """One run. A failure of the run is in the outcome, not raised."""
     began_s = time.process_time()
     world = World(seed, scenario.seconds if seconds is None else seconds, show)
     failure: str | None = None
@@ -88,7 +88,7 @@ def run_scenario(
         scenario=scenario.name,
         seed=seed,
         seconds=world.seconds,
-        trace=world.trace.trace(),
+        trace=world.trace.digest(),
         simulated_s=world.now(),
         cpu_s=time.process_time() - began_s,
         steps=world.loop.steps,
@@ -98,5 +98,5 @@ def run_scenario(
 
 
 def run_named(name: str, seed: int, seconds: float | None) -> RunOutcome:
-    """In a worker process, which finds the scenario by its name."""
+    """For a worker process, which finds the scenario by its name."""
     return run_scenario(find_scenario(name), seed, seconds)

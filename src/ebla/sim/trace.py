@@ -1,4 +1,4 @@
-"""What happened in a run, one readable line per event, and the hash that says two runs were the same."""
+"""The events of a run, one readable line each, and the hash that shows whether two runs were the same."""
 
 import hashlib
 from collections import deque
@@ -28,14 +28,14 @@ class RunTrace:
             self._show(line)
 
     def delivered(self, source: int, target: int, checksum: int) -> None:
-        """A frame reached its target. Into the hash only: thousands a second are no story."""
+        """A frame reached its target. In the hash only: there are thousands per second."""
         self.deliveries += 1
         self._hash.update(_MARK.pack(self._now(), source, target, checksum))
 
     def synced(self, place: int, writes: int) -> None:
-        """So many writes of a file are durable. Into the hash only, for processes that talk to nobody."""
+        """This many writes of a file are durable. In the hash only, for processes that send no frames."""
         self.syncs += 1
         self._hash.update(_MARK.pack(self._now(), place, writes, 0))
 
-    def trace(self) -> str:
+    def digest(self) -> str:
         return self._hash.hexdigest()

@@ -1,36 +1,37 @@
 """A simulated world: machines with disks and clocks, processes that run on them and die, a network between them.
 
-What a scenario writer needs. A file `sim/scenarios/ping.py` is found by its `SCENARIO`:
+How to write a scenario. The file `sim/scenarios/ping.py` is found by its `SCENARIO`:
 
-    async def server(around: Surroundings) -> None:            # a process: runs until it is cancelled or killed
-        file = around.disk.create("/data/log") if not around.disk.exists("/data/log") else around.disk.open("/data/log")
-        await around.disk.sync_folder("/data")                  # "/data" is there from the start, nothing else is
-        await around.transport.listen(Address("10.0.0.1", 7000), lambda link: Echo(link, file))
+    async def server(environment: Environment) -> None:         # a process: runs until it is cancelled or killed
+        disk = environment.disk                                 # "/data" exists from the start, nothing else does
+        file = disk.open("/data/log") if disk.exists("/data/log") else disk.create("/data/log")
+        await disk.sync_folder("/data")
+        await environment.transport.listen(Address("10.0.0.1", 7000), lambda link: Echo(link, file))
         await asyncio.Event().wait()
 
     async def run(world: World) -> None:                        # the scenario: outside every process, never dies
-        one = world.unit("one", server)                         # machines get 10.0.0.1, 10.0.0.2, … as they are made
-        two = world.unit("two", lambda around: client(around, one.address(7000)))
+        one = world.unit("one", server)                         # machines get 10.0.0.1, 10.0.0.2, … in this order
+        two = world.unit("two", lambda environment: client(environment, one.address(7000)))
         for unit in (one, two):
             unit.start()
-        await harsh(world, (one, two), seconds=world.seconds)   # sim/faults/harsh.py: ends with everything healed
-        world.tell("scenario", "the storm is over")             # a line of the narrative, part of the trace hash
-        one.crash()                                             # power loss: no last words, unsynced data may vanish
-        one.start()                                             # a new life on the same disk
+        await harsh(world, (one, two), seconds=world.seconds)   # sim/faults/harsh.py: ends with all faults healed
+        world.log("scenario", "the storm is over")              # a line of the trace, part of its hash
+        one.crash()                                             # power loss: unsynced data may vanish
+        one.start()                                             # a new incarnation on the same disk
         one.kill()                                              # the process alone: its page cache survives
-        two.pause(); await asyncio.sleep(3); two.resume()       # as SIGSTOP: nothing runs, links stay open
+        two.pause(); await asyncio.sleep(3); two.resume()       # like SIGSTOP: nothing runs, links stay open
         world.network.cut("one", "two"); world.network.heal()   # directed; see sim/network.py
         one.machine.disk.fill(); one.machine.disk.heal()        # see sim/disk.py; clock: one.machine.clock.jump(us)
-        around = world.outside("probe")                         # ports for code of the scenario itself
-        link = await around.transport.connect(one.address(7000), Probe)
-        world.check(one.running, "one should be up")            # a failed check fails the run, with its story
+        own = world.scenario_environment("probe")               # ports for code of the scenario itself
+        link = await own.transport.connect(one.address(7000), Probe)
+        world.check(one.running, "one should be up")            # a failed check fails the run and prints its trace
 
     SCENARIO = Scenario("ping", "a client talks to a server", seconds=30.0, run=run)
 
-Time is virtual: `asyncio.sleep`, timeouts and `TaskGroup` just work, `world.now()` reads it. Chance for the scenario is
-`world.chance`. Anything that reads a real clock or randomness, or starts a thread, raises. An exception that leaves a
-unit's `main` fails the run, unless it is one of the unit's `expected_errors` (by default a full or failing disk):
-then the process has ended itself and can be started again; `harsh` does so.
+Time is virtual: `asyncio.sleep`, timeouts and `TaskGroup` just work, and `world.now()` returns it. Random numbers for
+the scenario come from `world.rng`. Code that reads a real clock or real randomness, or starts a thread, fails. An
+exception that leaves a unit's `main` fails the run, unless it is one of the unit's `expected_errors` (by default a
+full or failing disk): then the process has exited and can be started again, as `harsh` does.
 """
 
 import asyncio
@@ -71,8 +72,8 @@ class UnitState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimMachine:
-    """What outlives a process: an address, a disk, clocks. Several units may share one; and two of them may be one
-    piece of hardware with two addresses, on the same disk."""
+    """What outlives a process: an address, a disk, clocks. Several units may share a machine. Two machines may be one
+    piece of hardware: two addresses on the same disk."""
 
     name: str
     host: str
@@ -119,13 +120,13 @@ class Unit:
         self.state = UnitState.RUNNING
         self.start_count += 1
         self.incarnation = ProcessIncarnation(self.name)
-        world.log(self.name, "starts" if self.start_count == 1 else f"starts, life {self.start_count}")
+        world.log(self.name, "starts" if self.start_count == 1 else f"starts, incarnation {self.start_count}")
         environment = world.make_environment(self.incarnation, self._endpoint, self.machine)
         task = world.loop.create_task(self._main(environment), name=self.name, context=self.incarnation.new_context())
         task.add_done_callback(functools.partial(self._ended, self.incarnation), context=world.kernel)
 
     def crash(self) -> None:
-        """Power loss of the unit's machine: every unit on it dies, and what was not synced may be gone."""
+        """Power loss of the unit's machine: every unit on it dies, and unsynced data may be lost."""
         disk = self.machine.disk
         on_machine = [unit for unit in self._world.units.values() if unit.machine.disk is disk]
         for unit in on_machine:
@@ -136,7 +137,8 @@ class Unit:
         self.machine.clock.reboot()
 
     def kill(self) -> None:
-        """The process dies, its machine lives: the page cache stays, peers learn that its links ended."""
+        """The process dies, its machine stays up: the page cache survives, and peers are notified that its links
+        ended."""
         if not self.down:
             self._world.log(self.name, "is killed")
             self.end(with_machine=False)
@@ -162,10 +164,10 @@ class Unit:
         if not incarnation.alive or task.cancelled():
             return
         error = task.exception()
-        self._world.log(self.name, "ends" if error is None else f"ends: {_told(error)}")
+        self._world.log(self.name, "ends" if error is None else f"ends: {_describe(error)}")
         self.end(with_machine=False)
         if error is not None and not _is_one_of(error, self.expected_errors):
-            self._world.fail_with(error, f"{self.name} died of {_told(error)}")
+            self._world.fail_with(error, f"{self.name} died of {_describe(error)}")
 
 
 class World:
@@ -191,7 +193,7 @@ class World:
     # -- building ------------------------------------------------------------------------------------------------
 
     def machine(self, name: str, *, beside: str | None = None) -> SimMachine:
-        """The machine of that name; made at the first call. `beside`: another address of the hardware of that one."""
+        """The machine of that name, created at the first call. `beside`: on the same hardware as that machine."""
         found = self._machines.get(name)
         if found is None:
             number = len(self._machines) + 1
@@ -207,14 +209,14 @@ class World:
         return found
 
     def unit(self, name: str, main: Main, *, machine: str | None = None, host_id: HostId | None = None) -> Unit:
-        """A process that is not yet started. Without `machine` it has one of its own, of the same name."""
+        """A process that is not yet started. Without `machine` it gets its own machine, of the same name."""
         assert name not in self.units, f"there is already a unit {name}"
         home = self.machine(machine or name)
         unit = self.units[name] = Unit(self, main, home, self._endpoint(name, home, host_id))
         return unit
 
     def scenario_environment(self, name: str, host_id: HostId | None = None) -> Environment:
-        """Ports for code of the scenario itself, which never dies: a probe, a client."""
+        """Ports for code of the scenario itself, which never dies, such as a probe or a client."""
         home = self.machine(name)
         return self.make_environment(self._incarnation, self._endpoint(name, home, host_id), home)
 
@@ -239,7 +241,7 @@ class World:
     # -- during the run ------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Virtual seconds since the start, which no unit's clock shows."""
+        """Virtual seconds since the start. No unit's clock shows this time."""
         return self.loop.time()
 
     def log(self, subject: str, text: str) -> None:
@@ -250,7 +252,7 @@ class World:
             raise RunFailed(text)
 
     def fail(self, text: str) -> None:
-        """For code that may not raise where it is, such as a checker called from inside a unit."""
+        """For code that must not raise, such as a checker called from inside a unit."""
         self.fail_with(None, text)
 
     def fail_with(self, cause: BaseException | None, text: str) -> None:
@@ -262,10 +264,10 @@ class World:
 
     def _problem(self, context: ExceptionContext) -> None:
         error = context.get("exception")
-        self.fail_with(error, context["message"] if error is None else f"{context['message']}: {_told(error)}")
+        self.fail_with(error, context["message"] if error is None else f"{context['message']}: {_describe(error)}")
 
     def heal(self) -> None:
-        """Every fault away: paths, devices, pauses; units that are down stay down."""
+        """Ends every fault of paths and devices, and every pause. Units that are down stay down."""
         self.network.heal()
         for machine in self._machines.values():
             machine.disk.heal()
@@ -275,7 +277,7 @@ class World:
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, scenario: Callable[["World"], Awaitable[None]]) -> None:
-        """Runs the scenario to its end; raises what it found."""
+        """Runs the scenario to its end. Raises the failure it found."""
         with sandboxed(self.loop):
             try:
                 context = self._incarnation.new_context()
@@ -292,16 +294,16 @@ class World:
         try:
             self.loop.run_forever()
         except Deadlock as error:
-            waiting = [task for incarnation in self._lives() for task in incarnation.tasks if not task.done()]
+            waiting = [task for incarnation in self._incarnations() for task in incarnation.tasks if not task.done()]
             raise Deadlock(f"{error}; waiting: {'; '.join(_where(task) for task in waiting)}") from None
 
-    def _lives(self) -> Iterator[ProcessIncarnation]:
+    def _incarnations(self) -> Iterator[ProcessIncarnation]:
         yield self._incarnation
         for unit in self.units.values():
             yield unit.incarnation
 
     def _close(self) -> None:
-        """Ends every life in order, so that nothing is left for the collector to find."""
+        """Ends every incarnation in order, so that nothing is left for the garbage collector."""
         for unit in self.units.values():
             if not unit.down:
                 unit.end(with_machine=True)
@@ -309,8 +311,8 @@ class World:
         self.loop.close()
 
 
-def _where(task: SimTask[Any]) -> str:
-    """The task and the innermost of its own coroutines, with the line at which it waits."""
+def _where(task: "asyncio.Task[Any]") -> str:
+    """The task and its innermost coroutine, with the line at which it waits."""
     coro: Any = task.get_coro()
     place = "not started"
     while getattr(coro, "cr_frame", None) is not None:
@@ -323,7 +325,7 @@ async def _await(work: Awaitable[None]) -> None:
     await work
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return ", ".join(f"{type(each).__name__}: {each}" for each in leaf_errors(error))
 
 

@@ -1,7 +1,9 @@
 """The pure core of the example register, step by step: cases that a random storm seldom reaches."""
 
 from ebla.sim.checkers.models import RegisterAdd, RegisterRead, RegisterWrite
-from ebla.sim.example.messages import (
+from ebla.sim.register import (
+    ELECTION_MS_HIGH,
+    BackupRole,
     ConfirmEpoch,
     EpochConfirmed,
     EpochOutdated,
@@ -9,14 +11,15 @@ from ebla.sim.example.messages import (
     LastAnswer,
     NotPrimary,
     PrepareEpoch,
+    PrimaryRole,
     RegisterAnswer,
     RegisterMessage,
+    RegisterReplica,
     RegisterRequest,
     RegisterState,
     StateStored,
     StoreState,
 )
-from ebla.sim.example.register import ELECTION_MS_HIGH, BackupRole, PrimaryRole, RegisterReplica
 from ebla.sim.rng import SimRng
 
 NAMES = ("a", "b", "c")

@@ -1,7 +1,6 @@
 """The example register's journal: every prefix and every flipped byte of it."""
 
-from ebla.sim.example.messages import LastAnswer, RegisterState
-from ebla.sim.example.store import last_record, record_of
+from ebla.sim.register import LastAnswer, RegisterState, last_record, record_of
 
 FIRST = RegisterState(promised=4, epoch=4, sequence=1, value=5, answers=(LastAnswer("k", 1, 5),))
 SECOND = RegisterState(promised=7, epoch=4, sequence=2, value=6, answers=(LastAnswer("k", 2, 6),))

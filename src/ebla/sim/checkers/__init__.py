@@ -1,1 +1,1 @@
-"""Judges of histories and of states."""
+"""Checkers of histories and of states."""

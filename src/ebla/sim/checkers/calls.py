@@ -1,10 +1,10 @@
-"""What calls between processes promise, checked from outside every life.
+"""What calls between processes promise, checked from outside every process.
 
-Each request carries a token of its own that its caller never sends twice. Whoever runs one notes it here, whoever is
-answered or told an error notes that, and any contradiction fails the run at once:
+Each request carries a unique token that its caller never sends twice. The server records each request it runs, the
+caller records each answer and each error, and any contradiction fails the run at once:
 
     INV-WIRE-1  a request runs at most once
-    INV-WIRE-2  an error that says "not applied" is of a request that never ran and never will
+    INV-WIRE-2  an error with outcome "not applied" belongs to a request that never ran and never will
     INV-WIRE-3  an answer is the answer to its own request
     INV-WIRE-4  a call ends by its deadline
     INV-WIRE-5  work whose deadline has passed does not go on
@@ -19,7 +19,7 @@ class CallLedger:
     def __init__(self, fail: Callable[[str], None], late_ms_max: int) -> None:
         self._fail = fail
         self._late_ms_max = late_ms_max
-        """What the slack of the shared timer and a turn of the loop may add to a deadline."""
+        """How much the shared timer and a loop turn may add to a deadline."""
         self._runs: dict[int, int] = {}
         self._refused: dict[int, str] = {}
         self.answered = 0
@@ -34,16 +34,16 @@ class CallLedger:
         if self._runs[token] > 1:
             self._fail(f"INV-WIRE-1: request {token} ran {self._runs[token]} times")
         if token in self._refused:
-            self._fail(f"INV-WIRE-2: request {token} ran after its caller was told {self._refused[token]}")
+            self._fail(f"INV-WIRE-2: request {token} ran after its caller got {self._refused[token]}")
 
     def outlived(self, token: int) -> None:
-        """Work went on to its end although its deadline lay before that."""
+        """The work ran to its end after its deadline."""
         self._fail(f"INV-WIRE-5: request {token} still ran after its deadline")
 
     def was_answered(self, token: int, answer: int) -> None:
         self.answered += 1
         if answer != token:
-            self._fail(f"INV-WIRE-3: request {token} was given the answer to {answer}")
+            self._fail(f"INV-WIRE-3: request {token} got the answer to {answer}")
         if token not in self._runs:
             self._fail(f"INV-WIRE-3: request {token} was answered and never ran")
 
@@ -53,7 +53,7 @@ class CallLedger:
             return
         self._refused[token] = f"{type(error).__name__}: {error}"
         if token in self._runs:
-            self._fail(f"INV-WIRE-2: request {token} ran, its caller was told {self._refused[token]}")
+            self._fail(f"INV-WIRE-2: request {token} ran, but its caller got {self._refused[token]}")
 
     def ended(self, token: int, took_ms: float, deadline_ms: int) -> None:
         if took_ms > deadline_ms + self._late_ms_max:

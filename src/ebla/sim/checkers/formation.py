@@ -1,10 +1,10 @@
-"""INV-FORM-1: nodes that list one another found one cluster, and never a second beside it."""
+"""INV-FORM-1: nodes that list one another create exactly one cluster."""
 
 import asyncio
 
 
 class ClusterFoundings:
-    """Who began which history. Beginning the same one again, after a crash in the middle, is right."""
+    """Which node created which history. Creating the same one again after a crash is correct."""
 
     def __init__(self) -> None:
         self._founders: dict[str, str] = {}
@@ -12,7 +12,7 @@ class ClusterFoundings:
 
     @property
     def founder(self) -> str:
-        """Of the first history; only after `first` is set."""
+        """The creator of the first history. Only valid after `first` is set."""
         return next(iter(self._founders.values()))
 
     def begun(self, history: str, founder: str) -> None:

@@ -1,4 +1,4 @@
-"""What must hold of group 0, judged by what its clients saw and by what its nodes hold at the end."""
+"""The promises of group 0, checked by what its clients saw and by the final state of its nodes."""
 
 import enum
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class CompareAndSwap(msgspec.Struct, frozen=True, tag="swap", array_like=True):
 
 
 class CellModel:
-    """One key: read, written, swapped. 0 stands for a key that does not exist."""
+    """One key: read, written, swapped. 0 means that the key does not exist."""
 
     def initial(self) -> int:
         return 0
@@ -51,7 +51,7 @@ class LockedWrite:
 
 
 class WatchMirror:
-    """What a resumed feed amounts to, and whether it ever repeated or skipped."""
+    """The state that a resumed watch feed adds up to, and whether the feed repeated or skipped a change."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
@@ -100,23 +100,23 @@ def find_problem(record: Group0Record, total: int) -> str | None:
         return str(violation)
     wrong = [seen for seen in record.sums if seen != total]
     if wrong:
-        return f"two keys that change together were seen to add up to {wrong[0]}, not {total}"
+        return f"a read of two keys that change together adds up to {wrong[0]}, not {total}"
     return _lock_problem(record) or record.mirror.problem
 
 
 def _lock_problem(record: Group0Record) -> str | None:
-    """A write under a lock stands between the lock's acquisition and the next one."""
+    """A write under a lock lies between the lock's acquisition and the next one."""
     acquired = sorted(record.locks.values())
     for write in record.locked_writes:
         since = record.locks[write.lock]
         until = next((index for index in acquired if index > since), None)
         if write.index <= since or (until is not None and write.index > until):
-            return f"a write at {write.index} was honoured under a lock that held from {since} to {until}"
+            return f"a write at {write.index} was accepted under a lock that was held from {since} to {until}"
     return None
 
 
 def find_disagreement(stores: dict[str, Group0Store]) -> str | None:
-    """Nodes that have applied the same index hold the same state, answers included."""
+    """Nodes that have applied the same index have the same state, including remembered answers."""
     by_index: dict[int, tuple[str, Group0Store]] = {}
     for name, store in stores.items():
         known = by_index.setdefault(store.index, (name, store))

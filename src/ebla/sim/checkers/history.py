@@ -1,4 +1,4 @@
-"""What clients asked for and what they were told, in real order."""
+"""The calls of clients and their results, in real order."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOperation:
-    """One call of one client. `returned` is None where nobody ever learnt what became of it: it may have happened,
-    at any time after `invoked`, or never."""
+    """One call of one client. `returned` is None if its outcome is unknown: it may have happened at any time after
+    `invoked`, or never."""
 
     client: str
     key: str
@@ -30,7 +30,7 @@ class _Open:
 
 
 class OperationHistory:
-    """Records operations as they happen. Its times count events: simulated instants coincide, counts do not."""
+    """Records operations as they happen. Times are event counts: simulated instants can coincide, counts cannot."""
 
     def __init__(self) -> None:
         self._events = 0
@@ -38,7 +38,7 @@ class OperationHistory:
         self._done: list[ClientOperation] = []
 
     def invoke(self, client: str, call: Any, key: str = "") -> int:
-        """Before the request leaves. The number names the operation in `complete` and `withdraw`."""
+        """Call this before the request leaves. The number identifies the operation in `complete` and `withdraw`."""
         self._events += 1
         self._open[self._events] = _Open(client=client, key=key, call=call, invoked=self._events)
         return self._events
@@ -58,11 +58,11 @@ class OperationHistory:
         )
 
     def withdraw(self, number: int) -> None:
-        """It surely did not happen and never will."""
+        """The operation did not happen and never will."""
         del self._open[number]
 
     def operations(self) -> list[ClientOperation]:
-        """All of them; those still open have an unknown outcome."""
+        """All operations. Those still open have an unknown outcome."""
         unknown = [
             ClientOperation(client=o.client, key=o.key, call=o.call, result=None, invoked=o.invoked, returned=None)
             for o in self._open.values()

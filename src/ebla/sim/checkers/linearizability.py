@@ -1,11 +1,11 @@
 """Is there an order in which the operations could have happened one at a time?
 
-After Wing and Gong, with Lowe's memory of configurations: choose an operation that may come next, take its step in the
-model, go on; where nothing fits, go back. Keys are independent, so each is judged alone. A configuration is the
-operations done so far and the state: seen once, it need not be tried again.
+The algorithm of Wing and Gong, with Lowe's memory of configurations: choose an operation that may come next, take its
+step in the model, go on; if nothing fits, backtrack. Keys are independent, so each is checked alone. A configuration
+is the set of operations done so far and the state. Each is tried once.
 
-An operation of unknown outcome may come at any time after its call or never, so it stays a candidate for ever; these
-are kept apart, or they would hold back the window of done operations.
+An operation with an unknown outcome may happen at any time after its call, or never, so it stays a candidate for ever.
+These are kept apart, or they would hold back the window of done operations.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,12 +21,12 @@ STUCK_SHOWN_MAX = 12
 
 
 class SearchGivenUp(AssertionError):
-    """The search was given up: neither right nor wrong was shown."""
+    """The search was given up without a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearizabilityViolation:
-    """No order explains the history of this key. `stuck` could not come next after the longest attempt."""
+    """No order explains the history of this key. None of `stuck` could come next after the longest attempt."""
 
     key: str
     done: int
@@ -57,8 +57,8 @@ def find_violation(history: Iterable[ClientOperation], model: SequentialModel[S]
 class _Search(Generic[S]):
     """Configurations are plain tuples, for speed: `(base, ahead, guessed, state)`.
 
-    The first `base` operations are done, and those whose bit is set in `ahead`, counted from `base`; `guessed` marks
-    those of unknown outcome taken to have happened.
+    The first `base` operations are done, and those whose bit is set in `ahead`, counted from `base`. `guessed` marks
+    the operations with an unknown outcome that are assumed to have happened.
     """
 
     def __init__(self, key: str, operations: Sequence[ClientOperation], model: SequentialModel[S]) -> None:
@@ -96,7 +96,8 @@ class _Search(Generic[S]):
         return LinearizabilityViolation(key=self._key, done=deepest_done, total=total, state=deepest[3], stuck=stuck)
 
     def _push_next(self, stack: list[tuple[int, int, int, S]], now: tuple[int, int, int, S]) -> None:
-        """Where one more operation leads. Pushed last, so tried first: what had to be done soonest. Guesses last."""
+        """Pushes the configurations after one more operation. The most urgent is pushed last, so it is tried first;
+        guesses are tried last."""
         base, ahead, guessed, state = now
         candidates, horizon = self._candidates(base, ahead)
         following: list[tuple[int, int, int, S]] = []
@@ -104,10 +105,10 @@ class _Search(Generic[S]):
             fits, after = self._step(state, self._known[index])
             if fits:
                 done = ahead | 1 << (index - base)
-                closed = (~done & (done + 1)).bit_length() - 1  # how many are done without a gap
+                closed = (~done & (done + 1)).bit_length() - 1  # the number of operations done without a gap
                 step = (base + closed, done >> closed, guessed, after)
                 if not self._changes[index]:
-                    # A read that fits now fits first in every order that begins here: no other choice need be tried.
+                    # A read that fits now can come first in every order that begins here: no other choice needs a try.
                     stack.append(step)
                     return
                 following.append(step)
@@ -121,9 +122,9 @@ class _Search(Generic[S]):
         stack.extend(reversed(following))
 
     def _candidates(self, base: int, ahead: int) -> tuple[list[int], float]:
-        """Known operations that may come next: called before every other one that is not done had returned.
+        """Known operations that may come next: they were called before any other undone operation had returned.
 
-        Whatever is called later also returns later than the earlier one was called, so one pass in that order does.
+        A later call also returns later than the earlier operation was called, so one pass in call order is enough.
         """
         horizon = float("inf")
         candidates: list[int] = []

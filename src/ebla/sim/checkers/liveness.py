@@ -1,7 +1,7 @@
-"""Checks opinions and serving rights against what the world knows, at every sample.
+"""Compares failure detection and serving rights with the real state of the world, at every sample.
 
-- INV-LIVE-1: nobody holds a peer to be up that for longer than the bound was dead, paused or cut off in a direction;
-- INV-LIVE-2: nobody holds a peer to be down that for longer than the settling time was there and reachable;
+- INV-LIVE-1: no node considers a peer up that was dead, paused or cut off in one direction for longer than the bound;
+- INV-LIVE-2: no node considers a peer down that was running and reachable for longer than the settling time;
 - INV-SERVE-1: no shard serves whose control was dead, paused or cut off for longer than the bound.
 """
 
@@ -19,9 +19,9 @@ K = TypeVar("K", bound=tuple[object, ...])
 
 SAMPLE_S = 0.1
 DRIFT = 1.001
-"""Clocks of machines may run this much slower than the world's."""
+"""A machine's clock may run this much slower than the world's."""
 HARMLESS_LATENCY_MS = 400.0
-"""A path slower than this, or one that loses frames, says nothing about what an opinion should be."""
+"""On a slower path, or one that loses frames, either opinion is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LivenessChecker:
                 self._check_serving(node, node.shards[0].process)
 
     def all_settled(self) -> bool:
-        """Every node holds every other to be up, and every shard serves."""
+        """Every node considers every other node up, and every shard serves."""
         return all(
             node.control_process is not None
             and node.shards[0].process is not None
@@ -72,18 +72,18 @@ class LivenessChecker:
             up = opinion.state is PeerState.UP
             if up and impossible_s > self._bounds.silence_s * DRIFT + SAMPLE_S:
                 self._world.fail(
-                    f"INV-LIVE-1: {node.control.name} holds {peer.name} to be up, out of reach for {impossible_s:.1f} s"
+                    f"INV-LIVE-1: {node.control.name} considers {peer.name} up, unreachable for {impossible_s:.1f} s"
                 )
             if not up and easy_s > self._bounds.settle_s:
                 self._world.fail(
-                    f"INV-LIVE-2: {node.control.name} holds {peer.name} to be down, within reach for {easy_s:.1f} s"
+                    f"INV-LIVE-2: {node.control.name} considers {peer.name} down, reachable for {easy_s:.1f} s"
                 )
 
     def _check_serving(self, node: SimNode, process: ShardProcess) -> None:
         impossible_s = self._lasted(self._impossible_since, (node.shards[0].unit.name, node.control.name))
         if process.serves() and impossible_s > self._bounds.feed_silence_s * DRIFT + SAMPLE_S:
             self._world.fail(
-                f"INV-SERVE-1: {node.shards[0].unit.name} serves, its control out of reach for {impossible_s:.1f} s"
+                f"INV-SERVE-1: {node.shards[0].unit.name} serves, its control unreachable for {impossible_s:.1f} s"
             )
 
     def _watch_pair(self, one: Unit, other: Unit) -> None:
@@ -106,5 +106,5 @@ class LivenessChecker:
         return self._world.now() - since[key] if key in since else 0.0
 
     def _lives(self, one: Unit, other: Unit) -> tuple[str, str, int, int]:
-        """A process that started anew has to be found anew."""
+        """A restarted process must be detected again."""
         return one.name, other.name, one.start_count, other.start_count

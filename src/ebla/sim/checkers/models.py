@@ -1,4 +1,4 @@
-"""What a correct object does, one operation at a time: the models the linearizability checker compares with."""
+"""What a correct object does, one operation at a time: the models of the linearizability checker."""
 
 from collections.abc import Hashable
 from typing import Protocol, TypeVar, assert_never
@@ -16,14 +16,14 @@ class SequentialModel(Protocol[S]):
     def initial(self) -> S: ...
 
     def step(self, state: S, operation: ClientOperation) -> tuple[bool, S]:
-        """Could the operation happen in this state, with the result it had; and the state after it.
+        """Whether the operation can happen in this state with its result, and the state after it.
 
-        The result of an operation without `returned` is unknown: any fits.
+        The result of an operation without `returned` is unknown: any result fits.
         """
         ...
 
     def changes(self, operation: ClientOperation) -> bool:
-        """Whether it can change the state. One that cannot, and whose outcome is unknown, says nothing."""
+        """Whether it can change the state. An operation that cannot, and whose outcome is unknown, is ignored."""
         ...
 
 
@@ -47,7 +47,7 @@ RegisterCall = RegisterRead | RegisterWrite | RegisterAdd
 
 
 def result_of(call: RegisterCall, value: int) -> int:
-    """What a register that holds `value` answers; for a change it is also what the register then holds."""
+    """The answer of a register that holds `value`. For a change it is also the new value."""
     match call:
         case RegisterRead():
             return value

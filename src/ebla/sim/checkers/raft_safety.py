@@ -1,7 +1,7 @@
-"""Looks into every peer of a simulated Raft group after each of its steps. The peers know nothing of it.
+"""Checks every peer of a simulated Raft group after each of its steps, unknown to the peers.
 
-`raft/invariants.py` says what must hold of cores and of what leaves them; here it is tied to running servers, with what
-only they have: disks, state machines, and lives that end.
+`raft/invariants.py` has the invariants of cores and of their messages. Here they are applied to running drivers,
+together with what only those have: disks, state machines, and restarts.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from ebla.sim.clusters.raft_state_machine import OnApplied, RegisterContent, Reg
 
 
 class RaftSafetyViolation(AssertionError):
-    """Two peers, or two lives of one, contradict each other."""
+    """Two peers, or two incarnations of one peer, contradict each other."""
 
 
 class DurableLogImage:
-    """What the log of one peer has said to be durable, entry by entry."""
+    """The entries that the log of one peer has reported durable."""
 
     def __init__(self, core: RaftCore) -> None:
         log = core.state.log
@@ -86,7 +86,7 @@ class RaftSafetyChecker(RaftObserver):
             known = self._states.setdefault(content.index, state)
             if known != state:
                 raise RaftSafetyViolation(
-                    f"INV-RAFT-4: peer {peer} is at {content.index} with another past than others were"
+                    f"INV-RAFT-4: peer {peer} has at index {content.index} another history than its peers"
                 )
 
         return check
@@ -116,17 +116,17 @@ class RaftSafetyChecker(RaftObserver):
         server.log.persist = watched  # type: ignore[method-assign]  # one log, from outside
 
     def _check_membership(self, core: RaftCore, machine: RegisterMachine) -> None:
-        """Core and state machine count the members alike, each from the same entries."""
+        """Core and state machine derive the same membership from the same entries."""
         log = core.state.log
         if log.incoming_snapshot is not None or log.applied != machine.content.index:
             return
         if core.membership != machine.content.membership:
             raise RaftSafetyViolation(
-                f"peer {core.peer} counts {core.membership} at {log.applied}, its log says {machine.content.membership}"
+                f"peer {core.peer} has {core.membership} at {log.applied}, its machine {machine.content.membership}"
             )
 
     def _check_kept(self, core: RaftCore) -> None:
-        """In the term of an acknowledgement nothing can replace what was acknowledged."""
+        """Within its term nothing can replace an acknowledged entry."""
         term, index = self._acknowledged.get(core.peer, (0, 0))
         if core.term == term and core.last_index < index:
             raise RaftSafetyViolation(

@@ -1,14 +1,14 @@
-"""What clients of rows were told, and whether what they are shown can be true.
+"""The answers that row clients got, and whether the rows they read can be right.
 
-Every write has a timestamp of its own, and a value that says so. Levels that overlap (a quorum written and a quorum
-read; all written and one read; one written and all read) give a floor under what a read may show:
+Every write has a unique timestamp, and a value that repeats it. Consistency levels that overlap (a quorum written and a
+quorum read; all written and one read; one written and all read) give a lower bound for what a read may return:
 
-    INV-ROWS-5  a read shows, of each cell, the newest write acknowledged at an overlapping level before it began, or a
-                later one by timestamp
-    INV-ROWS-6  what a read at QUORUM has shown, a later one at QUORUM shows too, or something newer
-    INV-ROWS-7  what is shown was written, with this timestamp
-    INV-ROWS-8  a write whose caller was told "not applied" is never shown
-    INV-ROWS-9  a scan shows each row once, in the order of tokens, and misses none
+    INV-ROWS-5  a read returns, for each cell, the newest write acknowledged at an overlapping level before it began, or
+                one with a later timestamp
+    INV-ROWS-6  a value that a read at QUORUM returned, a later read at QUORUM returns too, or a newer one
+    INV-ROWS-7  a returned value was written, with this timestamp
+    INV-ROWS-8  a write whose caller got "not applied" is never returned
+    INV-ROWS-9  a scan returns each row once, in token order, and misses none
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError, Outcome
 
 Cell = tuple[str, int, int]
-"""A table, a partition, a row: each row has one column that is written."""
+"""A table, a partition, a row. Each row has one column that is written."""
 
 QUORUMS = (Level.QUORUM, Level.EACH_QUORUM, Level.LOCAL_QUORUM)
 AT_LEAST_QUORUM = (*QUORUMS, Level.ALL)
 UNSYNCED_S_MAX = 12.0
-"""How long a write that a read has shown may be in the memory of some replica alone (see `died`): longer than its
-sync takes on the slowest disk of a storm."""
+"""How long a write that a read has returned may be only in the memory of a replica (see `died`): longer than its sync
+takes on the slowest disk of a storm."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class _Place:
     by_quorum: int = 0
     by_all: int = 0
     shown: dict[int, float] = field(default_factory=dict)
-    """Shown by reads at a quorum and above `by_quorum`: when last."""
+    """Timestamps above `by_quorum` that reads at a quorum returned, and when last."""
 
     def floor(self, level: Level) -> int:
         if level is Level.ALL:
@@ -55,7 +55,7 @@ class _Place:
 
 CellFloors = Mapping[Cell, int]
 ShownCells = Mapping[Cell, int]
-"""The timestamp of what was shown of each cell; the others showed nothing."""
+"""The timestamp of the value returned for each cell. Other cells were empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +107,28 @@ class RowsLedger:
         self.refused += 1
         tried.refused = f"{type(error).__name__}: {error}"
         if tried.shown:
-            return f"INV-ROWS-8: {cell}: {tried} was shown before its caller was told so"
+            return f"INV-ROWS-8: {cell}: {tried} was returned before its caller got that"
         return None
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
     def floors(self, cells: Sequence[Cell], level: Level) -> CellFloors:
-        """Before the read leaves."""
+        """Call this before the read leaves."""
         return {cell: self._place(cell).floor(level) for cell in cells}
 
     def died(self, now: float) -> None:
-        """A replica ended. What was shown lately may have been in its memory alone, not yet acknowledged to anybody:
-        a replica shows a write whose sync is under way."""
+        """A replica died. Values returned lately may have been only in its memory and not yet acknowledged: a replica
+        returns a write whose sync is still running."""
         self._died_at = now
         for place in self._places.values():
             if place.shown:
                 place.shown = {at_us: when for at_us, when in place.shown.items() if now - when > UNSYNCED_S_MAX}
 
     def check_shown(self, floors: CellFloors, shown: ShownCells, read: ReadInterval) -> str | None:
-        """What is wrong with what an answer showed; what it did not show is not asked."""
+        """The problem with the values of an answer. Missing values are not checked."""
         for cell, at_us in shown.items():
             if cell not in floors:
-                return f"INV-ROWS-7: {cell} was shown, and not asked for or never written"
+                return f"INV-ROWS-7: {cell} was returned, but was not requested or never written"
             place = self._place(cell)
             problem = self._value(cell, place, at_us, floors[cell])
             if problem is not None:
@@ -138,7 +138,7 @@ class RowsLedger:
         return None
 
     def check_missing(self, floors: CellFloors, shown: ShownCells, read: ReadInterval) -> str | None:
-        """What is wrong with what a whole read left out."""
+        """The problem with the values that a complete read left out."""
         for cell, floor in floors.items():
             problem = self._nothing(cell, self._place(cell), floor) if cell not in shown else None
             if problem is not None:
@@ -149,19 +149,19 @@ class RowsLedger:
         if not floor:
             return None
         deleted = any(one.deletes and one.timestamp_us >= floor and not one.refused for one in place.tried.values())
-        return None if deleted else f"INV-ROWS-5: {cell} shows nothing, and {_told(place, floor)} must be there"
+        return None if deleted else f"INV-ROWS-5: {cell} is empty, but {_describe(place, floor)} must be there"
 
     def _value(self, cell: Cell, place: _Place, at_us: int, floor: int) -> str | None:
         found = place.tried.get(at_us)
         if found is None or found.deletes:
-            return f"INV-ROWS-7: {cell} shows {at_us}, which nobody wrote"
+            return f"INV-ROWS-7: {cell} has {at_us}, which was never written"
         found.shown = True
         if found.refused:
-            return f"INV-ROWS-8: {cell} shows {found}"
+            return f"INV-ROWS-8: {cell} has {found}"
         if at_us >= floor:
             return None
         label = "INV-ROWS-5" if floor <= max(place.by_quorum, place.by_any) else "INV-ROWS-6"
-        return f"{label}: {cell} shows {found}, and {_told(place, floor)} is newer"
+        return f"{label}: {cell} has {found}, but {_describe(place, floor)} is newer"
 
     def _place(self, cell: Cell) -> _Place:
         found = self._places.get(cell)
@@ -170,6 +170,6 @@ class RowsLedger:
         return found
 
 
-def _told(place: _Place, floor: int) -> str:
+def _describe(place: _Place, floor: int) -> str:
     how = "acknowledged" if floor in (place.by_any, place.by_quorum, place.by_all) else "shown"
     return f"{place.tried.get(floor)}, {how},"

@@ -1,11 +1,11 @@
-"""What a barrier of a node promises once it has returned, checked at every effect and every request that leaves.
+"""The promises of a node's barrier once it has returned, checked at every effect and every outgoing request.
 
-INV-ROWS-1  no write has an effect on a node below the fence of a version whose barrier returned there
-INV-ROWS-2  nothing is routed by a node below a version whose barrier returned there, and nothing older that it
-            routed or took over before is still under way
-INV-ROWS-3  nothing is merged under a session that was closed at a version whose barrier returned there, nor is a
-            guard of it held
-INV-ROWS-4  every process of the node has the version, and every pending replica it names takes writes
+INV-ROWS-1  no write takes effect on a node below the fence of a version whose barrier returned there
+INV-ROWS-2  a node routes no request by a version older than one whose barrier returned there, and no older request that
+            it routed or accepted before is still running
+INV-ROWS-3  nothing is merged under a session that was closed at a version whose barrier returned there, and no guard
+            of it is held
+INV-ROWS-4  every process of the node has the version, and every pending replica in it accepts writes
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NONE = TopologyVersion(0)
 
 @dataclass(slots=True)
 class _Node:
-    """The highest of each that a barrier returned for."""
+    """The highest values for which a barrier returned."""
 
     version: TopologyVersion = NONE
     fence: TopologyVersion = NONE
@@ -31,11 +31,11 @@ class BarrierLedger:
         self._fail = fail
         self._nodes: dict[HostId, _Node] = {}
         self._opened: dict[SessionId, TopologyVersion] = {}
-        """The first version in which anybody saw it listed."""
+        """The first version that lists each session."""
         self.barriers = 0
         self.effects = 0
         self.older_effects = 0
-        """Made by a version below the newest whose barrier returned on the node: those that a fence is there for."""
+        """Effects of a version older than the newest whose barrier returned on the node: a fence exists for these."""
         self.streamed_items = 0
 
     def fail(self, text: str) -> None:
@@ -59,7 +59,7 @@ class BarrierLedger:
         return session in self._node(host).closed
 
     def effect(self, own: Replica, version: TopologyVersion) -> None:
-        """A write is being made, in this step."""
+        """A write takes effect in this step."""
         node = self._node(own.host)
         self.effects += 1
         self.older_effects += version < node.version

@@ -1,7 +1,7 @@
-"""What must be so once everything is healed, every move has ended and everything was read once at ALL.
+"""The state at the end: all faults are healed, every move has ended and everything was read once at ALL.
 
-INV-ROWS-10  all replicas of a row have the same
-INV-ROWS-11  a shard has the stacks that the topology gives it and no folder of any other
+INV-ROWS-10  all replicas of a row are equal
+INV-ROWS-11  a shard has the stacks that the topology gives it, and no folder of another
 INV-ROWS-12  nothing is left running: no version is held, no request waits, no guard is held
 """
 

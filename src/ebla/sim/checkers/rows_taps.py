@@ -1,7 +1,6 @@
-"""Taps on a shard: what its router sends, what its replicas do, noted in the step in which it happens.
+"""Taps on a shard: they record what its router sends and what its replicas do, in the step in which it happens.
 
-They reach inside on purpose. What they compare with, the parts themselves must not know: a part that forgot to hold a
-version would also forget to tell of it.
+They reach into private parts on purpose: a part that forgot to hold a version would also forget to report it.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ class ReplicaInternals:
 
 
 class ShardTaps:
-    """Of one life of a shard."""
+    """For one incarnation of a shard."""
 
     def __init__(self, ledger: BarrierLedger, own: Replica, now: Callable[[], float]) -> None:
         self._ledger = ledger
@@ -73,7 +72,7 @@ class ShardTaps:
         self._events = 0
         self._sending: dict[int, TopologyVersion] = {}
         self._writing: dict[int, TopologyVersion] = {}
-        """Writes that the replica side works on, by when they came."""
+        """Writes that the replica is working on, by order of arrival."""
         self._installs: list[tuple[TopologyVersion, int]] = []
         self._view: View | None = None
         self._in_write = False
@@ -106,10 +105,10 @@ class ShardTaps:
     # -- at a barrier ------------------------------------------------------------------------------------------------
 
     def at_barrier(self, version: TopologyVersion) -> None:
-        """One of this version has just returned, and this life goes on."""
+        """A barrier of this version has just returned while this incarnation is alive."""
         view = self._view
         if view is None:
-            return  # it starts, and will be told a state that is at least as new
+            return  # it is starting, and will get a state that is at least as new
         name = f"shard {self._own.shard} of host {self._own.host}"
         if view.version < version:
             self._ledger.fail(f"INV-ROWS-4: {name} has version {view.version}, the barrier of {version} returned")
@@ -162,8 +161,8 @@ class ShardTaps:
             finally:
                 del self._writing[number]
 
-        writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001  # notes, and does the same
-        writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001  # notes, and does the same
+        writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001  # records, and does the same
+        writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001  # records, and does the same
 
     def _watch_streams(self, inside: "ReplicaInternals") -> None:
         streams, store = inside.streams, inside.store
@@ -199,9 +198,9 @@ class ShardTaps:
                 _WRITE.reset(tokens[1])
 
         self._watch_layers(store)
-        inside.adoptions.adopt = watched_adopt  # type: ignore[method-assign]  # notes, and does the same
-        streams.stream = watched_stream  # type: ignore[method-assign]  # notes, and does the same
-        store.write_open = watched_open  # type: ignore[method-assign]  # notes, and does the same
+        inside.adoptions.adopt = watched_adopt  # type: ignore[method-assign]  # records, and does the same
+        streams.stream = watched_stream  # type: ignore[method-assign]  # records, and does the same
+        store.write_open = watched_open  # type: ignore[method-assign]  # records, and does the same
 
     def _watch_layers(self, store: "ShardStore") -> None:
         manifest = store.manifest  # where layers take effect
@@ -218,7 +217,7 @@ class ShardTaps:
 
             await change(edit, noted)
 
-        manifest.change = watched  # type: ignore[method-assign]  # notes, and does the same
+        manifest.change = watched  # type: ignore[method-assign]  # records, and does the same
 
     def _note_adopted(self, write: AdoptRequest | None) -> None:
         if write is not None and write.version is not None:
@@ -231,7 +230,7 @@ def _is_there(store: "ShardStore", write: AdoptRequest | None) -> bool:
 
 
 class WatchedReplicaClients(ShardClients):
-    """Now and then what was sent arrives once more, late: as a network may deliver it whose sender has given up."""
+    """Some requests arrive once more, late, as a network may deliver them after the sender has given up."""
 
     def watch(self, taps: ShardTaps, rng: Rng, tasks: asyncio.TaskGroup) -> None:
         self._taps = taps
@@ -253,7 +252,7 @@ class WatchedReplicaClients(ShardClients):
         try:
             await super().write(target, request, ECHO_MS)
         except EblaError:
-            pass  # nobody waits for it
+            pass  # no caller waits for it
 
 
 def watched_replica_clients(taps: ShardTaps, rng: Rng) -> MakeReplicaClients:

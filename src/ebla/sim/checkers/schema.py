@@ -1,8 +1,8 @@
-"""What changes of the schema promise, checked from outside every life.
+"""The promises of schema changes, checked from outside every process.
 
 INV-SCHEMA-1  the changes of a table have an order that explains every answer: of two that create it, one wins
-INV-SCHEMA-2  when a change is answered, every node that was up all the time has it, or is named as not told
-INV-SCHEMA-3  a node never shows half of a change: every state it shows is one that the topology allows
+INV-SCHEMA-2  when a change is answered, every node that stayed up has it, or the answer lists it as unreached
+INV-SCHEMA-3  a node never shows half of a change: every state it shows is valid for the topology
 """
 
 from collections.abc import Mapping
@@ -17,30 +17,30 @@ from ebla.topology.invariants import violations
 from ebla.topology.snapshot import Snapshot
 
 UNKNOWN_ID = "unsure"
-"""The id of a table whose creation nobody was told of."""
+"""The id of a table whose creation was never answered."""
 
 
 class CreateTableCall(msgspec.Struct, frozen=True):
-    """Result: the id, where it was created; None where there was one already."""
+    """Result: the id if it was created; None if it existed already."""
 
 
 class AlterTableCall(msgspec.Struct, frozen=True):
-    """Result: the id; None where there was no such table."""
+    """Result: the id; None if there was no such table."""
 
     column: str
 
 
 class DropTableCall(msgspec.Struct, frozen=True):
-    """Result: the id; None where there was no such table."""
+    """Result: the id; None if there was no such table."""
 
 
 TableModelState = tuple[str, str]
-"""The id of the table there is, and of the one dropped last; empty: none."""
+"""The id of the existing table and of the one dropped last. Empty: none."""
 
 
 class TableModel:
-    """One name. A drop may find, when it could not learn what became of it, that the table is gone: so the same table
-    may be dropped by two callers, and by two only of those who asked while it was there."""
+    """One table name. A drop that does not know its outcome may find that the table is gone. So two callers may have
+    dropped the same table, if both called while it existed."""
 
     def initial(self) -> TableModelState:
         return "", ""
@@ -86,7 +86,7 @@ class TableModel:
 class SchemaRecord:
     history: OperationHistory = field(default_factory=OperationHistory)
     columns: dict[str, list[str]] = field(default_factory=dict)
-    """By id, what was added to a table."""
+    """The columns added to each table, by its id."""
     answered: int = 0
 
     def problem(self, snapshots: Mapping[str, Snapshot]) -> str | None:
@@ -103,12 +103,12 @@ class SchemaRecord:
             names = decode_schema(table.definition).by_name
             lost = [name for name in self.columns.get(str(table.id), ()) if name not in names]
             if lost:
-                return f"columns {lost} of {table.full_name} were added, said their callers, and are not there"
+                return f"columns {lost} of {table.full_name} were added according to their callers, but are missing"
         return None
 
 
 def find_partial_change(snapshot: Snapshot) -> str | None:
-    """INV-SCHEMA-3, of one snapshot."""
+    """INV-SCHEMA-3 for one snapshot."""
     broken = violations(snapshot)
     if broken:
         return f"INV-SCHEMA-3: {broken[0]}"

@@ -1,7 +1,7 @@
-"""What sessions of bulk jobs promise, checked from outside every life.
+"""The promises of bulk-job sessions, checked from outside every process.
 
-INV-XFER-1  once a close is answered, no node that was up all the time lists the session, but those the answer names;
-            and nobody who has seen it open and closed sees it open again, whatever attempts are still under way
+INV-XFER-1  once a close is answered, no node that stayed up lists the session, except those that the answer names; and
+            a node that has seen it open and closed never sees it open again, whatever attempts still run
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ebla.topology.invariants import violations, violations_between
 from ebla.topology.snapshot import Snapshot
 
 NodeLife = tuple[str, int]
-"""A node's name and which of its lives. One that starts again may show an older state for a while."""
+"""A node's name and the number of its incarnation. A restarted node may show an older state for a while."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class SessionsRecord:
     closed: int = 0
     """How many closes were answered."""
     _over: dict[tuple[SessionId, NodeLife], None] = field(default_factory=dict)
-    """Who has seen which session open, and then closed."""
+    """Sessions that an incarnation has seen open and then closed."""
     _shown: dict[NodeLife, Snapshot] = field(default_factory=dict)
 
     def looked(self, shown: Mapping[NodeLife, Snapshot]) -> str | None:
-        """What is wrong with what the nodes show now."""
+        """The problem with what the nodes show now."""
         for incarnation, snapshot in shown.items():
             before = self._shown.get(incarnation, snapshot)
             for violation in (*violations(snapshot), *violations_between(before, snapshot)):

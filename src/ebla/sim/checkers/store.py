@@ -1,8 +1,8 @@
-"""What a store was asked to keep, and whether what it shows can be true.
+"""What a store was given to keep, and whether what it returns can be right.
 
-Every version has a timestamp of its own, so what is seen tells which write it was. A place (one cell of one replica)
-may show the newest answered version or a newer one that was tried; nothing else. A tombstone whose time has passed
-may be gone, and then nothing is seen. `INV-LAYER-GC`: what a tombstone covered never comes out from under it.
+Every version has a unique timestamp, so a returned value identifies its write. A place (one cell of one replica) may
+return the newest answered version or a newer attempted one, nothing else. A tombstone whose grace period has passed may
+be dropped, and then the place is empty. `INV-LAYER-GC`: data that a tombstone covered never reappears.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class AttemptedStoreWrite:
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """The newest thing stored at a place, whether it is a value or a tombstone."""
+    """The newest version stored at a place: a value or a tombstone."""
 
     timestamp_us: int
     deletes: bool
@@ -46,7 +46,7 @@ class StoreLedger:
     _places: dict[Cell, _Place] = field(default_factory=dict)
     _used_us: set[int] = field(default_factory=set)
     _replicas: dict[Incarnation, bool] = field(default_factory=dict)
-    """Those that must be there; true: one that is being dropped."""
+    """The replicas that must exist. True: it is being dropped."""
 
     def unique_us(self, wanted_us: int) -> int:
         while wanted_us in self._used_us:
@@ -66,7 +66,7 @@ class StoreLedger:
         self._replicas.pop(replica, None)
 
     def check_replicas(self, there: list[Incarnation]) -> str | None:
-        """At a start, what is wrong; those that were being dropped may be there or not."""
+        """The problem at a start. Replicas that were being dropped may exist or not."""
         lost = [one for one, dropping in self._replicas.items() if not dropping and one not in there]
         self._replicas = {one: self._replicas.get(one, False) for one in there}
         return f"replica {lost[0]:016x} is gone" if lost else None
@@ -74,8 +74,8 @@ class StoreLedger:
     # -- versions --------------------------------------------------------------------------------------------------
 
     def tries(self, cell: Cell, tried: AttemptedStoreWrite, seen: StoredVersion | None, now_s: int) -> str | None:
-        """In the step of the write, with what is there before it. A version that a tombstone would cover, had the
-        tombstone not been dropped in its time, is a newer state of the place than that tombstone."""
+        """Call this in the step of the write, with the version before it. If a tombstone would cover this version but
+        has been dropped after its grace period, this version is the newer state of the place."""
         place = self._places.setdefault(cell, _Place())
         newest = place.newest_answered()
         problem = None
@@ -103,13 +103,13 @@ class StoreLedger:
         self._places[cell].tried.pop(timestamp_us, None)
 
     def newest_answered_us(self) -> dict[Cell, int]:
-        """Of every place, for a later `check` of something that was taken at this moment."""
+        """For every place, for a later `check_copy` of a copy taken now."""
         newest = {cell: place.newest_answered() for cell, place in self._places.items()}
         return {cell: one.timestamp_us for cell, one in newest.items() if one is not None}
 
     def check_copy(self, cell: Cell, seen: StoredVersion | None, newest_us: int, now_s: int) -> str | None:
-        """What is wrong with a copy that was begun when `newest_us` was the newest answer. What was answered since may
-        be in it or not."""
+        """The problem with a copy that began when `newest_us` was the newest answer. Later answers may be in it or
+        not."""
         found = self._places[cell].tried.get(newest_us)
         if found is None or (found.deletes and found.at_s + self.grace_s <= now_s):
             return None
@@ -121,7 +121,7 @@ class StoreLedger:
         return [cell for cell in self._places if cell[0] == replica]
 
     def check(self, cell: Cell, seen: StoredVersion | None, now_s: int, *, durable: bool = False) -> str | None:
-        """What is wrong with this, if anything. `durable`: it was read after a start, so it must stay."""
+        """The problem with this version, if any. `durable`: it was read after a start, so it must stay."""
         place = self._places.setdefault(cell, _Place())
         newest = place.newest_answered()
         may_be_dropped = newest is not None and newest.deletes and newest.at_s + self.grace_s <= now_s
@@ -134,7 +134,7 @@ class StoreLedger:
             return f"{cell}: {seen} was never written"
         if newest is not None and newest.timestamp_us > seen.timestamp_us:
             if seen.deletes and may_be_dropped:
-                # An older tombstone that came later has to wait longer: the cell is deleted by either.
+                # An older tombstone that arrived later must wait longer: the cell is deleted by either.
                 return None
             word = "revived (INV-LAYER-GC)" if newest.deletes else "old"
             return f"{cell}: {seen} is {word}, {newest} was answered"

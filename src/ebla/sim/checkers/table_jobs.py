@@ -1,9 +1,9 @@
-"""What write jobs of tables promise, held against what they did. Whether rows are seen, the ledger of rows tells.
+"""The promises of write jobs, compared with what they did. The ledger of rows checks whether their rows are visible.
 
-INV-BULKW-1  a job acknowledged as done is on enough replicas of every row's tablet at its level, all of them asked by
+INV-BULKW-1  a job acknowledged as done is on enough replicas of every row's tablet at its level, all adopted by
              one version
 INV-BULKW-2  all runs of one job have one timestamp
-INV-BULKW-3  a job that is done is never written again: not by another run of it, whatever that was doing
+INV-BULKW-3  a job that is done is never written again, by any other run of it
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ class WriteJobsLedger:
     done: int = 0
     given_up: int = 0
     lacking: int = 0
-    """Copies that replicas needed which came later."""
+    """Copies for replicas that were added later."""
     _timestamps: dict[JobBatch, int] = field(default_factory=dict)
     _jobs: dict[SessionId, JobBatch] = field(default_factory=dict)
     _done: dict[JobBatch, tuple[SessionId, float]] = field(default_factory=dict)
@@ -40,30 +40,30 @@ class WriteJobsLedger:
         self.views.setdefault(view.version, view)
 
     def opened(self, batch: JobBatch, session: SessionId, timestamp_us: int) -> None:
-        """A run was given its plan."""
+        """A run got its plan."""
         self._jobs[session] = batch
         known = self._timestamps.setdefault(batch, timestamp_us)
         if known != timestamp_us:
             self.fail(f"INV-BULKW-2: {batch} has timestamp {timestamp_us}, and had {known}")
-        self._told_open(batch)
+        self._check_open(batch)
 
     def begins(self, batch: JobBatch, session: SessionId) -> None:
-        """Before a run asks for anything."""
+        """Before a run sends its first request."""
         self._jobs[session] = batch
 
     def is_done(self, batch: JobBatch) -> bool:
         return batch in self._done
 
-    def _told_open(self, batch: JobBatch) -> None:
+    def _check_open(self, batch: JobBatch) -> None:
         if batch in self._done:
             self.fail(f"INV-BULKW-3: {batch} is opened again though it is done")
 
     def adopts(self, own: Replica, session: SessionId, began: float) -> None:
-        """A shard is about to make something of it part of a stack, as it was asked to at that time."""
+        """A shard is about to adopt something of the session. `began`: when it was requested."""
         batch = self._jobs.get(session)
         ended = None if batch is None else self._done.get(batch)
         if ended is not None and ended[0] != session and began > ended[1]:
-            self.fail(f"INV-BULKW-3: {own} adopts of {batch} by session {session}, and {ended[0]} has ended it")
+            self.fail(f"INV-BULKW-3: {own} adopts data of {batch} under {session}, but {ended[0]} has completed it")
 
     def adopted(self, own: Replica, request: AdoptRequest) -> None:
         assert request.version is not None, "what a job brings is a write"
@@ -71,8 +71,8 @@ class WriteJobsLedger:
         by_version.setdefault(request.version, {})[own] = None
 
     def acknowledged(self, session: SessionId, table: TableId, level: Level, tokens: Iterable[int]) -> bool:
-        """A commit was answered well. Whether it is this run that has ended the job: one that comes when another has is
-        told so too, and its own rows need not be there."""
+        """A commit succeeded. Returns whether this run completed the job: a run that commits after another one
+        completed it gets the same answer, and its own rows need not be there."""
         batch = self._jobs[session]
         if batch in self._done and self._done[batch][0] != session:
             return False
@@ -107,7 +107,7 @@ class WriteJobsLedger:
 
 
 def watch_adoptions(ledger: WriteJobsLedger, own: Replica, replica: ReplicaServer) -> None:
-    """Taps on one life of a shard. They reach inside, as those of transfers do."""
+    """Taps on one incarnation of a shard. They reach into private parts, like those of `transfers_taps.py`."""
     adoptions = replica._adoptions  # noqa: SLF001  # see above
     adopt = adoptions.adopt
 
@@ -119,4 +119,4 @@ def watch_adoptions(ledger: WriteJobsLedger, own: Replica, replica: ReplicaServe
             ledger.adopted(own, request)
         return answer
 
-    adoptions.adopt = watched  # type: ignore[method-assign]  # notes, and does the same
+    adoptions.adopt = watched  # type: ignore[method-assign]  # records, and does the same

@@ -1,8 +1,8 @@
-"""What transfers may do to replicas, held against what they did, in the step in which it happened.
+"""What transfers may do to replicas, compared with what they did, in the step in which it happened.
 
 INV-XFER-1  nothing becomes part of a stack under a session whose close was answered, nor is a guard of it held
-INV-XFER-2  what becomes part of a stack is what the source's checkpoint held, whole: every layer, every file, every row
-INV-XFER-3  layers of one transfer become part of a stack all in one step, and once
+INV-XFER-2  what becomes part of a stack is exactly the source's checkpoint: every layer, every file, every row
+INV-XFER-3  the layers of one transfer become part of a stack in one step, and once
 INV-XFER-4  files that became part of a stack never change
 INV-XFER-5  nothing is left of a closed session: no staging, no checkpoint
 """
@@ -27,12 +27,12 @@ FileChecksums = Mapping[str, int]
 class SessionClose:
     at: float
     down: tuple[HostId, ...]
-    """They were not waited for: what had begun there may end."""
+    """The close did not wait for these: what had begun there may complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedLayers:
-    """Bases of one origin that a shard's stack has from this step on."""
+    """Base layers of one origin that a shard's stack has from this step on."""
 
     own: Replica
     incarnation: Incarnation
@@ -44,7 +44,7 @@ class AdoptedLayers:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A file that is part of a stack, by whichever name."""
+    """A file that is part of a stack, under any name."""
 
     path: str
     content: Callable[[], bytes]
@@ -79,21 +79,21 @@ class TransfersLedger:
         return closed is not None and host not in closed.down
 
     def held(self, host: HostId, who: str, sessions: Sequence[SessionId]) -> None:
-        """Guards of sessions no longer listed."""
+        """Guards of sessions that are no longer listed."""
         for session in sessions:
             if self.is_closed(host, session):
                 self.fail(f"INV-XFER-1: {who} holds a guard of session {session}, whose close was answered")
 
     def effect(self, own: Replica, session: SessionId, began: float) -> None:
-        """Something becomes part of a stack, asked for at this time."""
+        """Something becomes part of a stack. `began`: when it was requested."""
         closed = self._closed.get(session)
         if closed is not None and (own.host not in closed.down or began > closed.at):
-            self.fail(f"INV-XFER-1: {own} takes something of session {session}, whose close was answered")
+            self.fail(f"INV-XFER-1: {own} adopts data of session {session}, whose close was answered")
 
     # -- what is on its way ------------------------------------------------------------------------------------------
 
     def sends_files(self, move: FileMove, folder: str, disk: ProcessDisk) -> None:
-        """Before any attempt at it; `folder` is the checkpoint's. What is not there cannot be brought by any."""
+        """Before any attempt. `folder` is the checkpoint's. A file that is not there cannot be sent by any attempt."""
         part = move.source.parts[move.part]
         paths = [[(file.name, f"{folder}/{layer.folder}/{file.name}") for file in layer.files] for layer in part.layers]
         if all(disk.exists(path) for layer in paths for _, path in layer):
@@ -101,7 +101,7 @@ class TransfersLedger:
             self._layers.setdefault(move.target.transfer, found)
 
     def sends_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
-        """By an attempt, each of which must come to the same: checkpoints do not change."""
+        """By one attempt. All attempts must read the same rows: checkpoints do not change."""
         known = self._rows.setdefault(transfer, dict(items))
         if known != dict(items):
             self.fail(f"INV-XFER-2: two attempts at transfer {transfer} read different rows")
@@ -125,14 +125,14 @@ class TransfersLedger:
         if expected is not None and arrived != expected:
             self.fail(f"INV-XFER-2: {what} was {expected} at its source and is {arrived}")
         elif expected is None and found.transfer not in self._rows:
-            self.fail(f"INV-XFER-2: {what} becomes layers that nobody sent")
+            self.fail(f"INV-XFER-2: {what} becomes layers that were never sent")
         self.adoptions += 1
         for folder in folders:
             for name in disk.list_folder(folder):
                 self._keep(found.own.host, disk, f"{folder}/{name}")
 
     def merged(self, own: Replica, transfer: TransferId, items: Sequence[Item]) -> None:
-        """All rows of it, by one adoption."""
+        """All rows of a transfer, merged by one adoption."""
         expected = self._rows.get(transfer, {})
         self.merged_rows += len(items)
         if dict(items) != expected:
@@ -154,7 +154,7 @@ class TransfersLedger:
 
 
 def find_leftovers(disk: ProcessDisk, folder: str) -> str | None:
-    """INV-XFER-5, of a node's folder, once every session is closed."""
+    """INV-XFER-5 for a node's folder, once every session is closed."""
     for path in (staging_folder(folder), checkpoints_folder(folder)):
         names = [name for name in (disk.list_folder(path) if disk.exists(path) else []) if name != KEY_NAME]
         if names:

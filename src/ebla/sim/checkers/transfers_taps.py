@@ -1,6 +1,6 @@
-"""Taps on shards and controls for transfers: what becomes part of a stack, and when a close is answered.
+"""Taps on shards for transfers: they record what becomes part of a stack.
 
-They reach inside on purpose, as those of rows do: a part that forgot to hold a guard would also forget to tell of it.
+They reach into private parts on purpose: a part that forgot to hold a guard would also forget to report it.
 """
 
 import contextvars
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Adopting:
-    """One call, and what it has merged so far."""
+    """One call and the rows it has merged so far."""
 
     request: AdoptRequest
     began: float
@@ -37,7 +37,7 @@ _ADOPTING: contextvars.ContextVar[_Adopting | None] = contextvars.ContextVar("ad
 
 
 class TransferTaps:
-    """Of one life of a shard."""
+    """For one incarnation of a shard."""
 
     def __init__(self, ledger: TransfersLedger, own: Replica, disk: ProcessDisk) -> None:
         self._ledger = ledger
@@ -45,7 +45,7 @@ class TransferTaps:
         self._disk = disk
         self._entries: dict[Incarnation, StackEntry] = {}
         self._fresh: dict[TransferId, str] = {}
-        """The folder of the first layer that came by a transfer."""
+        """The folder of the first layer of each transfer."""
 
     def watch(self, replica: ReplicaServer) -> None:
         adoptions = replica._adoptions  # noqa: SLF001  # see above
@@ -67,13 +67,13 @@ class TransferTaps:
             await self._check_built(request.transfer)
             return answer
 
-        adoptions.adopt = watched  # type: ignore[method-assign]  # notes, and does the same
+        adoptions.adopt = watched  # type: ignore[method-assign]  # records, and does the same
 
     async def _check_built(self, transfer: TransferId) -> None:
-        """A layer that was made of staged rows: all of them, and nothing else."""
+        """A layer built from staged rows must hold all of them and nothing else."""
         folder = self._fresh.pop(transfer, None)
         if folder is None or not self._ledger.has_rows(transfer) or not self._disk.exists(folder):
-            return  # files as they were sent, or a fold was quicker
+            return  # files as they were sent, or a compaction was faster
         layer = await MemoryEngine(self._disk).open(folder, writable=False)
         self._ledger.merged(self._own, transfer, list(layer.scan()))
         await layer.discard()
@@ -91,7 +91,7 @@ class TransferTaps:
 
             await change(edit, noted)
 
-        manifest.change = watched  # type: ignore[method-assign]  # notes, and does the same
+        manifest.change = watched  # type: ignore[method-assign]  # records, and does the same
 
     def _watch_rows(self, store: ShardStore) -> None:
         write_open = store.write_open
@@ -104,10 +104,10 @@ class TransferTaps:
                 call.items.extend(items)
             return sequence
 
-        store.write_open = watched  # type: ignore[method-assign]  # notes, and does the same
+        store.write_open = watched  # type: ignore[method-assign]  # records, and does the same
 
     def _look(self, store: ShardStore, began: float | None) -> None:
-        """At a start, `began` is None and nothing is an effect: what is there was adopted by an earlier life."""
+        """At a start `began` is None and nothing counts as an effect: an earlier incarnation adopted it."""
         at_start = not self._entries
         for stack in store.stacks.values():
             before = self._entries.get(stack.incarnation)

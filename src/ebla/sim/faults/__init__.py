@@ -1,1 +1,1 @@
-"""Faults: each strikes, holds for a drawn time and heals."""
+"""Faults: each strikes, lasts for a random time and heals."""

@@ -10,7 +10,7 @@ JUMP_US_MAX = 3_600_000_000
 
 
 async def slow_sync(world: World, units: Sequence[Unit]) -> None:
-    """Syncs take so long that whoever answers before them is seen to."""
+    """Syncs take so long that an answer before the sync is noticed."""
     unit = world.rng.choice(units)
     extra_latency_ms = world.rng.between(50.0, 1500.0)
     world.log("faults", f"the disk of {unit.name} needs {extra_latency_ms:.0f} ms more for a sync")
@@ -36,7 +36,7 @@ async def full(world: World, units: Sequence[Unit]) -> None:
 
 
 async def bit_rot(world: World, units: Sequence[Unit]) -> None:
-    """One bit of one durable file. Never in the default mix: only a subject that promises to notice may be asked."""
+    """One bit of one durable file. Never in the default mix: only for a subject that promises to detect it."""
     unit = world.rng.choice(units)
     where = unit.machine.disk.rot()
     if where is not None:

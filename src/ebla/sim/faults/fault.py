@@ -1,4 +1,4 @@
-"""What a fault is, and the storm that lets many of them strike."""
+"""The type of a fault, and the storm that injects many of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ebla.sim.world import Unit, World
 
 Inject = Callable[[World, Sequence[Unit]], Awaitable[None]]
-"""Strikes some of the units, holds for a drawn time, and heals what it did, also when it is cancelled. Only that:
-another one may hold the same path or device, and must not end with it."""
+"""Strikes some of the units, lasts for a random time, and undoes its own effect, also when it is cancelled. Only its
+own: another fault may affect the same path or device, and must not end with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class InjectedFault:
 async def storm(
     world: World, units: Sequence[Unit], faults: Sequence[InjectedFault], seconds: float, pause_s: float
 ) -> None:
-    """Lets a fault strike about every `pause_s` seconds, each for its own time, so that several overlap.
+    """Injects a fault about every `pause_s` seconds. Each lasts for its own time, so that several overlap.
 
-    Ends with everything healed and every unit running.
+    At the end everything is healed and every unit runs.
     """
     rng = world.rng.fork("storm")
     ends_at = world.now() + seconds
@@ -44,7 +44,7 @@ async def _strike(world: World, units: Sequence[Unit], fault: InjectedFault) -> 
 
 
 def heal(world: World, units: Sequence[Unit]) -> None:
-    """Takes every fault away and starts what is down."""
+    """Ends every fault and starts the units that are down."""
     world.heal()
     for unit in units:
         if unit.down:
@@ -53,7 +53,7 @@ def heal(world: World, units: Sequence[Unit]) -> None:
 
 
 def choose_some(world: World, units: Sequence[Unit]) -> list[Unit]:
-    """At least one of them, seldom all."""
+    """At least one of them, rarely all."""
     count = 1
     while count < len(units) and world.rng.happens(0.3):
         count += 1

@@ -1,7 +1,7 @@
 """The default adversary, and a gentle one to show why it is not the default.
 
-A gentle adversary (one machine down now and then, whole frames in order) finds next to nothing: consensus bugs need a
-cut in one direction, a crash between two syncs and a late frame in the same second.
+A gentle adversary (one machine down from time to time, frames complete and in order) finds almost nothing: consensus
+bugs need a one-way cut, a crash between two syncs and a late frame within the same second.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ GENTLE = (InjectedFault("kill", 1.0, processes.kill),)
 async def harsh(
     world: World, units: Sequence[Unit], seconds: float, faults: Sequence[InjectedFault] = HARSH, pause_s: float = 0.7
 ) -> None:
-    """Frames are lost, repeated and out of order all the time; about every `pause_s` a fault strikes.
+    """Frames are lost, repeated and reordered all the time, and a fault strikes about every `pause_s` seconds.
 
-    Ends with everything healed and every unit of `units` running. Other mixes: `faults=HARSH + (BIT_ROT,)`,
-    `faults=LINK_FAULTS`, or faults of the scenario's own.
+    At the end everything is healed and every unit of `units` runs. Other mixes: `faults=HARSH + (BIT_ROT,)`,
+    `faults=LINK_FAULTS`, or a scenario's own faults.
     """
     calm = world.network.conditions
     world.network.conditions = dataclasses.replace(calm, loss=0.02, duplicate=0.03, reorder=0.08, tail=0.03)

@@ -10,7 +10,7 @@ Pair = tuple[str, str]
 
 
 async def cut_one_way(world: World, units: Sequence[Unit]) -> None:
-    """One direction of one path: the peer hears and is not heard, which symmetric partitions never show."""
+    """One direction of one path: the peer receives but cannot send. Symmetric partitions never show this."""
     await _cut(world, [_draw_pair(world, units)])
 
 
@@ -20,7 +20,7 @@ async def isolate(world: World, units: Sequence[Unit]) -> None:
 
 
 async def partition(world: World, units: Sequence[Unit]) -> None:
-    """Two sides that do not hear each other. Clients outside `units` fall on either side, too."""
+    """Two sides that cannot reach each other. Clients outside `units` are assigned to a side, too."""
     side = world.rng.sample(units, world.rng.randrange(1, max(2, len(units))))
     await _cut(world, _between(world, [unit.name for unit in side], units))
 
@@ -36,7 +36,7 @@ async def slow(world: World, units: Sequence[Unit]) -> None:
 
 
 async def clog(world: World, units: Sequence[Unit]) -> None:
-    """Nothing passes, nothing is lost: all of it comes later at once, from a time that is over."""
+    """Nothing passes and nothing is lost: all frames arrive later at once, out of date."""
     source, target = _draw_pair(world, units)
     world.log("faults", f"{source} -> {target} is clogged")
     world.network.clog(source, target)
@@ -78,7 +78,7 @@ async def _hold(world: World) -> None:
 
 
 def _draw_pair(world: World, units: Sequence[Unit]) -> Pair:
-    """One direction between two of the units, or between one of them and anybody else."""
+    """One direction between two of the units, or between one of them and any other unit."""
     one = world.rng.choice(units)
     other = world.rng.choice([unit for unit in world.units.values() if unit is not one] or [one])
     return (one.name, other.name) if world.rng.happens(0.5) else (other.name, one.name)

@@ -1,4 +1,4 @@
-"""Faults of processes and machines: they crash, are killed, stop for a while, all lose power at once."""
+"""Faults of processes and machines: they crash, are killed, pause, or all lose power at once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from ebla.sim.world import Unit, World
 
 
 async def crash(world: World, units: Sequence[Unit]) -> None:
-    """Power loss of some machines; they come back one by one."""
+    """Power loss of some machines. They restart one by one."""
     for unit in choose_some(world, units):
         unit.crash()
     await _start_again(world, units, world.rng.exponential(1.0))
 
 
 async def crash_and_restart(world: World, units: Sequence[Unit]) -> None:
-    """One machine is back at once, before anybody can have noticed: what it forgot is asked of it again."""
+    """One machine restarts at once, before its peers can notice: they expect it to remember what it forgot."""
     world.rng.choice(units).crash()
     await _start_again(world, units, world.rng.between(0.0, 0.05))
 
@@ -26,7 +26,7 @@ async def kill(world: World, units: Sequence[Unit]) -> None:
 
 
 async def power_cut(world: World, units: Sequence[Unit]) -> None:
-    """The whole cluster at one instant: whatever nobody synced is gone everywhere."""
+    """The whole cluster at one instant: unsynced data is lost everywhere."""
     world.log("faults", "the power fails everywhere")
     for unit in units:
         unit.crash()
@@ -44,7 +44,7 @@ async def pause(world: World, units: Sequence[Unit]) -> None:
 
 
 async def restart_down(world: World, units: Sequence[Unit]) -> None:
-    """What a supervisor does for processes that ended themselves."""
+    """As a supervisor does for processes that exited."""
     await _start_again(world, units, 0.0)
 
 

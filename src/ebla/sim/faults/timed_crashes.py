@@ -1,5 +1,5 @@
-"""Crashes at bad moments. A crash at a random time seldom falls between a decision and its sync, or between two frames
-that should arrive together; so the moment is stretched first, and the crash comes inside it."""
+"""Crashes at bad moments. A crash at a random time rarely falls between a decision and its sync, or between two frames
+that should arrive together. So the moment is stretched first, and the crash comes within it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from ebla.sim.world import Unit, World
 
 
 async def crash_during_sync(world: World, units: Sequence[Unit]) -> None:
-    """Some or all machines lose power while every sync takes long: whoever spoke before it is found out."""
+    """Some or all machines lose power while every sync takes long. A process that answered before its sync is
+    caught."""
     struck = list(units) if world.rng.happens(0.6) else [world.rng.choice(units)]
     sync_ms = world.rng.between(20.0, 250.0)
     world.log("faults", f"syncs of {_names(struck)} need {sync_ms:.0f} ms until they crash")
@@ -25,11 +26,11 @@ async def crash_during_sync(world: World, units: Sequence[Unit]) -> None:
 
 
 async def crash_with_lost_frames(world: World, units: Sequence[Unit]) -> None:
-    """One unit crashes after a moment in which the others heard only some of what it said."""
+    """One unit crashes after a moment in which its peers received only some of its frames."""
     unit = world.rng.choice(units)
     loss = world.rng.between(0.3, 0.8)
     paths = [world.network.path(unit.name, peer.name) for peer in units if peer is not unit]
-    world.log("faults", f"{unit.name} is half heard until it crashes")
+    world.log("faults", f"{unit.name} loses frames until it crashes")
     with ExitStack() as faults:
         for path in paths:
             faults.enter_context(path.inject(PathFault(extra_loss=loss)))
