@@ -1,4 +1,4 @@
-"""A simulated node that runs group 0 and nothing else: the real parts on simulated ports."""
+"""Simulated nodes that run only group 0: the real parts on simulated ports."""
 
 import asyncio
 import functools
@@ -28,12 +28,12 @@ PORT = 7000
 CLUSTER = ClusterId(uuid.UUID(int=0xEB1A))
 CLUSTER_NAME = "sim"
 PAGE_LIMITS = PageLimits(keys_max=2)
-"""So small that nothing is read whole at once."""
+"""So small that every read takes several pages."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SimGroup0Node:
-    """What outlives the node's crashes, for the scenario to look at."""
+    """What outlives the node's crashes, for the scenario."""
 
     name: str
     host: HostId
@@ -41,7 +41,7 @@ class SimGroup0Node:
     contacts: tuple[Address, ...] = ()
     rack: str = "rack1"
     group0: Group0Node | None = None
-    """Of the present life; only to be read."""
+    """Of the current incarnation; only read it."""
     removed: bool = False
 
 

@@ -1,4 +1,4 @@
-"""A fold in one go, for layers that fit in memory. The real one streams, in a process of its own."""
+"""A compaction in one go, for layers that fit in memory. The real one streams, in a worker process."""
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack

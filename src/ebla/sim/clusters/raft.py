@@ -57,19 +57,19 @@ TRANSFER = Verb(number=9203, name="sim_transfer", lane=Lane.CONTROL, request=Lea
 
 
 class RaftObserver:
-    """Where the scenario looks in. Each is called at the moment it speaks of; this one looks away."""
+    """Hooks for the scenario, each called at the moment of its event. This one ignores them."""
 
     def opened(self, server: RaftDriver[RegisterContent], machine: RegisterMachine) -> None: ...
 
     def leaves(self, message: Message) -> None: ...
 
-    def seen(self, peer: PeerId) -> OnApplied:  # noqa: ARG002  # whose state it is matters to those who look
+    def seen(self, peer: PeerId) -> OnApplied:  # noqa: ARG002  # for subclasses
         return lambda _content, _entry: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftGroup:
-    """What every node and client of one group knows."""
+    """What every peer and client of one group knows."""
 
     cluster: ClusterId
     history: HistoryId
@@ -91,7 +91,7 @@ class RaftGroup:
 
 
 class SimRaftWire:
-    """`control.raft_server.RaftWire` over the wire's connections."""
+    """`control.raft.driver.RaftTransport` over the wire."""
 
     def __init__(self, peers: Peers, group: RaftGroup) -> None:
         self._peers = peers
@@ -169,7 +169,7 @@ class RaftPeer:
         return await self.raft.receive_chunk(chunk)
 
     async def _ask(self, command: RegisterCommand, _call: IncomingCall) -> CommandResult:
-        """A read from this node's own state, once it is as new as the group's; a change through the log."""
+        """A read uses this peer's state once it is as new as the group's. A change goes through the log."""
         if isinstance(command.call, RegisterRead):
             await self.machine.wait_applied(await self.raft.read_index())
             return CommandResult(self.machine.content.values.get(command.key, 0))
@@ -179,7 +179,7 @@ class RaftPeer:
         return CommandResult(await self.machine.wait_answer(command.client, command.serial))
 
     def _change(self, request: MembershipChangeRequest, _call: IncomingCall) -> EmptyAnswer:
-        """Only says that it was proposed."""
+        """Answers once the change is proposed."""
         self._require_leader()
         for change in request.change.changes:
             if change.peer not in self._group.hosts:

@@ -1,7 +1,7 @@
-"""A small state machine for a simulated Raft group: numbers under keys, each command taken once, and the membership.
+"""A small state machine for a simulated Raft group: numbers under keys, each command applied once, and the membership.
 
-It keeps a digest of everything it was given, so that two peers at the same index can be compared by it, however they
-got there: entry by entry, or by a snapshot.
+It keeps a digest of everything it applied, so that two peers at the same index can be compared, however they got there:
+entry by entry, or by a snapshot.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ from ebla.raft.messages import Entry, EntryKind, Membership
 from ebla.sim.checkers.models import RegisterCall, result_of
 
 CHUNK_BYTES = 100
-"""Small, so that even a little state travels in several pieces."""
+"""Small, so that even a small state is sent in several chunks."""
 
 
 class RegisterCommand(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A client's call. It is taken once, however often it is proposed: `serial` grows with each call of the client."""
+    """A client's call. It is applied once, however often it is proposed: `serial` grows with each call of the
+    client."""
 
     client: str
     serial: int
@@ -28,7 +29,7 @@ class RegisterCommand(msgspec.Struct, frozen=True, array_like=True, kw_only=True
 
 
 class LastResult(msgspec.Struct, frozen=True, array_like=True):
-    """The last call of a client that was taken, and what it was answered."""
+    """The last applied call of a client and its result."""
 
     serial: int
     result: int
@@ -43,7 +44,7 @@ class RegisterContent(msgspec.Struct, frozen=True, array_like=True, kw_only=True
 
 
 OnApplied = Callable[[RegisterContent, Entry | None], None]
-"""Told after each entry, and after a snapshot with None."""
+"""Called after each entry, and with None after a snapshot."""
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _command = msgspec.msgpack.Decoder(RegisterCommand)
@@ -73,7 +74,7 @@ class ContentReceiver:
 
 
 class RegisterMachine:
-    """`control.raft_server.Machine` over `RegisterContent`, and what a node asks of it."""
+    """`control.raft.driver.StateMachine` over `RegisterContent`, and the queries of its peer."""
 
     def __init__(self, seen: OnApplied) -> None:
         self._seen = seen
@@ -105,7 +106,7 @@ class RegisterMachine:
         )
 
     def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
-        """An illegal change is void, on every peer alike."""
+        """An illegal change is ignored, on every peer in the same way."""
         content, changed = self.content, True
         try:
             membership = apply_change(content.membership, change)
@@ -165,7 +166,7 @@ class RegisterMachine:
         return given.result if given is not None and given.serial == serial else None
 
     async def wait_answer(self, client: str, serial: int) -> int:
-        """Once the call is taken. The caller sets the bound."""
+        """Once the call is applied. The caller sets the timeout."""
         known = self.answer_of(client, serial)
         if known is not None:
             return known
@@ -174,7 +175,7 @@ class RegisterMachine:
         return await future
 
     async def wait_applied(self, index: int) -> None:
-        """The caller sets the bound."""
+        """The caller sets the timeout."""
         if self.content.index < index:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._by_index.append((index, future))

@@ -147,8 +147,8 @@ def build_cluster(world: World) -> TransferCluster:
 
 
 class _WatchedPipeline(PipelineProcess):
-    """Tells what its calls were answered. Now and then one arrives once more, late, as from a pipeline that was frozen
-    and does not know yet that its time is over."""
+    """Reports the answers to its calls. Some calls arrive once more, late, as from a pipeline that was frozen and does
+    not know that it no longer leads."""
 
     def __init__(
         self, environment: Environment, setup: PipelineConfig, transfers: SimTransfers, cluster: TransferCluster
@@ -181,7 +181,7 @@ class _WatchedPipeline(PipelineProcess):
                 echoing.create_task(self._echo(partial(shard, replica, verb, request, deadline_ms)))
             return await shard(replica, verb, request, deadline_ms)
 
-        doors.control = watched_control  # type: ignore[method-assign]  # notes, and does the same
+        doors.control = watched_control  # type: ignore[method-assign]  # records, and does the same
         doors.bulk = watched_bulk  # type: ignore[method-assign]  # does the same twice
         doors.shard = watched_shard  # type: ignore[method-assign]  # does the same twice
 
@@ -190,12 +190,12 @@ class _WatchedPipeline(PipelineProcess):
         try:
             await ask()
         except EblaError:
-            pass  # nobody waits for it
+            pass  # no caller waits for it
 
 
 async def supervise_pipelines(cluster: TransferCluster) -> None:
-    """What each control does with its own: one where it leads, and none for long where it does not. Some outlive the
-    lead for a while, and some die or stop under it."""
+    """As each control does: a pipeline runs where control leads, and is ended soon where it does not. Some outlive the
+    lead for a while, and some die or pause during it."""
     rng = cluster.world.rng.fork("pipelines")
     while True:
         await asyncio.sleep(rng.between(0.1, 0.6))
@@ -215,5 +215,5 @@ async def supervise_pipelines(cluster: TransferCluster) -> None:
 
 def _leads(node: SimNode) -> bool:
     process = node.control_process
-    group0 = None if node.control.down or process is None else process._group0  # noqa: SLF001  # what it acts by itself
+    group0 = None if node.control.down or process is None else process._group0  # noqa: SLF001  # no public view of it
     return group0 is not None and group0.is_running and group0.running.raft.is_leader

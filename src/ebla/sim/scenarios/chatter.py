@@ -20,17 +20,17 @@ MESSAGES_PER_S = 10.0
 
 
 class FrameCounter:
-    """One end of a link; it counts what it hears."""
+    """One end of a link. Counts the frames it receives."""
 
     def __init__(self, heard: list[int], number: int) -> None:
         self._heard = heard
         self._number = number
         self.open = True
 
-    def frame_received(self, frame: bytes) -> None:  # noqa: ARG002  # frames are counted, not read
+    def frame_received(self, frame: bytes) -> None:  # noqa: ARG002  # frames are counted, not decoded
         self._heard[self._number] += 1
 
-    def link_closed(self, cause: str) -> None:  # noqa: ARG002  # why it ended changes nothing here
+    def link_closed(self, cause: str) -> None:  # noqa: ARG002  # the cause does not matter here
         self.open = False
 
 
@@ -46,7 +46,7 @@ async def node(environment: Environment, addresses: Sequence[Address], number: i
 
 
 async def _talk(environment: Environment, address: Address, ear: FrameCounter) -> None:
-    """Keeps one link to one peer, and opens it again for as long as the node lives."""
+    """Keeps one link to one peer, and reopens it as long as the node runs."""
     while True:
         ear.open = True
         try:
@@ -79,7 +79,7 @@ async def run(world: World) -> None:
     before = list(heard)
     await asyncio.sleep(30.0)
     for unit, then, now in zip(units, before, heard):
-        world.check(now > then, f"{unit.name} hears nobody after all was healed")
+        world.check(now > then, f"{unit.name} receives nothing after all was healed")
     world.log("scenario", f"heard {heard}")
 
 

@@ -29,7 +29,7 @@ async def run(world: World) -> None:
 
 
 def _draw_contacts(world: World, cluster: Group0Cluster) -> None:
-    """Everybody lists somebody that was made before, the first lists the last, and some list more."""
+    """Every node lists an earlier one, the first lists the last, and some list more."""
     nodes = list(cluster.nodes.values())
     for number, node in enumerate(nodes):
         earlier = nodes[world.rng.randrange(0, number)] if number else nodes[-1]
@@ -44,8 +44,8 @@ async def _start_later(world: World, unit: Unit) -> None:
 
 
 async def _crash_founder(world: World, cluster: Group0Cluster) -> None:
-    """A cluster is founded once in a run, and only one sync lies between its first record and the mark that says so:
-    chance alone would seldom strike there, so all syncs are slow until then."""
+    """A cluster is created once in a run, and only one sync lies between its first record and the mark of its creation.
+    A random crash would rarely hit that moment, so all syncs are slow until then."""
     sync_ms = world.rng.between(5.0, 100.0)
     with ExitStack() as faults:
         for unit in world.units.values():
@@ -67,7 +67,7 @@ async def _judge(world: World, cluster: Group0Cluster) -> None:
             break
         await asyncio.sleep(0.5)
     _check_one_cluster(world, cluster)
-    world.check(_all_in(cluster), f"not all are in: {_state(cluster)}")
+    world.check(_all_in(cluster), f"not all nodes have joined: {_state(cluster)}")
     voters = [member for member in _stores(cluster)[0].members.values() if member.role is MemberRole.VOTER]
     world.log("scenario", f"one cluster of {len(cluster.nodes)} nodes with {len(voters)} voters")
 

@@ -1,4 +1,4 @@
-"""Group 0 under every fault, with members that come and go: what its clients saw must make sense."""
+"""Group 0 under every fault, with members that come and go, judged by what its clients saw."""
 
 import asyncio
 import functools
@@ -49,7 +49,7 @@ async def _watcher(environment: Environment, load: Group0Load) -> None:
 
 
 async def _meddle(world: World, cluster: Group0Cluster) -> None:
-    """Leadership is handed around while everything else goes on."""
+    """Transfers leadership while everything else goes on."""
     while True:
         await asyncio.sleep(1.0 + world.rng.random() * 4)
         for node in cluster.running():
@@ -58,7 +58,7 @@ async def _meddle(world: World, cluster: Group0Cluster) -> None:
             voters = raft.core.membership.voters
             if raft.is_leader and voters:
                 target = world.rng.choice(voters)
-                world.log(node.name, f"is asked to hand over to {target}")
+                world.log(node.name, f"must transfer leadership to {target}")
                 raft.post(TransferLeadership(PeerId(target)))
 
 
@@ -86,7 +86,7 @@ async def _judge_feed(world: World, cluster: Group0Cluster, load: Group0Load) ->
         await asyncio.sleep(0.5)
     mirrored = load.record.mirror.content
     differing = sorted(key for key in {*content, *mirrored} if content.get(key) != mirrored.get(key))
-    world.fail(f"the feed amounts to something else than the store: {differing}")
+    world.fail(f"the feed and the store differ: {differing}")
 
 
 def _settled(cluster: Group0Cluster) -> bool:

@@ -1,7 +1,7 @@
-"""Nodes that watch each other while processes are killed, paused, cut off and slowed down.
+"""Failure detection while processes are killed, paused, cut off and slowed down.
 
-Each node is a control process and a shard on one machine, the same code as in production. While faults come and go
-the checker compares every opinion with the truth; after the last one is over, all must settle and stay so.
+Each node has a control, a shard and a bulk process on one machine, the same code as in production. During the faults
+the checker compares every opinion with the real state. After the last fault all opinions must settle and stay right.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from ebla.sim.world import Unit, World
 
 NODES = 4
 SETTLE_S = 12.0
-"""From the last fault to the right opinion: silence noticed, one connection given up, one made, one beat answered."""
+"""From the last fault to the right opinion: silence detected, one connection given up, one made, one heartbeat
+answered."""
 STEADY_S = 10.0
 
 
@@ -71,7 +72,7 @@ def build_nodes(world: World) -> list[SimNode]:
 
 
 async def _storm(world: World, nodes: list[SimNode]) -> None:
-    """One fault after another; two storms overlap."""
+    """One fault after another. Two storms overlap."""
     ends_at = world.now() + world.seconds
     while world.now() < ends_at:
         await asyncio.sleep(world.rng.between(0.5, 8.0))
@@ -136,5 +137,5 @@ async def _end_for_a_while(world: World, fault: LivenessFault, victim: Unit, las
 
 
 SCENARIO = Scenario(
-    name="liveness", summary="nodes hold right opinions of each other under faults", seconds=90.0, run=run
+    name="liveness", summary="nodes have the right opinion of each other under faults", seconds=90.0, run=run
 )

@@ -1,6 +1,6 @@
 """A Raft group of three to seven peers under every fault, while its members, leaders and snapshots change constantly.
 
-Each peer is the real server with its log on the simulated disk and its messages over the real wire. What must hold is
+Each peer is the real driver with its log on the simulated disk and its messages over the real wire. The invariants are
 checked after every step of every core; what clients saw is judged at the end.
 """
 
@@ -39,7 +39,7 @@ from ebla.sim.world import EXPECTED_ERRORS, Unit, World
 PORT = 7000
 CLIENTS = 6
 CALM_S = 40.0
-"""From the last fault until everything must be well again."""
+"""From the last fault until everything must work again."""
 TICK_MS = 20
 
 
@@ -48,7 +48,7 @@ async def run(world: World) -> None:
 
 
 async def run_group(world: World) -> RaftSafetyChecker:
-    """The checker comes back, so that a test can see how much a run went through."""
+    """Returns the checker, so that a test can see what the run covered."""
     rng = world.rng.fork("raft")
     safety = RaftSafetyChecker()
     group, units = _build(world, rng, safety)
@@ -93,7 +93,7 @@ def _build(world: World, rng: SimRng, safety: RaftSafetyChecker) -> tuple[RaftGr
 
 
 def _draw_setup(rng: SimRng) -> "functools.partial[RaftConfig]":
-    """Bounds so small that a run meets them all the time."""
+    """Bounds so small that a run reaches them all the time."""
     snapshot_entries = rng.choice((4, 12, 40))
     bounds = {
         "message_bytes_max": rng.choice((80, 400, 1 << 20)),
@@ -132,8 +132,8 @@ def _report(world: World, name: str) -> EventReporter:
 
 
 async def _judge(world: World, safety: RaftSafetyChecker, load: RaftLoad) -> None:
-    """With all faults gone: every call is answered, everybody can be made a voter and comes to the same state, and
-    some order explains every answer."""
+    """Without faults every call is answered, all peers can become voters and reach the same state, and some order
+    explains every answer."""
     unanswered = await load.stop(CALM_S)
     world.check(unanswered == 0, f"{unanswered} calls are still unanswered {CALM_S:.0f} s after all was healed")
     environment = world.scenario_environment("judge")
@@ -161,7 +161,7 @@ async def _judge(world: World, safety: RaftSafetyChecker, load: RaftLoad) -> Non
 
 
 async def _gather(safety: RaftSafetyChecker, operator: RaftOperator, peers: list[PeerId]) -> None:
-    """Until all peers vote, as all of them know."""
+    """Until all peers are voters and know it."""
     while not all(
         machine.content.membership == Membership(voters=tuple(peers)) for machine in safety.machines.values()
     ):

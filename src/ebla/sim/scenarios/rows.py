@@ -1,5 +1,5 @@
-"""Five whole nodes of two shards each: clients write and read rows on tablets and on vnodes at every level, tablets
-move, tables come and go, and everything fails that can."""
+"""Five nodes of two shards each: clients write and read rows on tablets and on vnodes at every consistency level,
+tablets move, tables come and go, under every fault."""
 
 import asyncio
 import dataclasses
@@ -26,15 +26,15 @@ from ebla.topology.states import NodeState
 NODES = 5
 CLIENTS = 4
 WORKERS = 6
-"""Of one client: most of them wait, for answers that come late or never."""
+"""Per client. Most of them wait for answers that come late or never."""
 DRIVEN_FROM = (0, 2)
 PAUSE_S = 2.2
-"""Between two faults of machines: moves of a tablet wait for every node, and some should come to their end."""
+"""Between two faults of machines: a tablet move waits for every node, and some moves should complete."""
 PATH_FAULTS_PAUSE_S = 0.5
 CALM_S = 60.0
 SCAN_ROWS = 40
 QUIET_S = 6.0
-"""After the last call: deadlines of what was left behind pass, stacks that nobody needs go."""
+"""After the last call: the deadlines of leftover requests pass, and unneeded stacks are dropped."""
 
 
 async def run(world: World) -> None:
@@ -53,7 +53,7 @@ async def run(world: World) -> None:
 
 
 async def _storms(world: World, cluster: SimCluster, drivers: list[Unit]) -> None:
-    """Machines and processes of all kinds, and apart from them the paths between shards, on which it matters most."""
+    """Faults of machines and processes of all kinds, and beside them of the paths between shards, which matter most."""
     async with asyncio.TaskGroup() as blowing:
         blowing.create_task(
             harsh(world, [*cluster.units(), *drivers], world.seconds, faults=MACHINE_FAULTS, pause_s=PAUSE_S)
@@ -64,7 +64,7 @@ async def _storms(world: World, cluster: SimCluster, drivers: list[Unit]) -> Non
 
 
 async def _clog_two(world: World, units: Sequence[Unit]) -> None:
-    """What one shard says to another comes seconds later, all at once, and from a version that may be over."""
+    """Frames from one shard to another arrive seconds later, all at once, and by a version that may be outdated."""
     source, target = world.rng.sample(units, 2)
     world.log("faults", f"{source.name} -> {target.name} is clogged")
     world.network.clog(source.name, target.name)
@@ -100,7 +100,7 @@ def record_deaths(world: World, load: RowsLoad, shard: SimShard) -> None:
         load.ledger.died(world.now())
         end(with_machine=with_machine)
 
-    shard.unit.end = ended  # type: ignore[method-assign]  # a death leaves no word of its own
+    shard.unit.end = ended  # type: ignore[method-assign]  # a unit reports no death itself
 
 
 def add_driver(world: World, load: RowsLoad, home: SimNode) -> Unit:
@@ -144,7 +144,7 @@ async def wait_all_normal(world: World, cluster: SimCluster) -> None:
 
 
 def is_settled(cluster: SimCluster) -> bool:
-    """Every process of every node shows the same, nothing moves, and the tables that come and go are gone."""
+    """Every process of every node shows the same topology, nothing moves, and the temporary tables are gone."""
     first = cluster.nodes[0].snapshot
     if first is None or first.transition is not None or any(table.name != "t" for table in first.tables.values()):
         return False
@@ -161,7 +161,7 @@ async def _judge(world: World, load: RowsLoad) -> None:
     cluster, ledger = load.cluster, load.ledger
     load.stopping = True
     await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
-    await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
+    await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
     client = RowsClient(world.scenario_environment("judge"), load, "judge")
     problem = await _found(load, client)
     world.check(problem is None, str(problem))
@@ -177,7 +177,7 @@ async def _judge(world: World, load: RowsLoad) -> None:
 
 
 async def _found(load: RowsLoad, client: RowsClient) -> str | None:
-    """What is wrong with the replicas once everything was read at ALL."""
+    """The problem with the replicas after everything was read at ALL."""
     for table in sorted(load.tables):
         if not await _read_all(client, table):
             return f"{table} cannot be read at ALL, although everything is healed"
@@ -210,7 +210,7 @@ MACHINE_FAULTS = tuple(
     dataclasses.replace(fault, weight=WEIGHTS.get(fault.name, fault.weight))
     for fault in PROCESS_FAULTS + DEVICE_FAULTS + LINK_FAULTS
 )
-"""The whole cluster at once seldom: that stops everything for seconds and shows little here."""
+"""Faults of the whole cluster are rare: they stop everything for seconds and find little here."""
 PATH_FAULTS = (
     InjectedFault("clog two", 6.0, _clog_two),
     InjectedFault("slow two", 6.0, _slow_two),

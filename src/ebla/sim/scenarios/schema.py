@@ -1,5 +1,5 @@
-"""Control processes alone: first nodes get into the ring from any order of starts, then clients change the schema on
-all of them at once, both under every fault."""
+"""Control processes only: first nodes join the ring, started in any order, then clients change the schema on all of
+them at once, both under every fault."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ from ebla.wire.schema_messages import CreateKeyspaceRequest, SchemaAnswer
 
 CLIENTS = ("c1", "c2", "c3", "c4", "c5")
 PAUSE_S = 1.5
-"""Between two faults while the schema changes: a change waits for every node, and most should come through."""
+"""Between two faults while the schema changes: a change waits for every node, and most should succeed."""
 SAMPLE_S = 0.2
 CALM_S = 60.0
 
@@ -83,7 +83,7 @@ async def _start_later(world: World, unit: Unit) -> None:
 
 
 async def _sample(world: World, cluster: ControlCluster) -> None:
-    """INV-SCHEMA-3, of whatever any node shows at any time."""
+    """INV-SCHEMA-3 for every state that a node shows."""
     while True:
         for name, snapshot in cluster.snapshots().items():
             problem = find_partial_change(snapshot)
@@ -109,11 +109,11 @@ def _all_normal(cluster: ControlCluster) -> bool:
 
 
 async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
-    """Time enough for a leader to be found and the last connections of the storm to be given up."""
+    """With enough time to elect a leader and to give up the last connections of the storm."""
     client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     for keyspace in KEYSPACES:
         answer = await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
-        world.check(answer.changed, f"keyspace {keyspace.name} was there already")
+        world.check(answer.changed, f"keyspace {keyspace.name} existed already")
 
 
 async def _judge(world: World, cluster: ControlCluster, load: SchemaLoad) -> None:
@@ -123,7 +123,7 @@ async def _judge(world: World, cluster: ControlCluster, load: SchemaLoad) -> Non
             break
         await asyncio.sleep(0.5)
     world.check(not load.running, "calls are still open long after all was healed")
-    world.check(nodes_agree(cluster), "the nodes do not come to show the same")
+    world.check(nodes_agree(cluster), "the nodes do not reach the same state")
     problem = load.record.problem(cluster.snapshots())
     world.check(problem is None, str(problem))
     world.check(load.record.answered > 0, "no change was ever answered")
@@ -135,6 +135,4 @@ def nodes_agree(cluster: ControlCluster) -> bool:
     return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
 
 
-SCENARIO = Scenario(
-    name="schema", summary="first nodes get in, and changes of the schema have one order", seconds=60.0, run=run
-)
+SCENARIO = Scenario(name="schema", summary="first nodes join, and schema changes have one order", seconds=60.0, run=run)

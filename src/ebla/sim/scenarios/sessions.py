@@ -1,5 +1,5 @@
-"""Control processes alone: sessions of bulk jobs are opened and closed on all of them at once, asked for again and too
-late, and left behind, under every fault."""
+"""Control processes only: bulk-job sessions are opened and closed on all of them at once, requested again and too late,
+and abandoned, under every fault."""
 
 import asyncio
 import functools
@@ -67,7 +67,7 @@ def _version(cluster: ControlCluster) -> TopologyVersion:
 
 
 def _begin(cluster: ControlCluster) -> OnSessionClosed:
-    """INV-XFER-1: who has been up since now does not list it when the answer comes."""
+    """INV-XFER-1: a node that stays up from now on does not list the session when the answer comes."""
     start_count = [node.control.start_count if not node.control.down else None for node in cluster.nodes]
 
     def closed(session: SessionId, answer: CloseSessionAnswer) -> None:
@@ -95,14 +95,14 @@ async def _sample(world: World, cluster: ControlCluster, load: SessionsLoad) -> 
 
 
 async def _judge(world: World, cluster: ControlCluster, load: SessionsLoad) -> None:
-    """Long enough for the leader to end what was left behind."""
+    """Long enough for the leader to close abandoned sessions."""
     load.stopping = True
     for _ in range(int(2 * (CALM_S + LONG_LIFE_MS / 1000))):
         if not load.running and nodes_agree(cluster) and not _open(cluster):
             break
         await asyncio.sleep(0.5)
     world.check(not load.running, "calls are still open long after all was healed")
-    world.check(nodes_agree(cluster), "the nodes do not come to show the same")
+    world.check(nodes_agree(cluster), "the nodes do not reach the same state")
     left = _open(cluster)
     world.check(not left, f"sessions are open long after their time: {left}")
     record = load.record
@@ -119,5 +119,5 @@ def _open(cluster: ControlCluster) -> list[SessionId]:
 
 
 SCENARIO = Scenario(
-    name="sessions", summary="sessions of bulk jobs end when they are closed, and for good", seconds=40.0, run=run
+    name="sessions", summary="bulk-job sessions end when they are closed, and for good", seconds=40.0, run=run
 )

@@ -1,4 +1,4 @@
-"""One shard's store under everything a disk and a power supply can do, judged by what it had answered."""
+"""One shard's store under every fault of disk and power, judged by what it has answered."""
 
 import asyncio
 import functools
@@ -38,10 +38,10 @@ async def run(world: World) -> None:
     await harsh(world, [shard], world.seconds, FAULTS, pause_s=1.5)
     answers, checks = ledger.answers, ledger.checks
     await asyncio.sleep(CALM_S)
-    world.check(shard.running, "the shard ended although its disk is well")
+    world.check(shard.running, "the shard ended although its disk works")
     world.check(ledger.answers > answers, "no write is answered although all was healed")
     world.check(ledger.checks > checks, "nothing is read although all was healed")
-    world.log("scenario", f"{ledger.answers} answered writes are kept, looked at {ledger.checks} times")
+    world.log("scenario", f"{ledger.answers} answered writes are kept, checked {ledger.checks} times")
 
 
 SCENARIO = Scenario(

@@ -1,5 +1,5 @@
-"""Four whole nodes: jobs write and read whole tables through brokers, beside clients that write and read rows, while
-tablets move, versions pass, and everything fails that can."""
+"""Four nodes: jobs write and read whole tables through brokers, beside clients that write and read rows, while tablets
+move and versions change, under every fault."""
 
 import asyncio
 
@@ -66,7 +66,7 @@ async def _judge(world: World, jobs: WriteJobsLoad) -> None:
     load.stopping = True
     await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
     await wait_until(lambda: not jobs.running, world, "jobs still run long after all was healed")
-    await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
+    await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
     reader = WriteJobsClient(world.scenario_environment("judge"), jobs, cluster.nodes[0].control)
     for table in (ON_TABLETS, ON_VNODES):
         await require(world, await _read(reader, table), f"{table} cannot be read as a whole at ALL")
@@ -81,7 +81,7 @@ async def _judge(world: World, jobs: WriteJobsLoad) -> None:
     world.log(
         "scenario",
         f"{len(jobs.jobs)} jobs in {sum(job.runs for job in jobs.jobs)} runs: {ledger.done} done, "
-        f"{ledger.given_up} runs given up, {ledger.lacking} copies brought later; "
+        f"{ledger.given_up} runs given up, {ledger.lacking} copies sent later; "
         f"{cluster.ledger.adoptions} layers adopted, {cluster.ledger.merged_rows} rows merged; "
         f"{jobs.reads} reads of tables, {jobs.failed_reads} failed; {load.ledger.acknowledged} writes acknowledged",
     )

@@ -1,6 +1,6 @@
-"""Four whole nodes, two of them on one machine: rows are written and tablets move, and meanwhile jobs copy, stream,
-compare and heal replicas, on an engine that doubles attempts and lets the dead go on, and others write runs of rows as
-layers; and everything fails that can."""
+"""Four nodes, two of them on one machine. Rows are written and tablets move, while jobs copy, stream, compare and
+repair replicas, on an engine that duplicates attempts and has zombies, and other jobs write runs of rows as layers,
+under every fault."""
 
 import asyncio
 import dataclasses
@@ -33,7 +33,7 @@ CLIENT_NODES = (1, 3)
 WRITER_NODE = 0
 PAUSE_S = 3.0
 JOBS_END_S = 240.0
-"""A job is begun again after each thing that broke it, with a growing pause."""
+"""A job is retried after each failure, with a growing pause."""
 REPAIR_TRIES = 3
 CHECK_FILES_S = 2.0
 SWEEP_WAIT_S = 30.0
@@ -65,7 +65,7 @@ async def run(world: World) -> None:
         cluster.is_stormy = False
         heal(world, struck)
         load.stopping = True
-        await wait_until(lambda: _is_over(cluster, written), world, "writers of runs do not come to their end")
+        await wait_until(lambda: _is_over(cluster, written), world, "writers of runs do not end")
         await _judge(world, cluster, load, asked)
         world.log("scenario", str(written))
         for task in watching:
@@ -102,7 +102,7 @@ async def _watch_files(cluster: TransferCluster) -> None:
 
 
 def _is_over(cluster: TransferCluster, written: WriterStats) -> bool:
-    """Nothing that was written by runs can have an effect any more: what is healed then stays so."""
+    """No run can take effect any more, so repaired replicas stay equal."""
     snapshot = cluster.nodes[WRITER_NODE].snapshot
     return (
         snapshot is not None and not written.writing and not any(one in snapshot.sessions for one in written.sessions)
@@ -113,11 +113,11 @@ async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, asked: 
     load.stopping = True
     await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
     await _until_ended(world, cluster)
-    await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
+    await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
     ended = {state.value: sum(job.state is state for job in cluster.jobs().values()) for state in ENDED_STATES}
     cluster.engine.faults = NO_ENGINE_FAULTS
     for schema in load.tables.values():
-        await require(world, await _healed(world, cluster, asked, schema.id), f"{schema.full_name} cannot be healed")
+        await require(world, await _healed(world, cluster, asked, schema.id), f"{schema.full_name} cannot be repaired")
     client = RowsClient(world.scenario_environment("judge"), load, "judge")
     problem = await find_problem_after_repair(cluster, load, client)
     await require(world, problem is None, str(problem))
@@ -133,15 +133,15 @@ async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, asked: 
     await require(world, acknowledged > world.seconds, f"only {acknowledged} writes were acknowledged")
     world.log(
         "scenario",
-        f"{len(cluster.jobs())} jobs: {ended}, {asked.cancelled} asked to cancel; {engine.attempts} attempts, "
-        f"{engine.zombies} of them ended after their job, {engine.refused} refused, {short_cuts} by the short cut; "
+        f"{len(cluster.jobs())} jobs: {ended}, {asked.cancelled} cancelled; {engine.attempts} attempts, "
+        f"{engine.zombies} of them ended after their job, {engine.refused} refused, {short_cuts} by the link path; "
         f"{ledger.adoptions} adoptions, {ledger.merged_rows} rows merged, {ledger.closes} closes; "
         f"{acknowledged} writes acknowledged",
     )
 
 
 async def require(world: World, condition: bool, problem: str) -> None:
-    """Not raised, since others run beside this."""
+    """Does not raise, because other tasks run beside this."""
     if not condition:
         world.fail(problem)
         await asyncio.Event().wait()
@@ -159,11 +159,11 @@ async def _until_ended(world: World, cluster: TransferCluster) -> None:
 
 
 async def _healed(world: World, cluster: TransferCluster, asked: TransfersLoad, table: TableId) -> bool:
-    """Everything runs and nobody writes: what is asked for must come to its end."""
+    """All units run and no client writes: a requested job must complete."""
     for _ in range(REPAIR_TRIES):
         before = set(asked.jobs)
         asked.wanted.append(CompareReplicas(table, heal=True))
-        await wait_until(lambda: not asked.wanted, world, "nobody takes a wish any more")
+        await wait_until(lambda: not asked.wanted, world, "no client submits the job")
         await _until_ended(world, cluster)
         made = [job for job in cluster.jobs().values() if job.id not in before]
         if any(job.state is JobState.DONE for job in made):
@@ -172,7 +172,7 @@ async def _healed(world: World, cluster: TransferCluster, asked: TransfersLoad, 
 
 
 async def find_problem_after_repair(cluster: TransferCluster, load: RowsLoad, client: RowsClient) -> str | None:
-    """What is wrong with the replicas after the healing, and before anybody has read at ALL, which would heal too."""
+    """The problem with the replicas after the repair, before any read at ALL, which would repair them too."""
     shards = cluster.shards()
     process = shards[0].process
     assert process is not None
@@ -209,7 +209,7 @@ FAULTS = tuple(
     for fault in PROCESS_FAULTS + DEVICE_FAULTS + LINK_FAULTS
     if fault.strike is not devices.clock_jump
 )
-"""Clocks drift and do not jump: a session's end is a time on the leader's, and some runs are about that."""
+"""Clocks drift but do not jump: a session ends by the leader's clock, and some runs depend on that."""
 SCENARIO = Scenario(
     name="transfers",
     summary="jobs move data between replicas on an engine that cannot be trusted",

@@ -1,7 +1,7 @@
-"""Calls between processes under every fault: none runs twice, none outlives its deadline, no error understates.
+"""Calls between processes under every fault: none runs twice, none outlives its deadline, no error hides an effect.
 
-Every call carries a token of its own and is never repeated by its caller; `sim/checkers/calls.py` says what must hold
-whatever the network, the crashes and the pauses do.
+Every call carries a unique token and is never repeated by its caller. `sim/checkers/calls.py` has the invariants, which
+hold whatever the network, crashes and pauses do.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ async def caller(world: World, peers: Peers, ledger: CallLedger, first_token: in
 
 
 async def _give_up(peers: Peers, target: HostId, request: CallToken, patience_s: float) -> None:
-    """A caller that is cancelled, now and then."""
+    """A caller that is cancelled."""
     try:
         async with asyncio.timeout(patience_s * DEADLINE_MS / 2000):
             await peers.call(target, ACT, request, DEADLINE_MS)

@@ -1,9 +1,8 @@
-"""Attempts at a piece of work, as tasks of the simulated engine make them: over Flight, or past it by the short cut.
+"""Attempts of tasks of the simulated engine: over Flight, or by hard links on the same machine.
 
-An attempt has a fate, drawn before it begins: it may hang for longer than its session lives and then go on, not mind
-that it was cancelled, die without a word, change a byte on the way and not notice, or keep a file open that it has
-handed over, and write to it later. No session is looked at here: whatever keeps all this from doing harm must be on
-the other side.
+The faults of an attempt are drawn before it begins: it may hang for longer than its session lives and then go on,
+ignore a cancellation, die without a report, corrupt a byte on the way unnoticed, or keep a staged file open and write
+to it later. Attempts check no session: the protection against all this must be on the receiving side.
 """
 
 import asyncio
@@ -58,10 +57,10 @@ T = TypeVar("T")
 
 CHUNK_BYTES_MIN = 900
 CHUNKS_MAX = 40
-"""Of one file: a large one moves in larger pieces."""
+"""Per file: a large file moves in larger chunks."""
 ROWS_PER_RECORD = 6
 TRIES_MAX = 3
-"""Of one file within an attempt, each going on where the one before broke."""
+"""Per file within an attempt. Each try continues where the previous one broke."""
 RETRY_PAUSE_S = 0.3
 TRANSIENT_ERRORS = (Unreachable, Overloaded)
 HANG_MEAN_S = 7.0
@@ -71,22 +70,22 @@ LATE_WRITES_MAX = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFaults:
-    """How often an attempt does each of these, by itself."""
+    """The probability of each fault of an attempt, independent of the others."""
 
     hangs: float = 0.25
     ignores_cancel: float = 0.6
-    """To being cancelled."""
+    """It goes on after a cancellation."""
     dies: float = 0.06
     corrupts: float = 0.05
     short_cut: float = 0.6
-    """Where it can."""
+    """Where it is possible."""
     keeps_open: float = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFaultPlan:
     hangs_at: int | None
-    """Before which of its steps; the others likewise."""
+    """The step before which it hangs. The others likewise."""
     hangs_s: float
     dies_at: int | None
     corrupts_at: int | None
@@ -111,16 +110,16 @@ def draw_fault_plan(rng: SimRng, habits: AttemptFaults) -> AttemptFaultPlan:
 
 
 class AttemptLost(EblaError):
-    """It ended without a word: its driver must never hear of this."""
+    """It died: its driver must never learn of this."""
 
 
 class AttemptCancelled(EblaError):
-    """It minded that its job was cancelled."""
+    """It noticed that its job was cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SimAttempt:
-    """As driver and executor share it."""
+    """Shared by driver and executor."""
 
     id: AttemptId
     work: TransferTask
@@ -128,7 +127,7 @@ class SimAttempt:
     fault_plan: AttemptFaultPlan
     cancelled: bool = False
     ended: bool = False
-    """As its driver knows."""
+    """As far as its driver knows."""
 
 
 OnAttemptEnd = Callable[["Sequence[TransferResult] | EblaError"], None]
@@ -136,17 +135,17 @@ AttemptLaunch = tuple[SimAttempt, OnAttemptEnd]
 
 
 class EngineAccess(Protocol):
-    """What attempts need of their engine. `transfers_twin.Engine` is one."""
+    """What attempts need of their engine, `SimSparkEngine`."""
 
     def bulk_of(self, host: HostId) -> BulkHandle: ...
 
     def note_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
-        """What an attempt has read and is about to put."""
+        """The rows that an attempt has read and is about to put."""
         ...
 
 
 class SimExecutor:
-    """A process that runs attempts, and dies like any."""
+    """A process that runs attempts."""
 
     def __init__(self, world: World, name: str, machine: str, engine: EngineAccess) -> None:
         self.world = world
@@ -157,7 +156,7 @@ class SimExecutor:
         self.short_cuts = 0
 
     async def run(self, environment: Environment) -> None:
-        """One life."""
+        """One incarnation."""
         self.environment, self.inbox = environment, asyncio.Queue()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -176,7 +175,7 @@ class SimExecutor:
 
 
 class AttemptRun:
-    """One attempt under way."""
+    """One running attempt."""
 
     def __init__(
         self, executor: SimExecutor, environment: Environment, attempt: SimAttempt, tasks: asyncio.TaskGroup
@@ -201,7 +200,7 @@ class AttemptRun:
                 case ComparisonTask() as asked:
                     return await self._compare(asked)
         finally:
-            # The kernel's doing, however the attempt ended. Nothing else is cleaned up by anybody here.
+            # The kernel closes the streams, however the attempt ended. Nothing else is cleaned up.
             for stream in self._streams.values():
                 stream.closed = True
 
@@ -224,7 +223,7 @@ class AttemptRun:
         return data[:at] + bytes([data[at] ^ 1 << self._rng.randrange(0, 8)]) + data[at + 1 :]
 
     async def _again(self, host: HostId) -> None:
-        """After a stream that broke, or was not let in."""
+        """After a stream that broke or was refused."""
         stream = self._streams.pop(host, None)
         if stream is not None:
             stream.closed = True
@@ -285,7 +284,7 @@ class AttemptRun:
             read += piece
 
     async def _put(self, target: TransferTarget, name: str, pieces: Sequence[bytes]) -> StagedFile:
-        """With the checksum of what was read at the source, whatever has arrived."""
+        """Returns the checksum of what was read at the source, whatever arrived."""
         data = b"".join(pieces)
         checksum = zlib.crc32(data)
         for _ in range(TRIES_MAX):
@@ -295,7 +294,7 @@ class AttemptRun:
                 await self._again(target.host)
                 continue
             if answer.checksum != checksum and self._fate.corrupts_at is None:
-                raise Corruption(f"{name} has arrived with another checksum")
+                raise Corruption(f"{name} arrived with another checksum")
             return StagedFile(name, len(data), checksum)
         raise Unreachable(f"{name} could not be put")
 
@@ -318,7 +317,7 @@ class AttemptRun:
     # -- the short cut -----------------------------------------------------------------------------------------------
 
     def _is_here(self, machine: str, folder: str) -> bool:
-        """By a file in the folder whose name only that machine's process knows."""
+        """By a file in the folder whose name only a process of that machine knows."""
         return bool(machine) and bool(folder) and self._disk.exists(f"{folder}/{machine}")
 
     async def _link_or_copy(self, move: FileMove, name: str, path: str, inode: int) -> StagedFile:
@@ -337,7 +336,7 @@ class AttemptRun:
         return await self._write_here(place, name, data)
 
     def _make_folder(self, staging: str, folder: str) -> None:
-        """Sometimes with its parents, which may have been swept: a late task must not fill the disk for ever."""
+        """Sometimes creates parents that were swept: a late task must not fill the disk for ever."""
         if not self._disk.exists(staging) and not self._fate.ignores_cancel:
             raise Unavailable(f"{staging} is gone")
         self._disk.make_folder(folder)
@@ -354,7 +353,7 @@ class AttemptRun:
         return StagedFile(name, len(data), zlib.crc32(data))
 
     async def _write_later(self, file: File) -> None:
-        """What nobody expects of a task that has said it is done."""
+        """A task that reported its end must not do this."""
         for _ in range(LATE_WRITES_MAX):
             await asyncio.sleep(self._rng.exponential(LATE_WRITE_MEAN_S))
             size = file.size()
@@ -403,7 +402,7 @@ class AttemptRun:
         return compare_hashes(asked, hashes)
 
 
-# ---- in the bulk process's life
+# ---- in the incarnation of the bulk process
 
 
 async def _open_source(server: SimFlightServer, stream: SimFlightStream, ticket: bytes) -> SourceStream:

@@ -1,4 +1,4 @@
-"""Rows and hashes of a checkpoint, and what is made of those of several, by the functions that the real tasks use."""
+"""Rows and hashes of checkpoints, read and combined by the functions that the real tasks use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class SimCheckpointScan:
 
 
 async def read_rows(scanned: SimCheckpointScan, token_range: TokenRange) -> tuple[list[Item], TableSchema]:
-    """As they are stored, tombstones and heads among them."""
+    """As stored, including tombstones and partition heads."""
     chunks = await _chunks(scanned, token_range)
     items = [item for chunk in chunks for item in zip(_bytes(chunk, KEY), _bytes(chunk, STORED), strict=True)]
     return items, scanned.source.schema
@@ -67,7 +67,7 @@ def merge_replicas(replicas: Sequence[Sequence[Item]], schema: TableSchema) -> l
 
 
 def missing_rows(rows: Sequence[Item], own: Sequence[Item], token_range: TokenRange) -> list[Item]:
-    """Of the range, what the target does not have in this very form."""
+    """The rows of the range that the target does not have in exactly this form."""
     known, spans = dict(own), key_spans(token_range)
     return [(key, value) for key, value in rows if in_spans(key, spans) and known.get(key) != value]
 

@@ -1,4 +1,4 @@
-"""The twin of `runtime/file_isolation.py` on a simulated disk."""
+"""File isolation on a simulated disk; the real one is `runtime/file_isolation.py`."""
 
 from ebla.sim.disk import ProcessDisk
 

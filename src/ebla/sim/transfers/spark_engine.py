@@ -1,9 +1,9 @@
-"""`ports.transfers.Transfers` in simulation: an engine that does everything a bad day of Spark does.
+"""`ports.transfer_engine.TransferEngine` in simulation: an engine with all the faults of Spark.
 
-Its driver lives and dies with the pipeline process; its executors are units of the world, on the nodes' machines and on
-others, which crash, freeze and lose their paths like any. By seeded chance it runs a piece of work twice, at once or
-while the first hangs; lets an attempt go on long after it was cancelled; kills one without a word; loses itself whole;
-tells of attempts that were overtaken, and of everything twice. What the attempts themselves do: `transfer_attempts.py`.
+Its driver lives and dies with the pipeline process. Its executors are units of the world, on the nodes' machines and on
+others, and fail like any unit. At random it runs a task twice, at once or while the first attempt hangs; lets an
+attempt go on long after it was cancelled; kills one silently; loses the whole engine; reports superseded attempts, and
+reports results twice. For the faults of attempts see `attempts.py`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ebla.storage.layers.layer import Item
 
 ATTEMPTS_MAX = 3
 SPECULATE_AFTER_S = 3.0
-"""An attempt that has said nothing for so long gets a second one beside it."""
+"""An attempt that has not reported for this long gets a second one beside it."""
 GIVE_UP_AFTER_S = 15.0
 POLL_S = 0.2
 OUTAGE_MEAN_S = 4.0
@@ -40,7 +40,7 @@ def _no_bulk(host: HostId) -> BulkHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFaults:
-    """How often the engine misbehaves, each of it by itself."""
+    """The probability of each fault of the engine, independent of the others."""
 
     duplicate: float = 0.2
     report_superseded: float = 0.3
@@ -68,15 +68,15 @@ class SimSparkEngine:
     executors: list[SimExecutor] = field(default_factory=list)
     faults: EngineFaults = field(default_factory=EngineFaults)
     generation: int = 0
-    """Grows when it is lost: nothing that was begun before counts."""
+    """Grows when the engine is lost: results of an earlier generation do not count."""
     back_at: float = 0.0
     attempts: int = 0
     zombies: int = 0
-    """Attempts that went on though their job was over."""
+    """Attempts that went on after their job had ended."""
     refused: int = 0
-    """Attempts whose session was closed, or whose place had gone."""
+    """Attempts whose session was closed, or whose staging was gone."""
     note_files: Callable[[FileMove], None] = _ignore
-    """Before the first attempt at it."""
+    """Called before the first attempt at a file move."""
     note_rows: Callable[[TransferId, Sequence[Item]], None] = _ignore
 
     @property
@@ -84,7 +84,7 @@ class SimSparkEngine:
         return self.world.now() < self.back_at
 
     def lose(self, seconds: float) -> None:
-        """Whatever runs goes on, and nobody hears of it."""
+        """Running attempts go on, but no result arrives."""
         self.world.log("engine", f"is lost for {seconds:.1f} s")
         self.generation += 1
         self.back_at = self.world.now() + seconds
@@ -95,13 +95,13 @@ class SimSparkEngine:
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """One piece of work, as its driver sees it."""
+    """One task, as its driver sees it."""
 
     work: TransferTask
     job: "_Job"
     attempts: list[SimAttempt] = field(default_factory=list)
     results: list[Sequence[TransferResult]] = field(default_factory=list)
-    """What each attempt that came in has done, in that order."""
+    """The results of the attempts that reported, in that order."""
     failures: list[str] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -117,7 +117,7 @@ class _Job:
 
 
 class SimTransfers:
-    """`ports.transfers.Transfers`, in one life of a pipeline process."""
+    """`ports.transfer_engine.TransferEngine`, in one incarnation of a pipeline process."""
 
     def __init__(self, environment: Environment, engine: SimSparkEngine) -> None:
         self._rng = SimRng(f"transfers {environment.rng.uuid()}")
@@ -127,7 +127,7 @@ class SimTransfers:
     def status(self) -> EngineStatus:
         if self._engine.is_away:
             return EngineStatus(
-                state=EngineState.UNAVAILABLE, cause="the simulated engine is away", master="sim", version="0"
+                state=EngineState.UNAVAILABLE, cause="the simulated engine is unavailable", master="sim", version="0"
             )
         return EngineStatus(state=EngineState.READY, cause="", master="sim", version="0")
 
@@ -157,7 +157,7 @@ class SimTransfers:
                 if failure is not None:
                     raise failure
         finally:
-            # Also where the caller was cancelled. Whoever minds it stops at its next step, and some never look.
+            # Also if the caller was cancelled. An attempt that checks this stops at its next step; some never check.
             running.over = True
             self._jobs.pop(job, None)
             for attempt in (one for piece in running.pieces for one in piece.attempts):
@@ -169,7 +169,7 @@ class SimTransfers:
     # -- one piece ---------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, piece: _Piece) -> EblaError | None:
-        """Why it is not done; None: it is."""
+        """Why the task failed; None if it succeeded."""
         began = self._engine.world.now()
         twice = self._rng.happens(self._engine.faults.duplicate)
         self._launch(piece)
@@ -178,7 +178,7 @@ class SimTransfers:
         quiet_since = began
         while not piece.results:
             if self._is_lost(piece.job.generation):
-                return PipelineUnavailable("the simulated engine was lost", advice="it comes back by itself")
+                return PipelineUnavailable("the simulated engine was lost", advice="it recovers without intervention")
             now = self._engine.world.now()
             hangs = now - quiet_since > SPECULATE_AFTER_S
             if hangs or not piece.is_running():
@@ -190,7 +190,7 @@ class SimTransfers:
             piece.heard.clear()
             await self._wait(piece)
         if self._rng.happens(self._engine.faults.report_superseded):
-            await asyncio.sleep(self._rng.exponential(0.3))  # the others may come in, too
+            await asyncio.sleep(self._rng.exponential(0.3))  # other attempts may report, too
         return None
 
     async def _wait(self, piece: _Piece) -> None:
@@ -217,19 +217,19 @@ class SimTransfers:
         executor.inbox.put_nowait((attempt, lambda end: self._ended(piece, attempt, end)))
 
     def _near(self, work: TransferTask, executors: Sequence[SimExecutor]) -> list[SimExecutor]:
-        """Often those on the target's own machine, which may try the short cut."""
+        """Often the executors on the target's machine, which may use hard links."""
         if not isinstance(work, FileMove) or not self._rng.happens(LOCAL_SHARE):
             return []
         disk = self._engine.bulk_of(work.target.host).unit.machine.disk
         return [one for one in executors if one.unit.machine.disk is disk]
 
     def _ended(self, piece: _Piece, attempt: SimAttempt, end: "Sequence[TransferResult] | EblaError") -> None:
-        """Called in the executor's life: only notes are taken here."""
+        """Called in the executor's incarnation: it only records the result."""
         attempt.ended = True
         if piece.job.over:
             self._engine.zombies += 1
         if isinstance(end, AttemptLost):
-            attempt.ended = False  # nobody is told; it looks as if it hung
+            attempt.ended = False  # not reported: it looks as if it hung
         elif isinstance(end, EblaError):
             self._engine.refused += isinstance(end, Stale)
             piece.failures.append(f"{type(end).__name__}: {end}")
@@ -238,7 +238,7 @@ class SimTransfers:
         piece.heard.set()
 
     def _told(self, piece: _Piece) -> list[TransferResult]:
-        """One attempt, not always the first to come in; or all that came in; or all of it twice."""
+        """The results of one attempt, not always the first; or of all attempts; or all of them twice."""
         faults, told = self._engine.faults, list(piece.results)
         if not self._rng.happens(faults.report_superseded):
             told = [self._rng.choice(told)]
@@ -247,7 +247,7 @@ class SimTransfers:
 
     def _check(self, generation: int) -> None:
         if self._is_lost(generation):
-            raise PipelineUnavailable("the simulated engine is away", advice="it comes back by itself")
+            raise PipelineUnavailable("the simulated engine is unavailable", advice="it recovers without intervention")
 
     def _is_lost(self, generation: int) -> bool:
         return self._engine.is_away or self._engine.generation != generation

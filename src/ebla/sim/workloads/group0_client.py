@@ -46,7 +46,7 @@ class Group0Load:
     next_value: int = 0
 
     def value(self) -> int:
-        """Never twice, so that a value tells who wrote it."""
+        """Unique, so that a value identifies its write."""
         self.next_value += 1
         return self.next_value
 
@@ -69,7 +69,7 @@ def decode_number(data: bytes) -> int:
 
 
 class Group0Connection:
-    """Connections of one client; one that fails is made again to whichever node comes next."""
+    """The connection of one client. After a failure it connects to another node."""
 
     def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
         self.environment = environment
@@ -178,7 +178,7 @@ class Group0WorkloadClient:
         history.complete(number, isinstance(answer, Done))
 
     async def _move(self) -> None:
-        """From one of two keys to the other, both or neither; their sum never changes."""
+        """Moves an amount from one of two keys to the other in one transaction: their sum never changes."""
         found = await (self._look_at_all() if self._rng.random() < 0.3 else self._look((LEFT, RIGHT), quorum=True))
         if found is None:
             return
@@ -234,7 +234,7 @@ class Group0WorkloadClient:
         return {found.key: found for found in answer.found}
 
     async def _look_at_all(self) -> dict[str, FoundKeyValue] | None:
-        """In pages, between which others write: all must be of one moment."""
+        """In pages, between which others write: all pages must show one moment."""
         pages = ReadPager(Group0ReadRequest(prefixes=("user/",)))
         whole: Group0ReadAnswer | None = None
         try:
@@ -250,7 +250,7 @@ def _put(key: str, value: int, *conditions: Condition) -> ExecuteRequest:
 
 
 class Group0Watcher:
-    """Follows the feed from node to node by its revision, and keeps what it amounts to."""
+    """Follows the feed from node to node by its revision, and keeps the resulting state."""
 
     def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
         self._nodes = Group0Connection(environment, name, load)
@@ -269,7 +269,7 @@ class Group0Watcher:
                 await asyncio.sleep(0.1)
                 continue
             if answer.revision.index < seen:
-                self._nodes.leave()  # a node that lags behind what we have seen already
+                self._nodes.leave()  # this node lags behind the revision already seen
                 continue
             whole = pages.take(answer)
             if whole is not None:

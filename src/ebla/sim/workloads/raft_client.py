@@ -1,4 +1,4 @@
-"""Clients of a simulated Raft group, and an operator who changes its members and its leader under their feet."""
+"""Clients of a simulated Raft group, and an operator that changes its members and its leader meanwhile."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ ATTEMPT_MS = 800
 THINK_S = 0.12
 PAUSE_S = 0.05
 GIVE_UP_SHARE = 0.03
-"""Now and then a client loses patience and never learns what became of its call."""
+"""How often a client gives up and never learns the outcome of its call."""
 COUNTER = "counter"
 REGISTERS = ("left", "right")
 
 
 @dataclass(slots=True, kw_only=True)
 class RaftLoad:
-    """What all clients of a run share. They stop asking anew once `stopping` is set."""
+    """What all clients of a run share. They begin no new call once `stopping` is set."""
 
     group: RaftGroup
     history: OperationHistory = field(default_factory=OperationHistory)
@@ -36,7 +36,7 @@ class RaftLoad:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def stop(self, seconds: float) -> int:
-        """Lets the open calls end; the number of those that did not within `seconds`."""
+        """Lets the open calls end. Returns how many did not within `seconds`."""
         self.stopping = True
         try:
             async with asyncio.timeout(seconds):
@@ -72,7 +72,7 @@ class RaftClient:
         await asyncio.Event().wait()
 
     async def call(self, key: str, call: RegisterCall, attempts_max: int | None = None) -> int | None:
-        """The answer, or None where patience ended first."""
+        """The answer, or None if the client gave up."""
         self._serial += 1
         command = RegisterCommand(client=self._name, serial=self._serial, key=key, call=call)
         operation = self._load.history.invoke(self._name, call, key)
@@ -120,7 +120,7 @@ async def client_process(environment: Environment, name: str, load: RaftLoad) ->
 
 
 class RaftOperator:
-    """Asks blindly for changes and transfers; the state machine sees to it that an illegal change is void."""
+    """Requests changes and leader transfers blindly. The state machine ignores illegal changes."""
 
     def __init__(self, environment: Environment, load: RaftLoad, peers: Peers) -> None:
         self._rng = environment.rng

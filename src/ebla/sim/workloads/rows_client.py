@@ -45,12 +45,12 @@ LEVELS = (Level.QUORUM,) * 7 + (Level.ONE, Level.ALL, Level.EACH_QUORUM)
 
 @dataclass(slots=True, kw_only=True)
 class RowsLoad:
-    """What clients and drivers share, outside every life."""
+    """What clients and drivers share, outside every incarnation."""
 
     cluster: SimCluster
     ledger: RowsLedger = field(default_factory=RowsLedger)
     tables: dict[str, TableSchema] = field(default_factory=dict)
-    """By name, as last heard of; those that come and go are not among them."""
+    """By name, in the newest known version. Without the temporary tables."""
     passing: dict[str, TableSchema] = field(default_factory=dict)
     stopping: bool = False
     running: int = 0
@@ -62,7 +62,7 @@ class RowsLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowQuery:
-    """What one read is about."""
+    """The parameters of one read."""
 
     table: str
     level: Level
@@ -141,7 +141,7 @@ class RowsClient:
         await self._call(self._home, lambda context: context.router.write(mutations, level, LIMITS.write_timeout_ms))
 
     async def read_replica(self, replica: Replica, request: ReadRowsRequest) -> ReadRowsAnswer:
-        """From this replica alone."""
+        """Reads from this replica only."""
         shard = self._load.cluster.shard(replica)
         return await self._call(shard, lambda context: context.replica.read(request, DEADLINE_MS))
 
@@ -173,7 +173,7 @@ class RowsClient:
         return self._ledger.unique_us(EPOCH_US + int(self._loop.time() * 1e6) + skew_us)
 
     async def _write_passing(self) -> None:
-        """To a table that may be dropped meanwhile: whatever happens, it must end."""
+        """Writes to a table that may be dropped meanwhile: the call must end in any case."""
         if not self._load.passing:
             return
         schema = self._load.passing[self._rng.choice(sorted(self._load.passing))]
@@ -207,7 +207,7 @@ class RowsClient:
         )
 
     async def scan(self, table: str, level: Level, rows_max: int) -> bool:
-        """Whether it came to its end."""
+        """Returns whether the scan completed."""
         cells = [(table, partition, row) for partition in range(PARTITIONS) for row in range(ROWS)]
         is_reversed = self._rng.random() < 0.2
         return await self._read(
@@ -217,7 +217,7 @@ class RowsClient:
         )
 
     async def _read(self, wanted: RowQuery) -> bool:
-        """Page after page, each from another shard where one fails. The positions are all that is kept."""
+        """Reads page by page, from another shard after a failure. Only the position is kept between pages."""
         began, position, tries = self._loop.time(), b"", 0
         floors = self._ledger.floors(wanted.cells, wanted.level)
         shown: dict[Cell, int] = {}
@@ -256,7 +256,7 @@ class RowsClient:
         return True
 
     async def _page(self, wanted: RowQuery, position: bytes) -> tuple[ReadPage, dict[Cell, int]]:
-        """Checked against what was acknowledged before it was asked for."""
+        """Checked against the writes that were acknowledged before this page was requested."""
         floors, began = self._ledger.floors(wanted.cells, wanted.level), self._loop.time()
         table = self._load.tables[wanted.table].id
 

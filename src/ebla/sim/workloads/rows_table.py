@@ -1,5 +1,4 @@
-"""The table that clients of rows write: one cell per row that holds its own timestamp, and everything by which a row
-can be deleted."""
+"""The table that row clients write: one cell per row, which holds its own timestamp, and every kind of deletion."""
 
 import struct
 
@@ -49,7 +48,7 @@ def partition_span(partition: int) -> Span:
 
 
 def item_of(schema: TableSchema, cell: Cell, tried: AttemptedWrite, kind: int) -> Item:
-    """A value, or a deletion of one of the kinds there are."""
+    """A value, or a deletion of the given kind."""
     prefix, clustering = prefix_of(cell[1]), _clustering(schema, cell[2])
     column, layout = schema.column("a").number, schema.layouts[-1]
     at_s = tried.timestamp_us // 1_000_000
@@ -72,12 +71,12 @@ def cell_of(schema: TableSchema, table: str, key: bytes) -> Cell:
 
 
 def timestamp_of(schema: TableSchema, item: Item) -> int:
-    """Of a row that was shown. Raises `ValueError` where its value is not of its time."""
+    """The timestamp of a returned row. Raises `ValueError` if its value does not match."""
     if is_head(item[1]):
-        raise ValueError("a head is shown, and the table has no static column")
+        raise ValueError("a partition head was returned, but the table has no static column")
     stored = decode_row(item[1], schema.layouts).cells[schema.column("a").number]
     if stored.value != struct.pack(">q", stored.timestamp_us):
-        raise ValueError(f"the value {stored.value!r} is not of time {stored.timestamp_us}")
+        raise ValueError(f"the value {stored.value!r} does not match timestamp {stored.timestamp_us}")
     return stored.timestamp_us
 
 

@@ -1,4 +1,4 @@
-"""Clients that create, alter and drop tables and keyspaces on whichever node they reach."""
+"""Clients that create, alter and drop tables and keyspaces on any node."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +38,7 @@ KEYSPACES = (
     ),
     Keyspace(name="vn", replication=Replication(Strategy.SIMPLE, (("", 2),)), on_tablets=False),
 )
-"""They stay. `TEMPORARY_KEYSPACE` comes and goes, with its tables."""
+"""These stay. `TEMPORARY_KEYSPACE` is created and dropped with its tables."""
 TEMPORARY_KEYSPACE = Keyspace(
     name="passing",
     replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),)),
@@ -57,7 +57,7 @@ OnSchemaAnswer = Callable[[SchemaAnswer], None]
 class SchemaLoad:
     cluster: SimCluster
     begin: Callable[[], OnSchemaAnswer]
-    """Called before each change; what it gives, with the answer."""
+    """Called before each change. Its result is called with the answer."""
     record: SchemaRecord = field(default_factory=SchemaRecord)
     stopping: bool = False
     running: int = 0
@@ -147,7 +147,8 @@ class SchemaClient:
         history.complete(number, result)
 
     async def _pass_by(self) -> None:
-        """A keyspace with tables, dropped with them: no checker follows each of them, all look at what is left."""
+        """A keyspace that is dropped with its tables. The checkers do not follow each change, only the resulting
+        state."""
         kind = self._rng.randrange(0, 4)
         try:
             if kind == 0:

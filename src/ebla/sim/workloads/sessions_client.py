@@ -1,5 +1,5 @@
-"""Owners of bulk jobs that open sessions and close them on whichever node they reach, ask twice where they were not
-answered, come too late, and vanish."""
+"""Owners of bulk jobs that open and close sessions on any node, retry without an answer, come too late, and
+disappear."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class SessionsLoad:
     cluster: SimCluster
     table: TableId
     version: Callable[[], TopologyVersion]
-    """Some version that is known by now."""
+    """A version that is already known."""
     begin: Callable[[], OnSessionClosed]
-    """Called before each close; what it gives, with the answer."""
+    """Called before each close. Its result is called with the answer."""
     record: SessionsRecord = field(default_factory=SessionsRecord)
     stopping: bool = False
     running: int = 0
@@ -70,7 +70,7 @@ class SessionsClient:
             session=session, table=self._load.table, job=job, life_ms=life_ms, known_version=self._load.version()
         )
         async with asyncio.TaskGroup() as asked:
-            # Not waited for by the owner: its answers come when they come, also after the session was closed.
+            # The owner does not wait for these: they may be answered after the session was closed.
             for _ in range(self._rng.randrange(0, 3)):
                 asked.create_task(self._ask_late(asking))
             if not await self._open(asking):
@@ -84,7 +84,7 @@ class SessionsClient:
         try:
             await self._ask_open(asking)
         except EblaError:
-            pass  # of a repetition nobody expects anything, but that it opens nothing again
+            pass  # a repetition may fail, but must not open the session again
 
     async def _open(self, asking: OpenSessionRequest) -> bool:
         for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""A small table with everything a row can have, and its keys, for whoever drives a store."""
+"""A small table with every kind of column, and its keys, for tests of a store."""
 
 import uuid
 

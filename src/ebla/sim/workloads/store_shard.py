@@ -1,5 +1,5 @@
-"""A process that owns a store and does everything to it at once: writes, reads, seals, folds, adoptions, checkpoints,
-replicas that leave and come back."""
+"""A process that owns a store and does everything with it at once: writes, reads, seals, compactions, adoptions,
+checkpoints, and replicas that leave and return."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ RANGES = WHOLE_RING.split(2)
 PARTITIONS = 60
 ROWS = 4
 GRACE_S = 2
-"""Short enough that tombstones are dropped while a cell is left alone, and that older cells then still come."""
+"""Short enough that tombstones are dropped while a cell is idle, and that older cells arrive after that."""
 LAG_S_MAX = 9
 SCHEMA = small_table(grace_s=GRACE_S)
 WRITERS = 3
@@ -102,7 +102,7 @@ class _Shard:
         return self._load.now_us() // 1_000_000
 
     async def begin(self) -> None:
-        """Whatever is read now came from the disk, so it must stay."""
+        """What is read now came from the disk, so it must stay."""
         self._found(self._ledger.check_replicas(list(self._store.stacks)))
         for stack in self._store.stacks.values():
             self._store.release_gc(stack)
@@ -118,7 +118,7 @@ class _Shard:
         self._store.release_gc(stack)
 
     async def keep_doing(self, work: Callable[[Stack], Awaitable[None]], pause_s: float) -> None:
-        """Refusals are part of life; failures of the device end the process, and its store says so itself."""
+        """Refusals are expected. Failures of the device end the process through its store."""
         while True:
             await asyncio.sleep(pause_s * (0.2 + 2 * self._rng.random()))
             stacks = list(self._store.stacks.values())
@@ -148,7 +148,7 @@ class _Shard:
         self._found(self._ledger.tries(cell, tried, stored_version(cell, row, head), self.now_s))
 
     def _draw(self, stack: Stack, late: float = 0.12) -> tuple[Cell, Item, AttemptedStoreWrite]:
-        """Values, cells deleted, rows deleted, slices deleted; most of them of now, some of long ago."""
+        """Values and deletions of cells, rows and slices, most with the current time, some much older."""
         mine = [one for one in range(PARTITIONS) if partition_token(one) in stack.entry.range]
         cell = (stack.incarnation, self._rng.choice(mine), self._rng.randrange(0, ROWS))
         lag_s = self._rng.randrange(0, LAG_S_MAX) if self._rng.random() < late else 0
@@ -177,7 +177,7 @@ class _Shard:
         await self._store.seal(stack)
 
     async def compact(self, stack: Stack) -> None:
-        """In another process, so it takes its time."""
+        """In production this runs in another process, so it takes some time."""
         terms = GcContext(now_s=self.now_s, replication_factor=3)
         job = await self._store.begin_compaction(stack, terms, whole=self._rng.random() < 0.7)
         if job is None:
@@ -192,7 +192,7 @@ class _Shard:
             raise
 
     async def adopt(self, stack: Stack) -> None:
-        """A layer with old rows is staged, which takes a while, and becomes part of the stack."""
+        """Stages a layer with old rows, which takes a while, and adopts it."""
         folder = f"{STAGING}/{self._rng.bytes(8).hex()}"
         await self._store.hold_gc(stack, folder)
         try:
@@ -283,7 +283,7 @@ def item_of(cell: Cell, tried: AttemptedStoreWrite, kind: int) -> Item:
 
 
 def stored_version(cell: Cell, row_value: bytes | None, head_value: bytes | None) -> StoredVersion | None:
-    """The newest thing said of the cell by its row or its partition's head."""
+    """The newest version of the cell in its row or its partition's head."""
     seen: list[StoredVersion] = []
     if head_value is not None:
         above = decode_head(head_value).deletion_of(clustering_of(cell[2]))

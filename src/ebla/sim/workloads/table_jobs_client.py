@@ -1,5 +1,5 @@
-"""Jobs that write and read whole tables through brokers: with several runs for each place, attempts that do not count,
-runs that overtake one another, are given up, die, or come back when their job is long done."""
+"""Jobs that write and read whole tables through brokers: with several runs per job, attempts that do not count, and
+runs that overtake one another, are aborted, die, or return long after their job is done."""
 
 import asyncio
 import zlib
@@ -75,7 +75,7 @@ BATCHES_MAX = 40
 
 @dataclass(slots=True, kw_only=True)
 class SimWriteJob:
-    """Something to write, of which several runs may be made."""
+    """Something to write, possibly by several runs."""
 
     name: str
     table: str
@@ -84,7 +84,7 @@ class SimWriteJob:
     runs: int = 0
     under_way: int = 0
     is_over: bool = False
-    """Done, or nobody will try again."""
+    """Done, or no run will try again."""
 
     @property
     def id(self) -> tuple[str, int | None]:
@@ -93,7 +93,7 @@ class SimWriteJob:
 
 @dataclass(slots=True, kw_only=True)
 class WriteJobsLoad:
-    """What the clients of jobs share, outside every life."""
+    """What the job clients share, outside every incarnation."""
 
     rows: RowsLoad
     cluster: BrokerCluster
@@ -103,10 +103,10 @@ class WriteJobsLoad:
     failed_reads: int = 0
     is_active: int = 0
     running: set[tuple[str, int]] = field(default_factory=set)
-    """What clients are at: the client, and the how-manieth act of all. A life that died leaves its acts behind, and the
-    next one of that client forgets them."""
+    """Running actions: the client's name and the number of the action. A dead incarnation leaves its actions here, and
+    the next incarnation of that client removes them."""
     late: list[tuple[CommitWriteRequest, SimWriteJob]] = field(default_factory=list)
-    """Commits that were answered, or given up: asked again, they must do no harm."""
+    """Commits that were answered or given up. Repeated, they must do no harm."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class WriteJobsClient:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _next_job(self) -> SimWriteJob:
-        """One of those that are not over, also while another run of it is under way; or a new one."""
+        """A job that is not over, sometimes while another run of it is still running; or a new one."""
         overtaking = self._rng.happens(0.08)
         jobs = [job for job in self._load.jobs if not job.is_over and (overtaking or not job.under_way)]
         if jobs and (len(jobs) >= JOBS_OPEN_MAX or self._rng.happens(0.5)):
@@ -208,7 +208,7 @@ class WriteJobsClient:
             await self._somewhere(lambda shard: self._call(shard, ABORT_WRITE, request, ABORT_MS))
             self._write_jobs.given_up += 1
         elif kind < 15:
-            self._write_jobs.given_up += 1  # its driver is gone; its session ends by its own time, or with the next run
+            self._write_jobs.given_up += 1  # its driver is gone; its session ends at its deadline, or with the next run
         else:
             await self._commit(run)
 
@@ -244,7 +244,7 @@ class WriteJobsClient:
         raise failure
 
     def _drawn(self, job: SimWriteJob, session: SessionId, plan: StagingPlan) -> WriteJobRun:
-        """What it writes differs from run to run: input need not be the same twice."""
+        """Each run writes different rows: the input of two runs need not be the same."""
         schema, cells = plan.schema, {}
         for _ in range(self._rng.randrange(1, 40)):
             cell = (job.table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
@@ -256,7 +256,7 @@ class WriteJobsClient:
     # -- staging -----------------------------------------------------------------------------------------------------
 
     async def _stage(self, run: WriteJobRun) -> None:
-        """A place that cannot be brought all of it is left out."""
+        """A target that cannot be staged completely is left out."""
         async with asyncio.TaskGroup() as tasks:
             for number, target in enumerate(run.plan.targets):
                 ranges = [route.range for route in run.plan.routes if number in route.targets]
@@ -269,7 +269,7 @@ class WriteJobsClient:
         for route in run.plan.routes:
             has_rows = any(_token(item) in route.range for item in run.items)
             if has_rows and not any(run.plan.targets[number].transfer in run.expected for number in route.targets):
-                raise Unavailable("a task could bring its rows nowhere")
+                raise Unavailable("a task could not stage its rows anywhere")
 
     async def _try_stage(self, run: WriteJobRun, target: TransferTarget, items: Sequence[Item]) -> None:
         try:
@@ -279,7 +279,7 @@ class WriteJobsClient:
         run.targets.append(target)
 
     async def _stage_at(self, run: WriteJobRun, target: TransferTarget, items: Sequence[Item]) -> None:
-        """In one run or several, in whatever way the tasks cut them; and sometimes an attempt that does not count."""
+        """In one or more runs, split at random, and sometimes with an attempt that does not count."""
         if self._rng.happens(0.2):
             await self._put(target, self._sample(items))
         parts: list[list[Item]] = [[] for _ in range(self._rng.randrange(1, 4))]
@@ -303,7 +303,7 @@ class WriteJobsClient:
         finally:
             stream.closed = True
         if answer.checksum != zlib.crc32(record):
-            raise Unavailable("what arrived is not what was sent")
+            raise Unavailable("the received bytes differ from those sent")
         file = StagedFile(ROWS_NAME, len(record), answer.checksum)
         return StagedRun(host=target.host, transfer=target.transfer, attempt=attempt, file=file, rows=len(items))
 
@@ -338,7 +338,7 @@ class WriteJobsClient:
                 await self._bring(run, copy.target, copy.range)
 
     def _check_unseen(self, run: WriteJobRun, error: EblaError) -> None:
-        """Who is told that no row is seen may tell others so."""
+        """After a "not applied" no row may be visible."""
         if run.job.runs == 1 and any(tried.shown for tried in run.cells.values()):
             self._load.rows.found(f"INV-BULKW-1: rows of {run.job} are seen, and its commit was answered: {error}")
 
@@ -348,7 +348,7 @@ class WriteJobsClient:
             try:
                 run.runs.append(await self._put(target, items))
             except OSError as error:
-                raise Unavailable(f"a copy could not be brought: {error}") from error
+                raise Unavailable(f"a copy could not be sent: {error}") from error
             run.expected[target.transfer] = sorted([*run.expected.get(target.transfer, ()), *items])
         if target not in run.targets:
             run.targets.append(target)
@@ -366,14 +366,14 @@ class WriteJobsClient:
         )
 
     async def _ask_late(self) -> None:
-        """A driver that was frozen and does not know what has become of its job."""
+        """As a driver that was frozen and does not know the outcome of its job."""
         request, _ = self._rng.choice(self._load.late)
         await self._call(self._rng.choice(self._cluster.shards()), COMMIT_WRITE, request, COMMIT_MS)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, table: str, level: Level) -> bool:
-        """The whole table, and nothing missing of what was acknowledged before."""
+        """Reads the whole table: nothing acknowledged before may be missing."""
         schema = self._load.rows.tables[table]
         cells = [(table, partition, row) for partition in range(PARTITIONS) for row in range(ROWS)]
         floors = self._ledger.floors(cells, level)
@@ -386,7 +386,7 @@ class WriteJobsClient:
         except EblaError:
             self._load.failed_reads += 1
             return False
-        # Nothing is repaired by it: what it shows of a write that nobody acknowledged, a later one need not show.
+        # This read repairs nothing: a later read need not return an unacknowledged write that this one returned.
         read = ReadInterval(level, 0.0, self._loop.time())
         self._load.rows.found(self._ledger.check_shown(floors, shown, read))
         self._load.rows.found(self._ledger.check_missing(floors, shown, read))
@@ -430,7 +430,7 @@ def _token(item: Item) -> Token:
     return Token(decode_token(item[0][:8]))
 
 
-# ---- in the bulk process's life
+# ---- in the incarnation of the bulk process
 
 
 async def _open_read(server: SimFlightServer, stream: SimFlightStream, asked: tuple[bytes, TokenRange]) -> SourceStream:

@@ -1,8 +1,8 @@
-"""Moves the topology on while rows are written: tablets through every stage of a move, tables that come and go,
-columns that are added, sessions that are opened and closed, versions and fences.
+"""Changes the topology while rows are written: tablets go through every stage of a move, tables come and go, columns
+are added, sessions are opened and closed, versions and fences advance.
 
-It stands in for the coordinator and is worse than one: two of them run at once, each commits on what it read, sends
-pieces of streams again when their session is over, and dies at any point.
+It replaces the coordinator and is worse than one: two drivers run at once, each commits on what it read, resends stream
+chunks after their session was closed, and dies at any point.
 """
 
 import asyncio
@@ -60,13 +60,13 @@ CALL_MS = 2_000
 SCHEMA_MS = 4_000
 THINK_S = 0.15
 STREAM_ROWS_MAX = 12
-"""Of one piece: a tablet takes several."""
+"""Per chunk: a tablet takes several."""
 LATE_CHUNKS_MAX = 40
 COLUMNS_MAX = 4
 CONCURRENT_MOVES = 2
-"""Tablets that begin to move at once."""
+"""Tablets that begin to move together."""
 JOB_MS = 4 * 3_600_000
-"""Longer than any jump of a clock."""
+"""Longer than any clock jump."""
 ON_TABLETS, ON_VNODES = "tab", "vno"
 KEYSPACES = (
     Keyspace(
@@ -84,20 +84,20 @@ MovingTablet = tuple[TabletMap, int, TabletTransition]
 
 @dataclass(frozen=True, slots=True)
 class LateStreamChunk:
-    """A piece of a stream whose session is closed."""
+    """A chunk of a stream whose session is closed."""
 
     target: Replica
     request: StreamRowsRequest
 
 
 class _Following:
-    """`wire.topology_feed.Follower`."""
+    """`feed.topology_follower.TopologySubscriber`."""
 
     async def prepare(self, view: View, before: View | None) -> None:
-        """Nothing: it holds no replica."""
+        """Nothing to do: it holds no replica."""
 
     def on_view_installed(self, view: View) -> None:
-        """It looks when it needs to."""
+        """Nothing to do: it reads the view when it needs it."""
 
 
 class TopologyDriver:
@@ -140,7 +140,7 @@ class TopologyDriver:
             try:
                 await (self._step() if self._load.tables else self._create_tables())
             except EblaError:
-                pass  # the next look shows what became of it
+                pass  # the next read shows the outcome
             await asyncio.sleep(self._rng.random() * THINK_S)
 
     async def _create_tables(self) -> None:
@@ -198,7 +198,7 @@ class TopologyDriver:
         return snapshot
 
     def _learn(self, snapshot: Snapshot) -> None:
-        """What every node that is up has been told of, so that rows of the new version may be written."""
+        """Learns the schemas that every running node has, so that rows of the new version may be written."""
         for table in snapshot.tables.values():
             schema = decode_schema(table.definition)
             if table.name != "t":
@@ -209,7 +209,7 @@ class TopologyDriver:
                 self._load.tables[table.keyspace] = schema
 
     async def _commit(self, snapshot: Snapshot, *commands: Command) -> bool:
-        """Whether it is committed, for certain."""
+        """Returns whether it is certainly committed."""
         applied = apply_commands(snapshot, commands)
         if isinstance(applied, Rejection):
             self._cluster.world.log("driver", f"refused: {applied.reason}")
@@ -223,7 +223,7 @@ class TopologyDriver:
         return done
 
     async def _barrier(self, snapshot: Snapshot) -> bool:
-        """On every node, all at once; whoever answers is held to it, also where another one does not."""
+        """On all nodes at once. A node that answers must keep the promise, even if another does not answer."""
         async with asyncio.TaskGroup() as asking:
             tasks = [asking.create_task(self._barrier_on(node, snapshot)) for node in self._cluster.nodes]
         return all(task.result() for task in tasks)
@@ -262,7 +262,7 @@ class TopologyDriver:
         return TabletMove(table=tablets.table, tablet=number, kind=kind, new_replicas=new)
 
     async def _advance(self, snapshot: Snapshot, moving: Sequence[MovingTablet]) -> None:
-        """All of them by one step, some of them sometimes, so that stages mix."""
+        """Advances all of them by one step, sometimes only one, so that stages mix."""
         if self._rng.random() < 0.3:
             moving = [self._rng.choice(moving)]
         fence = TopologyVersion(0)
@@ -291,7 +291,7 @@ class TopologyDriver:
             self._late = (self._late + sent)[-LATE_CHUNKS_MAX:]
 
     async def _copy(self, snapshot: Snapshot, tablets: TabletMap, number: int, sent: list[LateStreamChunk]) -> None:
-        """From the replica that leaves, by this version, so that the fence of its stage is there already."""
+        """From the leaving replica, by this version, so that the fence of its stage is already set."""
         transition = tablets.transition(number)
         assert transition is not None
         assert transition.session is not None
@@ -323,7 +323,7 @@ class TopologyDriver:
         await self._shards[target.shard].call(target.host, STREAM_ROWS, piece, CALL_MS)
 
     async def _send_again(self, target: Replica, piece: StreamRowsRequest) -> None:
-        """At any time, whatever has become of the session."""
+        """At any time, whatever the state of the session."""
         await asyncio.sleep(self._rng.random() * self._rng.random() * 3)
         try:
             await self._shards[target.shard].call(target.host, STREAM_ROWS, piece, CALL_MS)
@@ -331,7 +331,7 @@ class TopologyDriver:
             pass
 
     async def _send_late(self) -> None:
-        """After the session was closed, for certain: it must be refused."""
+        """The session is certainly closed: the chunk must be refused."""
         late = self._rng.choice(self._late)
         try:
             await self._shards[late.target.shard].call(late.target.host, STREAM_ROWS, late.request, CALL_MS)
@@ -342,7 +342,7 @@ class TopologyDriver:
     # -- versions, jobs and tables -----------------------------------------------------------------------------------
 
     def _refresh(self, snapshot: Snapshot, host: HostId) -> RefreshNode:
-        """Another release, which the node corrects by itself: two versions for vnodes and tablets alike."""
+        """Sets another release, which the node corrects: two new versions, for vnodes and tablets alike."""
         node = snapshot.node(host)
         release = f"sim {snapshot.version}"
         return RefreshNode(
@@ -362,7 +362,7 @@ class TopologyDriver:
             await self._commit(snapshot, RaiseFence(snapshot.version))
 
     async def _run_job(self, snapshot: Snapshot) -> None:
-        """Rows of a table on vnodes, merged from one replica into another under a session of their own."""
+        """Merges rows of a vnode table from one replica into another, under a session."""
         table = self._load.tables[ON_VNODES].id
         session = SessionId(self._rng.uuid())
         deadline_ms = self._environment.clock.wall_us() // 1000 + JOB_MS
@@ -412,7 +412,7 @@ class TopologyDriver:
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What is streamed, by which version and under which session."""
+    """What is streamed, by which version, and under which session."""
 
     version: TopologyVersion
     table: TableId

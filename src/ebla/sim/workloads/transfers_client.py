@@ -1,4 +1,4 @@
-"""Asks for transfers of every kind, cancels some, opens sessions that nobody closes, and repeats what is long over."""
+"""Submits transfer jobs of every kind, cancels some, and opens sessions that are never closed."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -40,19 +40,19 @@ THINK_S = 0.7
 UNDER_WAY_MAX = 8
 LIFE_MS = 40_000
 SHORT_LIFE_MS = 4_000
-"""So short that some do not live to their end."""
+"""So short that some jobs expire."""
 ORPHAN_LIFE_MS = 3_000
 
 
 @dataclass(slots=True, kw_only=True)
 class TransfersLoad:
-    """What askers share, outside every life."""
+    """What these clients share, outside every incarnation."""
 
     jobs: dict[JobId, JobSpec] = field(default_factory=dict)
     orphans: dict[SessionId, None] = field(default_factory=dict)
-    """Sessions that nobody closes: only their deadline can."""
+    """Sessions that are never closed: they end at their deadline."""
     wanted: list[JobSpec] = field(default_factory=list)
-    """To be asked for next, whatever chance says."""
+    """Jobs to submit next, before any random one."""
     cancelled: int = 0
 
 
@@ -79,7 +79,7 @@ class TransfersClient:
                 elif not self._load.stopping and len(self._load.tables) == 2:
                     await self._act()
             except EblaError:
-                pass  # whether it was taken shows in group 0
+                pass  # group 0 shows the outcome
 
     async def _ask_wanted(self) -> None:
         spec = self._asked.wanted[0]
@@ -104,7 +104,7 @@ class TransfersClient:
                 life_ms = SHORT_LIFE_MS if self._rng.random() < 0.1 else LIFE_MS
                 await self.ask(spec, life_ms)
 
-    # -- wishes ------------------------------------------------------------------------------------------------------
+    # -- job specs ------------------------------------------------------------------------------------------------
 
     def _draw(self, snapshot: Snapshot) -> JobSpec | None:
         kind = self._rng.randrange(0, 100)
@@ -118,7 +118,7 @@ class TransfersClient:
         return CompareReplicas(table, part, heal)
 
     def _draw_copy(self, snapshot: Snapshot) -> JobSpec | None:
-        """Also of a table that may be dropped meanwhile, and to a replica that is about to be one."""
+        """Also for a table that may be dropped meanwhile, and to a pending replica."""
         passing = self._load.passing.get(ON_TABLETS)
         steady = self._load.tables[ON_TABLETS]
         table = passing.id if passing is not None and self._rng.random() < 0.1 else steady.id
@@ -195,7 +195,7 @@ class TransfersClient:
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     async def _orphan(self) -> None:
-        """Opened, and sometimes closed by somebody else; its owner never comes back."""
+        """Opens a session whose owner never returns. Sometimes another client closes it."""
         session = SessionId(self._rng.uuid())
         table = self._load.tables[self._rng.choice((ON_TABLETS, ON_VNODES))].id
         self._asked.orphans[session] = None

@@ -1,6 +1,6 @@
-"""Jobs that write rows into tablets without a broker between: runs of several attempts are staged, sealed as one, and
-adopted as a write by whatever version there is. Some runs are not whole; some come when all is sealed; some seals name
-others than those that count; some adoptions are asked for by a version that is long over."""
+"""Jobs that write rows into tablets without a broker: runs of several attempts are staged, sealed together, and adopted
+as a write by the current version. Some runs are incomplete; some arrive after the seal; some seals name other runs than
+the first one did; some adoptions use a version that is long outdated."""
 
 import asyncio
 import zlib
@@ -51,25 +51,25 @@ RETRY_PAUSE_S = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class WriterStats:
-    """What writers have seen, outside every life."""
+    """Counters of the writers, outside every incarnation."""
 
     sealed: int = 0
     adopted: int = 0
     stale: int = 0
-    """Adoptions whose version was over."""
+    """Adoptions with an outdated version."""
     other_sets: int = 0
-    """Seals of others than those that counted, refused."""
+    """Refused seals of another set of runs."""
     not_whole: int = 0
-    """Seals of a run that was not, refused."""
+    """Refused seals with an incomplete run."""
     writing: int = 0
-    """Under way in the present life."""
+    """Running writes of the current incarnation."""
     sessions: dict[SessionId, None] = field(default_factory=dict)
-    """That may still have an effect, until they are closed."""
+    """Sessions that may still take effect, until they are closed."""
 
     def __str__(self) -> str:
         return (
-            f"{self.sealed} seals of runs, {self.other_sets} of others and {self.not_whole} of what was not whole "
-            f"refused; {self.adopted} adopted as writes, {self.stale} by a version that was over"
+            f"{self.sealed} seals of runs, {self.other_sets} of other sets and {self.not_whole} of incomplete runs "
+            f"refused; {self.adopted} adopted as writes, {self.stale} refused as outdated"
         )
 
 
@@ -86,7 +86,7 @@ class StagedRowsRun:
 
 
 class TransfersWriter:
-    """One life, on the machine of a node."""
+    """One incarnation, on the machine of a node."""
 
     def __init__(
         self, environment: Environment, load: RowsLoad, home: SimNode, written: WriterStats, here: Callable[[], Unit]
@@ -119,7 +119,7 @@ class TransfersWriter:
             try:
                 await self._write(doors)
             except (EblaError, OSError):
-                pass  # it is given up, as jobs are
+                pass  # the job fails
             finally:
                 self._written.writing -= 1
 
@@ -151,13 +151,13 @@ class TransfersWriter:
             try:
                 await self._bring(doors, replica, opening, runs)
             except (EblaError, OSError):
-                continue  # that one is left to repair
+                continue  # this replica is left to repair
         if self._rng.happens(0.7):
             answer = await doors.control(CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)
             self._cluster.close_answered(session, answer.down)
 
     def _runs(self, schema: TableSchema, part: TokenRange) -> list[StagedRowsRun]:
-        """Some keys in several of them, each with a time of its own."""
+        """Some keys are in several runs, each with its own timestamp."""
         found = []
         for _ in range(self._rng.randrange(1, RUNS_MAX + 1)):
             items: dict[bytes, Item] = {}
@@ -175,7 +175,7 @@ class TransfersWriter:
         return found
 
     def _anew(self, run: StagedRowsRun) -> StagedRowsRun:
-        """The same rows, by another attempt."""
+        """The same rows as another attempt."""
         return replace(run, attempt=AttemptId(self._rng.uuid()))
 
     # -- one replica -------------------------------------------------------------------------------------------------
@@ -184,13 +184,13 @@ class TransfersWriter:
         self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, runs: Sequence[StagedRowsRun]
     ) -> None:
         target = (await doors.bulk(to.host, OPEN_STAGING, opening, CALL_MS)).target
-        # Attempts are drawn for each place: what one of them does here says nothing of another.
+        # New attempt ids per target: an attempt at one target is independent of others.
         own = [self._anew(run) for run in runs]
         broken = self._rng.choice(own) if self._rng.happens(0.25) else None
         for run in own:
             await self._put(target, run, cut=run is broken)
         if self._rng.happens(0.3):
-            await self._put(target, self._anew(own[0]))  # speculated, and not named
+            await self._put(target, self._anew(own[0]))  # a speculative attempt that no seal names
         if broken is not None:
             await self._seal_broken(doors, target, own)
             again = self._anew(broken)
@@ -215,7 +215,7 @@ class TransfersWriter:
     async def _seal_broken(
         self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
     ) -> None:
-        """INV-XFER-2: with one that is not whole nothing is sealed."""
+        """INV-XFER-2: a seal with an incomplete run is refused."""
         try:
             await doors.bulk(target.host, SEAL, self._order(target, runs), SEAL_MS)
         except Corruption:
@@ -238,7 +238,7 @@ class TransfersWriter:
     async def _seal_other(
         self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
     ) -> None:
-        """INV-XFER-2: from now on no other set counts."""
+        """INV-XFER-2: after a seal no other set of runs is accepted."""
         other = self._anew(runs[0])
         named = self._rng.choice(([*runs, other], [other, *runs[1:]], runs[:-1] or [other]))
         try:
@@ -253,7 +253,7 @@ class TransfersWriter:
             await self._put(target, run)
         except Refused:
             return
-        self._cluster.world.fail(f"transfer {target.transfer} takes rows though it is sealed")
+        self._cluster.world.fail(f"transfer {target.transfer} accepts rows after its seal")
 
     def _order(self, target: TransferTarget, runs: Sequence[StagedRowsRun]) -> SealRequest:
         named = list(runs)
@@ -271,7 +271,7 @@ class TransfersWriter:
     async def _adopt(
         self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, target: TransferTarget
     ) -> None:
-        """By the version that is there; now and then by the one it began with, which may be fenced off by now."""
+        """By the current version, or sometimes by the first one, which may be fenced off by now."""
         for _ in range(TRIES_MAX):
             snapshot = self._home.snapshot
             version = opening.version if snapshot is None or self._rng.happens(0.3) else snapshot.version
@@ -310,5 +310,5 @@ async def _told(doors: WireClusterClient, target: TransferTarget, order: SealReq
 
 
 async def _sealed(doors: WireClusterClient, target: TransferTarget, order: SealRequest) -> None:
-    """Once more, where every answer was lost."""
+    """Once more, if every answer was lost."""
     await doors.bulk(target.host, SEAL, order, SEAL_MS)
