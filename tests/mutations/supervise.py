@@ -10,7 +10,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-killed-counts-as-gone",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._look_at",
+        function="ChildPolicy._check",
         find='child.state = Killed(pid, now_ms, f"was silent for {now_ms - heard_ms} ms")',
         replace="child.state = StartPending(now_ms)",
         check=POLICY,
@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-silence-unnoticed",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._look_at",
+        function="ChildPolicy._check",
         find="case RunningChild(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:",
         replace="case RunningChild(pid, _, heard_ms) if False:",
         check=POLICY,
@@ -37,7 +37,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-one-exit-too-many",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._ended",
+        function="ChildPolicy._on_exit",
         find="if len(child.exits_ms) < self.limits.exits_max:",
         replace="if len(child.exits_ms) <= self.limits.exits_max:",
         check=POLICY,
@@ -46,7 +46,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-old-exits-count",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._ended",
+        function="ChildPolicy._on_exit",
         find="[at for at in child.exits_ms if now_ms - at < self.limits.exits_window_ms] + [now_ms]",
         replace="child.exits_ms + [now_ms]",
         check=POLICY,
@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-predecessors-words-count",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._heard",
+        function="ChildPolicy._on_heartbeat",
         find="if child is None or pid_of(child.state) != pid:",
         replace="if child is None:",
         check=POLICY,
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-deaf-child-waited-for",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._look_at",
+        function="ChildPolicy._check",
         find="case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:",
         replace="case Terminating(pid, since_ms) if False:",
         check=POLICY,
@@ -99,7 +99,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="supervise-only-the-group-is-killed",
-        module="ebla.runtime.process_session",
+        module="ebla.runtime.supervisor",
         function="kill_session",
         find='if sys.platform != "linux":',
         replace="if True:",
@@ -109,7 +109,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-optional-child-stops-the-node",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._ended",
+        function="ChildPolicy._on_exit",
         find="if child.kind is ChildKind.OPTIONAL:",
         replace="if False:",
         check=POLICY,
@@ -118,7 +118,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-unwanted-child-stays",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._want",
+        function="ChildPolicy._on_wanted",
         find="case Starting(pid=pid) | RunningChild(pid=pid) if not wanted:",
         replace="case Starting(pid=pid) | RunningChild(pid=pid) if False:",
         check=POLICY,
@@ -127,7 +127,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-wanted-again-before-it-is-gone",
         module="ebla.runtime.child_policy",
-        function="ChildPolicy._want",
+        function="ChildPolicy._on_wanted",
         find="case NotStarted() if wanted:",
         replace="case NotStarted() | Terminating() if wanted:",
         check=POLICY,

@@ -118,7 +118,7 @@ MUTATIONS = (
     Mutation(
         name="transport-one-address-takes-all-room",
         module="ebla.runtime.tcp_transport",
-        function="TcpTransport._crowd",
+        function="TcpTransport._crowd_reason",
         find="if of_host >= self._limits.handshakes_per_host_max else None",
         replace="if False else None",
         check=PytestCheck(f"{TRANSPORT}::test_one_address_leaves_room_for_others"),
@@ -126,11 +126,11 @@ MUTATIONS = (
     ),
     Mutation(
         name="join-door-without-closing-time",
-        module="ebla.runtime.join_listener",
-        function="JoinTransport._for_a_while",
+        module="ebla.runtime.authority_handover",
+        function="JoinTransport._open_for_a_while",
         find="asyncio.get_running_loop().call_later(self._stay_ms / 1000, link.close, cause)",
         replace="_ = cause",
-        check=PytestCheck("tests/unit/runtime/test_join_listener.py"),
+        check=PytestCheck("tests/unit/runtime/test_authority_handover.py"),
         why="a few who greet and say nothing keep every newcomer out",
     ),
     Mutation(

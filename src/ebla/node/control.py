@@ -30,12 +30,11 @@ from ebla.observe.event_reporter import EventReporter
 from ebla.options import NodeOptions
 from ebla.ports.environment import Environment
 from ebla.runtime import file_lock
-from ebla.runtime.authority_handover import AuthorityService
+from ebla.runtime.authority_handover import JOIN_LIMITS, AuthorityService, JoinTransport
 from ebla.runtime.bootstrap import create_cluster, join_by_token
 from ebla.runtime.child_policy import ChildLimits
 from ebla.runtime.data_folder import DataFolder, NodeIdentity, write_durably
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.join_listener import JOIN_LIMITS, JoinTransport
 from ebla.runtime.preflight import check_addresses, check_folder, wait_for_predecessors
 from ebla.runtime.supervisor import ChildCommand, Supervisor
 from ebla.runtime.system_clock import SystemClock

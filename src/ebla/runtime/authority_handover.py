@@ -1,8 +1,9 @@
 """How the cluster's authority reaches a new node: two connections, under a join token.
 
-On the first nothing is verified and nothing secret is said: the new node asks for the authority's certificate and
-keeps it only if it is the one the token names. On the second that certificate must vouch for the peer before the
-token is shown, and then the key comes. Somebody in the middle of the first gains nothing, and cannot be in the second.
+On the first connection nothing is verified and nothing secret is sent: the new node fetches the authority's certificate
+and keeps it only if it is the one the token names. On the second that certificate must vouch for the peer before the
+token is shown, and then the key comes. An attacker in the middle of the first learns nothing, and cannot be in the
+middle of the second.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from ebla.model.identity import Address, ClusterId
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
+from ebla.ports.transport import Link, LinkEvents, Listener, OpenLink
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import Authority, JoiningNodeTls, TlsFolder, check_authority, fingerprint_of
 from ebla.wire.client_connection import ConnectionTarget
@@ -41,9 +43,9 @@ def new_join_token(authority: Authority, lifetime_s: int, clock: Clock, rng: Rng
 
 
 class AuthorityService:
-    """At a node of the cluster: serves the two verbs, on a server that takes only peers without a certificate.
+    """At a node of the cluster: serves the two verbs, on a server that accepts only peers without a certificate.
 
-    The folder is read at every question: an authority that was replaced must not be handed out any more.
+    The folder is read for every request: a replaced authority must not be handed out any more.
     """
 
     def __init__(self, folder: TlsFolder, cluster: ClusterId, clock: Clock, server: Server) -> None:
@@ -77,7 +79,7 @@ class AuthorityService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoiningNode:
-    """A node that wants in. It knows the cluster's name and one member's address."""
+    """A node that joins. It knows the cluster's name and one member's address."""
 
     introduction: Introduction
     rng: Rng
@@ -86,31 +88,74 @@ class JoiningNode:
     report: EventReporter
 
 
-async def fetch_authority(newcomer: JoiningNode, address: Address, token: JoinToken) -> HandOverAnswer:
-    """Raises `Refused` where the token or the peer is the wrong one, `Unreachable` where nobody answers."""
-    shown = await _ask(newcomer, address, JoiningNodeTls(None), AUTHORITY, AuthorityRequest())
+async def fetch_authority(joining: JoiningNode, address: Address, token: JoinToken) -> HandOverAnswer:
+    """Raises `Refused` where the token or the peer is the wrong one, `Unreachable` where the peer does not answer."""
+    shown = await _call(joining, address, JoiningNodeTls(None), AUTHORITY, AuthorityRequest())
     if not token.names_authority(fingerprint_of(shown.certificate_pem)):
         raise Refused(f"{address} belongs to another cluster than the join token")
     trusting = JoiningNodeTls(shown.certificate_pem)
-    handed = await _ask(newcomer, address, trusting, HAND_OVER, HandOverRequest(str(token)))
+    handed = await _call(joining, address, trusting, HAND_OVER, HandOverRequest(str(token)))
     if not token.names_authority(fingerprint_of(handed.certificate_pem)):
         raise Refused(f"{address} handed over another authority than the one it showed")
     check_authority(Authority(handed.certificate_pem, handed.key_pem))
     return handed
 
 
-async def _ask(newcomer: JoiningNode, address: Address, tls: JoiningNodeTls, verb: Verb[Q, A], request: Q) -> A:
-    async with TcpTransport(tls, newcomer.transport_limits, newcomer.report) as transport:
+async def _call(joining: JoiningNode, address: Address, tls: JoiningNodeTls, verb: Verb[Q, A], request: Q) -> A:
+    async with TcpTransport(tls, joining.transport_limits, joining.report) as transport:
         context = PeersContext(
             transport=transport,
-            rng=newcomer.rng,
-            introduction=newcomer.introduction,
-            limits=newcomer.limits,
-            report=newcomer.report,
+            rng=joining.rng,
+            introduction=joining.introduction,
+            limits=joining.limits,
+            report=joining.report,
         )
         caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
         try:
-            async with asyncio.timeout(newcomer.limits.connect_ms / 1000):
-                return await caller.call(verb, request, newcomer.limits.connect_ms)
+            async with asyncio.timeout(joining.limits.connect_ms / 1000):
+                return await caller.call(verb, request, joining.limits.connect_ms)
         finally:
-            caller.close("the question is answered")
+            caller.close("the call has ended")
+
+
+# ---- at the control address
+
+
+JOIN_LIMITS = WireLimits(
+    frame_bytes_max=64 * 1024,
+    running_requests_max=4,
+    answer_queue_bytes_max=256 * 1024,
+    served_links_max=64,
+    unintroduced_links_max=32,
+)
+JOIN_LINK_MS = 10_000
+"""Far longer than two calls take. Without it, 64 peers that introduce themselves and then send nothing would keep every
+joining node out."""
+
+
+class JoinTransport:
+    """`ports.transport.Transport` of a control process: at its address, links without a certificate go to the authority
+    service, and never reach its other servers.
+
+    Any peer that can reach the address can open such a link, so they are cheap: few at once, little memory each (the
+    transport accepts no large frame from a peer without a certificate), and each is closed after a while."""
+
+    def __init__(
+        self, transport: TcpTransport, address: Address, on_join: OpenLink, stay_ms: int = JOIN_LINK_MS
+    ) -> None:
+        self._transport = transport
+        self._address = address
+        self._on_join = on_join
+        self._stay_ms = stay_ms
+
+    async def connect(self, address: Address, on_open: OpenLink) -> Link:
+        return await self._transport.connect(address, on_open)
+
+    async def listen(self, address: Address, on_open: OpenLink) -> Listener:
+        on_join = self._open_for_a_while if address == self._address else None
+        return await self._transport.listen(address, on_open, on_join)
+
+    def _open_for_a_while(self, link: Link) -> LinkEvents:
+        cause = f"a joining node has {self._stay_ms} ms"
+        asyncio.get_running_loop().call_later(self._stay_ms / 1000, link.close, cause)
+        return self._on_join(link)

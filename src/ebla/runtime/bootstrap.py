@@ -1,8 +1,8 @@
-"""The first start of a node: an identity and certificates, made once and kept.
+"""The first start of a node: its identity and certificates are made once and kept.
 
-A cluster begins with the node that makes its authority; every further node is given the authority first, because
-whoever makes one of his own has founded another cluster. On one machine the operator who owns all the folders hands
-it over as a file (`ebla up`); between machines a join token does it (`ebla token`, `ebla node --join`).
+A cluster starts with the node that makes its authority. Every further node gets the authority first, because a node
+that makes its own has founded another cluster. On one machine the operator who owns all the folders passes it on as a
+file (`ebla up`); between machines a join token does it (`ebla token`, `ebla node --join`).
 """
 
 import asyncio
@@ -27,52 +27,52 @@ def create_cluster(options: NodeOptions, clock: Clock, rng: Rng) -> NodeIdentity
     """The first node of a new cluster."""
     identity = NodeIdentity(HostId(rng.uuid()), ClusterId(rng.uuid()), options.cluster_name)
     authority = make_authority(identity.cluster, identity.cluster_name, Validity.days(clock, AUTHORITY_DAYS))
-    return _settle(options, identity, authority, clock)
+    return _store(options, identity, authority, clock)
 
 
 def join_from_folder(options: NodeOptions, member: DataFolder, clock: Clock, rng: Rng) -> NodeIdentity:
-    """A further node, given the authority of a member whose folder this user owns."""
+    """A further node, with the authority of a member whose folder this user owns."""
     known = member.read_identity()
     assert known is not None
     if known.cluster_name != options.cluster_name:
         raise Refused(f"{member.path} belongs to cluster {known.cluster_name!r}, not to {options.cluster_name!r}")
     identity = NodeIdentity(HostId(rng.uuid()), known.cluster, known.cluster_name)
-    return _settle(options, identity, TlsFolder(member.tls).authority(), clock)
+    return _store(options, identity, TlsFolder(member.tls).authority(), clock)
 
 
 def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, rng: Rng) -> NodeIdentity:
-    """A further node, handed the authority by the first of its peers that answers."""
+    """A further node; the first of its peers that answers hands over the authority."""
     host = HostId(rng.uuid())
     introduction = Introduction(host=host, cluster=None, cluster_name=options.cluster_name)
-    newcomer = JoiningNode(
+    joining = JoiningNode(
         introduction=introduction,
         rng=rng,
         limits=WireLimits(),
         transport_limits=TransportLimits(),
         report=discard_event,
     )
-    handed = asyncio.run(_first_to_answer(newcomer, options.peer_addresses, token))
-    identity = NodeIdentity(host, handed.cluster, handed.cluster_name)
-    return _settle(options, identity, Authority(handed.certificate_pem, handed.key_pem), clock)
+    handover = asyncio.run(_first_to_answer(joining, options.peer_addresses, token))
+    identity = NodeIdentity(host, handover.cluster, handover.cluster_name)
+    return _store(options, identity, Authority(handover.certificate_pem, handover.key_pem), clock)
 
 
-async def _first_to_answer(newcomer: JoiningNode, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
-    """Only silence sends it to the next peer: a refusal is a refusal everywhere."""
-    silent: list[str] = []
+async def _first_to_answer(joining: JoiningNode, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
+    """Tries the next peer only after a timeout or an unreachable peer: a refusal holds everywhere."""
+    unreachable: list[str] = []
     for peer in peers:
         try:
-            return await fetch_authority(newcomer, peer, token)
+            return await fetch_authority(joining, peer, token)
         except (Unreachable, DeadlineExceeded) as error:
-            silent.append(error.message)
+            unreachable.append(error.message)
     raise Unreachable(
-        "no peer handed over the cluster's authority: " + ("; ".join(silent) or "the options name none"),
+        "no peer handed over the cluster's authority: " + ("; ".join(unreachable) or "the options name none"),
         advice="name running nodes of the cluster in `peers`",
     )
 
 
-def _settle(options: NodeOptions, identity: NodeIdentity, authority: Authority, clock: Clock) -> NodeIdentity:
-    """The identity comes last: a start that was interrupted before leaves a folder that counts as fresh, and what is
-    in it is made again for the new host id."""
+def _store(options: NodeOptions, identity: NodeIdentity, authority: Authority, clock: Clock) -> NodeIdentity:
+    """The identity is written last: an interrupted start leaves a folder that counts as new, and its content is made
+    again for the new host id."""
     folder = DataFolder(options.folder)
     folder.lay_out()
     tls = TlsFolder(folder.tls)

@@ -1,13 +1,13 @@
-"""When a child process is started, asked, killed and given up: a state machine without a clock or a process.
+"""When a child process is started, terminated, killed and given up: a state machine without a clock or a process.
 
-Events go in by `step`, effects come out, `supervise.py` carries them out. What it promises:
+Events go in by `step`, effects come out, `supervisor.py` carries them out. What it promises:
 
 - a child counts as gone only once it was reaped (`Exited`); one that was sent SIGKILL is not gone yet;
-- a child silent for `silence_ms` is killed, one not heard within `start_ms` of its start as well;
+- a child that sends no heartbeat for `silence_ms`, or none within `start_ms` of its start, is killed;
 - `exits_max` exits of one essential child within `exits_window_ms` stop the node, with the reason;
-- an optional child runs while it is wanted; however often it ends, the node goes on, and it is started again after a
+- an optional child runs while it is wanted; however often it exits, the node continues, and it is started again after a
   pause that doubles from `again_ms` to `again_ms_max`, until it has run for `exits_window_ms`;
-- after `StopRequested` nothing is started any more; whoever does not end when asked is killed after `ask_ms`.
+- after `StopRequested` nothing is started any more; a child that does not end when terminated is killed after `ask_ms`.
 """
 
 import enum
@@ -27,14 +27,14 @@ class ChildLimits:
     again_ms: int = 1_000
     again_ms_max: int = 60_000
     stall_ms: int = 1_000
-    """Two ticks further apart than this mean that the supervisor itself was stopped or starved."""
+    """Two ticks further apart than this mean that the supervisor itself was suspended or starved."""
 
 
 class ChildKind(enum.StrEnum):
     ESSENTIAL = "essential"
     """Without it there is no node."""
     OPTIONAL = "optional"
-    """Comes and goes as it is wanted."""
+    """Runs while it is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class StartPending:
-    """Not running; to be started when due."""
+    """Not running; started when due."""
 
     due_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """Spawned and not heard yet."""
+    """Spawned, no heartbeat yet."""
 
     pid: int
     since_ms: int
@@ -66,7 +66,7 @@ class RunningChild:
 
 @dataclass(frozen=True, slots=True)
 class Terminating:
-    """Told to end (SIGTERM)."""
+    """Sent SIGTERM."""
 
     pid: int
     since_ms: int
@@ -83,7 +83,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Reaped, or never started, and not coming back."""
+    """Reaped, or never started, and not started again."""
 
 
 ChildState: TypeAlias = NotStarted | StartPending | Starting | RunningChild | Terminating | Killed | Finished
@@ -108,7 +108,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
-    """A heartbeat. The pid tells a child from the predecessor whose last words were under way."""
+    """A heartbeat. The pid tells a child from its predecessor, whose last heartbeat may be in flight."""
 
     name: str
     pid: int
@@ -159,19 +159,19 @@ ChildEffect: TypeAlias = Spawn | Terminate | Kill
 
 @dataclass(slots=True, kw_only=True)
 class Child:
-    """One child and its story."""
+    """One child and its history."""
 
     name: str
     state: ChildState
     exits_ms: list[int] = field(default_factory=list)
-    """When it ended, within the window."""
+    """When it exited, within the window."""
     exits_total: int = 0
     last_exit: str = ""
     kind: ChildKind = ChildKind.ESSENTIAL
     wanted: bool = True
     spawned_ms: int = 0
     failures: int = 0
-    """How often an optional one ended by itself since it last ran for long."""
+    """How often an optional child exited unasked since it last ran for long."""
 
 
 def pid_of(state: ChildState) -> int | None:
@@ -200,18 +200,18 @@ class ChildPolicy:
             case PolicyTick():
                 return self._tick(now_ms)
             case Spawned(name, pid):
-                return self._spawned(self.children[name], pid, now_ms)
+                return self._on_spawned(self.children[name], pid, now_ms)
             case SpawnFailed(name, reason):
-                return self._ended(self.children[name], f"could not be started: {reason}", now_ms)
+                return self._on_exit(self.children[name], f"could not be started: {reason}", now_ms)
             case HeartbeatReceived(name, pid):
-                self._heard(name, pid, now_ms)
+                self._on_heartbeat(name, pid, now_ms)
                 return []
             case Exited(name, pid, how):
                 child = self.children[name]
                 assert pid_of(child.state) == pid
-                return self._ended(child, _story(child.state, how), now_ms)
+                return self._on_exit(child, _exit_reason(child.state, how), now_ms)
             case WantedChanged(name, wanted):
-                return self._want(self.children[name], wanted, now_ms)
+                return self._on_wanted(self.children[name], wanted, now_ms)
             case StopRequested():
                 return self._stop(now_ms)
             case _:
@@ -224,14 +224,14 @@ class ChildPolicy:
             self._forgive(pause_ms)
         effects: list[ChildEffect] = []
         for child in self.children.values():
-            effects += self._look_at(child, now_ms)
+            effects += self._check(child, now_ms)
         return effects
 
     def _forgive(self, pause_ms: int) -> None:
-        """Time in which the supervisor itself did not run is nobody's silence.
+        """Time in which the supervisor itself did not run does not count as silence of a child.
 
-        Without this: the machine sleeps or the node is stopped and continued (SIGSTOP, SIGCONT); the first tick
-        comes before the heartbeats that wait in the socket are read, and every healthy child is killed.
+        Without this: the machine sleeps, or the node is stopped and continued (SIGSTOP, SIGCONT); the first tick comes
+        before the heartbeats that wait in the socket are read, and every healthy child is killed.
         """
         for child in self.children.values():
             match child.state:
@@ -242,30 +242,30 @@ class ChildPolicy:
                 case _:
                     pass
 
-    def _look_at(self, child: Child, now_ms: int) -> list[ChildEffect]:
+    def _check(self, child: Child, now_ms: int) -> list[ChildEffect]:
         match child.state:
             case StartPending(due_ms) if now_ms >= due_ms:
                 return [Spawn(child.name)]
             case Starting(pid, since_ms) if now_ms - since_ms >= self.limits.start_ms:
-                child.state = Killed(pid, now_ms, f"was not heard within {self.limits.start_ms} ms of its start")
+                child.state = Killed(pid, now_ms, f"sent no heartbeat within {self.limits.start_ms} ms of its start")
                 return [Kill(pid)]
             case RunningChild(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:
                 child.state = Killed(pid, now_ms, f"was silent for {now_ms - heard_ms} ms")
                 return [Kill(pid)]
             case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:
-                child.state = Killed(pid, now_ms, f"did not end within {self.limits.ask_ms} ms of being asked")
+                child.state = Killed(pid, now_ms, f"did not end within {self.limits.ask_ms} ms of SIGTERM")
                 return [Kill(pid)]
             case _:
                 return []
 
-    def _spawned(self, child: Child, pid: int, now_ms: int) -> list[ChildEffect]:
+    def _on_spawned(self, child: Child, pid: int, now_ms: int) -> list[ChildEffect]:
         assert isinstance(child.state, StartPending)
         child.state = Starting(pid, now_ms)
         child.spawned_ms = now_ms
         return []
 
-    def _want(self, child: Child, wanted: bool, now_ms: int) -> list[ChildEffect]:
-        """What is on its way out ends first: two of one kind never run at once."""
+    def _on_wanted(self, child: Child, wanted: bool, now_ms: int) -> list[ChildEffect]:
+        """A child that is ending ends first: two of one kind never run at once."""
         assert child.kind is ChildKind.OPTIONAL
         if self.stopping or child.wanted == wanted:
             return []
@@ -282,7 +282,7 @@ class ChildPolicy:
                 pass
         return []
 
-    def _heard(self, name: str, pid: int, now_ms: int) -> None:
+    def _on_heartbeat(self, name: str, pid: int, now_ms: int) -> None:
         child = self.children.get(name)
         if child is None or pid_of(child.state) != pid:
             return
@@ -294,13 +294,13 @@ class ChildPolicy:
             case _:
                 pass
 
-    def _ended(self, child: Child, story: str, now_ms: int) -> list[ChildEffect]:
-        child.last_exit = story
+    def _on_exit(self, child: Child, reason: str, now_ms: int) -> list[ChildEffect]:
+        child.last_exit = reason
         if self.stopping:
             child.state = Finished()
             return []
         if child.kind is ChildKind.OPTIONAL:
-            self._optional_ended(child, now_ms)
+            self._on_optional_exit(child, now_ms)
             return []
         child.exits_total += 1
         child.exits_ms = [at for at in child.exits_ms if now_ms - at < self.limits.exits_window_ms] + [now_ms]
@@ -314,12 +314,12 @@ class ChildPolicy:
         )
         return self._stop(now_ms)
 
-    def _optional_ended(self, child: Child, now_ms: int) -> None:
+    def _on_optional_exit(self, child: Child, now_ms: int) -> None:
         if not child.wanted:
             child.state = NotStarted()
             return
-        was_asked_to = isinstance(child.state, Terminating)  # and has been wanted again since
-        if was_asked_to:
+        was_terminated = isinstance(child.state, Terminating)  # and has been wanted again since
+        if was_terminated:
             child.state = StartPending(now_ms)
             return
         child.exits_total += 1
@@ -350,7 +350,7 @@ class ChildPolicy:
         return effects
 
 
-def _story(state: ChildState, how: str) -> str:
+def _exit_reason(state: ChildState, how: str) -> str:
     if isinstance(state, Killed):
         return f"{state.reason} and was killed"
     return how

@@ -1,6 +1,6 @@
 """A node's folder: whose it is, which format it has, and whether a node may start in it.
 
-Every check runs before anything is started, and every refusal says what is wrong and how to mend it.
+Every check runs before anything is started, and every refusal says what is wrong and how to fix it.
 """
 
 import os
@@ -16,7 +16,7 @@ from ebla.model.identity import ClusterId, HostId
 FORMAT_NEWEST = 1
 SHARDS_MAX = 256
 SOCKET_PATH_BYTES_MAX = 100
-"""The kernel takes 107; the rest is room for the names of temporary sockets."""
+"""The kernel allows 107; the rest is for the names of temporary sockets."""
 
 
 class FolderRefused(Refused):
@@ -24,7 +24,7 @@ class FolderRefused(Refused):
 
 
 class NodeIdentity(msgspec.Struct, frozen=True):
-    """Who the node is, for ever. Kept as JSON for people to read."""
+    """Who the node is, for ever. Stored as JSON for people to read."""
 
     host: HostId
     cluster: ClusterId
@@ -32,7 +32,7 @@ class NodeIdentity(msgspec.Struct, frozen=True):
 
 
 class DataFolder:
-    """The names in `<data>`. Making one touches nothing."""
+    """The paths in `<data>`. Constructing it touches nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,10 +47,10 @@ class DataFolder:
         self.bulk_lock = self.run / "bulk.lock"
         self.pipeline_socket = self.run / "pipeline.sock"
         self.pipeline_lock = self.run / "pipeline.lock"
-        # On one file system with the shards' folders: what is sealed and what is checkpointed goes over by hard links.
+        # On the file system of the shards' folders: sealed and checkpointed files are hard-linked.
         self.staging = path / "staging"
         self.checkpoints = path / "checkpoints"
-        # Of Spark alone: its local folders and its log. Nothing in it outlives the process.
+        # Spark's local folders and its log. Nothing in it is kept when the process ends.
         self.pipeline = path / "pipeline"
         self.log = self.run / "node.log"
         self.last_stop = self.run / "last-stop"
@@ -63,32 +63,32 @@ class DataFolder:
         return self.run / f"shard-{number}.lock"
 
     def shard_socket(self, number: int) -> Path:
-        """Its door for the other processes of the node."""
+        """Where the other processes of the node reach it."""
         return self.run / f"shard-{number}.sock"
 
     def shard_passing_socket(self, number: int) -> Path:
-        """Where it takes connections of clients that another shard accepted."""
+        """Where it receives client connections that another shard accepted."""
         return self.run / f"shard-{number}.cql"
 
     def child_locks(self) -> list[Path]:
-        """Of every process that control has started here, in this life or an earlier one."""
+        """Of every process that a control process has started here, in this run or an earlier one."""
         return sorted(path for path in self.run.glob("*.lock") if path != self.control_lock)
 
     def read_identity(self) -> NodeIdentity | None:
-        """None for a folder in which no node has started yet."""
+        """None: no node has started in this folder yet."""
         self._check_format()
         if not self.identity.exists():
             return None
         try:
             return msgspec.json.decode(self.identity.read_bytes(), type=NodeIdentity)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            # Never taken for a fresh folder: a second identity over old data would split a node in two.
+            # Never treated as a new folder: a second identity over old data would split a node in two.
             raise Corruption(
                 f"{self.identity} cannot be read: {error}", advice="restore it from a backup of the folder"
             ) from error
 
     def lay_out(self) -> None:
-        """Makes the folder, or completes one whose making was interrupted."""
+        """Makes the folder, or completes one that was interrupted."""
         for folder in (self.path, self.tls, self.run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.format.exists():
@@ -100,7 +100,7 @@ class DataFolder:
         write_durably(self.identity, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
 
     def check(self, free_bytes_min: int) -> NodeIdentity | None:
-        """Everything that can be seen to be wrong without starting anything. Returns `read_identity`."""
+        """Checks everything that can be checked without starting anything. Returns `read_identity`."""
         if self.path.exists():
             self._check_access()
         identity = self.read_identity()
@@ -117,7 +117,7 @@ class DataFolder:
 
     def _check_access(self) -> None:
         if not self.path.is_dir():
-            raise FolderRefused(f"{self.path} is no folder", advice="name another with --data or the key `data`")
+            raise FolderRefused(f"{self.path} is not a folder", advice="name another with --data or the key `data`")
         for path in (self.path, self.identity, self.tls, self.run):
             if path.exists():
                 _check_private(path)
@@ -160,7 +160,7 @@ class DataFolder:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Whole or not at all, whatever happens to the machine: new file, sync, rename, sync of the folder."""
+    """Atomic and durable: new file, sync, rename, sync of the folder."""
     temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

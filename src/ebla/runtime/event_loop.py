@@ -1,4 +1,4 @@
-"""The loop a process runs on: uvloop where it is installed, else asyncio's own. Nothing may depend on which."""
+"""The event loop of a process: uvloop where it is installed, else asyncio's. Nothing may depend on which."""
 
 import asyncio
 from collections.abc import Callable

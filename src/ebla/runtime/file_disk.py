@@ -14,9 +14,8 @@ from functools import partial
 from typing import TypeVar
 
 from ebla.model.errors import DiskFull
-from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, DiskSyncer
+from ebla.runtime.disk_syncs import SHORT_SYNC_BYTES_MAX, DiskSyncer, WriteBehind
 from ebla.runtime.priorities import lower_thread_priority
-from ebla.runtime.write_behind import WriteBehind
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ _FOLDER_MODE = 0o700
 
 
 @contextmanager
-def _full_disk_told(path: str) -> Iterator[None]:
+def _raising_disk_full(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
@@ -43,8 +42,8 @@ def _full_disk_told(path: str) -> Iterator[None]:
 class DiskFile:
     """One open file, used from the loop and, inside `FileDisk.run`, from worker threads.
 
-    A descriptor is a number that the system gives out again: closing it under a thread that still writes or syncs
-    would send that thread's bytes into another file. So uses are counted, and the last one out closes.
+    The system reuses descriptors: closing one while a thread still writes or syncs would send that thread's bytes into
+    another file. So uses are counted, and the last user closes it.
     """
 
     def __init__(self, path: str, descriptor: int, syncing: DiskSyncer, behind: WriteBehind | None = None) -> None:
@@ -89,8 +88,8 @@ class DiskFile:
             if self._behind is not None:
                 self._behind.wrote(descriptor, offset, len(data))
         except OSError as failure:
-            # Once per commit: the context manager that the others use would cost as much as the write itself.
-            with _full_disk_told(self._path):
+            # Hot path of a commit: the context manager of the other methods would cost as much as the write itself.
+            with _raising_disk_full(self._path):
                 raise failure
         finally:
             self._leave()
@@ -98,13 +97,13 @@ class DiskFile:
     def truncate(self, size: int) -> None:
         descriptor = self._enter_to_change()
         try:
-            with _full_disk_told(self._path):
+            with _raising_disk_full(self._path):
                 os.ftruncate(descriptor, size)
         finally:
             self._leave()
 
     def preallocate(self, size: int) -> None:
-        """Where the file system cannot reserve blocks nothing is reserved: appends then pay for their own."""
+        """Where the file system cannot reserve blocks, appends allocate their own."""
         descriptor = self._enter_to_change()
         try:
             code = _reserve_blocks(descriptor, size)
@@ -112,14 +111,14 @@ class DiskFile:
             self._leave()
         if code == 0 or code in _NOT_SUPPORTED_CODES:
             return
-        with _full_disk_told(self._path):
+        with _raising_disk_full(self._path):
             raise OSError(code, os.strerror(code), self._path)
 
     async def sync(self) -> None:
         descriptor = self._enter_to_change()
         self._unsynced_bytes = 0
         syncing = self._syncing
-        with _full_disk_told(self._path):
+        with _raising_disk_full(self._path):
             await syncing.threads.run(partial(syncing.sync_content, descriptor), self._note_sync_ended)
 
     def can_sync_now(self, more_bytes: int) -> bool:
@@ -133,7 +132,7 @@ class DiskFile:
             self._syncing.sync_content(descriptor)
         except OSError as error:
             failure = error
-            with _full_disk_told(self._path):
+            with _raising_disk_full(self._path):
                 raise
         finally:
             self._note_sync_ended(failure)
@@ -148,9 +147,9 @@ class DiskFile:
             os.close(self._descriptor)
 
     def _note_sync_ended(self, failure: BaseException | None) -> None:
-        # In the thread, not behind the await: the caller may be cancelled while the thread still syncs, and a failure
-        # must poison the file all the same. The kernel reports lost pages once and then calls them clean, so the first
-        # failure stays.
+        # In the thread, not after the await: the caller may be cancelled while the thread still syncs, and a failure
+        # must poison the file all the same. The kernel reports lost pages once and then marks them clean, so the first
+        # failure is kept.
         self._sync_failure = self._sync_failure or failure
         self._leave()
 
@@ -187,47 +186,47 @@ class DiskConfig:
     sync_threads: int = 2
     work_threads: int = 2
     work_niceness: int = 0
-    """Of the threads for blocking work, beyond that of the process."""
+    """Of the threads for blocking work, added to that of the process."""
     step_bytes: int = 0
-    """So many bytes written in a row begin their way to the device at once; 0: when they are synced."""
+    """Write-behind starts after so many consecutive bytes; 0: written to the device when synced."""
 
 
 class FileDisk:
-    """Syncs and other blocking work have threads each, so that a long copy does not delay a commit."""
+    """Syncs and other blocking work have separate threads, so that a long copy does not delay a commit."""
 
-    def __init__(self, ways: DiskConfig | None = None) -> None:
-        self._ways = ways = ways or DiskConfig()
-        self._syncing = DiskSyncer(ways.sync_threads)
+    def __init__(self, config: DiskConfig | None = None) -> None:
+        self._config = config = config or DiskConfig()
+        self._syncing = DiskSyncer(config.sync_threads)
         self._work_pool = ThreadPoolExecutor(
-            ways.work_threads,
+            config.work_threads,
             thread_name_prefix="disk-work",
-            initializer=partial(lower_thread_priority, ways.work_niceness),
+            initializer=partial(lower_thread_priority, config.work_niceness),
         )
 
     def open(self, path: str) -> DiskFile:
         return self._opened(path, os.O_RDWR)
 
     def create(self, path: str) -> DiskFile:
-        with _full_disk_told(path):
+        with _raising_disk_full(path):
             return self._opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def _opened(self, path: str, flags: int) -> DiskFile:
-        behind = WriteBehind(self._ways.step_bytes) if self._ways.step_bytes else None
+        behind = WriteBehind(self._config.step_bytes) if self._config.step_bytes else None
         return DiskFile(path, os.open(path, flags, _FILE_MODE), self._syncing, behind)
 
     def rename(self, old: str, new: str) -> None:
-        with _full_disk_told(new):
+        with _raising_disk_full(new):
             os.replace(old, new)
 
     def link(self, existing: str, new: str) -> None:
-        with _full_disk_told(new):
+        with _raising_disk_full(new):
             os.link(existing, new)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
     def make_folder(self, path: str) -> None:
-        with _full_disk_told(path):
+        with _raising_disk_full(path):
             os.makedirs(path, _FOLDER_MODE, exist_ok=True)
 
     def remove_folder(self, path: str) -> None:
@@ -248,30 +247,30 @@ class FileDisk:
         return figures.f_bavail * figures.f_frsize
 
     async def sync_folder(self, path: str) -> None:
-        with _full_disk_told(path):
+        with _raising_disk_full(path):
             await self._syncing.threads.run(partial(_sync_folder, path), _ignore)
 
     async def run(self, work: Callable[[], T]) -> T:
         syncing = self._syncing
-        syncing.work_under_way += 1
+        syncing.work_pending += 1
         running = self._work_pool.submit(work)
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             if not running.cancelled():
-                await _ended(running)
+                await _wait_ended(running)
             raise
         finally:
-            syncing.work_under_way -= 1
+            syncing.work_pending -= 1
 
     def close(self) -> None:
-        """Waits for syncs and for the work that is running; work that has not begun is dropped."""
+        """Waits for syncs and running work; work that has not started is dropped."""
         self._syncing.threads.close()
         self._work_pool.shutdown(wait=True, cancel_futures=True)
 
 
-async def _ended(running: Future[T]) -> None:
-    """A second cancellation leaves it behind, which may make a sync on the loop a long one; once."""
+async def _wait_ended(running: Future[T]) -> None:
+    """A second cancellation leaves the work running, which may make one sync on the loop slow."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     running.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
@@ -288,14 +287,14 @@ def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
 
 
 def _write_rest(descriptor: int, offset: int, data: bytes, written: int) -> None:
-    """A short write is how the kernel reports a device that fills up, or a signal, in the middle of one: only the next
-    call tells which."""
+    """A short write means that the device filled up, or a signal came, in the middle: only the next call tells
+    which."""
     while written < len(data):
         written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
 
 
 def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """The C library's own: Python's `posix_fallocate` would change the visible size."""
+    """From the C library: Python's `posix_fallocate` would change the visible size."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if function is None:
         return None
@@ -321,7 +320,7 @@ def _reserve_blocks(descriptor: int, size: int) -> int:
 
 
 def _ignore(_failure: BaseException | None) -> None:
-    """Whoever asked for a folder's sync and is gone does not need to know."""
+    """A cancelled caller does not need the result of a folder's sync."""
 
 
 def _sync_folder(path: str) -> None:

@@ -1,8 +1,8 @@
-"""File locks that show whether a process of a node still lives.
+"""File locks that show whether a process of a node is alive.
 
 The kernel frees a lock when the last process that holds the open file ends, however it ends. The file is opened
-close-on-exec, so a grandchild cannot keep a dead child's lock. The holder writes its pid into the file: the lock says
-*whether*, the pid only *who*.
+close-on-exec, so a grandchild cannot keep a dead child's lock. The holder writes its pid into the file: the lock shows
+*whether* it is held, the pid only *by which process*.
 """
 
 import fcntl
@@ -40,15 +40,15 @@ class FileLock:
         self.release()
 
     def release(self) -> None:
-        """The file stays: removing it would let two processes lock two files of one name."""
+        """Keeps the file: removing it would let two processes lock two files of one name."""
         os.close(self._descriptor)
 
 
 def acquire(path: Path) -> FileLock:
     """Takes the lock, or raises `LockHeld` after a moment.
 
-    The moment is for those who only look (`find_lock_holder`): they hold a shared lock for a few microseconds, and
-    without it a status command at the wrong instant would make a starting child fail.
+    The retries are for `find_lock_holder`, which holds a shared lock for a few microseconds: without them a status
+    command at the wrong instant would make a starting child fail.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(_ATTEMPTS - 1):
@@ -75,13 +75,13 @@ def acquire_folder(path: Path) -> FileLock:
 
 
 def find_lock_holder(path: Path) -> LockHeld | None:
-    """Whether somebody holds the lock; a missing file is free. Leaves the file as it was."""
+    """None: the lock is free; a missing file is free. Leaves the file as it was."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        # A shared lock suffices to see an exclusive one, and two who look at once do not see each other.
+        # A shared lock detects an exclusive one, and two concurrent checks do not see each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return LockHeld(path, _written_pid(descriptor))

@@ -1,4 +1,4 @@
-"""What is checked before a node starts anything: folder, cluster, addresses, sockets."""
+"""Checks before a node starts anything: folder, cluster, addresses, sockets."""
 
 import errno
 import socket
@@ -19,7 +19,7 @@ class AddressTaken(Refused):
 
 
 def check_folder(options: NodeOptions) -> NodeIdentity | None:
-    """Raises what is wrong in words for the operator. Returns the node's identity, None before its first start."""
+    """Raises errors for the operator. Returns the node's identity, None before its first start."""
     folder = DataFolder(options.folder)
     identity = folder.check(options.limits.free_disk_bytes_min)
     if identity is not None and identity.cluster_name != options.cluster_name:
@@ -39,8 +39,8 @@ def check_folder(options: NodeOptions) -> NodeIdentity | None:
 
 
 def wait_for_predecessors(folder: DataFolder, wait_ms: int) -> None:
-    """A child of a control that died may outlive it by a moment, and it still writes. Nothing starts before the locks
-    of all of them were seen free; no other control can start children meanwhile, as this one holds its own lock."""
+    """A child of a dead control process may outlive it by a moment, and still write. Nothing starts before all their
+    locks are free. No other control process can start children meanwhile, since this one holds its own lock."""
     deadline = time.monotonic() + wait_ms / 1000
     while (held := _held_by_child(folder)) is not None:
         if time.monotonic() >= deadline:
@@ -57,7 +57,7 @@ def _held_by_child(folder: DataFolder) -> file_lock.LockHeld | None:
 
 
 def check_addresses(options: NodeOptions) -> None:
-    """Every place the node will listen."""
+    """Every address the node will listen on."""
     shards = [options.shard_address(number) for number in range(options.shards)]
     single = (options.control_address, options.flight_address, options.bulk_address, *options.cql_addresses)
     for address in (*single, *shards):
@@ -65,7 +65,7 @@ def check_addresses(options: NodeOptions) -> None:
 
 
 def check_address(address: Address) -> None:
-    """Listens for a moment. Without SO_REUSEPORT, so that a listener who has it is seen as well."""
+    """Listens for a moment. Without SO_REUSEPORT, so that it also conflicts with a listener that sets it."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

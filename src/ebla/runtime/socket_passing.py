@@ -1,6 +1,7 @@
-"""Accepted sockets from one process of a node to another, by Unix sockets that only the owner may open.
+"""Passes accepted sockets from one process of a node to another, over Unix sockets that only the owner may open.
 
-One byte carries one socket. Whoever cannot pass one on at once keeps it: the receiver may be starting, or behind.
+One byte carries one socket. A process that cannot pass a socket on at once keeps it: the receiver may be starting, or
+behind.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ _CARRIER = b"s"
 
 
 class SocketPassing:
-    """Of one shard. `take` gets the sockets that others pass to it."""
+    """Of one shard. `take` receives the sockets that other shards pass to it."""
 
     def __init__(self, path_of: Callable[[ShardNumber], str], take: Callable[[socket.socket], None]) -> None:
         self._path_of = path_of
@@ -33,7 +34,7 @@ class SocketPassing:
         self._loop.add_reader(self._listener, self._accept)
 
     def pass_to(self, number: ShardNumber, accepted: socket.socket) -> bool:
-        """Whether the other process has it now, too. The caller's own is the caller's to close."""
+        """Whether the other process has it now as well. The caller closes its own."""
         link = self._to.get(number) or self._connect(number)
         if link is None:
             return False
@@ -41,7 +42,7 @@ class SocketPassing:
             socket.send_fds(link, [_CARRIER], [accepted.fileno()])
         except BlockingIOError:
             return False
-        except OSError:  # the other side has been started anew, or is gone
+        except OSError:  # the other process was restarted, or is gone
             del self._to[number]
             link.close()
             return False

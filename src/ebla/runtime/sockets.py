@@ -1,4 +1,4 @@
-"""The sockets under the links: listening ones, what the kernel is told to watch for, and what its errors are called."""
+"""Socket helpers of the transport: listening sockets, TCP options, and readable error texts."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def reason_of(error: BaseException) -> str:
-    """The words of an error without numbers and source lines that tell people nothing."""
+    """The text of an error without error numbers and source lines."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -25,8 +25,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def tune_tcp(sock: socket.socket | None, unacknowledged_ms: int) -> None:
-    """Frames leave at once, and a peer that vanished without a word ends the connection, on an idle one too: a lane
-    that nothing is asked on would otherwise swallow one-way messages for hours."""
+    """Frames are sent at once, and a peer that vanished ends the connection, also an idle one: a lane without requests
+    would otherwise swallow one-way messages for hours."""
     if sock is None or sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -38,7 +38,7 @@ def tune_tcp(sock: socket.socket | None, unacknowledged_ms: int) -> None:
 
 
 def listen_tcp(address: Address, backlog: int, *, shared: bool = False) -> socket.socket:
-    """`shared`: other processes of this user may listen there as well, and the kernel spreads what comes."""
+    """`shared`: other processes of this user may listen there as well, and the kernel distributes the connections."""
     listener = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +54,7 @@ def listen_tcp(address: Address, backlog: int, *, shared: bool = False) -> socke
 
 
 def listen_local(address: Address, backlog: int) -> socket.socket:
-    """The folder keeps others out before the socket's own mode is set; a folder open to others is refused."""
+    """The folder keeps other users out before the socket's mode is set; a folder open to others is refused."""
     path = address.host
     folder = os.stat(os.path.dirname(path))
     if stat.S_IMODE(folder.st_mode) & 0o077 or folder.st_uid != os.getuid():
@@ -73,7 +73,7 @@ def listen_local(address: Address, backlog: int) -> socket.socket:
 
 
 def _remove_dead_socket(path: str) -> None:
-    """A socket of a process that died stays behind as a name; one that answers is somebody's."""
+    """The socket of a dead process remains as a file; one that accepts a connection is in use."""
     if not os.path.exists(path):
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -88,6 +88,6 @@ def _remove_dead_socket(path: str) -> None:
 
 def is_same_user(accepted: socket.socket) -> bool:
     if not hasattr(socket, "SO_PEERCRED"):
-        return True  # the folder's mode must do
+        return True  # the folder's mode has to be enough
     _, user, _ = _CREDENTIALS.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return bool(user == os.getuid())

@@ -1,16 +1,18 @@
-"""Starts, watches, restarts and ends the children of a node. What is done when is decided in `child_policy.py`.
+"""Starts, watches, restarts and ends the children of a node. `child_policy.py` decides what is done when.
 
-Children end with this process in every case: see `death_signal.py` for the child's half. A child that is killed, or
-ends, takes along what it started: see `process_session.py`.
+Children never outlive this process: `death_signal.py` is the child's half of that. A child that is killed, or ends,
+takes along every process of its session.
 """
 
 import asyncio
 import os
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import assert_never
 
 from ebla.observe.event_reporter import EventReporter
@@ -40,7 +42,6 @@ from ebla.runtime.child_policy import (
     WantedChanged,
     pid_of,
 )
-from ebla.runtime.process_session import has_exited, kill_session
 from ebla.wire.verbs import ProcessState, ProcessStatus
 
 TICK_MS = 100
@@ -50,12 +51,12 @@ PIPE_FLAG = "--parent-pipe"
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """How a child is started. The flags by which it learns of its parent are added."""
+    """How a child is started. The flags that tell it its parent are added."""
 
     name: str
     arguments: tuple[str, ...]
     optional: bool = False
-    """Runs while it is wanted; its ends never stop the node."""
+    """Runs while it is wanted; its exits never stop the node."""
 
 
 PROCESS_STATES: dict[type[ChildState], ProcessState] = {
@@ -70,8 +71,8 @@ PROCESS_STATES: dict[type[ChildState], ProcessState] = {
 
 
 class Supervisor:
-    """To be made and run on the main thread: the death signal of a child is tied to the thread that spawned it, and
-    the main thread lives as long as the process."""
+    """Make and run it on the main thread: the death signal of a child is tied to the thread that spawned it, and the
+    main thread lives as long as the process."""
 
     def __init__(
         self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, report: EventReporter
@@ -90,22 +91,22 @@ class Supervisor:
 
     @property
     def gave_up(self) -> str | None:
-        """Why the node must stop, once its children ended too often."""
+        """Why the node must stop, once its children have exited too often."""
         return self._policy.gave_up
 
     def heard(self, name: str, pid: int) -> None:
-        """A heartbeat of a child. One of a child that is not ours, or is dead, changes nothing."""
+        """A heartbeat of a child. One of an unknown or dead child changes nothing."""
         self._step(HeartbeatReceived(name, pid))
         for number in self._kept_signals.pop(pid, ()):
             self._signal(pid, number)
 
     def want(self, name: str, wanted: bool) -> None:
-        """Whether an optional child is to run from now on. It is asked to end, then killed, where it is not."""
+        """Whether an optional child is to run from now on. Else it is terminated, then killed."""
         self._step(WantedChanged(name, wanted))
         self._wake.set()
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
-        """Of every child but those that nobody wants and that are not there."""
+        """Of every child except optional ones that were not started."""
         return tuple(
             ProcessStatus(
                 name=child.name,
@@ -120,13 +121,13 @@ class Supervisor:
         )
 
     def stop(self) -> None:
-        """Asks every child to end; `run` returns once all are reaped."""
+        """Terminates every child; `run` returns once all are reaped."""
         self._step(StopRequested())
         self._wake.set()
 
     def forward_signal(self, number: signal.Signals) -> None:
-        """Sends a signal to every child that lives. One that was not heard yet may not be ready to take it, and would
-        be ended by it: it gets the signal with its first heartbeat."""
+        """Sends a signal to every live child. A child that has sent no heartbeat yet may have no handler, and the
+        signal would kill it: it gets the signal after its first heartbeat."""
         for child in self._policy.children.values():
             match child.state:
                 case Starting(pid=pid):
@@ -137,7 +138,7 @@ class Supervisor:
                     pass
 
     async def run(self) -> None:
-        """Returns once every child is gone for good: after `stop`, or when `gave_up` says why."""
+        """Returns once every child is gone for good: after `stop`, or when `gave_up` has a reason."""
         self._pipe = os.pipe()
         try:
             while True:
@@ -152,7 +153,7 @@ class Supervisor:
                 except TimeoutError:
                     pass
         finally:
-            # Only after an error or a cancellation is anything left to kill: `finished` means that all are reaped.
+            # Processes are left only after an error or a cancellation: `finished` means that all are reaped.
             for process in self._processes.values():
                 kill_session(process.pid)
                 process.wait()
@@ -182,8 +183,8 @@ class Supervisor:
         reading, _ = self._pipe
         arguments = [*command.arguments, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
         try:
-            # A session of its own: Ctrl-C in a terminal reaches control alone, which then asks its children; and what a
-            # child starts is found by it.
+            # A session of its own: Ctrl-C in a terminal reaches only the control process, which terminates its
+            # children; and the processes that a child starts are found by its session.
             process = subprocess.Popen(  # noqa: S603  # the arguments are our own
                 arguments, stdin=subprocess.DEVNULL, pass_fds=(reading,), start_new_session=True
             )
@@ -197,7 +198,7 @@ class Supervisor:
         self._step(Spawned(command.name, process.pid))
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
-        """Through Popen, which never signals a pid that it has reaped and the kernel may have given away."""
+        """Through Popen, which never signals a pid that it has reaped and the kernel may have reused."""
         for process in self._processes.values():
             if process.pid == pid:
                 process.send_signal(number)
@@ -207,7 +208,7 @@ class Supervisor:
             kill_session(pid)
 
     def _reap(self) -> None:
-        """What an ended child leaves behind goes before it is reaped, and so before the next one starts."""
+        """Kills what an exited child left running before it is reaped, and so before the next one starts."""
         for name, process in list(self._processes.items()):
             if has_exited(process.pid):
                 kill_session(process.pid)
@@ -224,3 +225,69 @@ def _how_it_ended(status: int) -> str:
         return f"ended with status {status}"
     named = [known.name for known in signal.Signals if known == -status]
     return f"was ended by {named[0] if named else f'signal {-status}'}"
+
+
+# ---- The processes of a session: a child and everything it started, unless that called setsid(). A process group is
+# not enough: Spark's Python workers have a group of their own, and after a kill they would be neither in the group nor
+# children of any process we know. What they started stays in the session.
+
+ROUNDS_MAX = 20
+"""A process that forks during the search is found in the next round."""
+
+_PROC = Path("/proc")
+_ZOMBIE = "Z"
+
+
+def has_exited(pid: int) -> bool:
+    """Whether a child of ours has ended. It is not reaped yet: until then its pid, and a session or group of that
+    number, cannot be reused, so that its remaining processes can be found."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def kill_session(session: int) -> None:
+    """Kills every process of the session. Call it while its leader is alive, or ended and not reaped."""
+    try:
+        os.killpg(session, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it is empty; some systems report a zombie differently
+    if sys.platform != "linux":
+        return
+    killed: set[int] = set()  # they may be listed for a while, but start nothing any more
+    for _ in range(ROUNDS_MAX):
+        left = [pid for pid in session_pids(session) if pid not in killed]
+        if not left:
+            return
+        for pid in left:
+            _kill(pid, session)
+        killed.update(left)
+
+
+def session_pids(session: int) -> Iterator[int]:
+    """Live processes of a session, in no order. Linux only."""
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and _is_in(int(entry.name), session):
+            yield int(entry.name)
+
+
+def _is_in(pid: int, session: int) -> bool:
+    try:
+        # The name, in brackets, may itself contain blanks and brackets.
+        fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False  # it ended meanwhile
+    return int(fields[3]) == session and fields[0] != _ZOMBIE
+
+
+def _kill(pid: int, session: int) -> None:
+    """The pidfd refers to this process even if its pid is reused."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _is_in(pid, session):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it ended meanwhile
+    finally:
+        os.close(descriptor)

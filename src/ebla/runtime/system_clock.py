@@ -1,4 +1,4 @@
-"""The machine's own clocks."""
+"""The machine's clocks."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Chance from the operating system: nobody can foresee it, and no two processes share it."""
+"""Random numbers from the operating system: unpredictable, and not shared between processes."""
 
 import os
 import random

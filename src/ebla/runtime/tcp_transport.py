@@ -1,11 +1,11 @@
 """Links over TCP with mutual TLS, and over Unix sockets that only the owner may open.
 
-A frame on the stream is its length (four bytes, big-endian) and its bytes. What a loop turn sends leaves as one
-write; what a read brings is cut into frames at once. One read buffer serves all links, because the loop fills and
-empties it in one step, so an idle connection costs little memory.
+A frame on the stream is its length (four bytes, big-endian) and its bytes. All frames sent in one loop iteration leave
+as one write; what a read brings is split into frames at once. One read buffer serves all links, because the loop fills
+and empties it in one step, so an idle connection costs little memory.
 
 A link that was accepted stops reading while its own answers are not taken. A link that connected never does: if both
-sides stopped reading because both have unsent bytes, neither would ever go on.
+sides stopped reading because both have unsent bytes, neither would ever continue.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _OpenOrRefuse = Callable[[Link], LinkEvents | None]
 
 
 class TlsContexts(Protocol):
-    """Asked for every new connection, so that a renewed certificate counts from the next one on."""
+    """Called for every new connection, so that a renewed certificate is used from the next one on."""
 
     def server_context(self, *, certificate_optional: bool) -> ssl.SSLContext: ...
 
@@ -42,22 +42,23 @@ class TlsContexts(Protocol):
 class TransportLimits:
     frame_bytes_max: int = 16 * 1024 * 1024
     first_frame_bytes_max: int = 64 * 1024
-    """A greeting is small: before it, nobody makes us hold more than this. Whoever has no certificate, never more."""
+    """An introduction is small: before it no peer makes us hold more than this. A peer without a certificate never
+    may."""
     read_buffer_bytes: int = 256 * 1024
     """For one read in the middle of a large frame."""
     read_turn_bytes: int = 8 * 1024
     """For any other read. Small, so that answers to the first requests of a burst leave while the next are read (with
-    one large read both sides wait for each other in turn), and so that a flood gets no more than this per turn."""
+    one large read both sides wait for each other in turn), and so that a flood gets no more than this per iteration."""
     write_high_bytes: int = 1024 * 1024
     write_low_bytes: int = 256 * 1024
     write_stall_ms: int = 20_000
-    """A peer that takes no byte for this long, while more wait than the high mark, is cut off."""
+    """A peer that takes no byte for this long, while more than the high mark is queued, is disconnected."""
     close_linger_ms: int = 1000
-    """For what is queued to leave after a close."""
+    """For queued bytes to be sent after a close."""
     handshake_ms: int = 5000
     handshakes_max: int = 256
     handshakes_per_host_max: int = 128
-    """Of one address, so that one that opens connections and says nothing leaves room for the others."""
+    """Of one address, so that a peer that opens connections and sends nothing leaves room for others."""
     backlog: int = 512
     unacknowledged_ms: int = 20_000
     """TCP gives up on a peer that acknowledges nothing for this long."""
@@ -175,12 +176,12 @@ class TcpLink(asyncio.BufferedProtocol):
         if transport is None:
             return
         if self._write_paused:
-            transport.abort()  # it does not read: waiting for it to take the rest would be for nothing
+            transport.abort()  # the peer does not read: waiting for it to take the rest is useless
         else:
             self._linger_timer = self._loop.call_later(self._shared.limits.close_linger_ms / 1000, transport.abort)
             transport.close()
 
-    # ---- what the loop tells
+    # ---- callbacks of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own are not of that class
@@ -203,7 +204,7 @@ class TcpLink(asyncio.BufferedProtocol):
             return
         fresh = self._shared.read_buffer[:nbytes]
         flush_here = not self._flush_due
-        self._flush_due = True  # what is sent while frames are taken leaves together, at the end of this step
+        self._flush_due = True  # frames sent while these are handled leave together, at the end of this step
         try:
             if self._partial:
                 self._partial += fresh
@@ -220,7 +221,7 @@ class TcpLink(asyncio.BufferedProtocol):
                     self._flush()
 
     def _is_frame_complete(self) -> bool:
-        """Spares a large frame from being copied with every piece of it that comes."""
+        """Avoids copying a large frame with every chunk of it that arrives."""
         if len(self._partial) < 4:
             return False
         (length,) = _HEADER.unpack_from(self._partial)
@@ -258,14 +259,14 @@ class TcpLink(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
-    def given_up(self) -> None:
-        """Whoever opens it does not wait any more. Just after it was made, the loop closes such a connection without
-        a word to its protocol, and the end of all links would be waited for in vain."""
+    def abandon(self) -> None:
+        """The caller that opens it was cancelled or failed. The loop closes such a connection without calling
+        `connection_lost`, and `close_all` would wait for it for ever."""
         if self._transport is not None:
             self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Once, or again after it was given up."""
+        """Called once, or again after `abandon`."""
         self._closing = True
         self._shared.closed(self)
         for timer in (self._stall_timer, self._linger_timer):
@@ -282,7 +283,7 @@ class TcpLink(asyncio.BufferedProtocol):
     def _end_cause(self, exc: Exception | None) -> str:
         cause = "the peer ended the connection" if exc is None else f"the connection broke: {reason_of(exc)}"
         if self._encrypted and self._frames_received == 0 and not self._accepted:
-            # With TLS 1.3 the side that connects is done before the other has looked at its certificate.
+            # With TLS 1.3 the connecting side has finished the handshake before the other has checked its certificate.
             cause += " before it answered; it may have refused our certificate (its log says why)"
         return cause
 
@@ -384,8 +385,8 @@ class TcpTransport:
     async def __aexit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Nothing stays open behind it. What goes on in the tasks here is nobody's error but theirs, so the group is
-        told of none and an error of the body passes unwrapped."""
+        """Nothing stays open afterwards. The task group gets no error of the body, so that the error is raised
+        unwrapped; the tasks handle their own."""
         for listening in self._listening:
             await listening.close()
         for task in list(self._opening):
@@ -419,14 +420,14 @@ class TcpTransport:
                     ssl_handshake_timeout=handshake_s,
                     ssl_shutdown_timeout=shutdown_s,
                 )
-        except (OSError, UnicodeError) as error:  # TLS errors are among the former, names that cannot be are the latter
+        except (OSError, UnicodeError) as error:  # TLS errors are OSErrors, impossible host names are UnicodeErrors
             if isinstance(error, ssl.SSLError):
                 self._report("transport.tls_failed", {"peer": str(address), "cause": reason_of(error)})
             _forget_frames(error)
-            link.given_up()
+            link.abandon()
             raise Unreachable(f"{address}: {reason_of(error)}") from None
         except asyncio.CancelledError:
-            link.given_up()
+            link.abandon()
             raise
         if needs_host and link.peer_host is None:
             raise Unreachable(f"{address}: its certificate names no host")
@@ -434,11 +435,11 @@ class TcpTransport:
 
     def _contexts(self, address: Address) -> TlsContexts:
         if self._tls is None:
-            raise InvalidRequest(f"{address}: between nodes nothing goes without certificates, and there are none")
+            raise InvalidRequest(f"{address}: connections between nodes need certificates, and there are none")
         return self._tls
 
     def _tls_bounds_s(self, context: ssl.SSLContext | None) -> tuple[float | None, float | None]:
-        """For the handshake and for the parting; both must be None where there is no TLS."""
+        """For the handshake and the shutdown; both must be None without TLS."""
         if context is None:
             return None, None
         return self._limits.handshake_ms / 1000, self._limits.close_linger_ms / 1000
@@ -446,7 +447,7 @@ class TcpTransport:
     # ---- listening
 
     async def listen(self, address: Address, on_open: OpenLink, on_join: OpenLink | None = None) -> TcpListening:
-        """`on_join` takes peers without a certificate, which `on_open` never sees. Not given: they are refused."""
+        """`on_join` gets peers without a certificate, which `on_open` never sees. None: they are refused."""
         if address.is_local_socket:
             listening = TcpListening(listen_local(address, self._limits.backlog), address)
             accept = self._accept_local(listening, on_open)
@@ -464,7 +465,7 @@ class TcpTransport:
         while True:
             accepted = await self._accept_one(listening)
             if not is_same_user(accepted):
-                self._refuse(accepted, listening.address, "it is another user's process")
+                self._refuse(accepted, listening.address, "it is a process of another user")
                 continue
             link = TcpLink(self._shared, on_open, listening.address, accepted=True)
             self._open(accepted, link, None)
@@ -486,7 +487,7 @@ class TcpTransport:
                 accepted.close()
                 continue
             address = Address(peer[0], peer[1])
-            crowd = self._crowd(address.host)
+            crowd = self._crowd_reason(address.host)
             if crowd is not None:
                 self._refuse(accepted, address, f"{crowd} are being opened already")
                 continue
@@ -501,7 +502,7 @@ class TcpTransport:
             try:
                 accepted, _ = await self._loop.sock_accept(listening.socket)
             except OSError as error:
-                # Out of file descriptors, or a peer gone before it was accepted: the next may fare better.
+                # Out of file descriptors, or the peer is gone already: the next accept may succeed.
                 self._report("transport.accept_failed", {"peer": str(listening.address), "cause": reason_of(error)})
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
             else:
@@ -516,8 +517,8 @@ class TcpTransport:
         self._opening[task] = link.peer_address.host
         task.add_done_callback(self._opening.pop)
 
-    def _crowd(self, host: str) -> str | None:
-        """What leaves no room for one more from that address; None where there is room."""
+    def _crowd_reason(self, host: str) -> str | None:
+        """Why there is no room for one more from that address; None where there is room."""
         if len(self._opening) >= self._limits.handshakes_max:
             return f"{len(self._opening)} connections"
         of_host = sum(opening == host for opening in self._opening.values())
@@ -533,19 +534,19 @@ class TcpTransport:
                 ssl_handshake_timeout=handshake_s,
                 ssl_shutdown_timeout=shutdown_s,
             )
-        except OSError as error:  # TLS errors are among them
+        except OSError as error:  # TLS errors are OSErrors
             self._report("transport.tls_failed", {"peer": str(link.peer_address), "cause": reason_of(error)})
             _forget_frames(error)
             accepted.close()
-            link.given_up()
+            link.abandon()
         except asyncio.CancelledError:
-            link.given_up()
+            link.abandon()
             raise
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """A failed handshake raises through frames that hold the error itself and a quarter of a megabyte of buffers. That
-    ring lives until the collector looks at old objects, which a flood of bad handshakes can outrun by far."""
+    """The traceback of a failed handshake holds the error itself and a quarter of a megabyte of buffers. That reference
+    cycle lives until the collector visits old objects, and a flood of bad handshakes is much faster."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__

@@ -2,12 +2,12 @@
 
 `<data>/tls` holds these files, all of this user alone:
 
-    authority.pem  authority.key   the cluster's own authority: made by its first node, handed over at join
+    authority.pem  authority.key   the cluster's authority: made by its first node, handed over at join
     node.pem       node.key        this node's certificate, which names its host id and cluster
     trusted-also.pem               only while one authority replaces another: the other one's certificate
 
-A connection between nodes shows certificates both ways. Whoever checks one looks for a signature of the authority,
-a date in its time, and the host id, which must be that of the greeting. DNS names play no part: nodes move.
+On a connection between nodes both sides show a certificate. The check covers the authority's signature, the validity
+period, and the host id, which must be that of the introduction. DNS names are not used: nodes move.
 """
 
 import datetime
@@ -34,7 +34,7 @@ from ebla.ports.clock import Clock
 AUTHORITY_DAYS = 3650
 NODE_DAYS = 365
 BACKDATE_HOURS = 24
-"""Certificates begin a day in the past: clocks of nodes differ, and a new node must not wait for the slowest."""
+"""Certificates are valid from a day ago: clocks of nodes differ, and a new node must not wait for the slowest."""
 
 _HOST_URI = "ebla:host:"
 _CLUSTER_URI = "ebla:cluster:"
@@ -42,7 +42,7 @@ _CLUSTER_URI = "ebla:cluster:"
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Whoever has the key can admit nodes, so every node keeps it to its owner."""
+    """The key admits nodes, so only the owner of a node's folder can read it."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -54,7 +54,7 @@ class Authority:
         return fingerprint_of(self.certificate_pem)
 
     def token_key(self) -> bytes:
-        """What join tokens are signed with: every node can make and check them, nobody else."""
+        """Signs join tokens: only nodes of the cluster can make and check them."""
         return hashlib.sha256(b"ebla join token\0" + self.key_pem).digest()
 
 
@@ -69,7 +69,7 @@ class NodeCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """From when to when a certificate counts."""
+    """From when to when a certificate is valid."""
 
     begins: datetime.datetime
     ends: datetime.datetime
@@ -207,7 +207,7 @@ def host_in_peer_certificate(peer: Mapping[str, Any] | None) -> HostId | None:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Whose certificates a folder holds."""
+    """Whose certificates are in a folder."""
 
     host: HostId
     cluster: ClusterId
@@ -215,8 +215,8 @@ class TlsIdentity:
 
 
 class TlsFolder:
-    """`<data>/tls`. Files appear whole: written beside, synced, renamed; a key before its certificate, so that a
-    start that was interrupted leaves a key without use, never a certificate without key."""
+    """`<data>/tls`. Files are written atomically: to a temporary file, synced, renamed. A key is written before its
+    certificate, so that an interrupted start leaves an unused key, never a certificate without a key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,7 +233,7 @@ class TlsFolder:
         return Authority(self._read("authority.pem"), self._read("authority.key"))
 
     def trusted_pem(self) -> bytes:
-        """The authority, and others an operator put beside it for the time in which one replaces another."""
+        """The authority, and others that an operator trusts while one replaces another."""
         others = self.path / "trusted-also.pem"
         own = self._read("authority.pem")
         return own + b"\n" + others.read_bytes() if others.exists() else own
@@ -251,7 +251,7 @@ class TlsFolder:
         self._write("node.pem", certificate.certificate_pem)
 
     def create_missing(self, identity: TlsIdentity, clock: Clock) -> None:
-        """At first start: an authority if there is none (a node that joins has been handed one), and a certificate."""
+        """At first start: an authority if there is none (a joining node has one), and a certificate."""
         if not self.has_authority:
             validity = Validity.days(clock, AUTHORITY_DAYS)
             self.store_authority(make_authority(identity.cluster, identity.cluster_name, validity))
@@ -259,14 +259,14 @@ class TlsFolder:
             self.renew(identity, clock)
 
     def renew(self, identity: TlsIdentity, clock: Clock) -> None:
-        """A new certificate for this node. Counts for new connections after `NodeTls.reload`."""
+        """A new certificate for this node. New connections use it after `NodeTls.reload`."""
         certificate = make_node_certificate(
             self.authority(), identity.host, identity.cluster, Validity.days(clock, NODE_DAYS)
         )
         self.store_node_certificate(certificate)
 
     def check_owner_only(self) -> None:
-        """Raises `InvalidRequest` where somebody else could read a key."""
+        """Raises `InvalidRequest` where another user could read a key."""
         if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
             raise InvalidRequest(f"{self.path} is open to others", advice=f"chmod 700 {self.path}")
         for key in sorted(self.path.glob("*.key")):
@@ -278,7 +278,7 @@ class TlsFolder:
         try:
             return path.read_bytes()
         except FileNotFoundError:
-            raise Corruption(f"{path} is missing", advice="docs/certificates.md tells how to get it back") from None
+            raise Corruption(f"{path} is missing", advice="docs/certificates.md describes how to restore it") from None
 
     def _write(self, name: str, content: bytes) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -304,7 +304,7 @@ class TlsFolder:
 class NodeTls:
     """The contexts of a node, for `TcpTransport`. `reload` reads the folder again; open connections stay as they are.
 
-    A folder that cannot be read leaves the contexts as they were: a half-finished rotation must not cut a node off.
+    A folder that cannot be read leaves the contexts as they were: a half-finished rotation must not isolate a node.
     """
 
     def __init__(self, folder: TlsFolder) -> None:
@@ -335,7 +335,7 @@ class NodeTls:
 
 
 class CqlServerTls:
-    """The context for clients of a node, who show no certificate of theirs. They may be older than the nodes are."""
+    """The context for CQL clients, which show no certificate. They may use older TLS versions than nodes."""
 
     def __init__(self, folder: TlsFolder) -> None:
         self._folder = folder
@@ -356,8 +356,8 @@ class CqlServerTls:
 
 
 class JoiningNodeTls:
-    """The contexts of a node that has no certificate yet and only connects. Until it has the authority's certificate
-    it believes nothing it hears; with it, only a peer that shows a certificate of that authority."""
+    """The contexts of a node that has no certificate yet and only connects. Until it has the authority's certificate it
+    trusts nothing it receives; with it, only a peer with a certificate of that authority."""
 
     def __init__(self, authority_pem: bytes | None) -> None:
         self._context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
@@ -378,18 +378,18 @@ def _load_own(context: ssl.SSLContext, folder: TlsFolder) -> None:
         context.load_verify_locations(cadata=folder.trusted_pem().decode("ascii"))
         context.load_cert_chain(folder.path / "node.pem", folder.path / "node.key")
     except (OSError, ValueError) as error:  # TLS errors are OSErrors
-        # Also what a renewal leaves that was interrupted between its two files.
+        # Also after a renewal that was interrupted between its two files.
         raise Corruption(
             f"certificates in {folder.path} cannot be used: {error}",
-            advice="if the authority's files are whole, `ebla renew` makes the node's own anew",
+            advice="if the authority's files are intact, `ebla renew` makes new files for the node",
         ) from None
 
 
 def _bare_context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # certificates name hosts by id; the wire compares it with the greeting
-    context.options |= ssl.OP_NO_TICKET  # a resumed session would outlive a certificate that was taken away
+    context.check_hostname = False  # certificates name hosts by id; the wire compares it with the introduction
+    context.options |= ssl.OP_NO_TICKET  # a resumed session would outlive a revoked certificate
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
     return context

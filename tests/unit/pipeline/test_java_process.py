@@ -10,7 +10,7 @@ import pytest
 
 from ebla.pipeline import java_process
 from ebla.pipeline.java_process import PipedProcess, ProcessSpec
-from ebla.runtime.process_session import session_pids
+from ebla.runtime.supervisor import session_pids
 
 WAITING = "import sys; sys.stdin.read()"
 LAST_WORDS = f"{WAITING}; print('the end')"

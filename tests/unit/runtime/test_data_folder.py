@@ -85,7 +85,7 @@ def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path: Path) -> No
     (tmp_path / "n" / "photo.jpg").touch()
     with pytest.raises(FolderRefused, match=r"holds 'photo.jpg' and no FORMAT"):
         DataFolder(tmp_path / "n").check(0)
-    with pytest.raises(FolderRefused, match="is no folder"):
+    with pytest.raises(FolderRefused, match="is not a folder"):
         DataFolder(tmp_path / "n" / "photo.jpg").check(0)
 
 

@@ -8,7 +8,7 @@ from tests.async_tests import real_time, runs_in
 from tests.unit.runtime.tls_rig import Cluster, Reports, free_address, introduction
 
 from ebla.model.identity import Address
-from ebla.runtime.join_listener import JOIN_LIMITS, JoinTransport
+from ebla.runtime.authority_handover import JOIN_LIMITS, JoinTransport
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.runtime.tls import JoiningNodeTls

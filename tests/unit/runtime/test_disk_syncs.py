@@ -1,6 +1,6 @@
 """Which bytes are sent on their way, and when."""
 
-from ebla.runtime.write_behind import WriteBehind
+from ebla.runtime.disk_syncs import WriteBehind
 
 FILE = 7
 
