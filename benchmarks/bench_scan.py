@@ -35,9 +35,10 @@ from ebla.model.transfers import ScanStack
 from ebla.runtime.file_disk import FileDisk
 from ebla.source.read.local_scan import LocalScan, open_located
 from ebla.source.read.replica_merge import merge_replicas
-from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
+from ebla.storage.columns.load_encoding import WriteStamp, encode_upserts
 from ebla.storage.compaction.compactor import BaseLayerWriter
 from ebla.storage.layers.rocks_engine import RocksEngine
+from ebla.storage.merge.chunk_merge import sort_rows
 from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import ScanQuery
 from ebla.wire.table_calls import CheckpointFiles
@@ -114,9 +115,10 @@ class Layers:
                 if not number:
                     pq.write_table(pa.table(batch), self.parquet)
                 writer = BaseLayerWriter(RocksEngine(disk), disk, str(self.folder / f"columns{number}"), SCHEMA)
-                chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us=number + 1, at_s=0))
-                for start in range(0, len(chunk), 16 * 1024):
-                    writer.add(chunk.slice(start, 16 * 1024))
+                stamp = WriteStamp(timestamp_us=number + 1, at_s=0)
+                rows = sort_rows(SCHEMA, *encode_upserts(SCHEMA, batch, stamp))
+                for start in range(0, len(rows), 16 * 1024):
+                    writer.add_rows(*rows.slice(start, 16 * 1024).columns)
                 await writer.finish()
                 bare = self.folder / f"rows{number}"
                 shutil.copytree(self.folder / f"columns{number}", bare)

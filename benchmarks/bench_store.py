@@ -35,8 +35,7 @@ from ebla.options import CommitLogMode
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
 from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.columns.chunks import KEY, STORED
-from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
+from ebla.storage.columns.load_encoding import WriteStamp, encode_upserts
 from ebla.storage.commit_log import CommitLog, CommitLogLimits
 from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionLimits
 from ebla.storage.compaction.compactor import BaseLayerWriter, run_compaction
@@ -45,6 +44,7 @@ from ebla.storage.layers.layer import Item, build_layer
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.manifest import Incarnation, LayerId
+from ebla.storage.merge.chunk_merge import sort_rows
 from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import ScanLayer, ScanQuery, close_scan, open_scan, scan_rows
 from ebla.storage.stack import Stack
@@ -160,8 +160,8 @@ def columns_of(ids: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]], 
 
 
 def items_of(batch: pa.RecordBatch, timestamp_us: int) -> list[Item]:
-    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us=timestamp_us, at_s=0))
-    return list(zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist()))
+    rows = sort_rows(SCHEMA, *encode_upserts(SCHEMA, batch, WriteStamp(timestamp_us=timestamp_us, at_s=0)))
+    return list(zip(*(column.to_pylist() for column in rows.columns)))
 
 
 @asynccontextmanager
@@ -240,9 +240,9 @@ async def _measure_reads(bench: Bench, store: ShardStore, stack: Stack, layers: 
 async def load(bench: Bench, engine: RocksEngine, name: str, batch: pa.RecordBatch, timestamp_us: int) -> None:
     """A batch of columns as a finished base."""
     writer = BaseLayerWriter(engine, bench.disk, bench.path(name), SCHEMA)
-    chunk = encode_batch(SCHEMA, batch, WriteStamp(timestamp_us=timestamp_us, at_s=0))
-    for start in range(0, len(chunk), 16 * 1024):
-        writer.add(chunk.slice(start, 16 * 1024))
+    rows = sort_rows(SCHEMA, *encode_upserts(SCHEMA, batch, WriteStamp(timestamp_us=timestamp_us, at_s=0)))
+    for start in range(0, len(rows), 16 * 1024):
+        writer.add_rows(*rows.slice(start, 16 * 1024).columns)
     await writer.finish()
 
 

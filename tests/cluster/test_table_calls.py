@@ -18,8 +18,8 @@ from ebla.model.identity import AttemptId, SessionId
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
 from ebla.storage.codec.key_codec import decode_token
-from ebla.storage.codec.row_file import rows_batch
-from ebla.storage.columns.load_encoding import WriteStamp, encode_batch
+from ebla.storage.columns.load_encoding import WriteStamp, encode_upserts
+from ebla.storage.merge.chunk_merge import sort_rows
 from ebla.transfers.flight_client import FlightClient
 from ebla.wire.errors import error_from_frame
 from ebla.wire.frames import encode
@@ -104,8 +104,8 @@ def opening(schema: TableSchema, job: str, **others: Any) -> OpenWriteRequest:
 def stage(plan: StagingPlan, rows: dict[int, str]) -> list[StagedRun]:
     """Does what tasks do: encode with the job's timestamp, split by route, put to every target."""
     batch = pa.record_batch({"k": pa.array(rows, pa.int64()), "v": pa.array(rows.values(), pa.string())})
-    encoded = encode_batch(plan.schema, batch, WriteStamp(timestamp_us=plan.timestamp_us, at_s=0))
-    stored = rows_batch(list(zip(encoded["key"].to_pylist(), encoded["stored"].to_pylist())))
+    stamp = WriteStamp(timestamp_us=plan.timestamp_us, at_s=0)
+    stored = sort_rows(plan.schema, *encode_upserts(plan.schema, batch, stamp))
     by_target: dict[int, list[int]] = {}
     for place, key in enumerate(stored["key"].to_pylist()):
         for route in plan.routes:

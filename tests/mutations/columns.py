@@ -1,11 +1,11 @@
-"""Bugs of chunks, scans, sidecars, folds and loads: each loses a cell, brings one back, or shows a wrong value."""
+"""Bugs of chunks, scans, sidecars, compactions and loads: each loses a cell, revives one, or shows a wrong value."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
 COLUMNS = PytestCheck("tests/unit/storage/columns/test_chunks.py")
 MERGE = PytestCheck("tests/unit/storage/merge/test_chunk_merge.py")
 SCAN = PytestCheck("tests/unit/storage/scan/test_stack_scan.py")
-FOLD = PytestCheck("tests/unit/storage/compaction/test_compactor.py")
+COMPACTION = PytestCheck("tests/unit/storage/compaction/test_compactor.py")
 SIDECAR = PytestCheck("tests/unit/storage/columns/test_sidecar.py")
 LOAD = PytestCheck("tests/unit/storage/columns/test_load_encoding.py")
 
@@ -70,8 +70,8 @@ MUTATIONS = (
         function="PartitionHeadPass.apply",
         find="dropped = self._covered_plain(chunk)",
         replace="dropped: list[int] = []",
-        check=FOLD,
-        why="a fold keeps what a range deletion covers, and it comes back when the deletion goes",
+        check=COMPACTION,
+        why="a compaction keeps what a range deletion covers, and it comes back when the deletion goes",
     ),
     Mutation(
         name="columns-slice-without-head",
@@ -128,13 +128,13 @@ MUTATIONS = (
         why="after a column is dropped, rows that had nothing else are still shown",
     ),
     Mutation(
-        name="columns-fold-collects-before-covering",
+        name="columns-compaction-collects-before-covering",
         module="ebla.storage.compaction.compactor",
         function="GcTransform.row",
         find="left = row if covering is None else without_deleted(row, covering)",
         replace="left = row",
-        check=FOLD,
-        why="a fold drops a deletion and keeps what it deleted",
+        check=COMPACTION,
+        why="a compaction drops a deletion and keeps what it deleted",
     ),
     Mutation(
         name="columns-added-column-complete",

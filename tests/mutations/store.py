@@ -15,7 +15,7 @@ MUTATIONS = (
         find="return min(outside, default=ALWAYS_US)",
         replace="return ALWAYS_US",
         check=MODEL,
-        why="a fold drops a tombstone above an older cell in a layer it did not read, and the cell is back",
+        why="a compaction drops a tombstone above an older cell in a layer it did not read, and the cell is back",
     ),
     Mutation(
         name="store-gc-without-b-in-simulation",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find="if result.dropped_greatest_us == NEVER_US:\n    return SwapOutcome.SWAPPED",
         replace="if result.dropped_greatest_us >= NEVER_US:\n    return SwapOutcome.SWAPPED",
         check=MODEL,
-        why="what arrived while the fold ran loses its tombstone",
+        why="what arrived while the compaction ran loses its tombstone",
     ),
     Mutation(
         name="store-gc-without-recheck-in-simulation",
@@ -96,7 +96,7 @@ MUTATIONS = (
         find="await layer.flush()\nsealed =",
         replace="sealed =",
         check=SIM,
-        why="the manifest names a base whose rows are not on disk, and the log is told that they are",
+        why="the manifest names a base whose rows are not on disk, and the log assumes that they are",
     ),
     Mutation(
         name="store-adopted-folder-not-synced",

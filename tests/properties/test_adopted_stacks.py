@@ -185,7 +185,7 @@ def test_what_is_adopted_is_merged(
         assert await seen_in(store, second) == model.seen()
         assert await seen_in(store, first) == brought.seen(), "the source is as it was"
         await fold_away(rig, store, second)
-        assert await seen_in(store, second) == model.seen(), "also once all is folded"
+        assert await seen_in(store, second) == model.seen(), "also after a compaction of all layers"
 
     async def again(store: ShardStore) -> None:
         second = store.find(SMALL.id, OTHER)

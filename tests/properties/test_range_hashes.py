@@ -137,9 +137,9 @@ def test_a_replica_that_has_collected_says_the_same(seed: int) -> None:
     before_s = rng.randrange(25)
     layers = layered(written(seed), MIXED, rng)
     rule = TombstoneCollector(GcRule((GcSpan(WHOLE_RING, before_s),), ALWAYS_US))
-    folded = list(collected(merge_streams(layers, MIXED), MIXED, rule))
+    compacted = list(collected(merge_streams(layers, MIXED), MIXED, rule))
     asked = (WHOLE_RING, 4, before_s)
-    assert hashed([folded], MIXED, asked, rng) == hashed(layers, MIXED, asked, rng)
+    assert hashed([compacted], MIXED, asked, rng) == hashed(layers, MIXED, asked, rng)
 
 
 @EXAMPLES

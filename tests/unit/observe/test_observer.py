@@ -12,7 +12,7 @@ from ebla.observe.sinks import JsonLines
 
 class StoppedClock:
     def boot_ms(self) -> int:
-        raise AssertionError("events are told by the wall clock")
+        raise AssertionError("events use the wall clock")
 
     def wall_us(self) -> int:
         return 1_700_000_000_123_456

@@ -1,4 +1,4 @@
-"""What a scan shows, told by a plain reading of the rows one at a time."""
+"""The reference for scans: reads the rows one at a time."""
 
 from collections.abc import Sequence
 from random import Random

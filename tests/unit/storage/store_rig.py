@@ -35,7 +35,7 @@ def limits(mode: CommitLogMode = CommitLogMode.SYNC, **log: int) -> StoreLimits:
 
 
 class Rig:
-    """Lives of one shard, each of which opens the store anew."""
+    """Incarnations of one shard; each opens the store again."""
 
     def __init__(self, seed: int = 1, bounds: StoreLimits | None = None) -> None:
         self.machine = Machine(seed)

@@ -31,7 +31,7 @@ from ebla.storage.store import ShardStore
 from ebla.storage.store_recovery import open_store
 
 DELETED = [(key_of(2, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))]
-"""Covers what the other layer has: whoever sees that one alone sees a row that is long deleted."""
+"""Covers what the other layer has: a reader of that one alone sees a row that was deleted long ago."""
 STAGED = {"/data/staged-rows": sorted([plain(1, 1, 5), plain(2, 1, 5)]), "/data/staged-deletes": DELETED}
 OWN = plain(3, 1, 5)
 JOB = [Adoption(folder, WHOLE_RING, "job") for folder in STAGED]
@@ -84,13 +84,13 @@ def test_layers_that_belong_together_come_by_one_write_of_the_manifest() -> None
         assert [one.origin for one in after.stacks[0].bases] == ["", "job", "job"]
         assert after.stacks[0].adopted == ("job",)
         facts = facts_of([value for _, value in DELETED], SMALL)
-        assert stack.entry.bases[2].facts == facts, "told by the layer itself"
+        assert stack.entry.bases[2].facts == facts, "the layer's own facts"
         assert await deletion_of(store, stack) == DELETED[0][1]
 
     rig.life(work)
 
 
-def test_the_same_is_not_adopted_twice_even_after_a_fold() -> None:
+def test_the_same_origin_is_not_adopted_twice_even_after_a_compaction() -> None:
     rig = Rig()
 
     async def first(store: ShardStore) -> None:
@@ -146,7 +146,7 @@ def test_a_layer_that_cannot_be_read_keeps_the_others_out() -> None:
     rig.life(work)
 
 
-def test_nobody_sees_one_layer_without_the_other() -> None:
+def test_no_reader_sees_one_layer_without_the_other() -> None:
     rig = Rig()
     seen: list[bytes | None] = []
 

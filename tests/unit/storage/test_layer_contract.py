@@ -266,9 +266,9 @@ async def test_a_base_is_not_written_to(rig: Rig) -> None:
 
 
 async def test_a_base_that_is_missing_is_damage(rig: Rig) -> None:
-    with pytest.raises(LayerDamaged) as told:
+    with pytest.raises(LayerDamaged) as caught:
         await rig.engine.open(rig.path("gone"), writable=False)
-    assert told.value.folder == rig.path("gone")
+    assert caught.value.folder == rig.path("gone")
     rig.disk.make_folder(rig.path("hollow"))
     with pytest.raises(LayerDamaged):
         await rig.engine.open(rig.path("hollow"), writable=False)

@@ -1,4 +1,4 @@
-"""The manifest: the old one or the new one stands, and whoever builds on it knows which."""
+"""The manifest: either the old one or the new one holds, and the next change knows which."""
 
 import asyncio
 from functools import partial
@@ -87,7 +87,7 @@ def test_a_full_disk_leaves_the_old_one_and_the_next_change_is_tried() -> None:
     machine.run(main)
 
 
-def test_a_failing_disk_ends_it_since_nobody_knows_which_one_stands() -> None:
+def test_a_failing_disk_ends_the_writer_since_either_manifest_may_hold() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:

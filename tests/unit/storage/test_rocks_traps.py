@@ -43,7 +43,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def bare(folder: str) -> Rdict:
-    """A database as somebody who has read no warning would open it."""
+    """A database opened the naive way."""
     options = Options(raw_mode=True)
     return Rdict(folder, options)
 
@@ -114,9 +114,9 @@ def test_damage_at_every_place_of_a_scan_is_told(rig: Rig) -> None:
 def test_a_missing_file_is_damage(rig: Rig) -> None:
     folder = damaged_base(rig)
     max(Path(folder).glob("*.sst"), key=lambda file: file.stat().st_size).unlink()
-    with pytest.raises(LayerDamaged) as told:
+    with pytest.raises(LayerDamaged) as caught:
         with_base(rig, folder, lambda _layer: None, writable=True)
-    assert told.value.folder == folder
+    assert caught.value.folder == folder
 
 
 def test_the_lower_bound_overwrites_the_upper_one(rig: Rig) -> None:
@@ -184,11 +184,11 @@ def test_scans_and_errors_do_not_keep_the_lock(rig: Rig) -> None:
         base = await rig.engine.open(folder, writable=True)
         begun = base.scan()
         next(begun)
-        with pytest.raises(LayerDamaged) as told:
+        with pytest.raises(LayerDamaged) as caught:
             list(base.scan())
         await base.close()
         again = await rig.engine.open(folder, writable=True)
-        assert told.value.__traceback__ is not None
+        assert caught.value.__traceback__ is not None
         await again.close()
         del begun
 
@@ -219,13 +219,13 @@ class SlowEngine(RocksEngine):
         return database
 
 
-async def test_an_opening_that_nobody_waits_for_any_more_leaves_no_lock(rig: Rig) -> None:
+async def test_an_abandoned_open_leaves_no_lock(rig: Rig) -> None:
     engine = SlowEngine(rig.disk)
     layer = await rig.engine.create(rig.path())
     layer.put_batch(rows([1]), at(AT_US))
     await layer.close()
     opening = asyncio.get_running_loop().create_task(engine.open(rig.path(), writable=True))
-    while not engine.begun.is_set():  # noqa: ASYNC110  # a thread tells of it
+    while not engine.begun.is_set():  # noqa: ASYNC110  # set by a thread
         await asyncio.sleep(0)
     opening.cancel()
     engine.may_end.set()
@@ -316,7 +316,7 @@ WRITE_AND_DIE = """
 
 
 def test_rows_never_become_durable_without_their_facts(rig: Rig) -> None:
-    """Buffers that the library writes out by itself hold the facts of their rows, though nobody asked for a flush."""
+    """Buffers that the library flushes on its own contain the facts of their rows."""
     script = textwrap.dedent(WRITE_AND_DIE)
     run = subprocess.run([sys.executable, "-c", script, rig.path()], capture_output=True, text=True, check=False)
     assert run.returncode == -signal.SIGKILL, run.stderr

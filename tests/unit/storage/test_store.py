@@ -1,4 +1,4 @@
-"""A shard's store: what is answered stays, what is refused is told, whatever the disk does."""
+"""A shard's store: acknowledged writes stay and refused ones raise, whatever the disk does."""
 
 import asyncio
 import dataclasses
@@ -232,7 +232,7 @@ def test_the_log_goes_when_layers_are_flushed_and_layers_are_flushed_when_it_is_
 
 
 def test_records_that_are_in_a_base_are_not_replayed() -> None:
-    """Else a tombstone that a fold dropped would be missing above the cell that comes back."""
+    """Else a tombstone that a compaction dropped would be missing above the cell that comes back."""
     rig = Rig()
     schema = small_table(TombstoneGc.IMMEDIATE)
 
@@ -301,7 +301,7 @@ def test_a_fold_is_looked_at_again_before_it_is_swapped_in(held: bool) -> None:
 
 
 def test_after_a_fold_that_was_thrown_away_comes_one_that_drops_nothing() -> None:
-    """Else writes with old timestamps would keep a stack from ever being folded."""
+    """Else writes with old timestamps would keep a stack from ever being compacted."""
 
     async def compact(store: ShardStore, stack: Stack, late: int) -> SwapOutcome:
         job = await store.begin_compaction(stack, TERMS, whole=True)

@@ -20,11 +20,10 @@ from ebla.model.values import split_elements
 from ebla.storage.codec.row_codec import encode_head, encode_row
 from ebla.storage.columns.binary_columns import Mask, as_binary, concat_columns, repeat_value
 from ebla.storage.columns.cell_columns import BatchStamp, Seconds, encode_cell_values, encode_static_values
-from ebla.storage.columns.chunks import ChunkShape, chunk_of
 from ebla.storage.columns.key_columns import encode_head_keys, encode_keys
 from ebla.storage.columns.plain_columns import encode_plain_values
 from ebla.storage.columns.wire_columns import cast_to_type, check_values, to_wire, valid_of
-from ebla.storage.merge.chunk_merge import drop_repeats, merge_duplicates
+from ebla.storage.merge.chunk_merge import drop_repeats
 
 BATCH_BYTES_MAX = 1 << 30
 """Arrow counts the bytes of a binary column in 31 bits, and keys and lengths are added."""
@@ -45,13 +44,6 @@ EncodedRows = tuple[pa.Array, pa.Array]
 """Stored keys and values, in no order; keys may repeat."""
 Columns = Mapping[int, pa.Array]
 """Typed columns by number."""
-
-
-def encode_batch(schema: TableSchema, batch: pa.RecordBatch, stamp: WriteStamp) -> pa.RecordBatch:
-    """A chunk of the raw shape. A key that is there twice is merged by the one rule of all rows. `InvalidRequest`
-    where a column is unknown, or a value is not of its type."""
-    shape = ChunkShape(schema)
-    return merge_duplicates(shape, chunk_of(shape, *encode_upserts(schema, batch, stamp)))
 
 
 def encode_upserts(

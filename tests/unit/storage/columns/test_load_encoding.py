@@ -12,20 +12,19 @@ from tests.unit.storage.random_rows import MIXED, column, stored_key, stored_pre
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, Row, RowMarker, list_path
-from ebla.model.schema import TTL_S_MAX, ColumnKind
+from ebla.model.schema import TTL_S_MAX, ColumnKind, TableSchema
 from ebla.model.values import encode
 from ebla.storage.codec.key_codec import head_key
 from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row, encode_head, encode_row, is_plain
 from ebla.storage.columns import load_encoding
-from ebla.storage.columns.chunks import KEY, STORED
 from ebla.storage.columns.load_encoding import (
     WriteStamp,
-    encode_batch,
     encode_partition_deletions,
     encode_row_deletions,
     encode_upserts,
 )
 from ebla.storage.layers.layer import Item
+from ebla.storage.merge.chunk_merge import sort_rows
 
 NUMBER = {one.name: one.number for one in MIXED.columns}
 
@@ -40,8 +39,12 @@ def batch(**columns: Any) -> pa.RecordBatch:
     return pa.record_batch(arrays)
 
 
-def items(chunk: pa.RecordBatch) -> list[Item]:
-    return list(zip(chunk.column(KEY).to_pylist(), chunk.column(STORED).to_pylist()))
+def encode_batch(schema: TableSchema, rows: pa.RecordBatch, stamp: WriteStamp) -> pa.RecordBatch:
+    return sort_rows(schema, *encode_upserts(schema, rows, stamp))
+
+
+def items(rows: pa.RecordBatch) -> list[Item]:
+    return list(zip(*(column.to_pylist() for column in rows.columns)))
 
 
 def key(partition: str, clustering: int, text: str = "t") -> bytes:

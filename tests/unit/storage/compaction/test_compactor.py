@@ -1,4 +1,4 @@
-"""A fold gives what a fold one row at a time gives, and nothing at all where it fails."""
+"""A compaction gives the same as one that works row by row, and leaves nothing behind where it fails."""
 
 import asyncio
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ async def build(rig: Rig, layers: Sequence[list[Item]]) -> None:
         await build_layer(rig.engine, rig.path(f"in{number}"), items, layer_facts(MIXED, items))
 
 
-async def folded(
+async def compacted(
     rig: Rig, layers: Sequence[list[Item]], asked: CompactionJob
 ) -> tuple[CompactionResult, list[Item], LayerFacts]:
     await build(rig, layers)
@@ -99,7 +99,7 @@ def test_a_fold_is_the_merge_less_what_may_go(
     spans = (GcSpan(rng.choice([WHOLE_RING, UPPER_HALF]), rng.randrange(20)),)
     rule = GcRule(spans, rng.randrange(1, 8)) if seed % 4 else KEEP_ALL
     asked = job(rig, ranges, rule, rng.choice([WHOLE_RING, UPPER_HALF]))
-    result, items, facts = rig.run(folded(rig, layers, asked))
+    result, items, facts = rig.run(compacted(rig, layers, asked))
 
     collector = TombstoneCollector(rule)
     clipped = [
@@ -119,7 +119,7 @@ def test_some_seed_drops_tombstones(tmp_path: Path) -> None:
     rig = Rig("memory", tmp_path)
     layers = [RandomRows(3, Mix(plain=0.3, partitions=3, rows=60)).layer()]
     rule = GcRule((GcSpan(WHOLE_RING, 100),), 100)
-    result, items, _ = rig.run(folded(rig, layers, job(rig, [WHOLE_RING], rule)))
+    result, items, _ = rig.run(compacted(rig, layers, job(rig, [WHOLE_RING], rule)))
     assert result.dropped_greatest_us > NEVER_US
     assert len(items) < len(layers[0])
     assert not result.facts.has_tombstones

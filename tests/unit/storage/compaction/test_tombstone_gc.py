@@ -49,7 +49,7 @@ def test_by_repair_only_what_was_repaired_and_has_had_time_to_arrive() -> None:
     assert before(TombstoneGc.REPAIR, terms, IN_HIGH) is None
 
 
-def test_by_repair_a_single_replica_has_nobody_to_wait_for() -> None:
+def test_with_repair_mode_a_single_replica_need_not_wait() -> None:
     assert before(TombstoneGc.REPAIR, GcContext(now_s=NOW_S, replication_factor=1)) == NOW_S
 
 

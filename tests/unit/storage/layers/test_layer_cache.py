@@ -32,7 +32,7 @@ pytestmark = runs_in(run)
 
 
 async def wait_not_found(layers: LayerCache, folder: str) -> None:
-    while layers.find(folder) is not None:  # noqa: ASYNC110  # nobody tells of this moment
+    while layers.find(folder) is not None:  # noqa: ASYNC110  # there is no event for this
         await asyncio.sleep(0)
 
 

@@ -99,7 +99,7 @@ def test_a_full_disk_refuses_puts_keeps_reading_and_comes_back() -> None:
     assert machine.run(read_all)[0] == rows([*range(10), 11])
 
 
-def test_a_failed_sync_is_told_and_the_next_flush_writes_anew() -> None:
+def test_a_failed_sync_raises_and_the_next_flush_writes_again() -> None:
     machine = Machine(2)
 
     async def main(disk: ProcessDisk) -> None:
@@ -142,9 +142,9 @@ def test_rot_is_found_when_the_layer_is_opened(seed: int) -> None:
 
     machine.run(main)
     assert machine.disk.rot() is not None
-    with pytest.raises(LayerDamaged) as told:
+    with pytest.raises(LayerDamaged) as caught:
         machine.run(read_all)
-    assert told.value.folder == FOLDER
+    assert caught.value.folder == FOLDER
 
 
 def test_a_missing_flush_is_damage() -> None:

@@ -208,7 +208,7 @@ async def test_a_build_that_is_given_up_or_fails_in_a_round_leaves_nothing(
     before = disk.list_folder("/data")
     job = job_of(disk, paths)
     building = asyncio.create_task(run_build(MemoryEngine(disk), disk, job))
-    while not disk.exists("/data/layer" + ROUNDS_SUFFIX):  # noqa: ASYNC110 # of the disk, which tells nobody
+    while not disk.exists("/data/layer" + ROUNDS_SUFFIX):  # noqa: ASYNC110 # the disk has no event for this
         await asyncio.sleep(0)
     building.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -245,7 +245,7 @@ def test_batches_are_evened_and_keep_their_rows(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("places", [(0, 0), (1, 0)])
 @runs_in(lambda work: machine().run(work))
 async def test_rows_of_one_token_are_looked_at_key_by_key(disk: ProcessDisk, /, places: tuple[int, int]) -> None:
-    """Their tokens do not tell whether they ascend."""
+    """Their tokens do not decide whether they ascend."""
     keys = [bytes(8) + bytes((place,)) for place in (0, 1)]
     items = [(keys[place], b"v") for place in places]
     disk.make_folder("/data")
