@@ -1,4 +1,4 @@
-"""`ebla` and `python -m ebla`: the command line. A node's own processes enter through `ebla.node`."""
+"""`ebla` and `python -m ebla`: the command line. A node's processes start in `ebla.node`."""
 
 from ebla.cli.app import main
 

@@ -1,1 +1,1 @@
-"""The composition root: the processes of a node, put together from their parts and real implementations."""
+"""The composition root: the processes of a node, composed from real or simulated parts."""

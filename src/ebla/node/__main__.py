@@ -1,8 +1,7 @@
-"""`python -m ebla.node control --options FILE` is a node: its control process, which starts the others.
+"""`python -m ebla.node control --options FILE` runs a node: its control process, which starts the others.
 
-Those have doors of their own, `python -m ebla.node.shard …`, `python -m ebla.node.bulk …` and `python
--m ebla.node.pipeline …`: a process loads what it runs and nothing else, which is most of the time that its start
-takes.
+The others have their own entry modules: `ebla.node.shard`, `ebla.node.bulk` and `ebla.node.pipeline`. A process imports
+only what it runs, because imports take most of its start time.
 """
 
 import argparse
@@ -32,12 +31,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ebla.node", description="Run a node.")
     roles = parser.add_subparsers(dest="role", required=True)
     control = roles.add_parser("control", help="a node: control and the processes it starts")
-    control.add_argument("--join", metavar="TOKEN", help="at its first start: be handed the cluster's authority")
+    control.add_argument("--join", metavar="TOKEN", help="at the first start: join the cluster that made the token")
     add_options(control)
     return parser
 
 
 if __name__ == "__main__":
-    # By default it would end a process that `ebla renew` meets while it starts. Certificates are read later than this.
+    # By default SIGHUP from `ebla renew` would kill a process that is starting. Certificates are read after this.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.exit(main())

@@ -110,7 +110,7 @@ def _check_first_start(options: NodeOptions, token: str | None) -> None:
     elif options.peer_addresses:
         raise Refused(
             f"{options.folder} has no identity yet, and its options name peers: it must join their cluster",
-            advice="make a token there (`ebla token`) and start with --join TOKEN; a node without `peers` founds a "
+            advice="make a token there (`ebla token`) and start with --join TOKEN; a node without `peers` creates a "
             "cluster of its own",
         )
 

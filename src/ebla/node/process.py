@@ -1,4 +1,4 @@
-"""What the processes of a node have in common: signals, certificates that change, the log, errors for the operator."""
+"""What the processes of a node have in common: signals, certificate reloads, the log, errors for the operator."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_GAVE_UP = 3
 CHILD_STOP_SHARE = 0.6
-"""Of the time for a stop, what a child has to end by itself; the rest is for killing, reaping and closing."""
+"""The part of the time for a stop in which a child must exit. The rest is for killing, reaping and closing."""
 
 WARNINGS = (
     "bulk.key_unreadable",
@@ -83,8 +83,8 @@ def child_parser(description: str) -> argparse.ArgumentParser:
 
 
 def run_child(chosen: argparse.Namespace, work: Callable[[NodeOptions, int], None]) -> int:
-    """The life of a child as `work` on its options and the number of files it may open."""
-    # By default it would end a process that `ebla renew` meets while it starts. Certificates are read later than this.
+    """Runs a child. `work` gets its options and the number of files it may open."""
+    # By default SIGHUP from `ebla renew` would kill a process that is starting. Certificates are read after this.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     die_with_parent(chosen.parent, chosen.parent_pipe)
     try:
@@ -97,15 +97,15 @@ def run_child(chosen: argparse.Namespace, work: Callable[[NodeOptions, int], Non
 
 
 def run_process(work: Coroutine[Any, Any, Any]) -> Any:
-    # What is imported by now stays: without this, every full collection would look through it, and stop a process that
-    # serves for 16 ms on an idle machine.
+    # Imported modules stay. Without this, every full collection would traverse them and stop a serving process for
+    # 16 ms, even on an idle machine.
     gc.collect()
     gc.freeze()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(work)
     except BaseExceptionGroup as group:
-        # An error that was foreseen has words for the operator; any other is a defect and shows its trace.
+        # An expected error has a message for the operator. Any other is a defect and shows its traceback.
         errors = list(leaf_errors(group))
         if all(isinstance(error, EblaError) for error in errors):
             raise errors[0] from group
@@ -113,7 +113,7 @@ def run_process(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """A child: until it is asked to end, or its work ends with an error."""
+    """Runs a child until it gets a signal to stop, or until its work fails."""
     stop = stop_on_signals()
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work)
