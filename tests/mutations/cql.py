@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="cql-describe-forgets-quotes",
-        module="ebla.cql.create_statements",
+        module="ebla.cql.parse.token_stream",
         function="quote_name",
         find="if _PLAIN.fullmatch(name) and name.upper() not in RESERVED_WORDS:",
         replace="if name.upper() not in RESERVED_WORDS:",

@@ -16,9 +16,9 @@ from ebla.cli.cluster import cqlsh, group0, local_cluster, metrics, ring, up
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, renew_certificates
 from ebla.cli.cluster.node_calls import fetch_cluster_view, probe_contact
 from ebla.cli.cluster.status_table import as_lines, as_table
-from ebla.cli.error_reporting import reporting_errors
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
-from ebla.cli.jobs import compare, copy_tablet, pipeline
+from ebla.cli.jobs import pipeline, transfers
+from ebla.cli.output import reporting_errors
 from ebla.cli.spark_jobs import export_import, spark, spark_env
 from ebla.cli.tables import row, store, table
 from ebla.client.cluster_view import ClusterView, NodeStatus, build_cluster_view
@@ -91,8 +91,7 @@ app.add_typer(store.app)
 app.add_typer(table.app)
 app.add_typer(row.app)
 app.add_typer(pipeline.app)
-app.add_typer(copy_tablet.app)
-app.add_typer(compare.app)
+app.add_typer(transfers.app)
 app.add_typer(export_import.app)
 app.add_typer(spark.app)
 app.add_typer(spark_env.app)

@@ -25,7 +25,7 @@ from ebla.cql.server.connection import BytesInFlight, ConnectionDeps, Connection
 from ebla.cql.server.cql_server import CqlServer, CqlServerLimits
 from ebla.cql.server.events import EventPublisher
 from ebla.cql.system_tables.node_info import ShardingInfo, SystemTableSources, supported_options
-from ebla.cql.system_tables.registry import system_tables
+from ebla.cql.system_tables.schema_tables import system_tables
 from ebla.cql.system_tables.topology_tables import VersionHistory
 from ebla.feed.topology_view import View
 from ebla.model.errors import DeadlineExceeded

@@ -20,7 +20,7 @@ from tests.unit.pipeline.jobs_rig import (
 from typer.testing import CliRunner, Result
 
 from ebla.cli.app import app
-from ebla.cli.jobs import compare, job_following, pipeline
+from ebla.cli.jobs import job_following, pipeline, transfers
 from ebla.cli.jobs.job_context import JobCommandContext
 from ebla.client.job_client import JobClient
 from ebla.model.errors import EblaError
@@ -65,7 +65,7 @@ class JobsShell:
         self.rng = SimRng("shell")
         self.down: tuple[HostId, ...] = ()
         self.leader_status: StatusAnswer | None = None
-        for module in (job_following, pipeline, compare):
+        for module in (job_following, pipeline, transfers):
             patch.setattr(module, "with_job_context", self.with_job_context)
 
     def with_job_context(self, _data: Path, _name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tests.unit.cql.world import Cql
 
-from ebla.cql.create_statements import quote_name
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import CreateKeyspaceStatement, CreateTableStatement
+from ebla.cql.parse.token_stream import quote_name
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.schema import TableSchema
 

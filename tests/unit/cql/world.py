@@ -11,7 +11,7 @@ from ebla.control.topology.schema_plan import PlanningState, plan_schema_change
 from ebla.cql.describe import SchemaDescriber
 from ebla.cql.executor import ClientState, CqlExecutor, ExecutorDeps, ExecutorLimits, PendingResponse, StartedRequest
 from ebla.cql.system_tables.node_info import SystemTableSources
-from ebla.cql.system_tables.registry import system_tables
+from ebla.cql.system_tables.schema_tables import system_tables
 from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HistoryId, HostId, Replica, ShardNumber, TableId

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ebla.cli.cluster.node_calls import call_node, parse_contact
-from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
+from ebla.cli.output import reporting_outcomes
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import prefix_of
 from ebla.group0.members import MemberRole

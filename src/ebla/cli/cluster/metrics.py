@@ -10,9 +10,8 @@ import typer
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.cli.cluster.node_calls import CALL_TIMEOUT_MS, admin_client
-from ebla.cli.error_reporting import reporting_errors
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
-from ebla.cli.output import print_json
+from ebla.cli.output import print_json, reporting_errors
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import Address
 from ebla.observe.event_reporter import discard_event

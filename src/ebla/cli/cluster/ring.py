@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
-from ebla.cli.output import print_json, print_table
+from ebla.cli.output import print_json, print_table, reporting_outcomes
 from ebla.cli.tables.table_access import table_schema
 from ebla.model.errors import InvalidRequest
 from ebla.topology.routing.replica_sets import ReplicaSets

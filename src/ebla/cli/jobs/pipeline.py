@@ -7,13 +7,12 @@ import typer
 
 from ebla.cli.cluster.status_table import duration
 from ebla.cli.cluster.status_table import pipeline as pipeline_words
-from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_following import JobFlags, follow_to_end
 from ebla.cli.jobs.job_output import as_json as to_json
 from ebla.cli.jobs.job_output import job_summary
-from ebla.cli.output import print_json, print_table
+from ebla.cli.output import print_json, print_table, reporting_outcomes
 from ebla.client.cluster_view import PipelineView
 from ebla.model.records.jobs import ENDED_STATES, JobRecord, JobState, PipelineState
 from ebla.ports.transfer_engine import EngineState

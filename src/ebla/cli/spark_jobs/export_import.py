@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, TableArgument, UserFlag
+from ebla.cli.output import reporting_outcomes
 from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.job_spec import ExportSpec, ImportSpec, exec_spark_job
 from ebla.cli.spark_jobs.source_options import ClusterFlags, describe, source_options

@@ -14,9 +14,8 @@ import typer
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as fn
 
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
 from ebla.cli.jobs.job_output import count_of
-from ebla.cli.output import print_json
+from ebla.cli.output import print_json, reporting_errors, reporting_outcomes
 from ebla.cli.spark_jobs.csv_text import WRITING, as_texts
 from ebla.cli.spark_jobs.export_plan import (
     MANIFEST,

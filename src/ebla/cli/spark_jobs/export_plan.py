@@ -11,7 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from ebla.cli.spark_jobs.state_file import StateRecord
-from ebla.cql.create_statements import quote_name
+from ebla.cql.parse.token_stream import quote_name
 from ebla.model.errors import InvalidRequest
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 

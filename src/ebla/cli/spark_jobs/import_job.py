@@ -8,9 +8,8 @@ import typer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from ebla.cli.error_reporting import reporting_errors, reporting_outcomes
 from ebla.cli.jobs.job_output import count_of
-from ebla.cli.output import print_json
+from ebla.cli.output import print_json, reporting_errors, reporting_outcomes
 from ebla.cli.spark_jobs.csv_text import from_texts, quoted, read_texts
 from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.import_plan import (

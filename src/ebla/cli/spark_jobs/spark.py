@@ -9,9 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from ebla.cli.error_reporting import reporting_errors
 from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, UserFlag
-from ebla.cli.output import print_json
+from ebla.cli.output import print_json, reporting_errors
 from ebla.cli.spark_jobs.source_options import ClusterFlags, source_options
 from ebla.cli.spark_jobs.user_spark import (
     MASTER_DEFAULT,

@@ -18,10 +18,9 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.error_reporting import reporting_errors
 from ebla.cli.flags import JsonFlag
 from ebla.cli.jobs.job_output import format_bytes
-from ebla.cli.output import print_json
+from ebla.cli.output import print_json, reporting_errors
 from ebla.model.errors import Unavailable
 
 REQUIRED_PACKAGES = ("pyarrow", "pandas", "numpy", "msgspec", "rocksdict")

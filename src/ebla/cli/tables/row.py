@@ -5,14 +5,12 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag
-from ebla.cli.output import print_json, print_rows
+from ebla.cli.output import print_json, print_rows, reporting_outcomes
 from ebla.cli.tables.table_access import open_cql, table_schema
-from ebla.cql.create_statements import quote_name
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.term_parser import term
-from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, quote_name
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.errors import BadSyntax, InvalidRequest

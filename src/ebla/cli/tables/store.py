@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebla.cli.error_reporting import reporting_errors
 from ebla.cli.flags import JsonFlag
+from ebla.cli.output import reporting_errors
 from ebla.model.errors import InvalidRequest
 from ebla.runtime import file_lock
 from ebla.runtime.file_disk import FileDisk

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.error_reporting import reporting_outcomes
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag, split_table_name
-from ebla.cli.output import print_json, print_table
+from ebla.cli.output import print_json, print_table, reporting_outcomes
 from ebla.cli.tables.table_access import open_cql, table_schema
-from ebla.cql.create_statements import create_keyspace_statement, create_table_statement, quote_name
+from ebla.cql.describe import create_keyspace_statement, create_table_statement
+from ebla.cql.parse.token_stream import quote_name
 from ebla.model.errors import InvalidRequest
 from ebla.topology.snapshot import Snapshot
 

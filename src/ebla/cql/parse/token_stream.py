@@ -1,5 +1,6 @@
 """The tokens of one statement, read from left to right by all parts of the parser."""
 
+import re
 from typing import NoReturn
 
 from ebla.cql.parse.lexer import LexToken, TokenKind, text_position, tokenize
@@ -18,6 +19,16 @@ _RESERVED_WORDS = """
 """
 RESERVED_WORDS = frozenset(_RESERVED_WORDS.split())
 """Words that can be names only in quotes."""
+
+
+_PLAIN = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def quote_name(name: str) -> str:
+    """A name, quoted if CQL requires it."""
+    if _PLAIN.fullmatch(name) and name.upper() not in RESERVED_WORDS:
+        return name
+    return '"' + name.replace('"', '""') + '"'
 
 
 class UnsupportedFeature(Exception):

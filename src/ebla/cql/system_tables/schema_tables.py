@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from ebla.cql.catalog import VirtualTable, VirtualTables
 from ebla.cql.parse.lexer import TokenKind, tokenize
 from ebla.cql.system_tables.node_info import SystemTableSources
+from ebla.cql.system_tables.node_tables import node_tables
 from ebla.cql.system_tables.table_definition import ComputedTable, SystemRow, declared, no_rows
+from ebla.cql.system_tables.topology_tables import topology_tables
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import Strategy
@@ -261,3 +263,11 @@ def _map(options_set: Mapping[str, str], name: str, default: dict[str, str]) -> 
         return default
     strings = [token.text for token in tokenize(text) if token.kind is TokenKind.STRING]
     return dict(zip(strings[::2], strings[1::2], strict=True))
+
+
+def system_tables(facts: SystemTableSources) -> VirtualTables:
+    found: dict[tuple[str, str], VirtualTable] = {}
+    tables = [*node_tables(facts), *topology_tables(facts), *schema_tables(facts, lambda: found)]
+    for table in tables:
+        found[table.schema.keyspace, table.schema.name] = table
+    return found
