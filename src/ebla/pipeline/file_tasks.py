@@ -1,7 +1,7 @@
-"""Tasks that move the files of checkpoints, as they are, into staging.
+"""Tasks that copy the files of checkpoints into staging.
 
-Each move of each try draws an attempt of its own, so no two of them ever write to one place, whoever runs the task
-again or twice.
+Each move of each task attempt has its own attempt id, so no two ever write to the same folder, even if Spark runs a
+task again or twice at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +25,17 @@ def encode_file_moves(moves: Sequence[FileMove]) -> bytes:
 
 
 def _trimmed(move: FileMove) -> FileMove:
-    """Without the files of other parts: a checkpoint of many tablets would travel whole with each of them."""
+    """Without the files of other parts: otherwise each move of a checkpoint of many tablets would carry them all."""
     parts = tuple(
-        part if place == move.part else msgspec.structs.replace(part, layers=())
-        for place, part in enumerate(move.source.parts)
+        part if number == move.part else msgspec.structs.replace(part, layers=())
+        for number, part in enumerate(move.source.parts)
     )
     return msgspec.structs.replace(move, source=msgspec.structs.replace(move.source, parts=parts))
 
 
 @dataclass(frozen=True)
 class FileMoveTask:
-    """For `mapInArrow`: numbers of tasks come in, what was staged goes out."""
+    """For `mapInArrow`: takes numbers of tasks, returns what was staged."""
 
     tasks: tuple[bytes, ...]
     authority: bytes
@@ -65,15 +65,15 @@ def move_files(client: FlightClient, move: FileMove) -> MoveResult:
         try:
             return link_files(move.source, part, move.target, new_attempt_id())
         except OSError:
-            # Gone, full or forbidden: the doors of the nodes say in words which. What was linked is swept there.
+            # Gone, full or forbidden: over Flight the node reports which. Linked files are removed with the session.
             pass
     attempt = new_attempt_id()
-    places = [
+    files = [
         CheckpointFileRef(move.part, number, file.name)
         for number, layer in enumerate(part.layers)
         for file in layer.files
     ]
-    staged = client.move_files(move.source, places, move.target, attempt)
+    staged = client.move_files(move.source, files, move.target, attempt)
     return MoveResult(
         transfer=move.target.transfer, attempt=attempt, files=staged, size_bytes=sum(file.size_bytes for file in staged)
     )

@@ -1,7 +1,8 @@
-"""Our code on executors that are not ours: a zip of this package, which Spark puts on their path.
+"""Ships this package to the executors of a Spark cluster, as a zip that Spark puts on their path.
 
-It is plain Python; what is compiled (pyarrow, numpy, msgspec and what Spark itself needs) must be installed there. The
-first task on a new session imports all that later ones do, so a package that is missing is found out before any work.
+The package is plain Python; compiled packages (pyarrow, numpy, msgspec and what Spark itself needs) must be installed
+there. The first task of a new session imports everything that later tasks use, so a missing package is found before any
+work.
 """
 
 import importlib.util
@@ -27,12 +28,12 @@ from ebla.transfers.spark_worker import prepare_worker
 PACKAGES = "pyarrow 'pandas<3' numpy msgspec"
 
 TASKS = (FileMoveTask, RowMoveTask, HashTask)
-"""What is run out there. Whoever imports this module has all that they need, or is told what is missing."""
+"""What runs on executors. Importing this module imports all that these tasks need, or fails."""
 
 
 def make_zip(folder: Path) -> Path:
-    """Of the installed package, whatever way it is installed. What is loaded here goes along compiled: from a zip a
-    module would be compiled anew in each process, which takes each worker seconds."""
+    """Of the installed package, however it is installed. Modules that are loaded here are included compiled: otherwise
+    each worker process would compile them again, which takes seconds."""
     root = Path(next(iter(ebla.__path__)))
     loaded = {module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}
     made = folder / "ebla.zip"
@@ -47,8 +48,8 @@ def make_zip(folder: Path) -> Path:
 
 
 def compile_module(source: bytes, name: str) -> bytes:
-    """A module for a Python of this version; others compile its source. Marked as one that needs no look at the source,
-    because a zip keeps times to two seconds only."""
+    """Bytecode for this Python version; others compile the source. Marked as not to be checked against the source:
+    a zip keeps times with a resolution of two seconds."""
     header = importlib.util.MAGIC_NUMBER + struct.pack("<L", 1) + importlib.util.source_hash(source)
     return header + marshal.dumps(compile(source, name, "exec", dont_inherit=True))
 
@@ -58,13 +59,13 @@ def ship(spark: SparkSession, folder: Path) -> None:
 
 
 def import_everything(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first task of a worker: by the time it runs, everything is imported."""
+    """The first task of a worker: when it runs, everything is imported."""
     prepare_worker()
     yield from batches
 
 
 def warm_up(spark: SparkSession) -> None:
-    """A first job, so that the first real one finds workers that have loaded everything. Raises
+    """Runs a first job, so that the first real one finds workers that have imported everything. Raises
     `PipelineUnavailable`."""
     slots = spark.sparkContext.defaultParallelism
     try:
@@ -75,6 +76,6 @@ def warm_up(spark: SparkSession) -> None:
         if package:
             raise PipelineUnavailable(
                 f"the Python of Spark's executors lacks the package {package}",
-                advice=f"install there what tasks need: pip install {PACKAGES}",
+                advice=f"install what tasks need there: pip install {PACKAGES}",
             ) from error
         raise PipelineUnavailable(f"Spark cannot run Python tasks: {parse_failure(text).message}") from error

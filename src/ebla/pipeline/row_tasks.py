@@ -1,26 +1,34 @@
-"""Tasks that move rows: from one replica or several, merged cell by cell, to each target what it lacks.
+"""Tasks that copy rows: read from one replica or several, merged cell by cell, and to each target what it lacks.
 
-Rows are read and merged in the task's own thread, and each target is written to in one beside it, so that the slowest
-of them sets the pace and none waits for its turn.
+The task's own thread reads and merges, and one thread per target writes: the slowest target sets the pace, and none
+waits for another. Batches have the columns `key` and `value`, as rows are stored: with write times, tombstones and
+partition heads.
 """
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ebla.model.errors import EblaError
+from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import AttemptId
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
 from ebla.model.transfers import MoveResult, RowMove, RowTarget, StagedFile
-from ebla.pipeline.row_merge import ReplicaMerge, clip_rows
 from ebla.pipeline.task_outcome import TaskFailed, TaskFailure, failure_of, is_final, moved_batch
+from ebla.storage.codec.key_codec import key_spans
+from ebla.storage.codec.row_file import ROWS_SCHEMA
+from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
+from ebla.storage.merge.chunk_merge import merge_chunks, rows_before, rows_through
 from ebla.transfers.flight_client import FlightClient
 from ebla.transfers.spark_worker import new_attempt_id, prepare_worker
 
-AHEAD_BATCHES = 4
+QUEUED_BATCHES_MAX = 4
 POLL_S = 0.5
 
 _moves = msgspec.msgpack.Decoder(tuple[RowMove, ...])
@@ -31,14 +39,14 @@ def encode_row_moves(moves: Sequence[RowMove]) -> bytes:
 
 
 def _trimmed(move: RowMove) -> RowMove:
-    """Rows are asked for by range: which files they are in is the source's own business."""
+    """Without file lists: rows are requested by range."""
     sources = tuple(msgspec.structs.replace(source, parts=()) for source in move.sources)
     return msgspec.structs.replace(move, sources=sources)
 
 
 @dataclass(frozen=True)
 class RowMoveTask:
-    """For `mapInArrow`: numbers of tasks come in, what was staged goes out."""
+    """For `mapInArrow`: takes numbers of tasks, returns what was staged."""
 
     tasks: tuple[bytes, ...]
     authority: bytes
@@ -76,19 +84,19 @@ def move_rows(move: RowMove, authority: bytes) -> list[MoveResult]:
                     writer.write(rows if writer.to.own is None else lacking.get(writer.to.own, rows))
             return [writer.finish() for writer in writers]
         except BaseException:
-            # Also where one of them fails at the end: the threads of the others would wait for more, for ever.
+            # Also if one of them fails at its end: the threads of the others would wait for more rows forever.
             for writer in writers:
                 writer.abandon()
             raise
 
 
 class _Broken(Exception):
-    """The rows have come to no end, so what was staged of them must not look whole."""
+    """The rows did not come to their end, so what was staged must not look complete."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Writer:
-    """One target, written to by a thread of its own. No row, no file."""
+    """Writes to one target in its own thread. Without rows it stages no file."""
 
     to: RowTarget
     attempt: AttemptId
@@ -96,8 +104,8 @@ class _Writer:
     rows: int = 0
     staged: StagedFile | None = None
     error: BaseException | None = None
-    given_up: bool = False
-    waiting: "queue.Queue[pa.RecordBatch | None]" = field(default_factory=lambda: queue.Queue(AHEAD_BATCHES))
+    is_abandoned: bool = False
+    waiting: "queue.Queue[pa.RecordBatch | None]" = field(default_factory=lambda: queue.Queue(QUEUED_BATCHES_MAX))
     thread: threading.Thread | None = None
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -106,11 +114,11 @@ class _Writer:
                 self.thread = threading.Thread(target=self._run, name="rows-writer", daemon=True)
                 self.thread.start()
             self.rows += len(part)
-            self._hand_over(part)
+            self._enqueue(part)
 
     def finish(self) -> MoveResult:
         if self.thread is not None:
-            self._hand_over(None)
+            self._enqueue(None)
             self.thread.join()
         if self.error is not None:
             raise self.error
@@ -121,10 +129,10 @@ class _Writer:
         )
 
     def abandon(self) -> None:
-        self.given_up = True
+        self.is_abandoned = True
 
-    def _hand_over(self, part: pa.RecordBatch | None) -> None:
-        """Bounded by what the thread itself waits for: when it is gone, its error is raised."""
+    def _enqueue(self, part: pa.RecordBatch | None) -> None:
+        """Bounded by the timeouts of the thread: if it fails, its error is raised here."""
         while True:
             try:
                 self.waiting.put(part, timeout=POLL_S)
@@ -138,7 +146,7 @@ class _Writer:
         try:
             with FlightClient(self.authority) as client:
                 self.staged = client.put_rows(self.to.target, self.attempt, self._batches())
-        except BaseException as error:  # it is raised in the task's own thread
+        except BaseException as error:  # raised again in the task's own thread
             self.error = error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -146,9 +154,76 @@ class _Writer:
             try:
                 part = self.waiting.get(timeout=POLL_S)
             except queue.Empty:
-                if self.given_up:
+                if self.is_abandoned:
                     raise _Broken from None
                 continue
             if part is None:
                 return
             yield part
+
+
+# ---- merging
+
+
+class ReplicaMerge:
+    """Merges the streams of all sources, each in key order, cell by cell. For the sources in `kept`, their own rows are
+    kept until `lacking` compares them with the merged ones."""
+
+    def __init__(
+        self, streams: Sequence[Iterator[pa.RecordBatch]], schema: TableSchema | None, kept: Sequence[int]
+    ) -> None:
+        if schema is None and len(streams) > 1:
+            raise InvalidRequest("to merge rows of several replicas, the table's schema is needed")
+        self._schema = schema
+        self._had: dict[int, deque[pa.RecordBatch]] = {number: deque() for number in kept}
+        self._streams = [self._kept(number, stream) for number, stream in enumerate(streams)]
+
+    def merged(self) -> Iterator[pa.RecordBatch]:
+        if len(self._streams) == 1:
+            yield from self._streams[0]
+            return
+        assert self._schema is not None
+        shape = ChunkShape(self._schema)
+        chunks = [(chunk_of(shape, *batch.columns) for batch in stream) for stream in self._streams]
+        for chunk in merge_chunks(shape, chunks):
+            yield pa.RecordBatch.from_arrays([chunk.column(KEY), chunk.column(STORED)], schema=ROWS_SCHEMA)
+
+    def lacking(self, source: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The merged rows that this source does not have in exactly this form. Call it once for each batch, in
+        order."""
+        own = self._had_through(source, rows.column(0)[-1].as_py())
+        if not len(own):
+            return rows
+        positions = pc.index_in(rows.column(0), value_set=own.column(0))
+        same = pc.equal(rows.column(1), own.column(1).take(positions))
+        return rows.filter(pc.invert(pc.fill_null(same, False)))
+
+    def _kept(self, number: int, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in stream:
+            if number in self._had and len(batch):
+                self._had[number].append(batch)
+            yield batch
+
+    def _had_through(self, source: int, end: bytes) -> pa.Table:
+        """The source's rows up to that key. All of them have been read: rows are merged after that."""
+        waiting = self._had[source]
+        taken = []
+        while waiting:
+            batch = waiting.popleft()
+            count = rows_through(batch.column(0), end)
+            taken.append(batch.slice(0, count))
+            if count < len(batch):
+                waiting.appendleft(batch.slice(count))
+                break
+        return pa.Table.from_batches(taken, schema=ROWS_SCHEMA).combine_chunks()
+
+
+def clip_rows(rows: pa.RecordBatch, to: TokenRange) -> list[pa.RecordBatch]:
+    """The rows of a sorted batch whose tokens are in the range."""
+    parts = []
+    for start, end in key_spans(to):
+        first = rows_before(rows.column(0), start)
+        last = len(rows) if end is None else rows_before(rows.column(0), end)
+        if first < last:
+            parts.append(rows.slice(first, last - first))
+    return parts

@@ -1,10 +1,9 @@
-"""What of Spark's interface differs between its ways of running: cancelling, progress, and whether it is still there.
+"""The part of Spark's interface that depends on how Spark runs: cancelling, progress, and whether it is alive.
 
-There is one implementation, for a session whose Java process is our own (an embedded one, and a `spark://` cluster).
-For Spark Connect (`sc://`) there is none: its client needs packages that nothing else here does (grpcio-status and
-googleapis-common-protos, at versions that the client of this Spark release does not state), and there tags, progress
-and cancelling are other calls altogether, which could not be tested beside this one. Job code keeps to DataFrames, so
-that such an implementation is all that is missing.
+There is one implementation, for a session with its own Java process (embedded Spark, and a `spark://` cluster). Spark
+Connect (`sc://`) is not supported: its client needs packages that nothing else here needs (grpcio-status and
+googleapis-common-protos, at versions that this Spark release does not state), and its calls for tags, progress and
+cancelling are different. Job code uses only DataFrames, so that only such an adapter is missing.
 """
 
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ from ebla.ports.transfer_engine import TaskCounts
 class SparkAdapter(Protocol):
     @contextmanager
     def jobs(self, tag: str, description: str) -> Iterator[None]:
-        """What this thread runs meanwhile goes under the tag."""
+        """Jobs that this thread starts meanwhile get the tag."""
         ...
 
     def cancel(self, tag: str) -> None:
-        """What runs under it now; not what is begun later."""
+        """Cancels the jobs that run with the tag now; not later ones."""
         ...
 
     def counts(self, tag: str) -> TaskCounts: ...
@@ -33,15 +32,15 @@ class SparkAdapter(Protocol):
     def is_alive(self) -> bool: ...
 
     def slots(self) -> int:
-        """How many tasks run at the same time."""
+        """How many tasks run concurrently."""
         ...
 
     def user_interface(self) -> str: ...
 
 
 class ClassicAdapter:
-    """By tags of jobs for cancelling: tags of the session cancel nothing that another thread has begun. By groups of
-    jobs for progress: the tracker knows no tags."""
+    """Cancels by job tags: tags of the session do not cancel jobs of another thread. Counts progress by job groups: the
+    status tracker does not know tags."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context: SparkContext = spark.sparkContext
@@ -54,10 +53,10 @@ class ClassicAdapter:
         try:
             yield
         finally:
-            # The thread goes on to other work; where Spark is gone there is nothing to clear.
+            # The thread is used for other work; if Spark is gone, there is nothing to clear.
             try:
                 self._context.removeJobTag(tag)
-                self._context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # takes it away
+                self._context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # removes it
                 self._context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]  # likewise
             except (Py4JError, OSError, AttributeError):
                 pass

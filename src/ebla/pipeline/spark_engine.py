@@ -1,7 +1,7 @@
-"""`ports.transfers.Transfers` on Spark: asyncio on the outside, a thread for each running job inside.
+"""The transfer engine on Spark (`ports.transfer_engine`): asyncio outside, a thread for each running job inside.
 
-The session is started in the background and started again, by and by more patiently, when it is lost. Whatever ran on
-the one before is told `PipelineUnavailable`: its tasks may go on or not, and nothing of them counts unless sealed.
+The session is started in the background, and restarted with backoff when it is lost. Jobs that ran on the lost session
+raise `PipelineUnavailable`: their tasks may go on or not, and nothing of them counts unless it is sealed.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from py4j.protocol import Py4JError
 
+from ebla.aio.retry import Backoff
 from ebla.model.identity import JobId
 from ebla.model.transfers import TransferResult, TransferTask
 from ebla.pipeline.class_archive import ClassTraining
@@ -25,21 +26,20 @@ from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavai
 T = TypeVar("T")
 
 JOBS_MAX = 16
-"""At the same time; more wait for their turn."""
+"""Concurrent jobs; more wait."""
 POLL_S = 0.25
-"""How often a running job's tasks are counted, and whether Spark is still there is looked at."""
+"""How often the tasks of a running job are counted, and Spark is checked."""
 SILENCE_MAX_S = 30.0
-"""A Java process that answers nothing for so long is ended."""
+"""A Java process that does not answer for so long is killed."""
 DEATH_NOTICE_S = 2.0
-"""Between the end of connections to the Java process and its own."""
+"""How long the Java process may live on after its connections have ended."""
 ABORT_S = 10.0
-"""Within which a start that is broken off has cleared away what it made."""
+"""How long an aborted start may take to clean up."""
 CANCEL_RETRY_S = 0.2
 CANCEL_TRIES_MAX = 150
-RESTART_FIRST_S = 1.0
-RESTART_MAX_S = 60.0
+RESTART_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
 STABLE_AFTER_S = 300.0
-"""A session that has lived so long does not count as one that fails: patience begins anew."""
+"""The backoff starts over after a session that has lived so long."""
 
 
 @dataclass(slots=True)
@@ -55,15 +55,15 @@ class _Running:
     job: JobId
     tag: str
     counts: TaskCounts = field(default_factory=TaskCounts)
-    given_up: threading.Event = field(default_factory=threading.Event)
+    is_abandoned: threading.Event = field(default_factory=threading.Event)
 
 
 class SparkEngine:
-    """Of use while `serve` runs."""
+    """Runs jobs while `serve` runs."""
 
     def __init__(self, options: SparkOptions, authority: bytes, on_ready: Callable[[], None] | None = None) -> None:
-        """`authority` is the certificate by which the nodes' Flight doors are known, as PEM. `on_ready` is called in a
-        thread whenever Spark has started."""
+        """`authority` is the certificate that the nodes' Flight servers are checked against, as PEM. `on_ready` is
+        called in a thread whenever Spark has started."""
         self._on_ready = on_ready
         self._options = options
         self._authority = authority
@@ -74,7 +74,7 @@ class SparkEngine:
         self._serial = 0
         self._job_threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="spark-job")
         self._asking_threads = ThreadPoolExecutor(4, thread_name_prefix="spark-asking")
-        # Apart from the others, all of which a Java process that hangs would hold: one looks at it, one ends it.
+        # Separate from the others, which a hanging Java process would block: one checks it, one ends it.
         self._life_thread = ThreadPoolExecutor(1, thread_name_prefix="spark-life")
         self._end_thread = ThreadPoolExecutor(1, thread_name_prefix="spark-end")
 
@@ -92,18 +92,18 @@ class SparkEngine:
     async def run(self, job: JobId, work: Sequence[TransferTask]) -> Sequence[TransferResult]:
         live = self._live
         if live is None:
-            raise PipelineUnavailable(self._status.cause, advice="it is started again by itself")
+            raise PipelineUnavailable(self._status.cause, advice="it is restarted automatically")
         self._serial += 1
         running = _Running(job=job, tag=f"{job}-{self._serial}")
         context = SparkJobContext(
             session=live.session, adapter=live.adapter, authority=self._authority, task_bytes=self._options.task_bytes
         )
-        future = self._job_threads.submit(run_spark_job, context, running.tag, tuple(work), running.given_up)
+        future = self._job_threads.submit(run_spark_job, context, running.tag, tuple(work), running.is_abandoned)
         self._running.append(running)
         try:
             return await self._follow(live, running, future)
         except BaseException:
-            self._give_up(live, running, future)
+            self._abandon(live, running, future)
             raise
         finally:
             self._running.remove(running)
@@ -112,27 +112,27 @@ class SparkEngine:
         self, live: _Live, running: _Running, future: "Future[Sequence[TransferResult]]"
     ) -> Sequence[TransferResult]:
         ended = asyncio.wrap_future(future)
-        ended.add_done_callback(_look_at_error)
+        ended.add_done_callback(_retrieve_error)
         while True:
             await asyncio.wait({ended}, timeout=POLL_S)
             if ended.done():
                 return ended.result()
             if live.lost:
-                raise PipelineUnavailable(live.lost, advice="it is started again by itself")
+                raise PipelineUnavailable(live.lost, advice="it is restarted automatically")
             try:
                 running.counts = await self._on(self._asking_threads, lambda: live.adapter.counts(running.tag))
             except (Py4JError, OSError):
-                pass  # the job itself finds out what is the matter
+                pass  # the job itself reports what is wrong
 
-    def _give_up(self, live: _Live, running: _Running, future: "Future[Sequence[TransferResult]]") -> None:
-        running.given_up.set()
+    def _abandon(self, live: _Live, running: _Running, future: "Future[Sequence[TransferResult]]") -> None:
+        running.is_abandoned.set()
         if not future.cancel() and not future.done():
             self._asking_threads.submit(_cancel_until_over, live.adapter, running.tag, future)
 
-    # -- the session's life ------------------------------------------------------------------------------------------
+    # -- the session -------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Until cancelled. Leaves no process."""
+        """Until cancelled. Leaves no process behind."""
         failures = 0
         loop = asyncio.get_running_loop()
         try:
@@ -140,13 +140,13 @@ class SparkEngine:
                 began = loop.time()
                 cause = await self._one_session()
                 failures = 1 if loop.time() - began > STABLE_AFTER_S else failures + 1
-                pause_s = min(RESTART_MAX_S, RESTART_FIRST_S * 2 ** (failures - 1))
-                self._say(EngineState.UNAVAILABLE, f"{cause}; it is started again in {pause_s:.0f} s")
+                pause_s = RESTART_BACKOFF.pause_s(failures)
+                self._set_status(EngineState.UNAVAILABLE, f"{cause}; it is restarted in {pause_s:.0f} s")
                 await asyncio.sleep(pause_s)
-                self._say(EngineState.STARTING, f"{cause}; it is being started again")
+                self._set_status(EngineState.STARTING, f"{cause}; it is being restarted")
         finally:
-            self._say(EngineState.UNAVAILABLE, "the pipeline is being stopped")
-            await self._to_its_end(self._training.stop)
+            self._set_status(EngineState.UNAVAILABLE, "the pipeline is being stopped")
+            await self._run_to_end(self._training.stop)
             for threads in (self._job_threads, self._asking_threads, self._life_thread, self._end_thread):
                 threads.shutdown(wait=False, cancel_futures=True)
 
@@ -175,7 +175,7 @@ class SparkEngine:
             self._live = None
             end = session.kill if live.lost else session.stop
             live.lost = live.lost or "the pipeline is being stopped"
-            await self._to_its_end(end)
+            await self._run_to_end(end)
 
     async def _started(self, start: SparkStart) -> SparkRuntime:
         future = self._life_thread.submit(start.run)
@@ -186,11 +186,11 @@ class SparkEngine:
             waited = f"{self._options.start_timeout_s:.0f} s"
             raise PipelineUnavailable(
                 f"Spark at {self._options.master} has not run a first task within {waited}",
-                advice="look whether it has workers with free cores",
+                advice="check that it has workers with free cores",
             ) from error
         finally:
             if not future.done() or future.cancelled():
-                await self._to_its_end(lambda: _broken_off(start, future))
+                await self._run_to_end(lambda: _abort(start, future))
 
     async def _watch(self, live: _Live) -> str:
         loop = asyncio.get_running_loop()
@@ -210,7 +210,7 @@ class SparkEngine:
             await self._on(self._life_thread, live.session.process.rotate_log)
             await self._on(self._life_thread, lambda: self._training.poll(live.session, loop.time() - ready_at))
 
-    def _say(self, state: EngineState, cause: str) -> None:
+    def _set_status(self, state: EngineState, cause: str) -> None:
         self._status = EngineStatus(state=state, cause=cause, master=self._options.master)
 
     # -- threads -----------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ class SparkEngine:
     async def _on(self, threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, function)
 
-    async def _to_its_end(self, function: Callable[[], None]) -> None:
-        """Also while this task is cancelled, again and again: a process would be left behind. Bounded by what the
-        function itself waits for."""
+    async def _run_to_end(self, function: Callable[[], None]) -> None:
+        """Runs the function to its end even if this task is cancelled meanwhile: otherwise a process would be left
+        behind. Bounded by the timeouts of the function."""
         ending = asyncio.wrap_future(self._end_thread.submit(function))
         cancelled: asyncio.CancelledError | None = None
         while not ending.done():
@@ -233,24 +233,24 @@ class SparkEngine:
             raise cancelled
 
 
-def _broken_off(start: SparkStart, future: "Future[SparkRuntime]") -> None:
+def _abort(start: SparkStart, future: "Future[SparkRuntime]") -> None:
     start.abort()
     wait([future], ABORT_S)
 
 
 def _has_stopped(live: _Live) -> bool:
-    """While its Java process goes on: the end of that is told apart."""
+    """Whether Spark has stopped while its Java process goes on: the end of that is reported separately."""
     return not live.adapter.is_alive() and not live.session.process.wait_exit(DEATH_NOTICE_S)
 
 
-def _look_at_error(ended: "asyncio.Future[Sequence[TransferResult]]") -> None:
-    """Whoever was cancelled does not ask how it ended, and asyncio would complain of that."""
+def _retrieve_error(ended: "asyncio.Future[Sequence[TransferResult]]") -> None:
+    """A cancelled caller does not retrieve the error, and asyncio would complain about that."""
     if not ended.cancelled():
         ended.exception()
 
 
 def _cancel_until_over(adapter: SparkAdapter, tag: str, future: "Future[Sequence[TransferResult]]") -> None:
-    """Again and again: its next job may have been on the way to Spark when the last one was cancelled."""
+    """Repeatedly: its next job may have been on the way to Spark when the last one was cancelled."""
     for _ in range(CANCEL_TRIES_MAX):
         try:
             adapter.cancel(tag)

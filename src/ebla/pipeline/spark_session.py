@@ -1,4 +1,4 @@
-"""One warm Spark session, and the Java process that it lives in."""
+"""A running Spark session and its Java process: start, stop, and the folders they use."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ from ebla.ports.transfer_engine import PipelineUnavailable
 SPARK_HOME = Path(pyspark.__file__).parent
 MASTER_TIMEOUT_S = 5.0
 JAVA_NICENESS = 9
-"""Beyond our own: tasks move bytes, and this process has to be heard by its control while they do."""
+"""Added to our own: while tasks move bytes, this process must still answer its control."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,13 @@ class SparkRuntime:
     places: SparkFolders
 
     def stop(self) -> None:
-        """Returns when no process of it is left. Spark stops by itself when its Java process exits, which unlike a call
-        has a bound."""
+        """Returns when none of its processes is left. Spark stops when its Java process exits, which, unlike a call to
+        Spark, has a bound."""
         self.process.stop()
         self._forget()
 
     def kill(self) -> None:
-        """The same without any word to it."""
+        """The same at once."""
         self.process.kill()
         self._forget()
 
@@ -63,7 +63,7 @@ class SparkRuntime:
 
 
 class SparkStart:
-    """A start that can be broken off from another thread."""
+    """A start that another thread can abort."""
 
     def __init__(self, options: SparkOptions, new_archive: Path | None = None) -> None:
         self._options = options
@@ -75,7 +75,7 @@ class SparkStart:
     def run(self) -> SparkRuntime:
         """Takes seconds. Raises `PipelineUnavailable`."""
         options = self._options
-        if SparkContext._active_spark_context is not None:  # noqa: SLF001  # PySpark has no word for it
+        if SparkContext._active_spark_context is not None:  # noqa: SLF001  # PySpark has no public name for it
             raise PipelineUnavailable("this process has a Spark session already, and Spark allows one")
         check_masters(options)
         java = find_java(options.java_home, os.environ)
@@ -87,20 +87,20 @@ class SparkStart:
                 ship(spark, places.work)
             warm_up(spark)
         except BaseException as error:
-            cause, words = error_text(error), process.log_tail()
+            cause, log_tail = error_text(error), process.log_tail()
             if places.archive is not None and not self._aborted and has_crashed(process.exit_code):
-                # Whatever it was, it is not tried again with what was made on another day.
+                # Whatever the cause, do not use the same archive again.
                 places.archive.unlink(missing_ok=True)
             process.kill()
-            forget_spark(SparkContext._active_spark_context)  # noqa: SLF001  # there was none before: it is this one's
+            forget_spark(SparkContext._active_spark_context)  # noqa: SLF001  # there was none before: it belongs to this start
             remove_folders(places)
             if isinstance(error, PipelineUnavailable) or not isinstance(error, Exception):
                 raise
-            raise PipelineUnavailable(f"Spark did not start: {cause}; it said: {words}") from error
+            raise PipelineUnavailable(f"Spark did not start: {cause}; its log ends with: {log_tail}") from error
         return SparkRuntime(spark=spark, java=java, process=process, places=places)
 
     def abort(self) -> None:
-        """Returns when no process of it is left; `run` raises."""
+        """Returns when none of its processes is left; `run` raises."""
         with self._lock:
             self._aborted = True
             if self._process is not None:
@@ -127,20 +127,20 @@ class SparkStart:
 
 
 def has_crashed(exit_code: int | None) -> bool:
-    """Not by one of those who end a start, a lost lead for one: the next start is no better without the archive."""
+    """Not if this node ended the start, as when it loses the leadership: then the archive is not to blame."""
     return exit_code not in (None, -signal.SIGKILL, -signal.SIGTERM)
 
 
 def error_text(error: BaseException) -> str:
-    """To be asked before the Java process is ended: an error of Java's asks it for its words, however late."""
+    """Call it before the Java process is ended: the text of a Java error is fetched from that process."""
     try:
         return java_cause(str(error))
     except (OSError, Py4JError):
-        return f"{type(error).__name__}, of which Spark's Java process could not be asked any more"
+        return f"{type(error).__name__}, whose text could not be fetched from Spark's Java process any more"
 
 
 def check_masters(options: SparkOptions) -> None:
-    """Spark itself would try for a minute, and then say that it has stopped."""
+    """Fails at once; Spark itself would retry for a minute and then only say that it has stopped."""
     refused = []
     for place in options.masters:
         try:
@@ -158,14 +158,14 @@ def check_masters(options: SparkOptions) -> None:
 def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
     port, secret = process.wait_gateway(options.start_timeout_s)
     _keep_traces_out_of_logs()
-    with _told_gateway(port, secret):
+    with _gateway_environment(port, secret):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # PySpark's own, without types
     assert isinstance(gateway, JavaGateway)
-    # All settings were told to the Java process, because those of its own start cannot be changed afterwards.
+    # The Java process has all settings already: those of its own start cannot be changed afterwards.
     context = SparkContext(gateway=gateway)
     context.pythonExec = options.python
-    # When the Java process dies this server would print a stack trace; that it died is told otherwise.
-    context._accumulatorServer.handle_error = _say_nothing  # type: ignore[method-assign]  # noqa: SLF001  # see above
+    # This server would print a stack trace when the Java process dies; the engine reports that itself.
+    context._accumulatorServer.handle_error = _ignore_error  # type: ignore[method-assign]  # noqa: SLF001  # see above
     spark = SparkSession(context)
     spark.conf.set("spark.sql.shuffle.partitions", str(context.defaultParallelism))
     return spark
@@ -173,35 +173,35 @@ def _connect(process: JavaProcess, options: SparkOptions) -> SparkSession:
 
 @cache
 def _keep_traces_out_of_logs() -> None:
-    """The bridge to Java logs a stack trace for each call that the end of the Java process broke off. The call raises,
-    and whoever made it says in words what happened."""
+    """Py4J logs a stack trace for each call that the end of the Java process interrupts. The call raises, and its
+    caller reports what happened."""
     logging.getLogger().addFilter(lambda record: record.module not in ("java_gateway", "clientserver"))
 
 
-def _say_nothing(request: object, client_address: object) -> None:
-    """For errors of a connection that nobody can do anything about."""
+def _ignore_error(request: object, client_address: object) -> None:
+    """For errors of a connection that no one can do anything about."""
 
 
 @contextmanager
-def _told_gateway(port: int, secret: str) -> Iterator[None]:
+def _gateway_environment(port: int, secret: str) -> Iterator[None]:
     """PySpark connects to a running Java process if the environment names one."""
-    told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(told)
+    variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in told:
+        for name in variables:
             del os.environ[name]
 
 
 def forget_spark(context: SparkContext | None) -> None:
-    """PySpark keeps one context and one connection for the life of a Python process. When the Java process is gone it
-    has no way of its own to start another. A context that came after the one that is meant stays untouched."""
+    """PySpark keeps one context and one connection for the lifetime of a Python process, and cannot start another one
+    when the Java process is gone. So this resets it. A later context is left untouched."""
     if context is not SparkContext._active_spark_context:  # noqa: SLF001  # see above
         return
     gateway = SparkContext._gateway  # noqa: SLF001  # see above
     if context is not None:
-        context._jsc = None  # noqa: SLF001  # it would be asked to stop, and is not there
+        context._jsc = None  # noqa: SLF001  # it would be called to stop, and is gone
         context.stop()
     if gateway is not None:
         gateway.close(keep_callback_server=True, close_callback_server_connections=True)
@@ -235,8 +235,8 @@ def _make_event_folder(folder: Path) -> None:
 
 
 def _socket_folder(folder: Path) -> Path:
-    """In the folder that is given, or where its name is too long in one of the machine's own, which is noted here: who
-    is killed cannot remove it, and the next one does."""
+    """In the given folder; if its name is too long, in a temporary folder, which is noted here: a killed process cannot
+    remove it, so the next one does."""
     here, note = folder / "sockets", folder / "sockets-elsewhere"
     if note.exists():
         shutil.rmtree(note.read_text(), ignore_errors=True)

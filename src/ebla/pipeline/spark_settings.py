@@ -1,7 +1,7 @@
-"""What Spark is told at its start. Pure: options in, settings and environment out.
+"""The settings and environment that Spark is started with. Pure.
 
-The embedded Spark is for control work: its Python tasks move the bytes, and the Java process only hands out work. So
-it gets a small heap and the quick compiler, which would be wrong for jobs whose rows go through Java.
+The embedded Spark only schedules: its Python tasks move the bytes. So its Java process gets a small heap and the quick
+compiler, which would be wrong for jobs whose rows go through Java.
 """
 
 import re
@@ -21,29 +21,29 @@ _FOREIGN = (
     "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS",
     "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_DIRS", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE", "SPARK_TESTING",
 )  # fmt: skip
-"""Of whatever started us: each would lead Spark somewhere else than the settings say."""
+"""Inherited variables that would override the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkOptions:
     folder: Path
-    """For everything that Spark writes on this machine. One engine at a time."""
+    """For all that Spark writes on this machine. One engine at a time."""
     master: str = "local[*]"
     java_home: str = ""
     python: str = sys.executable
-    """What tasks run on; on a cluster a path of its machines."""
+    """The Python of tasks; for a cluster, a path on its machines."""
     driver_memory_mb: int = 512
     user_interface: bool = False
     event_log: str = ""
     task_tries: int = 4
     task_bytes: int = 100_000_000
     driver_host: str = LOOPBACK
-    """Where executors of a cluster reach us."""
+    """The address at which the executors of a cluster reach the driver."""
     start_timeout_s: float = 180.0
     settings: Mapping[str, str] = field(default_factory=dict)
-    """More of Spark's own, over those that are made here: what executors of a cluster are given, for one."""
+    """Further Spark settings, which override those made here, such as the memory of executors."""
     archive_folder: Path | None = None
-    """Where archives of Java classes are kept, which halve the time of a start. None: none is made or used."""
+    """For archives of Java classes, which halve the time of a start. None: none is made or used."""
 
     @property
     def is_embedded(self) -> bool:
@@ -51,14 +51,14 @@ class SparkOptions:
 
     @property
     def masters(self) -> tuple[tuple[str, int], ...]:
-        """Hosts and ports of a cluster, of which one leads."""
+        """Hosts and ports of a cluster's masters, of which one leads."""
         named = () if self.is_embedded else self.master.removeprefix("spark://").split(",")
         return tuple((host, int(port)) for host, _, port in (one.rpartition(":") for one in named))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkFolders:
-    """What stands ready for a start."""
+    """The folders and files that a start uses."""
 
     java_home: Path
     spark_home: Path
@@ -66,12 +66,12 @@ class SparkFolders:
     work: Path
     """Emptied at each start."""
     archive: Path | None = None
-    """Of classes, if there is one for this Java and Spark."""
+    """Of Java classes, if there is one for this Java and Spark."""
     new_archive: Path | None = None
 
 
 def master_with_tries(options: SparkOptions) -> str:
-    """An embedded Spark tries a task once, unless its master's name says otherwise."""
+    """An embedded Spark attempts a task once, unless its master's name says otherwise."""
     local = _LOCAL.fullmatch(options.master)
     return f"local[{local['slots'] or 1},{options.task_tries}]" if local else options.master
 
@@ -108,8 +108,8 @@ def spark_settings(options: SparkOptions, places: SparkFolders) -> dict[str, str
         "spark.ui.showConsoleProgress": "false",
     }
     if options.is_embedded:
-        # A socket of the loopback waits 40 ms for each task's first bytes. The path must be there on every executor,
-        # so a cluster keeps to TCP.
+        # A loopback TCP socket waits 40 ms for each task's first bytes. The path must exist on every executor, so a
+        # cluster uses TCP.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = str(places.sockets)
     if options.event_log:
@@ -118,8 +118,8 @@ def spark_settings(options: SparkOptions, places: SparkFolders) -> dict[str, str
     return settings | dict(options.settings)
 
 
-def spark_environment(options: SparkOptions, places: SparkFolders, around: Mapping[str, str]) -> dict[str, str]:
-    environment = {name: value for name, value in around.items() if name not in _FOREIGN}
+def spark_environment(options: SparkOptions, places: SparkFolders, inherited: Mapping[str, str]) -> dict[str, str]:
+    environment = {name: value for name, value in inherited.items() if name not in _FOREIGN}
     return environment | {
         "JAVA_HOME": str(places.java_home),
         "PYSPARK_PYTHON": options.python,

@@ -1,8 +1,8 @@
-"""What a task sends back, and what is made of it at the driver: results, or why there are none.
+"""What a task returns, and how the driver reads it: results, or the cause of a failure.
 
-A failure that another try may mend is raised, and Spark tries again. One that it cannot mend (a session that is closed,
-a ticket that is refused) is sent back like a result, so that the job ends at once. What is raised travels as text
-inside of texts of Spark's, so it carries a line of its own that is found again.
+A failure that another attempt may not meet is raised, and Spark retries the task. A final one (a closed session, a
+refused ticket) is returned like a result, so that the job ends at once. A raised error reaches the driver as text
+inside Spark's own texts, so it carries a marked line that the driver finds.
 """
 
 import re
@@ -16,7 +16,7 @@ from ebla.model.transfers import BucketDifference, ComparisonResult, MoveResult,
 from ebla.ports.transfer_engine import WorkFailed
 
 OUTCOME_SCHEMA = "transfer string, attempt string, files int, rows bigint, bytes bigint, outcome binary"
-"""The first ones are for who looks at Spark's pages; the last has it all."""
+"""The last column has it all; the others are for people who read Spark's pages."""
 
 _ARROW = pa.schema(
     [
@@ -49,8 +49,7 @@ class TaskFailed(Exception):
     """Raised in a task; the driver finds the cause in its text."""
 
     def __init__(self, error: BaseException) -> None:
-        told = msgspec.json.encode(failure_of(error)).decode()
-        super().__init__(f"{_CAUSE_MARK}{told}")
+        super().__init__(f"{_CAUSE_MARK}{msgspec.json.encode(failure_of(error)).decode()}")
 
 
 def failure_of(error: BaseException) -> TaskFailure:
@@ -58,7 +57,7 @@ def failure_of(error: BaseException) -> TaskFailure:
 
 
 def is_final(error: EblaError) -> bool:
-    """Whether the same would happen to every other try."""
+    """Whether every other attempt would fail the same way."""
     return error.fault is Fault.CALLER
 
 
@@ -82,7 +81,7 @@ def _row(outcome: MoveResult | TaskFailure) -> dict[str, object]:
 
 
 def results_of(outcomes: Sequence[bytes]) -> list[TransferResult]:
-    """Raises `WorkFailed` with the first failure among them."""
+    """Raises `WorkFailed` if there is a failure among them, with the first."""
     results: list[TransferResult] = []
     for encoded in outcomes:
         outcome = _decoder.decode(encoded)
@@ -97,7 +96,7 @@ def work_failed(failure: TaskFailure) -> WorkFailed:
 
 
 def parse_failure(text: str) -> TaskFailure:
-    """The first cause in what Spark says of a job that failed, without any stack trace."""
+    """The first cause in Spark's text about a failed job, without stack traces."""
     if found := _CAUSE_LINE.search(text):
         try:
             return _failure_decoder.decode(found.group(1))
@@ -106,7 +105,7 @@ def parse_failure(text: str) -> TaskFailure:
     if found := _MISSING.search(text):
         return TaskFailure("ModuleNotFoundError", f"the Python that runs tasks lacks the package {found.group(1)}")
     if "Python worker exited unexpectedly" in text or "Python worker process terminated" in text:
-        return TaskFailure("WorkerLost", "the Python process of a task ended in each of its tries")
+        return TaskFailure("WorkerLost", "the Python process of a task ended in each attempt")
     lines = _LAST_LINE.findall(text)
     raised = [(kind, message) for kind, message in lines if not kind.startswith(("org.", "java.", "scala."))]
     if raised:
@@ -118,13 +117,13 @@ def parse_failure(text: str) -> TaskFailure:
 
 
 def java_cause(text: str) -> str:
-    """The innermost of what Java says that it raised, without any stack trace; else the first line of it."""
+    """The innermost exception in Java's text, without stack traces; without one, the first line."""
     raised = _JAVA_RAISED.findall(text)
     first = (text.strip().splitlines() or ["no cause given"])[0]
     return str(raised[-1] if raised else first)[:CAUSE_LENGTH_MAX]
 
 
 def missing_package(text: str) -> str:
-    """Of what Spark says: the name of a package that a task could not import; else nothing."""
+    """The package that a task could not import, by Spark's text; empty if it names none."""
     found = _MISSING.search(text)
     return found.group(1).partition(".")[0] if found else ""

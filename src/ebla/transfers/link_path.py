@@ -1,7 +1,7 @@
-"""Files handed over by links, where source, target and task are on one machine and their folders can be opened.
+"""The link path: copies files by hard links if source, target and task are on one machine and can open the folders.
 
-A link has the source's inode, so nothing is read: the bytes are the same because the file is. What a task does here is
-not trusted: the seal looks at every file before it counts.
+A link has the source's inode, so nothing is read: the bytes are the same because the file is the same. What a task does
+here is not trusted: the seal checks every file.
 """
 
 import errno
@@ -16,25 +16,25 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COPY_BYTES = 4 << 20
 
 _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""Other file systems, ones without links, and kernels that allow links to own files only."""
+"""Another file system, one without links, or a kernel that allows links only to own files."""
 
 
 def is_same_machine(machine: str) -> bool:
-    """Whether somebody runs on this machine, perhaps in another container: the boot id tells it from another one that
-    mounts the same disk."""
+    """Whether a process runs on this machine, perhaps in another container. The boot id distinguishes it from another
+    machine that mounts the same disk."""
     if not machine or not _BOOT_ID.exists():
         return False
     return machine.partition(".")[0] == _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def is_reachable_folder(machine: str, folder: str) -> bool:
-    """Whether a folder that somebody offers is here. Its file of that name tells it from one that only has the same
-    path, in another container."""
+    """Whether an offered folder can be opened here. A file named after the machine distinguishes it from a folder that
+    only has the same path, in another container."""
     if not folder or not is_same_machine(machine):
         return False
-    place = Path(folder)
+    path = Path(folder)
     try:
-        return (place / machine).is_file() and os.access(place, os.R_OK | os.X_OK)
+        return (path / machine).is_file() and os.access(path, os.R_OK | os.X_OK)
     except OSError:
         return False
 
@@ -48,21 +48,21 @@ def can_link(source: TransferSource, target: TransferTarget) -> bool:
 
 
 def link_files(source: TransferSource, part: CheckpointPart, target: TransferTarget, attempt: AttemptId) -> MoveResult:
-    """Raises `OSError`; what is there of the attempt then is swept with its session."""
+    """Raises `OSError`; then what was linked is removed with its session."""
     own = Path(target.folder, str(attempt))
     own.mkdir(mode=0o700)
     staged = []
-    for place, layer in enumerate(part.layers):
-        folder = own / str(place)
+    for number, layer in enumerate(part.layers):
+        folder = own / str(number)
         folder.mkdir(mode=0o700)
         for file in layer.files:
             origin = Path(source.folder, layer.folder, file.name)
-            staged.append(_hand_over(origin, folder / file.name, f"{place}/{file.name}", file))
+            staged.append(_link_or_copy(origin, folder / file.name, f"{number}/{file.name}", file))
     size = sum(file.size_bytes for file in staged)
     return MoveResult(transfer=target.transfer, attempt=attempt, files=tuple(staged), size_bytes=size, short_cut=True)
 
 
-def _hand_over(origin: Path, to: Path, name: str, file: CheckpointFile) -> StagedFile:
+def _link_or_copy(origin: Path, to: Path, name: str, file: CheckpointFile) -> StagedFile:
     try:
         os.link(origin, to)
     except OSError as error:

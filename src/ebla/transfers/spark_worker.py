@@ -1,6 +1,6 @@
-"""What each task does first, in a Python worker of Spark's.
+"""What every task does first in a Python worker of Spark.
 
-Nothing is given to it there, and no simulation runs it: the twin of the engine has tasks of its own.
+It uses real time and randomness: no simulation runs it, the simulated engine has its own tasks.
 """
 
 import gc
@@ -16,25 +16,25 @@ PAUSE_FIRST_S = 0.5
 
 
 def new_attempt_id() -> AttemptId:
-    """A worker forks from a parent that has state of its own; this comes from the kernel."""
+    """From the kernel: a worker is forked, and would share the state of a generator with its siblings."""
     return AttemptId(uuid.uuid4())
 
 
 def prepare_worker() -> None:
-    """Before anything else in a task."""
-    _keep_what_is_loaded()
+    """Call it first in each task."""
+    _freeze_loaded_objects()
     _pause_before_retry()
 
 
 @cache
-def _keep_what_is_loaded() -> None:
-    """After each task a worker collects all garbage, and takes 30 ms to walk through the modules that are loaded. Once
-    frozen they are left out."""
+def _freeze_loaded_objects() -> None:
+    """After each task a worker runs the garbage collector, which takes 30 ms to visit the loaded modules. It does not
+    visit frozen objects."""
     gc.freeze()
 
 
 def _pause_before_retry() -> None:
-    """Spark repeats a task at once, and a node that is just starting again would see all tries within a second."""
+    """Spark retries a task at once; without a pause, all attempts would fail while a node restarts."""
     context = TaskContext.get()
     repeats = context.attemptNumber() if context is not None else 0
     if repeats:

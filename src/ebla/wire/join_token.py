@@ -1,8 +1,8 @@
-"""The join token: a short string with which an operator lets a new node into the cluster.
+"""The join token: a short string with which an operator lets a new node join the cluster.
 
-It names the authority by fingerprint, so that the new node knows whom to believe, ends at a set time, and carries a
-code that only nodes of the cluster can make or check, because its key comes from the authority's own. No node has to
-remember it: every node can answer for every token. It may be used more than once until it ends.
+It contains the fingerprint of the cluster's authority, so that the new node knows whom to trust, a time of expiry, and
+a code that only nodes of the cluster can make or check, because its key is derived from the authority's key. No node
+stores it: every node can check every token. It may be used several times until it expires.
 """
 
 import base64
@@ -42,9 +42,9 @@ class JoinToken:
         return hmac.compare_digest(self.fingerprint, fingerprint[:FINGERPRINT_BYTES])
 
     def check(self, key: bytes, now_s: int) -> None:
-        """At a node of the cluster. The code first: a forger learns nothing about times."""
+        """At a node of the cluster. Checks the code first, so that a forger learns nothing about the expiry."""
         if not hmac.compare_digest(self.code, _code(key, self.signed())):
-            raise Refused("the join token is not of this cluster", advice="make one with a node of this cluster")
+            raise Refused("the join token is not of this cluster", advice="make one at a node of this cluster")
         if now_s >= self.expires_at_s:
             raise Refused("the join token has expired", advice="make a new one")
 
@@ -63,7 +63,7 @@ def make_join_token(key: bytes, fingerprint: bytes, expires_at_s: int, rng: Rng)
 
 
 def parse_join_token(text: str) -> JoinToken:
-    """Raises `InvalidRequest` for a text that is no token. Says nothing about whether it is a good one."""
+    """Raises `InvalidRequest` for a text that is not a token. Does not check whether the token is valid."""
     text = text.strip()
     try:
         if not text.startswith(PREFIX):

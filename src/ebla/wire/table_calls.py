@@ -1,15 +1,15 @@
-"""How a Spark job of a user gets at a table: what its driver asks a node for after it has logged in over CQL.
+"""The calls by which a user's Spark job reads and writes a table. Its driver makes them over CQL.
 
-`CALL ebla.<name>(?)` carries a `CallRequest` and answers one row with one blob, a `CallAnswer`: so errors come with
-their class, outcome and advice. Every call may be made again, at any node: ids are drawn by whoever asks.
+`CALL ebla.<name>(?)` carries a `CallRequest` and returns one row with one blob, a `CallAnswer`: so errors come with
+their class, outcome and advice. Every call may be repeated, at any node: the caller draws the ids.
 
-**Reading.** `open_read` tells which ranges there are and which nodes have them; each node that has any gives a ticket
-for the table as it was at one point after the call. A ticket outlives what the node keeps for it: asked later, it
-takes a new point. No session is opened, nothing waits for a reader, and no version of the topology is held.
+**Reading.** `open_read` returns the ranges of the table and the nodes that have them; each node issues a ticket for a
+snapshot of the table taken after the call. A ticket outlives the snapshot: used later, it takes a new one. A read opens
+no session, holds no version of the topology, and nothing waits for it.
 
-**Writing.** `open_write` opens a session and a place in the staging of every replica. Tasks stage runs of sorted rows,
-each under an attempt of its own; `commit_write` names those that count. Each replica makes one layer of its runs, and
-adopts it as a write at one version of the topology, at the job's consistency level.
+**Writing.** `open_write` opens a session, and staging at every replica. Tasks stage sorted runs of rows, each under its
+own attempt id; `commit_write` names the runs that count. Each replica makes one layer of its runs and adopts it as a
+write under one version of the topology, at the job's consistency level.
 """
 
 import uuid
@@ -28,11 +28,11 @@ from ebla.wire.frames import FailureFrame
 
 ReadId = NewType("ReadId", uuid.UUID)
 
-# ---- between the bulk process and whoever brokers for a job
+# ---- between the broker and the bulk process
 
 
 class StackSizeEstimate(msgspec.Struct, frozen=True, array_like=True):
-    """What a node holds of a range, about."""
+    """An estimate of what a node holds of a range."""
 
     range: TokenRange
     size_bytes: int
@@ -40,24 +40,24 @@ class StackSizeEstimate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadSource(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A node's copy of a table at one point, and the right to read it."""
+    """A node's snapshot of a table, and the right to read it."""
 
     host: HostId
     flight: Address
     ticket: bytes
     machine: str = ""
-    """Who is on the same one may ask where the files are (`LocateQuestion`) and read them."""
+    """A client on the same machine may ask where the files are (`LocateQuery`) and read them."""
 
 
 class OpenTableReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A checkpoint of all that this node has of the table. The same read again: the same point, while it is kept."""
+    """A checkpoint of all that this node has of the table. The same read again: the same one, while it is kept."""
 
     read: ReadId
     table: TableId
     version: TopologyVersion
-    """The shards must have installed it: writes routed by it are in the checkpoint."""
+    """The shards wait until they have installed it: writes routed by it are in the checkpoint."""
     life_ms: int
-    """Of the ticket. The checkpoint itself goes when nobody has used it for a while, and is taken anew when asked."""
+    """Of the ticket. The checkpoint is dropped when it has not been used for a while, and taken again on demand."""
 
 
 class OpenTableReadAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -66,20 +66,20 @@ class OpenTableReadAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CloseTableReadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Room that comes back early."""
+    """Frees disk space early."""
 
     read: ReadId
 
 
-# ---- over Flight, behind the ticket of a read
+# ---- over Flight, with the ticket of a read
 
 
 class CheckpointFiles(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The answer to `LocateQuestion`: where the files are, for who is on the same machine and may open them."""
+    """The answer to `LocateQuery`: where the files are, for a client on the same machine that may open them."""
 
     machine: str
     folder: str
-    """Of the checkpoint; a file named as `machine` says stands in it."""
+    """Of the checkpoint; it contains a file named after `machine`."""
     stacks: tuple[ScanStack, ...]
     """With absolute folders."""
     schema: TableSchema
@@ -106,9 +106,9 @@ class DescribeTableRequest(msgspec.Struct, frozen=True, array_like=True):
 class DescribeTableAnswer(msgspec.Struct, frozen=True, array_like=True):
     schema: TableSchema
     authority: bytes
-    """The certificate, as PEM, by which the nodes' Flight doors are known."""
+    """The certificate, as PEM, that the nodes' Flight servers are checked against."""
     is_cdc_enabled: bool = False
-    """Changes of it are captured (CDC): layers are refused."""
+    """Changes are captured (CDC): write jobs are refused."""
 
 
 class OpenReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -116,22 +116,22 @@ class OpenReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     table: TableId
     level: ConsistencyLevel
     ranges: tuple[TokenRange, ...] = ()
-    """Only these; none: the whole ring."""
+    """Only these; empty: the whole ring."""
     life_ms: int = 86_400_000
 
 
 class ReadRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A tablet, or a range of vnodes that have the same replicas."""
+    """A tablet, or a range of vnodes with the same replicas."""
 
     range: TokenRange
     sources: tuple[int, ...]
-    """Which of the plan's have it, the best first. Any `needed` of them, merged, are what the level asks for; of a
-    level that counts by datacenter they are ordered so that the first `needed` do, and `groups` says the rest."""
+    """The sources that have it, as positions in the plan, the best first. Any `needed` of them, merged, satisfy the
+    level. For a level that counts by datacenter the first `needed` do, and `groups` says which others may."""
     needed: int
     size_bytes: int
     rows: int
     groups: tuple[tuple[tuple[int, ...], int], ...] = ()
-    """Of EACH_QUORUM: for each datacenter its sources and how many of them are needed. Empty: any `needed`."""
+    """For EACH_QUORUM: the sources of each datacenter and how many of them are needed. Empty: any `needed`."""
 
 
 class TableReadPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -141,7 +141,7 @@ class TableReadPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     pieces: tuple[ReadRange, ...]
     authority: bytes
     now_s: int
-    """By which cells have expired; a task that runs later goes by its own clock."""
+    """Decides which cells have expired; a task that runs later uses its own clock."""
 
 
 class CloseReadRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -154,15 +154,15 @@ class OpenWriteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     table: TableId
     level: ConsistencyLevel
     job: str
-    """The same job again: the same timestamp, and nothing at all once it has ended well."""
+    """The same job again: the same timestamp, and nothing to do once it is done."""
     batch: int | None = None
-    """Of a stream, whose batches are one job each and come in order: those up to the last that ended well are done."""
+    """Of a stream, whose batches are one job each and come in order: those up to the last done one are done."""
     life_ms: int = 0
-    """0: what the node's options say."""
+    """0: the default of the node's options."""
 
 
 class StagingRoute(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of this range go to these targets of the plan."""
+    """The targets for rows of this range, as positions in the plan."""
 
     range: TokenRange
     targets: tuple[int, ...]
@@ -175,14 +175,14 @@ class StagingPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Of every cell of the job."""
     targets: tuple[TransferTarget, ...]
     routes: tuple[StagingRoute, ...]
-    """Without gap or overlap, in the order of their ends."""
+    """Without gap or overlap, ordered by their ends."""
     authority: bytes
     deadline_ms: int = 0
-    """Wall time: after it nothing of the job has an effect any more."""
+    """Wall time. After it the job has no more effect."""
 
 
 class StagedRun(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Rows in key order that one attempt has staged for one transfer."""
+    """Sorted rows that one attempt has staged for one transfer."""
 
     host: HostId
     transfer: TransferId
@@ -192,50 +192,50 @@ class StagedRun(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class StagedRanges(msgspec.Struct, frozen=True, array_like=True):
-    """What a place has all rows of, where that is not all that it is for."""
+    """The ranges of which a transfer has all rows, if that is not its whole range."""
 
     transfer: TransferId
     ranges: tuple[TokenRange, ...]
 
 
 class CommitWriteRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The same again goes on where the one before was interrupted."""
+    """The same request again continues where the one before was interrupted."""
 
     session: SessionId
     table: TableId
     job: str
     level: ConsistencyLevel
     runs: tuple[StagedRun, ...]
-    """That count. A transfer that none is for brings nothing."""
+    """The runs that count. A transfer without any has no rows."""
     targets: tuple[TransferTarget, ...]
-    """Of the plan, and those that came later."""
+    """Of the plan, and those opened later."""
     batch: int | None = None
     brought: tuple[StagedRanges, ...] = ()
-    """Of a table on vnodes a place is for the whole ring, and is brought what its node was a replica of when the job
-    began. If that node becomes one of further ranges, it must not count as a copy of those."""
+    """On vnodes a target is for the whole ring, and gets the rows of which its node was a replica when the job began.
+    If the node becomes a replica of further ranges, it must not count as a copy of those."""
     announces_rows: bool = False
-    """Rows are about to be written over CQL, and nothing is committed by this call. A run that was overtaken is told so
-    before it writes any; from then on rows of the job may be seen, whatever becomes of it."""
+    """Rows are about to be written over CQL, and this call commits nothing. A run that was overtaken gets an error
+    before it writes any. From then on rows of the job may be visible, whatever becomes of it."""
 
 
 class MissingCopy(msgspec.Struct, frozen=True, array_like=True):
-    """A replica that came while the job ran. Runs of the range are to be copied to it, and the commit asked again."""
+    """A replica that joined while the job ran. The caller copies the rows of the range to it, and commits again."""
 
     target: TransferTarget
-    """Its place, opened for it."""
+    """Staging that was opened for it."""
     range: TokenRange
 
 
 class CommitWriteAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     lacking: tuple[MissingCopy, ...] = ()
-    """Not committed yet where there are any."""
+    """If there are any, the job is not committed yet."""
     left_to_repair: tuple[HostId, ...] = ()
-    """Replicas that could not be reached in time, beyond those that the level needs."""
+    """Replicas that could not be reached in time, and that the level does not need."""
     layers: int = 0
     rows: int = 0
-    """Merged into live layers, since they were few."""
+    """Merged into live layers, because they were few."""
     is_done: bool = False
-    """The job had ended well before: there is nothing to write."""
+    """The job was done before: there is nothing to write."""
 
 
 class AbortWriteRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -265,4 +265,4 @@ CLOSE_READ = TableCall("close_read", CloseReadRequest, CallDone)
 OPEN_WRITE = TableCall("open_write", OpenWriteRequest, StagingPlan)
 COMMIT_WRITE = TableCall("commit_write", CommitWriteRequest, CommitWriteAnswer)
 ABORT_WRITE = TableCall("abort_write", AbortWriteRequest, CallDone)
-"""Closes the session: nothing of the job has an effect afterwards. What was staged goes."""
+"""Closes the session: the run has no more effect afterwards. What was staged is removed."""

@@ -1,7 +1,7 @@
-"""Bulk work on the wire: sessions for it, checkpoints, staging, the seal, adoption.
+"""Transfers on the wire: sessions, checkpoints, staging, the seal, adoption.
 
-These go over mutual TLS between nodes, or over Unix sockets within one. The bytes themselves go over Arrow Flight, to
-whoever holds a ticket that one of these verbs gave out.
+These messages go over mutual TLS between nodes, or over Unix sockets within one. The data goes over Arrow Flight, to a
+client with a ticket that one of these verbs issued.
 """
 
 import enum
@@ -27,23 +27,23 @@ from ebla.model.transfers import StagedFile, StagingKind, TransferSource, Transf
 
 
 class OpenSessionRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The id is drawn by whoever asks, so that asking again does not open a second one."""
+    """The caller draws the id, so that a repeated request does not open a second session."""
 
     session: SessionId
     table: TableId
     job: JobId
     life_ms: int
-    """After so long the leader closes it, whatever its owner does."""
+    """After so long the leader closes it in any case."""
     known_version: TopologyVersion | None = None
-    """A version that the asker knew of when it drew the id. By it a request that arrives after the session was closed,
-    however late, is told from a new one; without it, only if few others were closed since then."""
+    """A version that the caller knew when it drew the id. It distinguishes a late request for a session that was closed
+    from a new one; without it, that is possible only while few others have been closed since."""
 
 
 class OpenSessionAnswer(msgspec.Struct, frozen=True, array_like=True):
     deadline_ms: int
     """Wall time."""
     version: TopologyVersion
-    """Of the topology that it was opened on."""
+    """Of the topology under which it was opened."""
 
 
 class CloseSessionRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -51,8 +51,8 @@ class CloseSessionRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CloseSessionAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Closed, and every effect of it is over on every node but those named, which are held to be down: each of them
-    will find it closed before it has another effect, and one that was already in the middle of one may end it."""
+    """The session is closed, and has no more effect on any node but those in `down`, which are considered down. Each of
+    them will find it closed before the next effect; an effect that was already under way may still complete."""
 
     down: tuple[HostId, ...] = ()
 
@@ -61,38 +61,38 @@ class CloseSessionAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Of the stacks of this table that have a part of the range, each by hard links below `folder`. From the node's own
-    bulk process alone."""
+    """A checkpoint of the table's stacks that overlap the range, each by hard links below `folder`. Accepted only from
+    the node's own bulk process."""
 
     session: SessionId | None
-    """None: for whoever reads the table, under no session."""
+    """None: for a read of the table, which has no session."""
     table: TableId
     range: TokenRange
     version: TopologyVersion
-    """The shard must have installed it: writes routed by it are in the checkpoint."""
+    """The shard waits until it has installed this version: writes routed by it are in the checkpoint."""
     folder: str
 
 
 class CheckpointedStack(msgspec.Struct, frozen=True, array_like=True):
     folder: str
-    """Absolute; it has a manifest of its own."""
+    """An absolute path. The folder has its own manifest."""
     range: TokenRange
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
     stacks: tuple[CheckpointedStack, ...]
     version: TopologyVersion = TopologyVersion(0)
-    """The one the shard had installed when the last of them was taken."""
+    """The version that the shard had installed when the last one was taken."""
 
 
 class FindTargetRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Which life of a stack will take what is about to be staged. From then on, and as long as the session is open,
-    nothing is collected there. From the node's own bulk process alone."""
+    """Asks which incarnation of a stack will adopt what is about to be staged. From then on, while the session is open,
+    the stack drops no tombstones. Accepted only from the node's own bulk process."""
 
     session: SessionId
     table: TableId
     range: TokenRange
-    """Of the data; one stack must cover it."""
+    """Of the data; one stack must cover it all."""
     version: TopologyVersion
 
 
@@ -103,24 +103,24 @@ class FindTargetAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AdoptRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Sealed staging becomes part of the stack that it was opened for."""
+    """Makes sealed staging part of the stack that it was opened for."""
 
     session: SessionId
     transfer: TransferId
     table: TableId
     range: TokenRange
     fence: TopologyVersion
-    """The shard's own fence must be there, or the shard waits until it is; 0: any."""
+    """The shard waits until its own fence has reached this version; 0: no wait."""
     version: TopologyVersion | None = None
-    """Of a job's write: it is fenced like any write routed by this version, before and after its effect. None: what is
-    brought is a copy of what other replicas have, and no version is below it."""
+    """Of a write job: it is fenced like any write routed by this version, before and after its effect. None: the data
+    is a copy of what other replicas have, and needs no fence."""
 
 
 class AdoptAnswer(msgspec.Struct, frozen=True, array_like=True):
     layers: int
-    """That it brought; none where they had been adopted before."""
+    """New ones; none if they had been adopted before."""
     rows: int
-    """That were merged."""
+    """Merged into the live layer."""
 
 
 # ---- bulk
@@ -140,7 +140,7 @@ class TakeCheckpointAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Again for the same transfer: the same place, with a new ticket."""
+    """The same transfer again: the same staging, with a new ticket."""
 
     session: SessionId
     transfer: TransferId
@@ -150,7 +150,7 @@ class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=T
     version: TopologyVersion
     kind: StagingKind
     size_bytes: int = 0
-    """About what will come, so that a disk without room says so before it is full."""
+    """The expected size, so that a disk without room refuses before it is full."""
 
 
 class OpenStagingAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -158,28 +158,28 @@ class OpenStagingAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SealRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """This attempt counts, if it has brought these files whole; from then on no other does."""
+    """Chooses the attempt that counts, if it has staged these files completely. After that no other attempt counts."""
 
     session: SessionId
     transfer: TransferId
     attempt: AttemptId
     files: tuple[StagedFile, ...]
     layers: tuple[TokenRange, ...] = ()
-    """Of files: the range of each layer of the source's part, in its order. A layer's files may hold more than that,
-    rows that its replica has long given away: only what is in its range is adopted."""
+    """Of files: the range of each layer of the source's part, in its order. The files of a layer may hold more, rows
+    that the replica no longer owns: only rows in the range are adopted."""
     more: tuple[tuple[AttemptId, StagedFile], ...] = ()
-    """Of rows: further attempts that count besides, each a run in key order. They become one layer, cells of the same
-    key merged by the rule of all writes."""
+    """Of rows: further attempts that count too, each a sorted run. All runs become one layer, with cells of the same
+    key merged as for any write."""
 
 
 class SealAnswer(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     copied_files: int = 0
-    """Which could not be taken over as they were, because somebody had them open for writing."""
+    """Files that could not be taken over by rename, because a process had them open for writing."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What is not needed any more. What nobody releases is swept once its session is closed."""
+    """No longer needed. What is not released is removed once its session is closed."""
 
     session: SessionId
     checkpoints: tuple[CheckpointId, ...] = ()
@@ -196,7 +196,7 @@ class StagingStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     transfer: TransferId
     phase: str
     received_bytes: int
-    """Of the attempt that has come furthest."""
+    """Of the attempt that has received most."""
     attempts: int
 
 
@@ -209,32 +209,32 @@ class BulkStatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     stagings: tuple[StagingStatus, ...] = ()
     checkpoints: int = 0
     refused_closed_session: int = 0
-    """Pieces that came for a session that was closed, since the process started."""
+    """Batches refused because their session was closed, since the process started."""
     refused_tickets: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
     streams: int = 0
-    """Under way now."""
+    """Open now."""
     reads: int = 0
-    """Of tables, that a checkpoint is kept for."""
+    """Reads of tables with a checkpoint."""
 
 
-# ---- what goes over Flight, behind a ticket
+# ---- over Flight, with a ticket
 
 
 class FilesQuery(msgspec.Struct, frozen=True, array_like=True, tag="files", kw_only=True):
-    """One file of a checkpoint from an offset on. Batches have one column `bytes`, a value each; the last carries the
-    CRC-32 of all the file's bytes, as 4 bytes big-endian, in its metadata.
+    """One file of a checkpoint from an offset on. Batches have one column `bytes`, with one value; the metadata of the
+    last one is the CRC-32 of the whole file, as 4 bytes big-endian.
 
-    Several files come one behind the other: no value has bytes of two, a batch may have values of many, and its
-    metadata are the checksums of those that end in it, in their order."""
+    Several files come one after the other: no value has bytes of two, a batch may have values of several, and its
+    metadata is the checksums of the files that end in it, in order."""
 
     part: int
     layer: int
     file: str
     offset: int = 0
     more: tuple[tuple[int, str], ...] = ()
-    """Further files of the part, by layer and name, each from its beginning."""
+    """Further files of the part, by layer and name, each from its start."""
 
 
 class StoredRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="stored_rows", kw_only=True):
@@ -242,27 +242,27 @@ class StoredRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="stored_
 
     range: TokenRange
     conditions: tuple[KeyCondition, ...] = ()
-    """Rows that do not meet them are left out; the heads of their partitions may come all the same."""
+    """Rows that do not match are left out; the heads of their partitions may still come."""
     partitions: tuple[bytes, ...] = ()
-    """As of `TypedRowsQuery`."""
+    """As in `TypedRowsQuery`."""
     by_column: bool = False
-    """Whoever asks can take the same rows as chunks of columns (`storage/columns.whole_shape`), by which a node that
-    has them answers several times faster. The answer's schema tells which it is."""
+    """The client can also read the rows as chunks of columns (`storage/columns.whole_shape`). A node that stores
+    columns answers several times faster that way. The schema of the answer says which it is."""
 
 
 class TypedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="typed_rows", kw_only=True):
-    """What a user sees, in typed columns."""
+    """Rows as a user sees them, in typed columns."""
 
     range: TokenRange
     columns: tuple[ColumnSelector, ...]
     now_s: int
     conditions: tuple[KeyCondition, ...] = ()
     partitions: tuple[bytes, ...] = ()
-    """Only these, each as the part of its rows' keys up to the kind (`key_codec.partition_prefix`); none: all."""
+    """Only these, each as the key prefix of its rows (`key_codec.partition_prefix`); empty: all."""
 
 
 class HashesQuery(msgspec.Struct, frozen=True, array_like=True, tag="hashes"):
-    """A hash for each of so many equal parts of the range: columns `bucket`, `hash`, `rows`."""
+    """A hash for each of `buckets` equal parts of the range: columns `bucket`, `hash`, `rows`."""
 
     range: TokenRange
     buckets: int
@@ -270,17 +270,17 @@ class HashesQuery(msgspec.Struct, frozen=True, array_like=True, tag="hashes"):
 
 
 class LocateQuery(msgspec.Struct, frozen=True, array_like=True, tag="locate"):
-    """Where the files are. One batch with one value: a `table_access.Located`. Counts as a use of what is kept."""
+    """Where the files are: one batch with one value, a `table_calls.CheckpointFiles`. Counts as a use of the read."""
 
     range: TokenRange
 
 
 class StagedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="staged_rows"):
-    """What an attempt has staged, behind the ticket by which it was put: batches with one column `bytes`, a record of
-    rows each, as they were sent; behind the last one an empty batch with `flight_forms.END_OF_ROWS` in its metadata.
-    For replicas that came while a job ran. Of a transfer that is sealed all that count are one: whichever of them is
-    asked for, the answer is the rows of all of them, merged, and begins with an empty batch with `MERGED_RUNS`. One
-    that is just being sealed is `Overloaded`: ask again."""
+    """The rows that an attempt has staged, with the ticket of the put: batches with one column `bytes`, each one record
+    of rows as it was sent; after the last one an empty batch with `flight_format.END_OF_ROWS` in its metadata. For
+    replicas that joined while a job ran. Once the transfer is sealed, its attempts are one: whichever is asked for, the
+    answer is the rows of all of them, merged, and begins with an empty batch with `MERGED_RUNS`. While it is being
+    sealed, the answer is `Overloaded`: retry."""
 
     attempt: AttemptId
 
@@ -289,18 +289,18 @@ FlightQuery = FilesQuery | StoredRowsQuery | TypedRowsQuery | HashesQuery | Loca
 
 
 class FlightGet(msgspec.Struct, frozen=True, array_like=True):
-    """What stands in a Flight ticket."""
+    """The content of a Flight ticket."""
 
     ticket: bytes
     query: FlightQuery
     run: str = ""
-    """Of a read of a table: which run of the job asks. What was planned once may be run again, hours later, and each
-    run reads the table as it is then."""
+    """Of a read of a table: the run of the job. The same plan may be run again hours later, and each run reads the
+    table as it is then."""
 
 
 class FlightPut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What stands in a Flight descriptor. Batches have one column `bytes`: pieces of a file, or whole records of rows.
-    `offset` is where the bytes begin: what an attempt has brought before a stream broke stays."""
+    """The content of a Flight descriptor. Batches have one column `bytes`: parts of a file, or whole records of rows.
+    `offset` is where the bytes begin: what an attempt has sent before a stream broke is kept."""
 
     ticket: bytes
     attempt: AttemptId
@@ -308,15 +308,14 @@ class FlightPut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     size_bytes: int
     offset: int = 0
     more: tuple[tuple[str, int], ...] = ()
-    """Further files of the attempt, by name and size, that come on the same stream behind the first one, each from its
-    beginning. No value has bytes of two."""
+    """Further files of the attempt, by name and size, that follow on the same stream, each from its start. No value has
+    bytes of two."""
 
 
 class PutAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Sent back at the end of each put, for each of its files, and at its begin as where to go on."""
+    """Sent at the beginning of each put, as the offset to continue from, and at its end for each of its files."""
 
     received_bytes: int
     checksum: int = 0
     files: int = 1
-    """At the begin: how many of those that were named are taken on this stream. Fewer than all: send the first one
-    alone."""
+    """At the beginning: how many of the named files this stream accepts. Fewer than all: send only the first one."""

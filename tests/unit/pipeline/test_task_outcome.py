@@ -66,7 +66,7 @@ def test_the_cause_is_found_in_what_spark_says() -> None:
         ("ModuleNotFoundError: No module named 'msgspec'", "the Python that runs tasks lacks the package msgspec"),
         (
             "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
-            "the Python process of a task ended in each of its tries",
+            "the Python process of a task ended in each attempt",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from tests.unit.storage.random_rows import MIXED, Mix, RandomRows
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.pipeline.row_merge import ReplicaMerge, clip_rows
+from ebla.pipeline.row_tasks import ReplicaMerge, clip_rows
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_file import rows_batch
 from ebla.storage.layers.layer import Item
