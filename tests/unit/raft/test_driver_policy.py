@@ -34,7 +34,8 @@ COMMAND, MEMBER = EntryKind.COMMAND, EntryKind.MEMBER
 
 def test_the_order_is_total_and_every_effect_has_its_step() -> None:
     assert set(EFFECT_ORDER) == {EffectsKind(*flags) for flags in itertools.product((True, False), repeat=3)}
-    for kind, steps in EFFECT_ORDER.items():
+    for flags, steps in EFFECT_ORDER.items():
+        kind = EffectsKind(*flags)
         assert len(set(steps)) == len(steps)
         assert Step.WRITE in steps
         assert Step.APPLY in steps or not kind.has_apply

@@ -22,7 +22,7 @@ from ebla.control.raft.storage import RaftStorage
 from ebla.model.errors import DiskFull, Unavailable
 from ebla.ports.environment import Environment
 from ebla.raft.core import RaftCore
-from ebla.raft.driver_policy import EFFECT_ORDER, DriverPolicy, EffectsKind, PeerBatch, Step, Timer
+from ebla.raft.driver_policy import EFFECT_ORDER, DriverPolicy, PeerBatch, Step, Timer
 from ebla.raft.effects import ApplyEntries, Effects, LogWrite, RaftStatus
 from ebla.raft.events import ApplyMembership, PeerUnreachable, RaftEvent, Tick, WriteCompleted
 from ebla.raft.membership import change_of
@@ -45,6 +45,8 @@ APPLY_BYTES_MAX = 1024 * 1024
 """Applied in one turn. A peer that catches up has much to apply, and the loop has others to serve."""
 WRITE_BYTES_MAX = 16 * 1024 * 1024
 """Of queued writes, made durable with one sync."""
+# Looked up once: an enum member is a slow attribute in Python 3.11, and these are compared in every turn.
+_APPLY, _SYNC, _WRITE = Step.APPLY, Step.SYNC, Step.WRITE
 
 
 class RaftDriver(Generic[Content]):
@@ -263,19 +265,19 @@ class RaftDriver(Generic[Content]):
         if effects.messages:
             self._send(effects.messages)
         write, apply, is_leader = effects.write, effects.apply, self.is_leader
-        kind = EffectsKind(is_leader, write is not None and write.needs_disk, apply is not None)
-        for step in EFFECT_ORDER[kind]:
-            if step is Step.APPLY:
+        for step in EFFECT_ORDER[is_leader, write is not None and write.needs_disk, apply is not None]:
+            if step is _APPLY:
                 if apply is not None:
                     self._apply_or_defer(apply, now_ms, is_leader=is_leader)
-            elif step is Step.SYNC:
+            elif step is _SYNC:
                 self._start_writing()
             elif write is not None:
-                if step is Step.WRITE:
+                if step is _WRITE:
                     self._write(write)
                 elif write.hard_state is not None:
                     self._inbox.extend(self._policy.committed(write.hard_state.commit, now_ms))
-                    self._start_timers()
+                    if self._policy.timers:
+                        self._start_timers()
         for read in effects.reads:
             self._reads.answer(read)
 
