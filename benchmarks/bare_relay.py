@@ -1,8 +1,8 @@
-"""What three processes on this machine and its disk allow: a commit of one record without anything around it.
+"""The upper bound of three processes on this machine and its disk: a commit of one record and nothing else.
 
 The first process sends the record to two others, writes and syncs it; each of those writes, syncs and answers with one
-byte. It is committed once two of the three have synced. Blocking sockets, no consensus, no codec, no event loop: what
-is left are the wake-ups, the syscalls and the disk, which three syncs at a time share.
+byte. It is committed once two of the three have synced. Blocking sockets, no consensus, no codec, no event loop: only
+the wake-ups, the syscalls and the disk remain, which three concurrent syncs share.
 
 python -m benchmarks.bare_relay HOST PORT FILE     (started by `BareRelay` itself)
 """
@@ -21,7 +21,7 @@ ANSWER_S_MAX = 10.0
 
 
 class _File:
-    """Laid out ahead, and written from the start again once it is full."""
+    """Preallocated, and overwritten from the start when it is full."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -41,7 +41,7 @@ class _File:
 
 
 class BareRelay:
-    """Close it: it has two processes."""
+    """Has two processes; close it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

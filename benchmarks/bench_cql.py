@@ -6,7 +6,7 @@ The client is our own, in a process apart from the servers, with ready-made fram
 server does. It keeps 64 requests in flight on one connection to one shard that has the rows: EXECUTE of a prepared
 upsert or point read, over TCP. CPU is user plus system time of all six shard processes per request, so that at RF 3 the
 replicas' part counts too. Writes at RF 3 are at QUORUM, everything else at ONE; the commit log is `periodic`, so that
-syncs do not cover what is measured.
+syncs do not hide the measured cost.
 
 Beside it: text to plan of a simple SELECT, 5,000 stored rows to the body of an answer, and the time from `ebla up` in
 an empty folder to the first answer that a driver gets. One line per figure, the last line is JSON.
@@ -145,7 +145,7 @@ def measure_plan(figures: Figures) -> None:
 
 
 def best_of(work: Callable[[], object], times: int, rounds: int = 5) -> float:
-    """CPU seconds for one, of the best of some rounds: others use this machine as well."""
+    """CPU seconds per call, best of several rounds: other processes share this machine."""
     found = []
     for _ in range(rounds):
         began = time.process_time()

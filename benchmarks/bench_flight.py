@@ -1,12 +1,12 @@
-"""Files from one node's Flight door to another's through one client, against one raw TLS stream, and scans of rows.
+"""Files from one node's Flight server to another's through one client, against one raw TLS stream, and scans of rows.
 
     python -m benchmarks.bench_flight [--megabytes 1024] [--rounds 3] [--rows 1000000] [--quick]
 
-Two server processes with certificates of one authority on loopback, the doors and the puts of the bulk process, and
-one client process that moves files of 64 MB as a task does. In turns with it, the same files over one TLS stream of
-Python's `ssl`, read by the sender and written to a file by the receiver. Spark is not here: `bench_transfers` has it.
-CPU is user plus system time of each process, per gigabyte. Then stored rows, typed rows and hashes of one checkpoint,
-each by a scan worker, told in rows per second. The last line is JSON.
+Two server processes with certificates of one authority on loopback, the Flight servers and the puts of the bulk
+process, and one client process that moves files of 64 MB as a task does. In turns with it, the same files over one TLS
+stream of Python's `ssl`, read by the sender and written to a file by the receiver. Spark is not here: `bench_transfers`
+has it. CPU is user plus system time of each process, per gigabyte. Then stored rows, typed rows and hashes of one
+checkpoint, each by a scan worker, in rows per second. The last line is JSON.
 """
 
 import argparse
@@ -79,7 +79,7 @@ from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
 from ebla.wire.transfer_messages import FlightPut, HashesQuery, PutAnswer, TypedRowsQuery
 
 RATIO_MIN = 0.5
-"""The whole path, with Spark, is to reach 0.4."""
+"""The whole path, with Spark, must reach 0.4."""
 FILE_BYTES = 64 << 20
 CLUSTER = ClusterId(uuid.UUID(int=0xC))
 HOST = HostId(uuid.UUID(int=1))
@@ -99,7 +99,7 @@ SCHEMA = new_schema(
 
 
 class BenchPlane:
-    """`bulk.data_plane.DataPlane` with the product's own puts, and without sessions and tickets."""
+    """`bulk.stream_service.StreamService` with the real puts, without sessions and tickets."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -267,7 +267,7 @@ def bench_files(folder: Path, arguments: argparse.Namespace, figures: Figures) -
         target = TransferTarget(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", to_address)
         with FlightClient(authority) as client:
             for number in range(arguments.rounds):
-                # In turns, for whoever writes first gets the pages that were freed last, which cost least.
+                # In turns: the first writer gets the pages that were freed last, which cost least.
                 for name in ("raw", "flight") if number % 2 else ("flight", "raw"):
                     if name == "raw":
                         took, raw_cpu = send_raw(folder, files)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.bench_group0 [--quick] [--folder DIR]
 
-Both stores are asked at their leader, over Unix sockets, by clients that send ready-made requests and have one under
-way each; a put writes 256 bytes to one key of 16. Ebla's members speak mutual TLS to each other, etcd's plain TCP, as
+Both stores are called at their leader, over Unix sockets, by clients that send prepared requests and have one in flight
+each; a put writes 256 bytes to one key of 16. Ebla's members speak mutual TLS to each other, etcd's plain TCP, as
 either does by default. Ratios are medians over the rounds; CPU is of all members and per operation, and is the figure
 to trust on a busy machine. Then, of Ebla alone: how long writes stop when the leader is killed, and how long a new node
-takes to hold 100 MB, beside the least it could take, the middle of three. One line per figure, the last line is JSON.
+takes to load 100 MB, beside a lower bound, the median of three. One line per figure, the last line is JSON.
 """
 
 import argparse
@@ -119,11 +119,11 @@ async def _wait_written(ebla: EblaCluster, nodes: list[NodeProcess]) -> float:
 
 
 def measure_new_nodes(figures: Figures, runner: asyncio.Runner, folder: Path, state_mb: int, count: int) -> None:
-    """Each into a cluster of its own; the one in the middle is told, and the longest stall of all."""
+    """Each joins its own cluster. Reports the median, and the longest stall of all."""
     several: list[CatchUp] = []
     for number in range(count):
         place = folder / f"watched{number}"
-        # Watching a loop costs a little, so these nodes serve for nothing else.
+        # Watching a loop costs a little, so these nodes are used for nothing else.
         with closing(EblaCluster(place, VALUE, runner, watched_entry)) as ebla:
             several.append(measure_catch_up(ebla, state_mb))
         shutil.rmtree(place)

@@ -1,11 +1,11 @@
-"""Requests between two processes: ours, ours under mutual TLS, ours stripped to the bone, and grpc.aio, in one run.
+"""Requests between two processes: ours, ours under mutual TLS, a minimal variant of ours, and grpc.aio, in one run.
 
     python -m benchmarks.bench_messaging [--quick]
 
 One client and one server process on loopback, one connection, a struct of six fields (200 bytes) out and 64 bytes
-back, an asynchronous function on the server (`inline`: a plain one). Our variants live side by side in one pair of
-processes and take turns of a quarter of a second, so that a busy moment of the machine strikes all of them; grpc.aio
-has a pair of its own, between them. Figures are medians over the turns, ratios medians over the rounds;
+back, an asynchronous function on the server (`inline`: a plain one). Our variants run in one pair of processes
+and take turns of a quarter of a second, so that a busy moment of the machine affects all of them; grpc.aio has its own
+pair, between them. Figures are medians over the turns, ratios medians over the rounds;
 `over_grpc_best_turns` compares the one best turn of each. CPU is user plus system time of each process, per request,
 and the figure to trust on a busy machine. The last line is JSON.
 """
@@ -134,7 +134,7 @@ def transport(folder: str, variant: str) -> TcpTransport:
 
 
 async def serve_all(address: Address, folder: str) -> None:
-    """Every variant of ours at a port of its own."""
+    """Each variant of ours on its own port."""
     async with (
         transport(folder, "tls") as encrypted,
         transport(folder, "plain") as net,
@@ -350,7 +350,7 @@ async def _load(call: Call, depth: int, seconds: float) -> list[float]:
 
 
 async def idle(address: Address, folder: str, connections: int, seconds: float) -> dict[str, float]:
-    """Server memory and CPU for connections that say nothing, mutual TLS on."""
+    """Server memory and CPU for idle connections with mutual TLS."""
     async with transport(folder, "tls") as net:
         context = PeersContext(
             transport=net,
@@ -382,7 +382,7 @@ async def idle(address: Address, folder: str, connections: int, seconds: float) 
 
 
 def run(main: Coroutine[Any, Any, object]) -> object:
-    """uvloop for all of them where it is there: it serves grpc.aio too."""
+    """uvloop for all of them if it is installed: it serves grpc.aio too."""
     factory = None if uvloop is None else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)

@@ -2,16 +2,16 @@
 
     python -m benchmarks.bench_raft [--quick] [--folder FOLDER]
 
-CPU: three peers in one process, entries of 200 bytes proposed so many at a time, each batch committed and applied by
-all before the next. The logs are written to files, without syncs; messages pass as objects, without the wire, which has
+CPU: three peers in one process, entries of 200 bytes proposed in batches, each batch committed and applied by all
+before the next. The logs are written to files, without syncs; messages pass as objects, without the wire, which has
 a benchmark of its own. Once the cores and their logs alone, which the limits are for, and once the whole servers, with
 their turns on the event loop and a waiting caller per entry. User and system time of the whole process, the best of
 many short windows: other load on the machine only ever adds.
 
 Time: three processes on loopback over the real wire (plain TCP, no TLS), each with its own log on the same disk, every
 write synced. The callers are in the leader's process, as group 0's are. Beside it, in the same run, the disk's own rate
-of syncs, measured before and after each: the disk is shared, so its rate wanders. With one in flight there is a second
-figure to judge by: what three bare processes reach here that only pass a record on, sync and answer
+of syncs, measured before and after each: the disk is shared, so its rate varies. With one in flight there is a second
+reference: three bare processes that only forward a record, sync and answer
 (`benchmarks/bare_relay.py`), measured by turns with the commits. The last line is JSON.
 """
 
@@ -82,7 +82,7 @@ COMMAND_LINE_BYTES_MAX = 1 << 16
 
 
 class Count:
-    """A state machine that only counts, and wakes whoever waits for its entry."""
+    """A state machine that only counts, and wakes the caller of its entry."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -168,7 +168,7 @@ class UnsyncedFile(DiskFile):
 
 
 class UnsyncedDisk(FileDisk):
-    """Real files that are written and never synced: what is left is the work of the processor."""
+    """Real files that are written and never synced: only CPU work remains."""
 
     def open(self, path: str) -> DiskFile:
         return UnsyncedFile(path, os.open(path, os.O_RDWR), self._syncing)
@@ -178,7 +178,7 @@ class UnsyncedDisk(FileDisk):
 
 
 class CoresAndLogs:
-    """Three cores and their logs, in the order of `raft/effects.py`, by the shortest way there is."""
+    """Three cores and their logs, in the order of `raft/effects.py`, by the shortest path."""
 
     def __init__(self, folder: str, disk: FileDisk) -> None:
         self._folder = folder
@@ -200,7 +200,7 @@ class CoresAndLogs:
         await self.step(Campaign())
 
     async def step(self, event: RaftEvent) -> None:
-        """At the leader, and whatever follows from it everywhere."""
+        """A step at the leader, and everything that follows from it at all peers."""
         self._cores[PEERS[0]].step(event, 0)
         self._stepped[PEERS[0]] = None
         while self._stepped:
@@ -247,7 +247,7 @@ async def measure_cores(folder: str, batch: int, seconds: float) -> float:
 
 
 async def _best_window(one: Callable[[], Awaitable[None]], batch: int, seconds: float) -> float:
-    """Ten batches a window: so short that now and then one is undisturbed."""
+    """Ten batches per window: so short that some windows are undisturbed."""
     best = float("inf")
     rounds = 10
     ends_at = time.perf_counter() + seconds
@@ -304,7 +304,7 @@ class OverTcp:
 
 
 async def serve(network: str, peer: PeerId, folder: str) -> None:
-    """One peer, which reads orders from its standard input and answers each with one line."""
+    """One peer. Reads commands from stdin and answers each with one line."""
     hosts = {number: HostId(uuid.UUID(int=number)) for number in PEERS}
     disk = FileDisk()
     async with (
@@ -352,7 +352,7 @@ async def _obey(one: OnePeer) -> None:
             latencies, seconds = await _load(one, int(order[1]), float(order[2]))
             latencies.sort()
             print(len(latencies) / seconds, latencies[len(latencies) // 2] * 1e3, flush=True)
-    os._exit(0)  # the other end is gone, and nothing here needs an orderly end
+    os._exit(0)  # the other end is gone, and nothing here needs a clean end
 
 
 async def _load(one: OnePeer, in_flight: int, seconds: float) -> tuple[list[float], float]:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_router_writes [--seconds 3] [--in-flight 64] [--profile FILE]
 
-Four processes on loopback, plain TCP: a client, the router, two replicas. The replicas answer at once and keep nothing,
-so that what is counted is routing alone: decoding the client's frame, planning, sending copies, counting answers. CPU
-is user plus system time of each process per write. With `--profile` the router writes a cProfile there. The last line
-is JSON.
+Four processes on loopback, plain TCP: a client, the router, two replicas. The replicas answer at once and store
+nothing, so that only routing is measured: decoding the client's frame, planning, sending replica writes, counting
+answers. CPU is user plus system time of each process per write. With `--profile` the router writes a cProfile there.
+The last line is JSON.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def introduction(host: HostId) -> Introduction:
 
 
 async def serve(number: int, net: str, profile: str) -> None:
-    """Node 1 routes, and has a replica too; the others are replicas alone."""
+    """Node 1 routes, and has a replica too; the others are only replicas."""
     host = HOSTS[number - 1]
     stub = StubReplica()
     async with (

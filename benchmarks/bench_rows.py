@@ -3,22 +3,22 @@
     python -m benchmarks.bench_rows [--quick] [--folder DIR] [--mode sync|periodic]
 
 Our own client sends ready-made requests over the shards' Unix sockets and keeps 64 of them under way at each; nodes
-speak mutual TLS to each other. A row has a key of two columns and a text of 100 bytes; keys are drawn by chance out of
+speak mutual TLS to each other. A row has a key of two columns and a text of 100 bytes; keys are drawn at random from
 20,000. Everything is done once with the commit log synced before the answer (`sync`, the default) and once with a few
 milliseconds at risk (`periodic`); PostgreSQL has the same table and 64 clients of pgbench, with durable commits in the
 first and asynchronous ones in the second. Figures are medians over the rounds.
 
-CPU is user plus system time of a shard's process, over the operations it did. A shard that routes a write may hold a
-copy of it as well, so the two parts are told apart by the choice of keys: all requests go to one shard, for rows whose
-three replicas are on other shards. What that process spends is routing alone, and what those of the replicas spend,
-divided by the copies that each of them wrote, is the replica's part alone. All other figures are of requests sent to a
+CPU is user plus system time of a shard's process, over the operations it did. A shard that routes a write may also be
+a replica of it, so the two parts are separated by the choice of keys: all requests go to one shard, for rows whose
+three replicas are on other shards. The CPU of that process is routing only, and the CPU of the replicas,
+divided by the writes that each of them applied, is the replica's share. All other figures are of requests sent to a
 shard that has the row, as drivers do that know the shards; "in all" is the sum over all six of them. A batch is one
 request with 100 rows: of one partition, or each of a partition of its own.
 
-Rates are judged where they are durable and each row has one copy; all others are stated.
+Rates have a limit only for durable writes with one replica; all others are informational.
 
 One line per figure, the last line is JSON. On a busy machine trust CPU, not rates: PostgreSQL has ten times as many
-processes, and gets as much more of a machine that is shared.
+processes, and so gets more of a shared machine.
 """
 
 import argparse
@@ -62,12 +62,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RowsLoadResult:
-    """One spell. `per_s` counts rows."""
+    """One interval of load. `per_s` counts rows."""
 
     per_s: float
     p50_ms: float
     cpu_us: dict[Replica, float]
-    """Of each shard, per row of the whole load."""
+    """Per shard and row of the whole load."""
 
     @property
     def all_us(self) -> float:
@@ -252,12 +252,12 @@ def main() -> int:
     print(f"load of this machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=chosen.folder))
-        # To compile its modules is a third of a start, and no user's shard does so twice.
+        # Compiling its modules is a third of a start, and a user's shard does it only once.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = f"{scratch}/compiled"
         runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         folder = Path(scratch).absolute()
-        folder.chmod(0o755)  # the server of PostgreSQL runs as another user and must get to its own
+        folder.chmod(0o755)  # the PostgreSQL server runs as another user and must reach its files
         postgres = None
         if programs() is None:
             print(f"PostgreSQL: SKIPPED, it or pgbench is not installed; to compare: {INSTALL}")

@@ -1,8 +1,8 @@
-"""What a scan costs as a reading task pays for it, rows of 8 columns and about 120 bytes.
+"""The CPU cost of a scan for a reading task, rows of 8 columns and about 120 bytes.
 
     python -m benchmarks.bench_scan [--rows N] [--only NAME] [--profile]
 
-CPU microseconds of the whole process per row, the best of its rounds, since other load only ever adds; rows per second
+CPU microseconds of the whole process per row, best of several rounds, since other load only adds; rows per second
 of one core follow from it. Layers are in the page cache. The last line is JSON.
 """
 
@@ -49,7 +49,7 @@ ROUNDS = 5
 WORDS = 5_000
 SIDECAR_FILES = ("columns.arrow", "columns.index")
 LIMITS_US = {"sidecar": 1.0, "rows": 1.4}
-"""The bars of the source, as what a core may spend on a row: everything else of a job comes on top."""
+"""The limits of the Spark source, as CPU time per row: everything else of a job comes on top."""
 
 
 def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Column:

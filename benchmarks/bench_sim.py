@@ -1,8 +1,8 @@
-"""How fast the simulated world turns, how fast histories are judged, how fast keys become tokens.
+"""The speed of the simulated world, of the history checker, and of token computation.
 
     python -m benchmarks.bench_sim
 
-CPU time of this process, since other work shares the machine; each figure is the median of five runs and stands beside
+CPU time of this process, since other work shares the machine; each figure is the median of five runs, printed with
 its limit. The last line is JSON.
 """
 
@@ -42,7 +42,7 @@ TOKENS_PER_S_MIN = 5e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured number; good where it is on the right side of its limit."""
+    """One measured number and its limit."""
 
     name: str
     value: float

@@ -7,11 +7,11 @@ nothing; writes come from Parquet files, durable when they end, the key is the p
 ranges of the key, large fetches and rewritten batches; PostgreSQL commits durably. One node of two shards keeps a row
 once; three nodes of one shard keep it three times, and a write is answered by two of them.
 
-Every repetition runs each side once, after whole ones that do not count; a ratio is of the same repetition, and its
-median is told. Serving is measured with point reads at 30 % of what the node does at most, each timed from the moment
-it was due, in calm spells (`calm_spells.py`). Growth is how far the times for 200 k, 2 M and 20 M rows are off the
-straight line that is nearest to them, each as a part of itself; what a job costs whatever its size is where that line
-begins. CPU is user plus system time. One line per figure, the last line is JSON.
+Every repetition runs each side once, after warm-up repetitions. A ratio compares the same repetition, and the median is
+reported. Serving is measured with point reads at 30 % of what the node does at most, each timed from the moment
+it was due, in quiet intervals (`quiet_intervals.py`). Growth is the relative deviation of the times for 200 k, 2 M and
+20 M rows from the nearest straight line; the fixed cost of a job is where that line begins. CPU is user plus system
+time. One line per figure, the last line is JSON.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.calm_spells import QuietInterval, quiet_interval
 from benchmarks.figures import Figures
 from benchmarks.jdbc_postgres import INSTALL, JdbcPostgres, driver_jar, missing
+from benchmarks.linear_fit import deviation_from_linear
+from benchmarks.quiet_intervals import QuietInterval, quiet_interval
 from benchmarks.row_client import load
 from benchmarks.source_cluster import SourceCluster
 from benchmarks.source_spark import ResourcesSpent, Timed, make_rows, new_session, read_whole, spark_spent, timed
-from benchmarks.straight_line import deviation_from_linear
 
 READ_OVER_JDBC_MIN = 2.0
 READ_OVER_PARQUET_MIN = 0.5
@@ -55,7 +55,7 @@ class Plan:
     warm_ups: int
     quiet_s: float
     growth: tuple[int, ...]
-    """Numbers of rows, each ten times the one before; none: it is left out."""
+    """Numbers of rows, each ten times the previous one. Empty: growth is not measured."""
     tablets: int | None = None
     """Of each table; None: as many as nodes give one. With too few rows in each they are no layers of their own."""
 
@@ -66,7 +66,7 @@ QUICK = Plan(rows=200_000, rounds=1, warm_ups=1, quiet_s=3.0, growth=(), tablets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of those that are compared."""
+    """One side of the comparison."""
 
     name: str
     work: Callable[[], None]
@@ -178,7 +178,7 @@ class Bench:
         return Side(name=name, work=lambda: read_whole(cluster.read(self.spark, table)), parts=cluster.spent)
 
     def check(self, cluster: SourceCluster, table: str) -> None:
-        """What was written is what is read: a figure of a lost row is none."""
+        """The rows read must be the rows written: a figure with lost rows is worthless."""
         found, wanted = cluster.read(self.spark, table).count(), self.plan.rows
         if found != wanted:
             raise RuntimeError(f"{found} rows of {wanted} are in {table}")
@@ -227,7 +227,7 @@ def measure_thrice(figures: Figures, bench: Bench, cluster: SourceCluster) -> No
 
 def measure_serving(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
     plan, traffic = bench.plan, cluster.served()
-    # The best of a few: what the host takes away meanwhile would make the 30 % less than that.
+    # The best of a few: time that the host steals would make the 30 % too low.
     most = max(asyncio.run(load(traffic, 16, plan.quiet_s / 3)).per_s for _ in range(3))
     per_s = figures.note("served_per_s", most * LOAD_SHARE)
     cluster.make_table("busy", 1)
@@ -312,7 +312,7 @@ def main() -> int:
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=chosen.folder, prefix="bench-"))
         folder = Path(scratch).absolute()
-        folder.chmod(0o755)  # the server of PostgreSQL runs as another user and must get to its own
+        folder.chmod(0o755)  # the PostgreSQL server runs as another user and must reach its files
         spark = new_session(folder / "spark", driver_jar())
         stack.callback(spark.stop)
         postgres = None if lacking else stack.enter_context(closing(JdbcPostgres(folder / "postgres", spark)))

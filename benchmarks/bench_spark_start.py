@@ -4,7 +4,7 @@
 
 A start is everything from nothing to the first task done, as the pipeline process sees it. A warm job links one small
 file from a checkpoint into staging, and is timed from the call to its result. Wall times depend on what else the
-machine does, so CPU is told beside them. One line per figure, the last line is JSON.
+machine does, so CPU is printed beside them. One line per figure, the last line is JSON.
 """
 
 import argparse
@@ -46,7 +46,7 @@ JOBS = 30
 
 
 def linked(folder: Path) -> FileMove:
-    """One file that goes by the short cut: no byte is read."""
+    """One file that is hard-linked: no byte is read."""
     host, door, machine = HostId(uuid.uuid4()), Address("127.0.0.1", 1), f"{machine_id()}.{uuid.uuid4().hex}"
     checkpoint, staging = folder / str(uuid.uuid4()), folder / str(uuid.uuid4())
     for place in (checkpoint / "layer", staging):
@@ -66,7 +66,7 @@ def linked(folder: Path) -> FileMove:
 
 
 def tree_cpu_s() -> float:
-    """Of all processes below this one that are still there."""
+    """Of all live processes below this one."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -76,7 +76,7 @@ def tree_cpu_s() -> float:
 
 
 class Run:
-    """One engine from its start on."""
+    """One engine, from its start."""
 
     def __init__(self, folder: Path, archives: Path | None) -> None:
         self.folder = folder

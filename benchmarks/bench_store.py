@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_store [--quick] [--folder FOLDER] [--only NAME]
 
-CPU is that of the whole process, its background threads included. Each figure is the best of its rounds, since other
-load only ever adds. `--quick` takes a tenth of the rows. The last line is JSON.
+CPU is that of the whole process, its background threads included. Each figure is the best of several rounds, since
+other load only adds. `--quick` uses a tenth of the rows. The last line is JSON.
 """
 
 import argparse
@@ -126,7 +126,7 @@ class Bench:
 
 
 class CpuTimer:
-    """CPU microseconds per row of a block, every thread counted."""
+    """CPU microseconds per row of a block, over all threads."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -189,7 +189,7 @@ def batches_of(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 async def measure_live(bench: Bench) -> None:
-    """Writes of new rows, and of rows that are there. Then reads, as layers gather below."""
+    """Writes of new and of existing rows. Then reads, with a growing number of layers."""
     count = bench.rows
     async with running_store(bench, "live") as store:
         for number, token_range in enumerate(WHOLE_RING.split(bench.rounds)):
@@ -357,7 +357,7 @@ async def _timed(work: Callable[[], Awaitable[None]]) -> float:
 
 
 async def measure_checkpoint(bench: Bench) -> None:
-    """How long the loop stands still at most, and the CPU that its thread spends, while a large stack is linked."""
+    """The longest stall of the loop, and the CPU of its thread, while a large stack is hard-linked."""
     engine = RocksEngine(bench.disk)
     per_layer = bench.checkpoint_bytes // 4 // LARGE_VALUE_BYTES
     keys = [key for key, _ in items_of(columns_of(range(per_layer), 1), 10)]
@@ -403,7 +403,7 @@ async def _longest_stall(work: Awaitable[object]) -> float:
 
 
 async def measure_many_tablets(bench: Bench) -> None:
-    """500 tablets: made and written once, closed, then started again and read once each."""
+    """500 tablets: created and written once, closed, then reopened and read once each."""
     count = TABLETS_MANY if bench.rows == ROWS else TABLETS_MANY // 10
     ranges = WHOLE_RING.split(count)
     items = items_of(columns_of(range(count * 20), 1), 10)

@@ -4,7 +4,7 @@
 
 Each size runs in a process of its own: 100 nodes with 8 shards, 8 tables, 200 tablets in transition. Memory is what the
 allocator gave to a loaded snapshot (by tracemalloc, in a load that is not timed). The load is CPU time, the other times
-are medians. Sizes take turns and the best of the rounds counts, since other load only ever adds. The last line is JSON.
+are medians. Sizes take turns and the best of the rounds counts, since other load only adds. The last line is JSON.
 """
 
 import argparse

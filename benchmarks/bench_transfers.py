@@ -3,13 +3,13 @@
     python -m benchmarks.bench_transfers [--quick] [--folder DIR]
 
 Three nodes of one shard each and the embedded Spark run on this machine. A move is a whole job: session, checkpoint,
-Spark, seal, adoption, the session closed; its time is from its start to its end as its record tells them. With the
-short cut off the bytes go from the source's Flight door through the task to the target's; with it, files are linked.
+Spark, seal, adoption, the session closed; its time is from its start to its end according to its record. Without
+the link path the bytes go from the source's Flight server through the task to the target's; with it, files are linked.
 The raw stream goes from files to a file with one thread on either side.
 
 Serving is measured at the source's shard, with half reads and half writes at 30 % of what it does at most, each timed
-from the moment it was due, without and with a move (over Flight) under way: in several spells, one of each kind after
-the other, and what is told is the median of what each pair shows. One spell with a stall of its own would decide else.
+from the moment it was due, without and with a move (over Flight) under way: in several intervals, one of each kind
+after the other. The median over the pairs is reported; otherwise one interval with a stall would decide.
 
 CPU is user plus system time by part, per GB moved. One line per figure, the last line is JSON.
 """
@@ -55,7 +55,7 @@ class Plan:
     rounds: int
     spells: int
     quiet_s: float
-    """Of each; one with a move lasts as long as that."""
+    """Per interval. One with a move lasts as long as the move."""
 
 
 FULL = Plan(
@@ -128,7 +128,7 @@ def measure_small(figures: Figures, cluster: TransferCluster, table: MovedTable,
 
 
 def measure_start(figures: Figures, cluster: TransferCluster, table: MovedTable) -> None:
-    """A tablet of a few kilobytes: all of the job is its start and its end."""
+    """A tablet of a few kilobytes: the job is only its fixed cost."""
     times = [took_s(cluster.copy(table, [0], short_cut=True)) * 1000 for _ in range(7)]
     middle = statistics.median(times)
     limit = figures.at_most("warm_job_ms", middle, WARM_MS_MAX)

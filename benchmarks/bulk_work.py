@@ -1,4 +1,4 @@
-"""Whether a bulk process has work under way in other processes."""
+"""Whether the workers of a bulk process are busy."""
 
 import psutil
 

@@ -1,4 +1,4 @@
-"""How long a new node takes to hold a large group 0, beside the least it could take: send, decode and sync, in turn.
+"""How long a new node takes to load a large group 0, beside a lower bound: send, decode and sync, one after another.
 
 python -m benchmarks.catch_up sink TLS_FOLDER ADDRESS FILE     (started by the benchmark itself)
 """
@@ -34,11 +34,11 @@ VALUE_BYTES = 1_000
 KEYS_PER_TRANSACTION = 400
 LOADERS = 4
 SNAPSHOT_BYTES = 64 * 1024 * 1024
-"""Of log, after which a node takes a snapshot: the default of a node's group 0."""
+"""Log bytes after which a node takes a snapshot: the default of group 0."""
 SINK_PORT = 7099
 END = b"end"
 LOOK_S = 0.01
-"""Between two looks at how far the node is. Each costs the leader a little, and there are two cores for all."""
+"""Between two checks of the node's progress. Each costs the leader a little, and there are two cores for all."""
 ONE_VALUE = random.Random(7).randbytes(VALUE_BYTES)
 
 
@@ -48,9 +48,9 @@ class CatchUp:
     least_s: float
     """Sending the state over one link with mutual TLS, decoding it, and syncing it to disk, one after another."""
     took_s: float
-    """From being taken in as a learner to having everything."""
+    """From becoming a learner to having the whole state."""
     stall_ms: float
-    """The longest of any node's loop meanwhile, time without a core taken off."""
+    """The longest stall of any node's loop, without the time spent waiting for a core."""
 
     @property
     def ratio(self) -> float:
@@ -195,7 +195,7 @@ async def _send_all(tls: NodeTls, address: Address, chunks: list[bytes]) -> None
 
 
 class _Sink:
-    """Takes frames in; what it does with them comes after the last one, step by step."""
+    """Receives frames, and processes them step by step after the last one."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

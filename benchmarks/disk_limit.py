@@ -1,4 +1,4 @@
-"""What the disk itself can do, measured beside whatever stands on it: the limit that other figures are divided by.
+"""The limits of the disk, measured beside a benchmark: other figures are divided by them.
 
 `python -m benchmarks.disk_limit [FOLDER]` prints the raw sync rate and what a batch costs to encode.
 """
@@ -18,7 +18,7 @@ FILE_BYTES = 16 << 20
 
 
 def measure_sync_rate(folder: Path | str, *, seconds: float = 1.0, record_bytes: int = RECORD_BYTES) -> float:
-    """Syncs per second: a bare loop of one small write and one fdatasync in a file laid out ahead."""
+    """Syncs per second: a bare loop of one small write and one fdatasync in a preallocated file."""
     path = os.path.join(folder, "sync-rate")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -51,7 +51,7 @@ def measure_encoding(records_per_batch: int = 256) -> float:
 
 
 def main(folder: str) -> None:
-    # More than once: on a shared disk the rate wanders from second to second.
+    # More than once: on a shared disk the rate varies from second to second.
     rates = [measure_sync_rate(folder) for _ in range(4)]
     encoding_us = measure_encoding()
     print(f"raw syncs per second: {', '.join(f'{rate:.0f}' for rate in rates)}")

@@ -22,7 +22,7 @@ START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one spell of load showed. CPU is of all members together, per operation."""
+    """The result of one interval of load. CPU is of all members together, per operation."""
 
     per_s: float
     p50_ms: float
@@ -46,7 +46,7 @@ class EtcdCluster:
         self._leader = self._wait_leader()
 
     def _start(self, name: str, peers: dict[str, str]) -> subprocess.Popen[bytes]:
-        # A Unix socket is named as a host and a port here, and stands in the folder the member runs in.
+        # etcd names a Unix socket by host and port, and creates it in the member's working directory.
         command = ["etcd", "--name", name, "--data-dir", f"data-{name}", "--log-level", "error"]
         command += ["--listen-client-urls", f"unix://{name}:1", "--advertise-client-urls", f"unix://{name}:1"]
         command += ["--listen-peer-urls", peers[name], "--initial-advertise-peer-urls", peers[name]]

@@ -1,4 +1,4 @@
-"""What a benchmark measured, and whether it is within its limits."""
+"""The figures of a benchmark, and whether they are within their limits."""
 
 
 class Figures:

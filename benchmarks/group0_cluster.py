@@ -73,7 +73,7 @@ class NodeProcess:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Of the whole node: control and whatever it started."""
+        """Of the whole node: control and its children."""
         control = psutil.Process(self._process.pid)
         times = [process.cpu_times() for process in (control, *control.children(recursive=True))]
         return float(sum(each.user + each.system for each in times))
@@ -95,7 +95,7 @@ class NodeProcess:
 
 
 class EblaCluster:
-    """Three nodes, and a loop on which their clients run."""
+    """Three nodes, and the loop of their clients."""
 
     def __init__(
         self, folder: Path, value: bytes, runner: asyncio.Runner, entry: Callable[[LocalNode], Entry] = plain_entry
@@ -187,7 +187,7 @@ class EblaCluster:
 
 
 class Clients:
-    """So many connections to the Unix sockets of nodes, round robin."""
+    """Connections to the Unix sockets of nodes, round robin."""
 
     def __init__(self, nodes: Sequence[NodeProcess], count: int) -> None:
         self._nodes = nodes

@@ -14,7 +14,7 @@ ROWS_AT_ONCE = 10_000
 READERS = 4
 LOOPBACK = "127.0.0.1"
 DRIVER_CLASS = "org.postgresql.Driver"
-"""Java does not find it by itself in a jar that Spark was given."""
+"""Java does not find it without this in a jar that Spark loads."""
 
 
 def driver_jar() -> Path | None:
@@ -22,7 +22,7 @@ def driver_jar() -> Path | None:
 
 
 def missing() -> str:
-    """What there would have to be, in words; empty where all is there."""
+    """What is missing, in words; empty if nothing is."""
     if server_programs() is None:
         return "PostgreSQL is not installed"
     return "" if driver_jar() is not None else "PostgreSQL's JDBC driver is not installed"
@@ -51,7 +51,7 @@ class JdbcPostgres:
         frame.write.format("jdbc").options(**options).mode("append").save()
 
     def read(self, name: str, rows: int) -> DataFrame:
-        """Several ranges of the key at once: the only way to more than one connection."""
+        """Several key ranges at once: the only way to use more than one connection."""
         options = {
             **self._at(name),
             "fetchsize": str(ROWS_AT_ONCE),
@@ -66,7 +66,7 @@ class JdbcPostgres:
         return {"driver": DRIVER_CLASS, "url": f"{self._url}{more}", "dbtable": name, "user": USER}
 
     def settle(self, name: str) -> None:
-        """What it would do by itself after a load, so that nothing of it falls into a read."""
+        """Runs the maintenance that follows a load now, so that it does not affect a read."""
         self.server.sql(f"VACUUM ANALYZE {name}")
         self.server.sql("CHECKPOINT")
 

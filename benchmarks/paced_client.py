@@ -1,9 +1,8 @@
-"""A client that sends at a fixed rate, whatever the answers do: what users feel while something else goes on.
+"""A client that sends at a fixed rate, independent of the answers: what users experience while something else runs.
 
-A request is timed from the moment at which it was due. One that had to wait for the client itself counts as late. The
-client is meant to be as it would be on a machine of its own: it is a process and a session, shares no interpreter with
-what goes on meanwhile, and goes first where it may, as shards do. What it tells is then what it waits for them, not
-what it waits for a processor.
+A request is timed from the moment at which it was due. One that had to wait for the client counts as late. The client
+should behave as if it had its own machine: it is a separate process and session, shares no interpreter with the other
+work, and has the priority of a shard if allowed. So it measures the wait for the shards, not for a processor.
 
     python -m benchmarks.paced_client      (started by the benchmarks themselves)
 """
@@ -21,7 +20,7 @@ from ebla.runtime.priorities import raise_serving_priority
 
 PAUSE_S = 0.002
 CONNECTIONS = 4
-"""To each shard: what a stall leaves waiting must not meet the bound of one connection."""
+"""Per shard: requests that wait during a stall must not reach the limit of one connection."""
 FOR_EVER_S = 1e9
 BEGUN = b"begun\n"
 
@@ -48,7 +47,7 @@ class _PacedClient(ShardClient):
 
 
 class PacedLoad:
-    """From entering to leaving. All connections get the same part of the rate."""
+    """Runs from enter to exit. All connections get the same share of the rate."""
 
     def __init__(self, traffic: Sequence[Traffic], per_s: float) -> None:
         self._order = pickle.dumps(([one for one in traffic for _ in range(CONNECTIONS)], per_s))
@@ -80,7 +79,7 @@ class PacedLoad:
 
 
 async def _load(traffic: Sequence[Traffic], per_s: float) -> LoadResult:
-    """Until standard input ends."""
+    """Until stdin ends."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_reader(sys.stdin, stop.set)

@@ -1,4 +1,4 @@
-"""PostgreSQL as Debian has it: a server of our own in a folder, and a table that pgbench loads over its socket."""
+"""PostgreSQL from Debian: our own server in a folder, and a table that pgbench loads over its socket."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ START_S = 30.0
 LOOKS_MAX = 1_000
 USER = "postgres"
 PORT = 5432
-"""It names the socket in the folder too."""
+"""It is also part of the socket's name."""
 CLIENTS = 64
 VALUE_BYTES = 100
 UPSERT = (
@@ -29,7 +29,7 @@ SETTINGS = ("listen_addresses=", "shared_buffers=256MB", "max_wal_size=4GB", "ma
 
 
 def server_programs() -> Path | None:
-    """The newest version's folder. Debian keeps all but the client programs off the path."""
+    """The folder of the newest version. Debian has only the client programs on the path."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return found[-1].parent if found else None
 
@@ -47,7 +47,7 @@ class PostgresLoad:
 
 
 class PostgresServer:
-    """PostgreSQL refuses to run as root, so it runs as Debian's own user for it there."""
+    """PostgreSQL refuses to run as root, so it runs as Debian's user for it."""
 
     def __init__(self, folder: Path, settings: Sequence[str] = SETTINGS, port: int = PORT) -> None:
         found = server_programs()
@@ -132,7 +132,7 @@ class PostgresServer:
 
 
 class Postgres(PostgresServer):
-    """With a table of so many keys."""
+    """With a table of this many keys."""
 
     def __init__(self, folder: Path, keys: int) -> None:
         super().__init__(folder)

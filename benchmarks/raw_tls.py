@@ -1,9 +1,9 @@
-"""The same bytes by one plain TLS stream, from files to files: what a copy between two nodes could cost at least.
+"""The same bytes by one plain TLS stream, from files to files: the lower bound for a copy between two nodes.
 
     python -m benchmarks.raw_tls sink TLS_FOLDER ADDRESS PORT FILE     (started by the benchmark itself)
 
-One thread on either side, OpenSSL by Python, as much in one call as it takes. The receiver writes to a file and does
-not sync it; the sender reads from files that are in the page cache.
+One thread on either side, OpenSSL through Python, as much per call as it accepts. The receiver writes to a file and
+does not sync it; the sender reads from files that are in the page cache.
 """
 
 import socket
@@ -18,7 +18,7 @@ PIECE_BYTES = 1 << 20
 
 
 def raw_tls_s(tls_folder: Path, address: str, files: Sequence[Path], sink_file: Path) -> float:
-    """From the first byte sent until the receiver has said that it has written the last."""
+    """From the first byte sent until the receiver reports that it has written the last."""
     command = [sys.executable, "-m", "benchmarks.raw_tls", "sink", str(tls_folder), address, str(sink_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sink:
         assert sink.stdout is not None

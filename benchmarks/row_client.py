@@ -1,4 +1,5 @@
-"""A CQL client that does as little as a driver in C would: ready-made frames, so many in flight on each connection.
+"""A CQL client that does as little as a driver in C would: prepared frames, a fixed number in flight on each
+connection.
 
 It connects to the port where clients choose their shard by their own port, as Scylla's drivers do. A driver that knows
 the shards sends each request to one that has the row; so does this one, where a benchmark asks for it.
@@ -56,7 +57,7 @@ class RequestBodies:
 
 @dataclass(slots=True, kw_only=True)
 class LoadResult:
-    """What clients saw in one spell of load."""
+    """The results of the clients in one interval of load."""
 
     answered: int = 0
     failed: int = 0
@@ -118,7 +119,7 @@ class RowBodies:
         self._select = f"SELECT v FROM {schema.full_name} WHERE {key} = ? AND {place} = ?"
 
     def writes(self, keys: Sequence[int], shape: TableShape, level: ConsistencyLevel) -> RequestBodies:
-        """Rows of partitions drawn by chance."""
+        """Rows of random partitions."""
         draw = random.Random(len(keys))
         if shape.rows == 1:
             made = [execute_body(self._insert, _row(key, 0), level, _VALUES_AND_TIMESTAMP) for key in keys]
@@ -186,7 +187,8 @@ def batch_body(statement: str, rows: Sequence[Sequence[bytes]], level: Consisten
 
 
 class ShardClient(asyncio.Protocol):
-    """One connection that keeps so many requests in flight until its time is over, then waits for the last answer."""
+    """One connection that keeps a number of requests in flight until its time is over, then waits for the last
+    answer."""
 
     def __init__(self, traffic: Traffic, in_flight: int, seconds: float) -> None:
         self._requests = traffic.bodies
@@ -196,7 +198,7 @@ class ShardClient(asyncio.Protocol):
         self._ends_at = 0.0
         self._transport: asyncio.WriteTransport | None = None
         self._greetings = 2
-        """Answers to STARTUP and PREPARE that have not come yet."""
+        """Outstanding answers to STARTUP and PREPARE."""
         self._streams = itertools.count()
         self._sent: dict[int, float] = {}
         self._pending = b""
@@ -279,7 +281,7 @@ def _frame(opcode: int, stream: int, body: bytes) -> bytes:
 
 
 def socket_to(node: LocalNode, shard: int) -> socket.socket:
-    """Connected, from a port that chooses the shard."""
+    """Connects from a local port that chooses the shard."""
     _, choosing = node.options.cql_addresses
     draw = random.Random()
     for _ in range(200):

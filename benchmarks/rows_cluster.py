@@ -1,4 +1,4 @@
-"""Three nodes of two shards each, with a table that is kept once and one that is kept three times."""
+"""Three nodes of two shards each, with one table at RF 1 and one at RF 3."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ QUIET = (
     "limits.child_silence_ms=40000",
     "limits.peer_silence_ms=20000",
 )
-"""A machine that others use as well is slow at times; what is measured must not fail for it."""
+"""A shared machine is slow at times; the benchmark must not fail because of it."""
 
 
 class BenchTable:
@@ -121,7 +121,7 @@ class RowsCluster:
         return found
 
     def cpu_s(self) -> dict[Replica, float]:
-        """Of each shard process so far, in user and system mode, all threads."""
+        """User plus system time of each shard process so far, all threads."""
         found = {}
         for shard, pid in self.pids().items():
             times = psutil.Process(pid).cpu_times()
@@ -133,7 +133,7 @@ class RowsCluster:
         os.kill(pid, signal.SIGKILL)
 
     def fill(self) -> None:
-        """Every key's first row, so that whatever is measured finds its layers open and its rows there."""
+        """The first row of every key, so that measurements find layers open and rows present."""
         for table in (self.once, self.thrice):
             traffic = [
                 traffic_to(self.node_of(shard), shard.shard, table.bodies.every(keys, ConsistencyLevel.ALL))

@@ -1,4 +1,4 @@
-"""How long rows of a shard stay away after it is killed: until the other replicas serve them, and until it does."""
+"""How long rows of a killed shard are unavailable: until other replicas serve them, and until it does again."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ class Resumed:
 
 
 def measure_kill(cluster: RowsCluster, victim: Replica) -> Resumed:
-    """The client's shard is one of another node."""
+    """The client uses a shard of another node."""
     asked = next(shard for shard in cluster.shards if shard.host != victim.host)
     return cluster.runner.run(_measure(cluster, victim, asked))
 

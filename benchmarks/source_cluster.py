@@ -34,13 +34,13 @@ OVERRIDES = (
     "limits.child_silence_ms=40000",
     "limits.peer_silence_ms=20000",
 )
-"""Nothing of Spark runs beside the nodes but the user's own. A machine that others use as well is slow at times."""
+"""No Spark runs beside the nodes except the user's. A shared machine is slow at times."""
 SIDECARS = "columns.*"
 T = TypeVar("T")
 
 
 class SourceCluster:
-    """Each table has a keyspace of its own, of the same name."""
+    """Each table has its own keyspace, of the same name."""
 
     def __init__(self, folder: Path, nodes: int, shards: int, tablets: int | None = None) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
@@ -87,7 +87,7 @@ class SourceCluster:
         self.wait_quiet()
 
     def wait_quiet(self) -> None:
-        """Until nothing is folded any more."""
+        """Until no compaction runs."""
         still = 0
         ends_at = time.monotonic() + QUIET_S
         while still < QUIET_LOOKS and time.monotonic() < ends_at:
@@ -96,7 +96,7 @@ class SourceCluster:
             time.sleep(QUIET_LOOK_S)
 
     def drop_sidecars(self) -> int:
-        """Of all layers that are there: what is left are layers of rows, as a shard's own flushes are."""
+        """Deletes the sidecars of all layers. Layers of rows remain, like those of a shard's flushes."""
         found = [path for node in self._made for path in node.options.folder.glob(f"shard-*/layers/*/{SIDECARS}")]
         for path in found:
             path.unlink()
@@ -112,7 +112,7 @@ class SourceCluster:
         return spark.read.format("ebla").options(contact=self.contact, keyspace=name, table="t").load()
 
     def spent(self) -> ResourcesSpent:
-        """Of the session's processes and the nodes': bulk with those that it starts for scans and builds."""
+        """CPU of the session's and the nodes' processes: bulk includes its workers."""
         spent = {**spark_spent(), "bulk": 0.0, "shards": 0.0, "control": 0.0}
         for name, process in self._processes:
             if name == "bulk":
@@ -124,7 +124,7 @@ class SourceCluster:
     # ---- what users of the nodes do meanwhile
 
     def served(self) -> list[Traffic]:
-        """Point reads of a table of its own, at every shard of the first node."""
+        """Point reads of a separate table, at every shard of the first node."""
         with open_cql(self._folder) as cql:
             cql.execute("CREATE KEYSPACE served WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
             cql.execute("CREATE TABLE served.t (k bigint, c int, v text, PRIMARY KEY (k, c))")

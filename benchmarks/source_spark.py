@@ -30,13 +30,13 @@ ResourcesSpent = dict[Part, float]
 
 
 def new_session(folder: Path, jars: Path | None) -> SparkSession:
-    """As somebody would set it up for jobs of this size: rows go through Java, so its compiler is the full one."""
+    """A setup for jobs of this size: rows go through Java, so its full compiler is enabled."""
     folder.mkdir()
     os.environ["JAVA_HOME"] = str(make_java_home(find_java("", os.environ), folder))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # Of an installed package Python keeps what it has compiled; a checkout whose surroundings forbid that would compile
-    # anew in each process that Spark or a node starts.
+    # Python caches the bytecode of an installed package. A checkout that forbids this would compile again in each
+    # process that Spark or a node starts.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
     settings = {
@@ -63,7 +63,7 @@ def new_session(folder: Path, jars: Path | None) -> SparkSession:
 
 
 def make_rows(spark: SparkSession, count: int, tasks: int = TASKS) -> DataFrame:
-    """Texts of random letters, so that nothing is gained by compressing them."""
+    """Random text, so that compression gains nothing."""
     letters = fn.sha2(fn.concat(fn.col("id").cast("string"), fn.lit(str(SEED))), 256)
     return spark.range(0, count, 1, tasks).select(
         "id",
@@ -78,7 +78,7 @@ def make_rows(spark: SparkSession, count: int, tasks: int = TASKS) -> DataFrame:
 
 
 def read_whole(frame: DataFrame) -> None:
-    """Every row and column, into nothing."""
+    """Reads every row and column, and discards them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -86,7 +86,7 @@ def read_whole(frame: DataFrame) -> None:
 class Timed:
     seconds: float
     spent: Mapping[Part, float]
-    """CPU seconds, of each part."""
+    """CPU seconds per part."""
 
     @property
     def cpu_s(self) -> float:
@@ -114,7 +114,7 @@ class _Ledger:
 
 
 def waits_for_children(pid: int) -> bool:
-    """Of a process that ignores the signal of their end, the kernel forgets them with what they have spent."""
+    """If a process ignores SIGCHLD, the kernel drops its children together with their CPU time."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigIgn:"):
@@ -126,7 +126,7 @@ _tasks = _Ledger()
 
 
 def spark_spent() -> ResourcesSpent:
-    """Of the session's processes so far: this one, which plans and commits, Java, and Python's tasks."""
+    """CPU of the session's processes so far: this one, which plans and commits, Java, and the Python tasks."""
     spent = {"driver": own_s(psutil.Process()), "java": 0.0, "python_tasks": 0.0}
     for child in psutil.Process().children():
         if name_of(child) == "java":
@@ -136,7 +136,7 @@ def spark_spent() -> ResourcesSpent:
 
 
 def below_s(process: psutil.Process) -> float:
-    """Of all below it, those that have ended and were waited for included."""
+    """Of all descendants, including those that ended and were waited for."""
     with suppress(psutil.NoSuchProcess):
         return sum(own_s(child) + ended_s(child) for child in process.children(recursive=True))
     return 0.0

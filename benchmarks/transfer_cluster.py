@@ -114,7 +114,7 @@ class TransferCluster:
         return made
 
     def wait_quiet(self) -> None:
-        """Until nothing is folded any more."""
+        """Until no compaction runs."""
         still = 0
         ends_at = time.monotonic() + START_S
         while still < QUIET_LOOKS and time.monotonic() < ends_at:
@@ -131,7 +131,7 @@ class TransferCluster:
         statement = f"INSERT INTO {schema.full_name} (k, v) VALUES (?, ?)"
         bodies = batches(statement, values, ConsistencyLevel.ONE)
         spell = asyncio.run(load([traffic_to(self.node_of(table.source), 0, bodies)], FILLING_AT_ONCE, JOB_S))
-        # A few may be turned away by a store that is busy flushing; what is measured is what was moved.
+        # A busy store may refuse a few rows; only what was moved is measured.
         if spell.failed > spell.answered / 50:
             raise RuntimeError(f"{spell.failed} writes of the filling failed: {spell.failure}")
 
@@ -142,7 +142,7 @@ class TransferCluster:
         return self.run_jobs([spec])[0]
 
     def run_jobs(self, wishes: Sequence[JobSpec]) -> list[JobRecord]:
-        """All asked for at once, and followed to their end."""
+        """Submits all jobs at once, and waits for their end."""
 
         async def work(access: JobCommandContext) -> list[JobRecord]:
             jobs = [await access.jobs.submit(spec, "a benchmark") for spec in wishes]
@@ -178,7 +178,7 @@ class TransferCluster:
             cql.execute(f"DROP KEYSPACE {keyspace}")
 
     def source_files(self, table: MovedTable) -> list[Path]:
-        """Of all layers that its source has on disk, those of the table by far the most."""
+        """All layers on the source's disk. Nearly all belong to the table."""
         folder = self.node_of(table.source).options.folder / "shard-0" / "layers"
         return [path for path in folder.rglob("*.sst") if path.is_file()]
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.watched_node STALLS control --options FILE
 
-A timer that should fire every few milliseconds notes when it fires late. The time in which the thread was ready and
-waited for a core is taken off: on a busy machine it would otherwise be most of what is seen.
+A timer that should fire every few milliseconds records when it fires late. The time in which the thread was ready and
+waited for a core is subtracted: on a busy machine it would otherwise dominate.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def _now_ms() -> float:
 
 
 def _queued_ms() -> float:
-    """How long this thread has been ready to run without a core, ever."""
+    """How long this thread has waited for a core in total."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
 
 

@@ -1,8 +1,8 @@
-"""Spells of serving on a machine that other machines share the processors with.
+"""Intervals of serving on a virtual machine that shares its processors with others.
 
-What the host takes away shows in serving as hundreds of milliseconds, with nothing at work here: a p99 of 5 ms was seen
-as one of 200 ms while a quarter of the time was gone. The kernel of a guest counts that time. A spell that lost more
-than a little of it tells nothing of us, be it quiet or busy, and is had again; after some tries the calmest counts.
+Stolen CPU time shows in latencies as hundreds of milliseconds without any work here: a p99 of 5 ms became 200 ms while
+a quarter of the time was stolen. The kernel of a guest counts that time. An interval that lost more than a little says
+nothing about us and is repeated; after some tries the quietest counts.
 """
 
 import time
@@ -36,7 +36,7 @@ class QuietInterval:
 def quiet_interval(
     traffic: Sequence[Traffic], per_s: float, work: Callable[[], None], at_least_s: float
 ) -> QuietInterval:
-    """Serving while `work` is done, as often as it takes to fill the time."""
+    """Serves while `work` runs, repeated until the time is over."""
     found: list[QuietInterval] = []
     while not found or (found[-1].stolen_share > STOLEN_SHARE_MAX and len(found) < TRIES):
         began, stolen = time.monotonic(), _stolen_s()
@@ -50,5 +50,5 @@ def quiet_interval(
 
 
 def _stolen_s() -> float:
-    """Of all processors; nothing where the system does not tell."""
+    """Of all processors; zero if the system does not report it."""
     return float(getattr(psutil.cpu_times(), "steal", 0.0))
