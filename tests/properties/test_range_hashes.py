@@ -187,5 +187,5 @@ def test_nothing_has_a_hash_too_and_buckets_are_bounded() -> None:
     assert len(set(found.column("hash").to_pylist())) == 1
     assert found.column("rows").to_pylist() == [0, 0, 0]
     for buckets in (0, 1 << 20):
-        with pytest.raises(InvalidRequest, match="parts"):
+        with pytest.raises(InvalidRequest, match="buckets"):
             RangeHasher(MIXED, WHOLE_RING, buckets, 0)

@@ -177,9 +177,9 @@ def _uncovered_elements(elements: CollectionCells, deletion: Deletion | None) ->
 
 def _merge_cells(one: Mapping[K, Cell], other: Mapping[K, Cell]) -> dict[K, Cell]:
     merged = dict(one)
-    for place, cell in other.items():
-        mine = merged.get(place)
-        merged[place] = cell if mine is None else newer_cell(mine, cell)
+    for position, cell in other.items():
+        mine = merged.get(position)
+        merged[position] = cell if mine is None else newer_cell(mine, cell)
     return merged
 
 

@@ -83,4 +83,4 @@ def _in_order(row: Row, schema: TableSchema) -> Row:
 
 
 def _sorted(cells: Mapping[K, Cell]) -> dict[K, Cell]:
-    return {place: cells[place] for place in sorted(cells)}
+    return {position: cells[position] for position in sorted(cells)}

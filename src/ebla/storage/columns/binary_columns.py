@@ -61,19 +61,19 @@ def byte_run(column: pa.Array) -> ByteRun:
     return ByteRun(data, offsets[:-1], offsets[1:])
 
 
-def gather(data: Bytes, places: Positions, width: int) -> Bytes:
+def gather(data: Bytes, positions: Positions, width: int) -> Bytes:
     """`width` bytes from each position, a row each. Raises `IndexError` where they would pass the end."""
-    if not len(places) or not width:
-        return np.empty((len(places), width), np.uint8)
+    if not len(positions) or not width:
+        return np.empty((len(positions), width), np.uint8)
     if len(data) < width:
         raise IndexError(f"{width} bytes are needed of {len(data)}")
     windows: npt.NDArray[np.void] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
-    return windows[places].view(np.uint8).reshape(len(places), width)
+    return windows[positions].view(np.uint8).reshape(len(positions), width)
 
 
-def gather_numbers(data: Bytes, places: Positions, form: str) -> npt.NDArray[np.int64]:
+def gather_numbers(data: Bytes, positions: Positions, form: str) -> npt.NDArray[np.int64]:
     """The big-endian integer of the given form (`>i4`) at each position."""
-    return as_numbers(gather(data, places, np.dtype(form).itemsize), form)
+    return as_numbers(gather(data, positions, np.dtype(form).itemsize), form)
 
 
 def as_numbers(matrix: Bytes, form: str) -> npt.NDArray[np.int64]:
@@ -104,12 +104,12 @@ def slice_values(run: ByteRun, starts: Positions, ends: Positions, valid: Mask |
     return with_gaps.take(pa.array(wanted, mask=None if valid is None else ~valid))
 
 
-def as_binary(piece: ValuePart) -> pa.Array:
-    if isinstance(piece, pa.Array):
-        return piece
-    count, width = piece.shape
+def as_binary(part: ValuePart) -> pa.Array:
+    if isinstance(part, pa.Array):
+        return part
+    count, width = part.shape
     offsets = (np.arange(count + 1) * width).astype(np.int32)
-    data = np.ascontiguousarray(piece)
+    data = np.ascontiguousarray(part)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
@@ -128,31 +128,31 @@ def value_lengths(column: pa.Array) -> Positions:
     return run.ends - run.starts
 
 
-def inverted(piece: ValuePart) -> ValuePart:
+def inverted(part: ValuePart) -> ValuePart:
     """Every bit inverted: how a descending part of a key is stored."""
-    if not isinstance(piece, pa.Array):
-        return ~piece
-    run = byte_run(piece)
+    if not isinstance(part, pa.Array):
+        return ~part
+    run = byte_run(part)
     offsets = np.concatenate((run.starts, run.ends[-1:])).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(run), [None, pa.py_buffer(offsets), pa.py_buffer(~run.data)])
 
 
-def concat_parts(pieces: Sequence[ValuePart], count: int) -> pa.Array:
+def concat_parts(parts: Sequence[ValuePart], count: int) -> pa.Array:
     """A binary column whose values are the parts one after another."""
     merged: list[ValuePart] = []
     fixed: list[Bytes] = []
-    for piece in pieces:
-        if not isinstance(piece, pa.Array):
-            fixed.append(piece)
+    for part in parts:
+        if not isinstance(part, pa.Array):
+            fixed.append(part)
             continue
-        merged += [*_side_by_side(fixed), piece]
+        merged += [*_side_by_side(fixed), part]
         fixed = []
     merged += _side_by_side(fixed)
     if not merged:
         return as_binary(np.empty((count, 0), np.uint8))
     if len(merged) == 1:
         return as_binary(merged[0])
-    return pc.binary_join_element_wise(*(as_binary(piece) for piece in merged), _nothing())
+    return pc.binary_join_element_wise(*(as_binary(part) for part in merged), _nothing())
 
 
 def _side_by_side(matrices: Sequence[Bytes]) -> list[ValuePart]:

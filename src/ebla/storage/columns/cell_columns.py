@@ -71,8 +71,8 @@ def encode_cell_values(schema: TableSchema, columns: Mapping[int, pa.Array], bat
 def encode_static_values(schema: TableSchema, columns: Mapping[int, pa.Array], batch_stamp: BatchStamp) -> pa.Array:
     """Stored values of partition heads with only these static cells."""
     head = HEADER.pack(FORMAT, RowFlag.HEAD, schema.version) + bytes((_ARRAY + _HEAD_FIELDS,)) + _NIL + _NO_RANGES
-    pieces = _row_pieces(schema, columns, batch_stamp, marked=False)
-    return concat_parts([repeat_value(head, len(batch_stamp)), *pieces], len(batch_stamp))
+    parts = _row_pieces(schema, columns, batch_stamp, marked=False)
+    return concat_parts([repeat_value(head, len(batch_stamp)), *parts], len(batch_stamp))
 
 
 def wire_binary(column: Column, values: pa.Array) -> pa.Array:
@@ -113,8 +113,8 @@ def _cells(column: Column, values: pa.Array, valid: Mask | None, batch_stamp: Ba
     count = len(batch_stamp)
     wire = wire_binary(column, values)
     start = _pack(column.number) + bytes((_ARRAY + _CELL_FIELDS,)) + _pack(batch_stamp.timestamp_us)
-    pieces: list[ValuePart] = [repeat_value(start, count), _dictionary(value_lengths(wire), _bytes_head), wire]
-    live = concat_parts([*pieces, _numbers(batch_stamp.ttls_s), _numbers(batch_stamp.expiries_s)], count)
+    parts: list[ValuePart] = [repeat_value(start, count), _dictionary(value_lengths(wire), _bytes_head), wire]
+    live = concat_parts([*parts, _numbers(batch_stamp.ttls_s), _numbers(batch_stamp.expiries_s)], count)
     if valid is None:
         return live
     dead = start + _NIL + _pack(0) + _pack(batch_stamp.at_s) if batch_stamp.nulls_delete else b""
@@ -130,8 +130,8 @@ def _dictionary(values: npt.NDArray[np.int64], form: Callable[[int], bytes]) -> 
     count = len(values)
     if not count or (values == values[0]).all():
         return repeat_value(form(int(values[0])) if count else b"", count)
-    found, places = np.unique(values, return_inverse=True)
-    return pa.array([form(one) for one in found.tolist()], pa.binary()).take(pa.array(places.reshape(count)))
+    found, positions = np.unique(values, return_inverse=True)
+    return pa.array([form(one) for one in found.tolist()], pa.binary()).take(pa.array(positions.reshape(count)))
 
 
 def _map_head(entries: int) -> bytes:

@@ -143,7 +143,7 @@ def _mixed_chunk(
 ) -> pa.RecordBatch:
     """Group number 0 holds what is not plain, the others plain rows by schema version."""
     keys, values = items
-    parts, places = [], []
+    parts, positions = [], []
     for version in np.unique(groups).tolist():
         members = np.flatnonzero(groups == version)
         chosen = pa.array(members)
@@ -152,15 +152,15 @@ def _mixed_chunk(
             parts.append(_plain_chunk(shape, part, flags[members], version))
         else:
             parts.append(_other_chunk(shape, part, flags[members]))
-        places.append(members)
-    return splice_chunks(parts, places)
+        positions.append(members)
+    return splice_chunks(parts, positions)
 
 
-def splice_chunks(parts: Sequence[pa.RecordBatch], places: Sequence[Positions]) -> pa.RecordBatch:
+def splice_chunks(parts: Sequence[pa.RecordBatch], positions: Sequence[Positions]) -> pa.RecordBatch:
     """One chunk from several, with rows ordered by their positions."""
     if len(parts) == 1:
         return parts[0]
-    order = np.argsort(np.concatenate(places), kind="stable")
+    order = np.argsort(np.concatenate(positions), kind="stable")
     return concat_chunks(parts).take(pa.array(order))
 
 
@@ -178,9 +178,9 @@ def stored_values(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.Array:
     if absent == len(chunk):
         return _encoded(shape, chunk)
     is_absent = stored.is_null()
-    places = np.cumsum(np.asarray(is_absent.to_numpy(zero_copy_only=False))) - 1
+    positions = np.cumsum(np.asarray(is_absent.to_numpy(zero_copy_only=False))) - 1
     encoded = _encoded(shape, chunk.filter(is_absent))
-    return pc.if_else(is_absent, encoded.take(pa.array(np.maximum(places, 0))), stored)
+    return pc.if_else(is_absent, encoded.take(pa.array(np.maximum(positions, 0))), stored)
 
 
 def with_completeness(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch:

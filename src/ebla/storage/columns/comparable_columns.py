@@ -43,15 +43,15 @@ class KeyCursor:
 
     run: ByteRun
     flipped: ByteRun | None
-    places: Positions
+    positions: Positions
 
-    def moved(self, places: Positions) -> "KeyCursor":
-        return KeyCursor(self.run, self.flipped, places)
+    def moved(self, positions: Positions) -> "KeyCursor":
+        return KeyCursor(self.run, self.flipped, positions)
 
 
 def encode_component(column: Column, values: pa.Array) -> ValuePart:
-    piece = encode_ascending(column.type, values)
-    return inverted(piece) if column.descending else piece
+    part = encode_ascending(column.type, values)
+    return inverted(part) if column.descending else part
 
 
 def decode_component(column: Column, cursor: KeyCursor) -> tuple[pa.Array, KeyCursor]:
@@ -63,10 +63,10 @@ def decode_component(column: Column, cursor: KeyCursor) -> tuple[pa.Array, KeyCu
         assert isinstance(column.type, ScalarType)
         scalar = column.type.scalar
         stored = width + 1 if scalar is Scalar.UUID else width
-        matrix = _fixed_back(scalar, gather(run.data, cursor.places, stored))
-        return fixed_from_wire(scalar, matrix), cursor.moved(cursor.places + stored)
+        matrix = _fixed_back(scalar, gather(run.data, cursor.positions, stored))
+        return fixed_from_wire(scalar, matrix), cursor.moved(cursor.positions + stored)
     if isinstance(column.type, ScalarType) and column.type.scalar in _ESCAPED:
-        wire, ends = _unescaped(run, cursor.places)
+        wire, ends = _unescaped(run, cursor.positions)
         return from_wire(column.type, wire), cursor.moved(ends)
     found = _one_by_one(column.type, run, cursor)
     wire = pa.array([value for value, _ in found], pa.binary())
@@ -77,9 +77,9 @@ def _one_by_one(kind: CqlType, run: ByteRun, cursor: KeyCursor) -> list[tuple[by
     """Each key's bytes are cut out first: some types search for their end in all that follows."""
     found = []
     data = run.data.tobytes()
-    for place, end in zip(cursor.places.tolist(), run.ends.tolist()):
-        value, used = decode_comparable(kind, data[place:end], 0)
-        found.append((value, place + used))
+    for position, end in zip(cursor.positions.tolist(), run.ends.tolist()):
+        value, used = decode_comparable(kind, data[position:end], 0)
+        found.append((value, position + used))
     return found
 
 
@@ -143,25 +143,25 @@ def _escaped(wire: pa.Array) -> ValuePart:
     return concat_parts((wire, repeat_value(b"\0\0", len(wire))), len(wire))
 
 
-def _unescaped(run: ByteRun, places: Positions) -> tuple[pa.Array, Positions]:
+def _unescaped(run: ByteRun, positions: Positions) -> tuple[pa.Array, Positions]:
     """Texts and blobs up to their terminators, and the positions after those.
 
     Every zero byte is either escaped (0xff follows) or begins the terminator. Each key finds its next zero; only keys
     whose zero is escaped search again after it.
     """
     zeros = np.flatnonzero(run.data == 0)
-    ends = _next_zero(zeros, places)
-    has_escapes: Mask = np.zeros(len(places), np.bool_)
+    ends = _next_zero(zeros, positions)
+    has_escapes: Mask = np.zeros(len(positions), np.bool_)
     open_ones = np.flatnonzero(run.data[ends + 1] != 0)
     while len(open_ones):
         has_escapes[open_ones] = True
         ends[open_ones] = _next_zero(zeros, ends[open_ones] + 2)
         open_ones = open_ones[run.data[ends[open_ones] + 1] != 0]
-    wire = slice_values(run, places, ends)
+    wire = slice_values(run, positions, ends)
     if has_escapes.any():
         wire = pc.replace_substring(wire, b"\0\xff", b"\0")
     return wire, ends + 2
 
 
-def _next_zero(zeros: Positions, places: Positions) -> Positions:
-    return zeros[np.searchsorted(zeros, places)]
+def _next_zero(zeros: Positions, positions: Positions) -> Positions:
+    return zeros[np.searchsorted(zeros, positions)]

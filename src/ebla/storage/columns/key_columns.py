@@ -157,8 +157,8 @@ def _decode_clustering(schema: TableSchema, keys: pa.Array) -> dict[str, pa.Arra
     if is_row.all():
         return _decode_row_clustering(schema, byte_run(keys))
     found = _decode_row_clustering(schema, byte_run(keys.filter(pa.array(is_row))))
-    places = pa.array(np.cumsum(is_row) - 1, mask=~is_row)
-    return {name: values.take(places) for name, values in found.items()}
+    positions = pa.array(np.cumsum(is_row) - 1, mask=~is_row)
+    return {name: values.take(positions) for name, values in found.items()}
 
 
 def _decode_row_clustering(schema: TableSchema, run: ByteRun) -> dict[str, pa.Array]:
@@ -168,7 +168,7 @@ def _decode_row_clustering(schema: TableSchema, run: ByteRun) -> dict[str, pa.Ar
     found = {}
     for column in schema.clustering:
         found[column.name], cursor = decode_component(column, cursor)
-    if not (cursor.places == run.ends).all():
+    if not (cursor.positions == run.ends).all():
         raise Corruption(f"a key of {schema.full_name} holds other bytes than its clustering columns")
     return found
 

@@ -96,7 +96,7 @@ def element_cells(kind: CqlType, value: bytes, cell: Callable[[bytes], Cell], ti
     match kind:
         case ListType():
             parts = enumerate(split_elements(value, 1))
-            return {list_path(timestamp_us, place): cell(_element(part)) for place, part in parts}
+            return {list_path(timestamp_us, position): cell(_element(part)) for position, part in parts}
         case SetType():
             return {_element(part): cell(b"") for part in split_elements(value, 1)}
         case MapType():
@@ -153,7 +153,7 @@ def _row_values(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) 
         (by_cells & ~one_by_one, encode_cell_values),
         (one_by_one, _encoded_one_by_one),
     )
-    parts, places = [], []
+    parts, positions = [], []
     for chosen, encode in ways:
         if chosen.all():
             return encode(schema, _without(columns, () if encode is _encoded_one_by_one else many), batch_stamp)
@@ -163,8 +163,8 @@ def _row_values(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) 
         left = _without(columns, () if encode is _encoded_one_by_one else many)
         taken = {number: values.take(pa.array(members)) for number, values in left.items()}
         parts.append(encode(schema, taken, batch_stamp.of(members)))
-        places.append(members)
-    order = np.argsort(np.concatenate(places), kind="stable")
+        positions.append(members)
+    order = np.argsort(np.concatenate(positions), kind="stable")
     return pa.concat_arrays(parts).take(pa.array(order))
 
 

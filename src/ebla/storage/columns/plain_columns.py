@@ -56,7 +56,7 @@ class _Walk:
         self._schema = schema
         self._run = run
         self._wanted = wanted
-        self.places: Positions = run.starts + PLAIN_HEADER.size
+        self.positions: Positions = run.starts + PLAIN_HEADER.size
         self.complete: Mask = np.ones(len(run), np.bool_)
         self.bare: Mask = np.ones(len(run), np.bool_)
         self.columns: dict[int, pa.Array] = {}
@@ -72,7 +72,7 @@ class _Walk:
             waiting = []
             self._pass_one(column)
         self._pass_fixed(waiting)
-        if not (self.places == self._run.ends).all():
+        if not (self.positions == self._run.ends).all():
             raise IndexError("values are longer than their columns")
 
     def _pass_fixed(self, columns: list[Column]) -> None:
@@ -84,10 +84,10 @@ class _Walk:
     def _pass_block(self, columns: list[Column]) -> bool:
         widths = [fixed_width(column.type) or 0 for column in columns]
         block_bytes = sum(widths) + _LENGTH_BYTES * len(columns)
-        if not len(self.places) or self.places[-1] + block_bytes > len(self._run.data):
+        if not len(self.positions) or self.positions[-1] + block_bytes > len(self._run.data):
             return False
-        block = gather(self._run.data, self.places, block_bytes)
-        starts = [sum(widths[:place]) + _LENGTH_BYTES * (place + 1) for place in range(len(columns))]
+        block = gather(self._run.data, self.positions, block_bytes)
+        starts = [sum(widths[:position]) + _LENGTH_BYTES * (position + 1) for position in range(len(columns))]
         for start, width in zip(starts, widths):
             if not (block[:, start - _LENGTH_BYTES : start].view(">i4") == width).all():
                 return False
@@ -95,15 +95,15 @@ class _Walk:
             if column.number in self._wanted:
                 self.columns[column.number] = _fixed(column, block[:, start : start + width], None)
         self.bare[:] = False
-        self.places = self.places + block_bytes
+        self.positions = self.positions + block_bytes
         return True
 
     def _pass_one(self, column: Column | None) -> None:
         """One column of any type; a dropped one is skipped."""
-        sizes = gather_numbers(self._run.data, self.places, ">i4")
+        sizes = gather_numbers(self._run.data, self.positions, ">i4")
         valid: Mask = sizes >= 0
-        starts = self.places + _LENGTH_BYTES
-        self.places = starts + np.maximum(sizes, 0)
+        starts = self.positions + _LENGTH_BYTES
+        self.positions = starts + np.maximum(sizes, 0)
         if column is None:
             return
         if not is_multi_cell(column.type):
@@ -111,7 +111,7 @@ class _Walk:
         self.bare &= ~valid
         if column.number in self._wanted:
             all_there = None if valid.all() else valid
-            self.columns[column.number] = self._values(column, (starts, self.places), all_there)
+            self.columns[column.number] = self._values(column, (starts, self.positions), all_there)
 
     def _values(self, column: Column, bounds: tuple[Positions, Positions], valid: Mask | None) -> pa.Array:
         starts, ends = bounds
@@ -155,7 +155,7 @@ def encode_plain_values(
     """Stored values of plain rows of the newest version. A null, or a missing column, is no cell."""
     count = len(timestamps)
     flags = np.where(marked, RowFlag.PLAIN | RowFlag.MARKED, RowFlag.PLAIN).astype(np.uint8)
-    pieces: list[ValuePart] = [
+    parts: list[ValuePart] = [
         repeat_value(bytes((FORMAT,)), count),
         flags.reshape(count, 1),
         repeat_value(schema.version.to_bytes(2), count),
@@ -164,10 +164,10 @@ def encode_plain_values(
     for number in schema.layouts[-1]:
         values = columns.get(number)
         if values is None:
-            pieces.append(repeat_value(NO_CELL, count))
+            parts.append(repeat_value(NO_CELL, count))
         else:
-            pieces += _cell_pieces(schema.by_number[number], values)
-    return concat_parts(pieces, count)
+            parts += _cell_pieces(schema.by_number[number], values)
+    return concat_parts(parts, count)
 
 
 def plain_headers(run: ByteRun) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -223,26 +223,26 @@ def upgrade_layout(schema: TableSchema, values: pa.Array, version: int) -> pa.Ar
     except IndexError as error:
         raise Corruption(f"a row of {schema.full_name} cannot be read ({error})") from error
     count = len(run)
-    pieces: list[ValuePart] = [
+    parts: list[ValuePart] = [
         gather(run.data, run.starts, 2),
         repeat_value(schema.version.to_bytes(2), count),
         gather(run.data, run.starts + HEADER.size, _TIMESTAMP_BYTES),
     ]
     for number in schema.layouts[-1]:
-        pieces += cells.get(number) or (repeat_value(NO_CELL, count),)
-    return concat_parts(pieces, count)
+        parts += cells.get(number) or (repeat_value(NO_CELL, count),)
+    return concat_parts(parts, count)
 
 
 def _cells(run: ByteRun, layout: tuple[int, ...]) -> dict[int, tuple[ValuePart, ValuePart]]:
     """The length and the bytes of every cell, by the number of its column."""
     cells: dict[int, tuple[ValuePart, ValuePart]] = {}
-    places: Positions = run.starts + PLAIN_HEADER.size
+    positions: Positions = run.starts + PLAIN_HEADER.size
     for number in layout:
-        sizes = gather_numbers(run.data, places, ">i4")
+        sizes = gather_numbers(run.data, positions, ">i4")
         there: Mask = sizes >= 0
-        starts = places + _LENGTH_BYTES
-        places = starts + np.where(there, sizes, 0)
-        cells[number] = (as_matrix(sizes, ">i4"), slice_values(run, starts, places))
-    if not (places == run.ends).all():
+        starts = positions + _LENGTH_BYTES
+        positions = starts + np.where(there, sizes, 0)
+        cells[number] = (as_matrix(sizes, ">i4"), slice_values(run, starts, positions))
+    if not (positions == run.ends).all():
         raise IndexError("values are longer than their columns")
     return cells

@@ -131,7 +131,7 @@ class TombstoneCollector:
         )
 
     def _cells(self, cells: Mapping[K, Cell]) -> dict[K, Cell]:
-        return {place: cell for place, cell in cells.items() if not self._cell_goes(cell)}
+        return {position: cell for position, cell in cells.items() if not self._cell_goes(cell)}
 
     def _cell_goes(self, cell: Cell) -> bool:
         return (cell.value is None or cell.ttl_s > 0) and self._goes(cell.timestamp_us, cell.at_s)

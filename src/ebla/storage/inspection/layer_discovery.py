@@ -51,11 +51,11 @@ async def find_layers(disk: Disk, folder: str) -> DiscoveredLayers:
     """Raises `InvalidRequest` where there is none."""
     folder = folder.rstrip("/") or "/"
     found = DiscoveredLayers([], [])
-    for place in _places_below(disk, folder, DEPTH_MAX):
-        if _is_shard(disk, place):
-            await _add_shard(disk, place, found)
+    for path in _find_folders(disk, folder, DEPTH_MAX):
+        if _is_shard(disk, path):
+            await _add_shard(disk, path, found)
         else:
-            found.layers.append(await _lone_layer(disk, place))
+            found.layers.append(await _lone_layer(disk, path))
     if not found.layers and not found.problems:
         raise InvalidRequest(
             f"there is no layer in {folder}",
@@ -64,7 +64,7 @@ async def find_layers(disk: Disk, folder: str) -> DiscoveredLayers:
     return found
 
 
-def _places_below(disk: Disk, folder: str, depth: int) -> Iterator[str]:
+def _find_folders(disk: Disk, folder: str, depth: int) -> Iterator[str]:
     """Folders of shards and layers, without descending into them."""
     if _is_shard(disk, folder):
         yield folder
@@ -74,7 +74,7 @@ def _places_below(disk: Disk, folder: str, depth: int) -> Iterator[str]:
         yield folder
     elif depth:
         for name in names:
-            yield from _places_below(disk, f"{folder}/{name}", depth - 1)
+            yield from _find_folders(disk, f"{folder}/{name}", depth - 1)
 
 
 def _names_in(disk: Disk, folder: str) -> list[str]:
@@ -108,9 +108,9 @@ def _named_layers(folder: str, manifest: ShardManifest) -> Iterator[LayerLocatio
         schema = manifest.table(stack.table)
         for layer in stack.layers:
             role = LayerRole.LIVE if layer.id == stack.live.id else LayerRole.BASE
-            place = layer_folder(folder, stack.incarnation, layer.id)
+            path = layer_folder(folder, stack.incarnation, layer.id)
             yield LayerLocation(
-                folder=place,
+                folder=path,
                 role=role,
                 stack=f"{stack.incarnation:016x}",
                 tokens=layer.range,

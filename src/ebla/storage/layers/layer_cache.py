@@ -31,15 +31,15 @@ class _Entry:
 class LayerHold:
     """A class, not a generator: a generator abandoned while it opens a layer would resume at some later time."""
 
-    def __init__(self, layers: "LayerCache", place: LayerRef) -> None:
+    def __init__(self, layers: "LayerCache", ref: LayerRef) -> None:
         self._layers = layers
-        self._place = place
+        self._ref = ref
 
     async def __aenter__(self) -> Layer:
-        return await self._layers.enter(self._place)
+        return await self._layers.enter(self._ref)
 
     async def __aexit__(self, *_: object) -> None:
-        self._layers.leave(self._place)
+        self._layers.leave(self._ref)
 
 
 class LayerCache:
@@ -66,29 +66,29 @@ class LayerCache:
         self._entries[folder] = entry
         return entry.layer
 
-    async def open_all(self, places: Sequence[LayerRef]) -> list[Layer]:
+    async def open_all(self, refs: Sequence[LayerRef]) -> list[Layer]:
         """All of them open, valid until the next await. `Overloaded` where the bound does not allow it."""
         async with AsyncExitStack() as held:
-            return [await held.enter_async_context(self.hold(place)) for place in places]
+            return [await held.enter_async_context(self.hold(ref)) for ref in refs]
 
-    def hold(self, place: LayerRef) -> "LayerHold":
+    def hold(self, ref: LayerRef) -> "LayerHold":
         """For `async with`: the layer is opened if needed, and stays open until the block ends."""
-        return LayerHold(self, place)
+        return LayerHold(self, ref)
 
-    async def enter(self, place: LayerRef) -> Layer:
+    async def enter(self, ref: LayerRef) -> Layer:
         """The beginning of `hold`; `leave` is its end."""
-        entry = self._entries.setdefault(place.folder, _Entry())
+        entry = self._entries.setdefault(ref.folder, _Entry())
         entry.holders += 1
         try:
-            layer = self.find(place.folder) or await self._open(place, entry)
-            assert layer.writable or not place.writable, f"{place.folder} is open as a base"
+            layer = self.find(ref.folder) or await self._open(ref, entry)
+            assert layer.writable or not ref.writable, f"{ref.folder} is open as a base"
         except BaseException:
-            self._leave(place.folder, entry)
+            self._leave(ref.folder, entry)
             raise
         return layer
 
-    def leave(self, place: LayerRef) -> None:
-        self._leave(place.folder, self._entries[place.folder])
+    def leave(self, ref: LayerRef) -> None:
+        self._leave(ref.folder, self._entries[ref.folder])
 
     async def close(self, folder: str, *, flush: bool = True) -> None:
         """Closes it if it is open; it must not be held. Without a flush, unflushed rows are lost: for a layer that is
@@ -104,12 +104,12 @@ class LayerCache:
         for folder in tuple(self._entries):
             await self.close(folder, flush=flush)
 
-    async def _open(self, place: LayerRef, entry: _Entry) -> Layer:
+    async def _open(self, ref: LayerRef, entry: _Entry) -> Layer:
         async with entry.busy:
             if entry.layer is None:
                 await self._take_room()
                 try:
-                    entry.layer = await self._engine.open(place.folder, writable=place.writable)
+                    entry.layer = await self._engine.open(ref.folder, writable=ref.writable)
                 except BaseException:
                     self._open_count -= 1
                     raise

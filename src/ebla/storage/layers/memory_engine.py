@@ -156,10 +156,10 @@ class MemoryLayer(LayerBase):
         return [(key, self._values[key]) for key in self._keys[first:last]]
 
     def _in_batches(self, rows: list[Item], rows_max: int) -> Iterator[list[Item]]:
-        for place in range(0, len(rows), rows_max):
+        for position in range(0, len(rows), rows_max):
             if self._closed:
                 raise Stale(f"layer {self._folder} was closed during a scan of it")
-            yield rows[place : place + rows_max]
+            yield rows[position : position + rows_max]
 
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
         self._check_puts()

@@ -82,8 +82,8 @@ def merge_duplicates(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatch
     if settled.all():
         return chunk.take(pa.array(winners))
     parts = [chunk.take(pa.array(winners[settled])), _merged_one_by_one(shape, chunk, groups, ~settled)]
-    places = np.arange(len(groups.starts))
-    return splice_chunks(parts, [places[settled], places[~settled]])
+    positions = np.arange(len(groups.starts))
+    return splice_chunks(parts, [positions[settled], positions[~settled]])
 
 
 class _Source:
@@ -126,8 +126,8 @@ class KeySequence(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self._column)
 
-    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]  # bisect reads single keys only
-        key: bytes = self._column[place].as_py()
+    def __getitem__(self, position: int) -> bytes:  # type: ignore[override]  # bisect reads single keys only
+        key: bytes = self._column[position].as_py()
         return key
 
 
@@ -190,8 +190,8 @@ def _winners(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same_k
     flags, timestamps = flags_of(chunk), timestamps_of(chunk)
     newest = np.maximum.reduceat(timestamps, groups.starts)
     is_newest = timestamps == np.repeat(newest, groups.sizes)
-    places = np.where(is_newest, np.arange(len(chunk)), -1)
-    winners = np.maximum.reduceat(places, groups.starts)
+    positions = np.where(is_newest, np.arange(len(chunk)), -1)
+    winners = np.maximum.reduceat(positions, groups.starts)
     alone = np.add.reduceat(is_newest, groups.starts, dtype=np.int64) == 1
     all_flags = np.bitwise_and.reduceat(flags, groups.starts)
     any_flags = np.bitwise_or.reduceat(flags, groups.starts)

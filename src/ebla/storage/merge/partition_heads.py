@@ -73,12 +73,12 @@ class PartitionHeadPass:
         if self.spans and self.spans[-1].end == len(chunk):
             self.last = (self.spans[-1].prefix, self.spans[-1].head)
         dropped = self._covered_plain(chunk)
-        places = np.flatnonzero(looked_at)
-        if not len(places) and not len(dropped):
+        positions = np.flatnonzero(looked_at)
+        if not len(positions) and not len(dropped):
             return chunk
         untouched = ~looked_at
         untouched[dropped] = False
-        return self._replaced(chunk, places, np.flatnonzero(untouched))
+        return self._replaced(chunk, positions, np.flatnonzero(untouched))
 
     def _covered_plain(self, chunk: pa.RecordBatch) -> list[int]:
         """Plain rows have one timestamp: they are covered entirely or not at all."""
@@ -89,10 +89,10 @@ class PartitionHeadPass:
             rows = slice(span.start, span.end)
             plain = (flags[rows] & ChunkFlag.PLAIN) != 0
             doubtful = np.flatnonzero(plain & (timestamps[rows] <= newest_deletion_us(span.head))) + span.start
-            for place in doubtful.tolist():
-                deletion = span.head.deletion_of(split_key(keys[place])[2])
-                if deletion is not None and deletion.covers(int(timestamps[place])):
-                    covered.append(place)
+            for position in doubtful.tolist():
+                deletion = span.head.deletion_of(split_key(keys[position])[2])
+                if deletion is not None and deletion.covers(int(timestamps[position])):
+                    covered.append(position)
         return covered
 
     def _find_spans(self, chunk: pa.RecordBatch, flags: Flags) -> Iterator[PartitionHeadSpan]:
@@ -104,35 +104,35 @@ class PartitionHeadPass:
             end = bisect_left(keys, prefix_end(prefix), 0, heads[0] if heads else len(chunk))
             yield PartitionHeadSpan(prefix=prefix, head=head, start=0, end=end)
         values = chunk.column(STORED).take(pa.array(heads, pa.int64())).to_pylist()
-        for place, bound, value in zip(heads, bounds, values):
-            prefix = split_key(keys[place])[0]
-            end = bisect_left(keys, prefix_end(prefix), place + 1, bound)
-            yield PartitionHeadSpan(prefix=prefix, head=decode_head(value), start=place + 1, end=end)
+        for position, bound, value in zip(heads, bounds, values):
+            prefix = split_key(keys[position])[0]
+            end = bisect_left(keys, prefix_end(prefix), position + 1, bound)
+            yield PartitionHeadSpan(prefix=prefix, head=decode_head(value), start=position + 1, end=end)
 
-    def _replaced(self, chunk: pa.RecordBatch, places: Positions, untouched: Positions) -> pa.RecordBatch:
-        chosen = chunk.take(pa.array(places))
+    def _replaced(self, chunk: pa.RecordBatch, positions: Positions, untouched: Positions) -> pa.RecordBatch:
+        chosen = chunk.take(pa.array(positions))
         keys = chosen.column(KEY).to_pylist()
-        found = self._decided(places, keys, chosen.column(STORED).to_pylist())
-        kept = [place for place, value in enumerate(found) if value is not None]
+        found = self._decided(positions, keys, chosen.column(STORED).to_pylist())
+        kept = [position for position, value in enumerate(found) if value is not None]
         replaced = chunk_of(
             self.shape,
-            pa.array([keys[place] for place in kept], pa.binary()),
-            pa.array([found[place] for place in kept], pa.binary()),
+            pa.array([keys[position] for position in kept], pa.binary()),
+            pa.array([found[position] for position in kept], pa.binary()),
         )
-        return splice_chunks([chunk.take(pa.array(untouched)), replaced], [untouched, places[kept]])
+        return splice_chunks([chunk.take(pa.array(untouched)), replaced], [untouched, positions[kept]])
 
-    def _decided(self, places: Positions, keys: list[bytes], values: list[bytes]) -> list[bytes | None]:
+    def _decided(self, positions: Positions, keys: list[bytes], values: list[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = []
         spans = iter(self.spans)
         span = next(spans, None)
-        for place, key, value in zip(places.tolist(), keys, values):
-            while span is not None and place >= span.end:
+        for position, key, value in zip(positions.tolist(), keys, values):
+            while span is not None and position >= span.end:
                 span = next(spans, None)
             if is_head(value):
                 found.append(self.rule.head((key, value)))
                 continue
             covering = None
-            if span is not None and span.start <= place:
+            if span is not None and span.start <= position:
                 covering = span.head.deletion_of(split_key(key)[2])
             found.append(self.rule.row((key, value), covering))
         return found

@@ -122,10 +122,10 @@ class _Run:
         """Whether the file has more than is in memory."""
         return self._offset < self._size
 
-    def key_at(self, place: int) -> bytes:
+    def key_at(self, position: int) -> bytes:
         """The key of a row in memory."""
         assert self._batch is not None
-        key: bytes = self._batch.column(0)[place].as_py()
+        key: bytes = self._batch.column(0)[position].as_py()
         return key
 
     def take_all(self) -> tuple[pa.RecordBatch, Words]:
@@ -232,7 +232,7 @@ class MergeRounds:
         groups = merge_groups([largest_record_bytes(self._disk, path) for path in paths])
         while len(groups) > 1:
             self._disk.make_folder(self._folder)
-            paths = [await self._one([paths[place] for place in group]) for group in groups]
+            paths = [await self._one([paths[position] for position in group]) for group in groups]
             groups = merge_groups([largest_record_bytes(self._disk, path) for path in paths])
         return paths
 
@@ -264,11 +264,11 @@ def merge_groups(record_bytes: Sequence[int]) -> list[range]:
     at least two runs, so that the rounds end."""
     groups: list[range] = []
     first, size = 0, 0
-    for place, one in enumerate(record_bytes):
-        count = place - first
+    for position, one in enumerate(record_bytes):
+        count = position - first
         if count >= 2 and (count >= RUNS_OPEN_MAX or size + one > BUFFERED_BYTES_MAX):
-            groups.append(range(first, place))
-            first, size = place, 0
+            groups.append(range(first, position))
+            first, size = position, 0
         size += one
     groups.append(range(first, len(record_bytes)))
     return groups

@@ -52,15 +52,15 @@ def scan_segments(stacks: Sequence[ScanStack], token_range: TokenRange) -> list[
         for number, stack in enumerate(stacks)
         for part in clip_span(span, key_spans(stack.range))
     ]
-    pieces: list[ScanSegment] = []
+    segments: list[ScanSegment] = []
     for span, number in sorted(found, key=lambda one: one[0][0]):
-        if pieces and _reaches(pieces[-1].span[1], span[0]):
-            last = pieces.pop()
+        if segments and _reaches(segments[-1].span[1], span[0]):
+            last = segments.pop()
             span = (last.span[0], _later(last.span[1], span[1]))
-            pieces.append(ScanSegment(span, (*last.stacks, number)))
+            segments.append(ScanSegment(span, (*last.stacks, number)))
         else:
-            pieces.append(ScanSegment(span, (number,)))
-    return pieces
+            segments.append(ScanSegment(span, (number,)))
+    return segments
 
 
 def _reaches(end: bytes | None, start: bytes) -> bool:
@@ -96,9 +96,9 @@ class CheckpointScan:
         rows that meet the conditions, and perhaps others."""
         shape, kept = ChunkShape(self.schema), KeyFilter(self.schema, conditions)
         query = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
-        for piece in scan_segments(self.stacks, token_range):
-            spans = query_spans(replace(query, spans=(piece.span,)))
-            for chunk in scan_stored(self.schema, self._layers(piece), spans):
+        for segment in scan_segments(self.stacks, token_range):
+            spans = query_spans(replace(query, spans=(segment.span,)))
+            for chunk in scan_stored(self.schema, self._layers(segment), spans):
                 rows = kept.kept(shape, chunk)
                 yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
 
@@ -113,13 +113,13 @@ class CheckpointScan:
     ) -> Iterator[pa.RecordBatch]:
         """The same rows as chunks of the whole shape."""
         query = ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
-        for piece in scan_segments(self.stacks, token_range):
-            yield from scan_columns(self._layers(piece), replace(query, spans=(piece.span,)))
+        for segment in scan_segments(self.stacks, token_range):
+            yield from scan_columns(self._layers(segment), replace(query, spans=(segment.span,)))
 
     def typed(self, token_range: TokenRange, query: ScanQuery) -> Iterator[pa.RecordBatch]:
         """What a user sees; the query's own spans are ignored."""
-        for piece in scan_segments(self.stacks, token_range):
-            yield from scan_rows(self._layers(piece), replace(query, spans=(piece.span,)))
+        for segment in scan_segments(self.stacks, token_range):
+            yield from scan_rows(self._layers(segment), replace(query, spans=(segment.span,)))
 
     def hashes(self, token_range: TokenRange, buckets: int, gc_before_s: int) -> pa.RecordBatch:
         hashes = RangeHasher(self.schema, token_range, buckets, gc_before_s)
@@ -128,14 +128,14 @@ class CheckpointScan:
         return hashes.result()
 
     def _chunks(self, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
-        for piece in scan_segments(self.stacks, token_range):
-            yield from scan_stored(self.schema, self._layers(piece), (piece.span,))
+        for segment in scan_segments(self.stacks, token_range):
+            yield from scan_stored(self.schema, self._layers(segment), (segment.span,))
 
-    def _layers(self, piece: ScanSegment) -> list[ScanLayer]:
+    def _layers(self, segment: ScanSegment) -> list[ScanLayer]:
         """A layer may extend beyond its stack; rows there do not belong to it."""
         return [
             self.opened(folder, within)
-            for number in piece.stacks
+            for number in segment.stacks
             for folder, layer_range in self.stacks[number].layers
             for within in intersect_ranges(layer_range, self.stacks[number].range)
         ]

@@ -178,11 +178,11 @@ def clustering_slice(schema: TableSchema, conditions: Sequence[KeyCondition]) ->
     """Uses equalities on the first clustering columns, then bounds on the next one; conditions on other columns do not
     narrow the slice. A `KeyFilter` must have checked the conditions."""
     equal: list[bytes] = []
-    for place, column in enumerate(schema.clustering):
+    for position, column in enumerate(schema.clustering):
         of_column = [one for one in conditions if one.column == column.name]
         same = next((one for one in of_column if one.operator is KeyOperator.EQUAL), None)
         if same is None:
-            columns = schema.clustering[: place + 1]
+            columns = schema.clustering[: position + 1]
             return _bounded(columns, equal, of_column)
         equal.append(canonical(column.type, same.values[0]))
     prefix = encode_clustering(schema.clustering, equal)

@@ -90,12 +90,12 @@ class CanonicalRows:
         older = plain & (versions != self._schema.version)
         if not older.any():
             return values
-        parts, places = [values.filter(pa.array(~older))], [np.flatnonzero(~older)]
+        parts, positions = [values.filter(pa.array(~older))], [np.flatnonzero(~older)]
         for version in np.unique(versions[older]).tolist():
             chosen = np.flatnonzero(older & (versions == version))
             parts.append(upgrade_layout(self._schema, values.take(pa.array(chosen)), version))
-            places.append(chosen)
-        order = np.argsort(np.concatenate(places), kind="stable")
+            positions.append(chosen)
+        order = np.argsort(np.concatenate(positions), kind="stable")
         return pa.concat_arrays(parts).take(pa.array(order))
 
 

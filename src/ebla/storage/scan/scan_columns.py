@@ -135,5 +135,5 @@ class CellTimeIndex:
         if not self._keys:
             return plain
         recorded = [cell_time(output.kind, cells.get(output.number), self.now_s) for cells in self._cells]
-        places = pc.index_in(keys, pa.array(self._keys, pa.binary()))
-        return pc.if_else(places.is_valid(), pa.array(recorded, output.arrow_type).take(places), plain)
+        positions = pc.index_in(keys, pa.array(self._keys, pa.binary()))
+        return pc.if_else(positions.is_valid(), pa.array(recorded, output.arrow_type).take(positions), plain)
