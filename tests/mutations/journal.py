@@ -52,7 +52,7 @@ MUTATIONS = (
         function="SegmentedLog._prewrite",
         find="with suppress(DiskFull):",
         replace="with suppress(KeyError):",
-        check=PytestCheck("tests/unit/journal/test_laid_ahead.py"),
+        check=PytestCheck("tests/unit/journal/test_prewritten_zeros.py"),
         why="a batch that is written is told to have found no room, and is written again",
     ),
     Mutation(

@@ -1,4 +1,5 @@
-"""Group 0 and the nodes around whoever commits to the topology: rows in memory, commits that go as a script says."""
+"""Group 0 and the nodes around a service that commits to the topology: rows in memory, commits with scripted
+outcomes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -39,7 +40,7 @@ class CommitRig:
         self.quorum = True
         self.leads = True
         self.down: tuple[HostId, ...] = ()
-        self.told: dict[HostId, int] = {}
+        self.confirmed: dict[HostId, int] = {}
         self.drains: set[bool] = set()
         self.silent: tuple[HostId, ...] = ()
         self.lagging: Snapshot | None = None
@@ -123,4 +124,4 @@ class CommitRig:
         if to in self.silent:
             await asyncio.sleep(deadline_ms / 1000)
             raise DeadlineExceeded("shard-0 has not reported")
-        self.told[to] = request.version
+        self.confirmed[to] = request.version

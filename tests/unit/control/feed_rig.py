@@ -44,7 +44,7 @@ def state_put(version: int, fence: int = 1) -> PutKey:
 
 
 class FeedStore:
-    """A store that commits what it is told, one index after another."""
+    """A store that commits the given changes, one index after another."""
 
     def __init__(self, history: HistoryId = HISTORY) -> None:
         self.machine = Group0StateMachine(Group0Store((HistoryStart(history, 0),)))
@@ -168,7 +168,7 @@ class ControlSocket:
         await asyncio.sleep(0.001)
         life, gone = self.life, self._gone
         if life is None:
-            raise Unreachable("nobody listens")
+            raise Unreachable("no listener")
         asking: Coroutine[Any, Any, A] = life.call(verb, request, deadline_ms)
         answer = asyncio.ensure_future(asking)
         leaving = asyncio.ensure_future(gone.wait())

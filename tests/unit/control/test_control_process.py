@@ -1,4 +1,4 @@
-"""What a node tells about itself."""
+"""What a node reports about itself."""
 
 import uuid
 
@@ -33,14 +33,14 @@ def report(pid: int, trouble: str = "") -> ChildReport:
 
 def test_a_process_is_told_with_the_version_it_has_and_whether_it_serves() -> None:
     beat = ChildBeatRequest("shard-0", 10, serving=True)
-    (told,) = with_versions([status(10)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
-    assert (told.version, told.serving, told.trouble) == (7, True, "no space")
+    (reported,) = with_versions([status(10)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
+    assert (reported.version, reported.serving, reported.trouble) == (7, True, "no space")
 
 
 def test_what_a_predecessor_said_is_not_its_successors() -> None:
     beat = ChildBeatRequest("shard-0", 10, serving=True)
-    (told,) = with_versions([status(11)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
-    assert told == status(11)
+    (reported,) = with_versions([status(11)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
+    assert reported == status(11)
 
 
 def test_a_process_that_said_nothing_is_told_as_it_is() -> None:
@@ -50,7 +50,7 @@ def test_a_process_that_said_nothing_is_told_as_it_is() -> None:
 def test_the_topology_is_told_with_every_node_that_has_not_left() -> None:
     world, _ = cluster(3)
     snapshot = world.snapshot
-    told = topology_status(snapshot, "something")
-    assert (told.version, told.fence, told.waits_for) == (snapshot.version, snapshot.fence, "something")
-    assert [state for _, state in told.nodes] == [NodeState.NORMAL.value] * 3
-    assert told.transition == ""
+    reported = topology_status(snapshot, "something")
+    assert (reported.version, reported.fence, reported.waits_for) == (snapshot.version, snapshot.fence, "something")
+    assert [state for _, state in reported.nodes] == [NodeState.NORMAL.value] * 3
+    assert reported.transition == ""

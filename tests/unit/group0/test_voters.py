@@ -1,4 +1,4 @@
-"""Who votes."""
+"""Which members vote."""
 
 import uuid
 

@@ -82,7 +82,7 @@ async def test_nothing_happens_where_there_is_something_to_wait_for(disk: FileDi
 
 async def test_nothing_happens_where_a_sync_may_take_long(disk: FileDisk, /, tmp_path: Path) -> None:
     log = await SegmentedLog.open(disk, SystemRng(), f"{tmp_path}/log", LIMITS)
-    assert log.append_now([b"on a disk that nobody knows yet"]) is None
+    assert log.append_now([b"on a disk without measurements"]) is None
     assert log.next_sequence == 1
     await log.close()
 

@@ -46,7 +46,7 @@ def test_content_for_a_while_comes_back_as_well_and_is_never_mistaken_after_a_po
         try:
             assert read(machine) == content
         except (FileNotFoundError, Corruption):
-            pass  # both tell that it is not there
+            pass  # both mean that it does not exist
 
 
 def test_pieces_come_back_in_order_and_short() -> None:

@@ -70,10 +70,10 @@ def outcome(machine: Machine, data: bytes) -> list[bytes] | None:
     try:
         return read(machine)
     except Corruption as error:
-        told = str(error)
-    assert SEGMENT in told
-    assert "offset" in told
-    assert "backup" in told
+        message = str(error)
+    assert SEGMENT in message
+    assert "offset" in message
+    assert "backup" in message
     return None
 
 

@@ -67,7 +67,7 @@ def _leader() -> RaftCore:
 
 
 def test_a_commit_index_says_nothing_about_a_suffix_of_our_own() -> None:
-    """Entries 12 and 13 are ours alone; the leader's empty append fits at 11 and tells that 13 is committed."""
+    """Only we have entries 12 and 13; the leader's empty append fits at 11 and says that 13 is committed."""
     own = (Entry(index=11, term=1), Entry(index=12, term=1), Entry(index=13, term=1))
     core = _core(RecoveredState(HardState(2, NO_PEER, 10), SnapshotMeta(10, 1, TRIO), own))
     core.step(Append(sender=TWO, to=ONE, term=2, prev_index=11, prev_term=1, commit=13), 0)

@@ -45,7 +45,7 @@ async def never_begin(_history: HistoryId) -> int:
 
 
 def test_whom_a_fresh_node_answers_it_still_knows_after_a_power_cut() -> None:
-    """INV-FORM-1 rests on this: it may have told them that it will wait for them."""
+    """INV-FORM-1 rests on this: its answer may have promised to wait for them."""
 
     async def life(environment: Environment) -> None:
         marks = JoinStateFile(environment.disk, "/data/mark")

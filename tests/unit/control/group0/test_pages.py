@@ -57,7 +57,7 @@ def filled(count: int, value: bytes = b"v") -> Group0Store:
 
 
 def names(store: Group0Store, states: PagedReads, wanted: KeySelection, between: Callable[[], None]) -> list[str]:
-    """Every page, with something done between any two. None may begin anew."""
+    """Every page, with something done between any two. None may start over."""
     found: list[str] = []
     page = states.page(store, wanted, None, 0)
     while True:
@@ -77,7 +77,7 @@ async def test_pages_add_up_to_one_moment_whatever_changes_between_them() -> Non
         change(store, DeleteKey("user/009"), DeleteKey("user/000"), PutKey(f"user/{store.index:03d}x", b"new"))
 
     assert names(store, states, ALL, meddle) == [f"user/{number:03d}" for number in range(10)]
-    assert states._states == {}, "nothing is kept for nobody"
+    assert states._states == {}, "a finished read is dropped"
 
 
 async def test_what_fits_one_page_is_kept_for_nobody() -> None:
@@ -107,9 +107,9 @@ async def test_a_moment_that_is_forgotten_begins_anew_and_one_that_still_is_does
     assert elsewhere.revision == first.revision
     assert [key for key, _ in elsewhere.rows] == ["user/003", "user/004", "user/005"]
     change(store, DeleteKey("user/001"))
-    anew = PagedReads(LIMITS).page(store, ALL, first.revision, 3)
-    assert anew.revision == store.revision
-    assert [key for key, _ in anew.rows] == ["user/000", "user/002", "user/003"]
+    restarted = PagedReads(LIMITS).page(store, ALL, first.revision, 3)
+    assert restarted.revision == store.revision
+    assert [key for key, _ in restarted.rows] == ["user/000", "user/002", "user/003"]
 
 
 async def test_states_that_nobody_asks_for_are_forgotten_by_time_and_by_number() -> None:

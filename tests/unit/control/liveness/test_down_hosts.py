@@ -1,4 +1,4 @@
-"""Who is skipped: peers that fell silent or left, not those who had no time to answer yet."""
+"""Which peers are down: those that fell silent or left, not those that had no time to answer yet."""
 
 import uuid
 

@@ -65,7 +65,7 @@ class Peer:
         self.world = world
         self.environment: Environment = world.scenario_environment(f"{name} {world.loop.next_number()}")
         self.disk = list(world._machines.values())[-1].disk
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.changes = changes
         self.on_applied: Callable[[Entry | None], None] = lambda _entry: None
         self.restart()
@@ -80,7 +80,7 @@ class Peer:
         setup = RaftConfig(
             folder="/data/raft",
             options=options,
-            report=lambda event, _details: self.told.append(event),
+            report=lambda event, _details: self.events.append(event),
             snapshot_entries_max=self.changes.get("snapshot_entries_max", 1000),
             kept_entries=0,
             disk_full_retry_ms=50,

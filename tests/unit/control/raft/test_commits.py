@@ -1,4 +1,4 @@
-"""What a leader sends of its entries and tells of its commits, to whom and when."""
+"""When a leader sends its entries and its commit index, and to which peers."""
 
 import asyncio
 
@@ -179,8 +179,8 @@ async def test_nothing_is_held_from_a_peer_that_waits(world: World, /, asks_by: 
 
 @pytest.mark.parametrize("leaving", [1, 3])
 async def test_a_change_of_members_is_told_before_it_is_applied(world: World, /, leaving: int) -> None:
-    """Once it is applied, who was removed is no longer known and a leader that removed itself leads no more: whoever
-    did not hear by then waits for an election, or for ever."""
+    """Once it is applied, the removed peer is no longer known, and a leader that removed itself leads no more: a peer
+    that did not learn of it by then waits for an election, or forever."""
     peer = Peer(world)
     told_by_then: list[list[tuple[PeerId, int, int]]] = []
 

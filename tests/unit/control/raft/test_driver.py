@@ -113,7 +113,7 @@ async def test_a_full_disk_is_waited_out(world: World, /) -> None:
         for serial in range(1, 200):
             peer.server.propose(add_one(serial), EntryKind.COMMAND)
         await asyncio.sleep(1.0)
-        assert "raft.disk_full" in peer.told
+        assert "raft.disk_full" in peer.events
         assert peer.machine.content.values == {"counter": 1}
         peer.disk.heal()
         await asyncio.sleep(1.0)

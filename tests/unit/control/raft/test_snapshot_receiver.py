@@ -45,7 +45,7 @@ class Gathered:
 
 
 class Rig:
-    """One peer's desk, over a Raft log on a simulated disk."""
+    """One peer's receiver, over a Raft log on a simulated disk."""
 
     def __init__(self, world: World, tasks: asyncio.TaskGroup, log: RaftStorage) -> None:
         self.environment = world.scenario_environment(f"p {world.loop.next_number()}")

@@ -1,4 +1,4 @@
-"""Sending a snapshot: a window of chunks, a peer that is slow, one that stands still, one that has it already."""
+"""Sending a snapshot: a window of chunks, a slow peer, one that stalls, one that has it already."""
 
 import asyncio
 import uuid
@@ -29,7 +29,7 @@ CONTENT = [b"head", b"a" * (CHUNK_BYTES * 5 + 17), b"b" * CHUNK_BYTES * 90, b"en
 
 
 class Far:
-    """A peer that answers after a while what it is told to."""
+    """A peer that gives scripted answers after a delay."""
 
     def __init__(self, answer: Callable[[SnapshotChunk], SnapshotChunkAnswer], delay_s: float = 0.01) -> None:
         self.chunks: list[SnapshotChunk] = []

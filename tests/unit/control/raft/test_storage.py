@@ -302,7 +302,7 @@ def test_a_write_given_up_half_way_ends_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "told"),
+    ("records", "message"),
     [
         (
             [RaftRecord(hard_state=state(2), snapshot=None), RaftRecord(hard_state=state(1), snapshot=None)],
@@ -332,8 +332,8 @@ def test_a_write_given_up_half_way_ends_the_log() -> None:
         ),
     ],
 )
-def test_records_that_make_no_sense_are_told(records: list[RaftRecord], told: str) -> None:
-    with pytest.raises(InconsistentLog, match=told):
+def test_records_that_make_no_sense_are_told(records: list[RaftRecord], message: str) -> None:
+    with pytest.raises(InconsistentLog, match=message):
         image_of(records)
 
 

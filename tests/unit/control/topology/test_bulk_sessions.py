@@ -37,11 +37,11 @@ class Rig(CommitRig):
         )
 
 
-def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
+def story(play: Callable[[Rig], Awaitable[None]]) -> None:
     """In virtual time."""
 
     async def run(world: SimWorld) -> None:
-        await tell(Rig(world))
+        await play(Rig(world))
 
     SimWorld(1, 60.0).run(run)
 
@@ -56,7 +56,7 @@ async def test_a_session_is_open_until_it_is_closed_and_every_node_is_done_with_
     closed = await rig.sessions.close(SESSION, 1_000)
     assert closed.down == ()
     assert not rig.snapshot.sessions
-    assert rig.told == {host(number): answer.version + 1 for number in (1, 2, 3)}
+    assert rig.confirmed == {host(number): answer.version + 1 for number in (1, 2, 3)}
     assert rig.drains == {True}
 
 
@@ -65,10 +65,10 @@ async def test_both_may_be_repeated(rig: Rig, /) -> None:
     assert await rig.open(life_ms=20_000) == first
     assert rig.commits == 1
     await rig.sessions.close(SESSION, 1_000)
-    rig.told.clear()
+    rig.confirmed.clear()
     await rig.sessions.close(SESSION, 1_000)
     assert rig.commits == 2
-    assert len(rig.told) == 3, "whoever asks again waits again"
+    assert len(rig.confirmed) == 3, "a repeated close waits again"
     with pytest.raises(Stale):
         await rig.open()
 
@@ -167,11 +167,11 @@ async def test_a_node_that_lags_asks_before_it_says_that_nothing_is_open(rig: Ri
     assert not rig.snapshot.sessions
 
 
-def with_leader(tell: Callable[[Rig], Awaitable[None]]) -> None:
+def with_leader(play: Callable[[Rig], Awaitable[None]]) -> None:
     async def run(rig: Rig) -> None:
         async with asyncio.TaskGroup() as tasks:
             enforcing = tasks.create_task(rig.sessions.enforce())
-            await tell(rig)
+            await play(rig)
             enforcing.cancel()
 
     story(run)

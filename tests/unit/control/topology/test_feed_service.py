@@ -90,9 +90,9 @@ async def test_changes_come_in_whole_transactions_in_order() -> None:
         life.feed_store.commit(state_put(3), DeleteKey(keys.keyspace_key("ks")))
         answer = await life.call(FEED, request(after))
         assert not answer.reset
-        told = [(change.key, change.value is None, change.revision.index) for change in answer.changes]
+        sent = [(change.key, change.value is None, change.revision.index) for change in answer.changes]
         ks = keys.keyspace_key("ks")
-        assert told == [(keys.STATE, False, 2), (ks, False, 2), (keys.STATE, False, 4), (ks, True, 4)]
+        assert sent == [(keys.STATE, False, 2), (ks, False, 2), (keys.STATE, False, 4), (ks, True, 4)]
         assert answer.revision == life.feed_store.store.revision
         assert answer.changes[0].revision == second
         life.end()
@@ -204,14 +204,14 @@ async def test_a_whole_state_comes_in_pages_of_one_revision() -> None:
         life = ControlLife(tasks, feed_store, page_bytes_max=400)
         page = await life.call(FEED, request(None))
         began, wanted = page.revision, feed_store.store.keys(keys.PREFIX)
-        told = [change.key for change in page.changes]
+        sent = [change.key for change in page.changes]
         while page.more:
             feed_store.commit(DeleteKey(keys.keyspace_key("ks9")))
-            page = await life.call(FEED, request(began, after_key=told[-1]))
+            page = await life.call(FEED, request(began, after_key=sent[-1]))
             assert page.revision == began
             assert page.reset
-            told += [change.key for change in page.changes]
-        assert told == wanted
+            sent += [change.key for change in page.changes]
+        assert sent == wanted
         answer = await life.call(FEED, request(began))
         assert [change.value for change in answer.changes] == [None], "what came meanwhile follows"
         life.end()

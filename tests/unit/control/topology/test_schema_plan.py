@@ -1,4 +1,4 @@
-"""What clients wish of the schema, and the words for why not."""
+"""What schema requests lead to, and why some are rejected."""
 
 import uuid
 
@@ -66,9 +66,9 @@ def table(
     return CreateTableRequest(keyspace=keyspace, name=name, columns=columns, options=options or TableOptions())
 
 
-def fulfil(world: World, wish: SchemaChange, number: int = 1) -> SchemaChangePlan:
-    """Commits what the wish comes to; the world checks every commit."""
-    planned = plan_schema_change(wish, PlanningState(world.snapshot), drawn(number))
+def fulfil(world: World, change: SchemaChange, number: int = 1) -> SchemaChangePlan:
+    """Commits the planned commands; the world checks every commit."""
+    planned = plan_schema_change(change, PlanningState(world.snapshot), drawn(number))
     applied = apply_commands(world.snapshot, planned.commands)
     assert isinstance(applied, ProposedChange)
     world.commit(applied)
@@ -76,9 +76,9 @@ def fulfil(world: World, wish: SchemaChange, number: int = 1) -> SchemaChangePla
     return planned
 
 
-def refusal(snapshot: Snapshot, wish: SchemaChange) -> EblaError:
+def refusal(snapshot: Snapshot, change: SchemaChange) -> EblaError:
     with pytest.raises((EblaError, NotYetPossible)) as caught:
-        plan_schema_change(wish, PlanningState(snapshot), drawn(99))
+        plan_schema_change(change, PlanningState(snapshot), drawn(99))
     error = caught.value
     return error.error if isinstance(error, NotYetPossible) else error  # type: ignore[return-value]  # one of the two
 
@@ -94,7 +94,7 @@ def schema_of(world: World, number: int = 1) -> TableSchema:
     return decode_schema(world.snapshot.tables[drawn(number)].definition)
 
 
-# ---- what comes of a wish
+# ---- requests that succeed
 
 
 def test_a_table_on_tablets_gets_its_replicas_at_once() -> None:
@@ -129,10 +129,10 @@ def test_an_altered_table_keeps_what_is_not_named() -> None:
     world = with_table()
     added = Column(name="w", type=parse_type("int"), kind=ColumnKind.REGULAR)
     options = TableOptions(gc_grace_s=1)
-    wish = AlterTableRequest(
+    change = AlterTableRequest(
         keyspace="ks", name="t", added=(added,), dropped=("v",), options=options, renamed=(("k", "id"),)
     )
-    assert fulfil(world, wish).table == drawn()
+    assert fulfil(world, change).table == drawn()
     schema = schema_of(world)
     assert [one.name for one in schema.columns] == ["id", "w"]
     assert schema.options == options
@@ -207,7 +207,7 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
 
 
 @pytest.mark.parametrize(
-    ("wish", "kind", "words"),
+    ("change", "kind", "words"),
     [
         (CREATE(tablets("")), InvalidRequest, "'' is not a valid name for a keyspace"),
         (CREATE(tablets("a-b")), InvalidRequest, "letters, digits and underscores"),
@@ -267,8 +267,8 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
         (DropTableRequest("system", "local", if_exists=True), InvalidRequest, "reserved"),
     ],
 )
-def test_a_wish_that_cannot_be_fulfilled_says_why(wish: SchemaChange, kind: type[EblaError], words: str) -> None:
-    error = refusal(with_table().snapshot, wish)
+def test_an_impossible_request_says_why(change: SchemaChange, kind: type[EblaError], words: str) -> None:
+    error = refusal(with_table().snapshot, change)
     assert type(error) is kind
     with pytest.raises(kind, match=words):
         raise error
@@ -311,17 +311,17 @@ def test_a_first_table_waits_for_nodes_that_are_up_and_about_to_join() -> None:
     fulfil(world, CREATE(tablets(replication=network(1))))
     joining = world.node(2)
     world.ask_to_join(joining)
-    wish = table("ks", "t", COLUMNS)
+    change = table("ks", "t", COLUMNS)
     with pytest.raises(NotYetPossible, match="is about to join"):
-        plan_schema_change(wish, PlanningState(world.snapshot), drawn())
-    assert plan_schema_change(wish, PlanningState(world.snapshot, {joining.host}), drawn()).commands, (
+        plan_schema_change(change, PlanningState(world.snapshot), drawn())
+    assert plan_schema_change(change, PlanningState(world.snapshot, {joining.host}), drawn()).commands, (
         "one that is down holds up nothing"
     )
     Coordinator(world).step()
     with pytest.raises(NotYetPossible, match="is bootstrapping"):
-        plan_schema_change(wish, PlanningState(world.snapshot, {joining.host}), drawn())
+        plan_schema_change(change, PlanningState(world.snapshot, {joining.host}), drawn())
     Coordinator(world).settle()
-    fulfil(world, wish)
+    fulfil(world, change)
     world.ask_to_join(world.node(3))
     assert plan_schema_change(table("ks", "u", COLUMNS), PlanningState(world.snapshot), drawn(2)).commands, (
         "it waits for the coordinator"

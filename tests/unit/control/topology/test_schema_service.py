@@ -1,4 +1,4 @@
-"""The shell around wishes: attempts, answers that do not come, and nodes that do not confirm."""
+"""Schema changes: attempts, lost answers, and nodes that do not confirm."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,19 +31,19 @@ class Rig(CommitRig):
         self.schema = SchemaService(self.deps("schema"))
 
 
-def story(tell: Callable[[Rig], Awaitable[None]]) -> None:
+def story(play: Callable[[Rig], Awaitable[None]]) -> None:
     """In virtual time."""
 
     async def run(_: SimWorld) -> None:
-        await tell(Rig())
+        await play(Rig())
 
     SimWorld(1, 60.0).run(run)
 
 
-def with_keyspace(tell: Callable[[Rig], Awaitable[None]]) -> None:
+def with_keyspace(play: Callable[[Rig], Awaitable[None]]) -> None:
     async def run(rig: Rig) -> None:
         await rig.schema.change(CreateKeyspaceRequest(KEYSPACE), 1_000)
-        await tell(rig)
+        await play(rig)
 
     story(run)
 
@@ -55,18 +55,18 @@ async def test_a_change_returns_when_every_node_has_its_version(rig: Rig, /) -> 
     answer = await rig.schema.change(TABLE, 1_000)
     assert answer.changed
     assert answer.table in rig.snapshot.tables
-    assert rig.told == {host(number): answer.version for number in (1, 2, 3)}
+    assert rig.confirmed == {host(number): answer.version for number in (1, 2, 3)}
     assert answer.version == rig.snapshot.version
 
 
 async def test_what_is_so_already_is_told_to_every_node_too(rig: Rig, /) -> None:
     first = await rig.schema.change(TABLE, 1_000)
-    rig.told.clear()
+    rig.confirmed.clear()
     again = await rig.schema.change(
         CreateTableRequest(keyspace="ks", name="t", columns=COLUMNS, if_not_exists=True), 1_000
     )
     assert (again.changed, again.table) == (False, first.table)
-    assert len(rig.told) == 3
+    assert len(rig.confirmed) == 3
     assert rig.drains == {False}
 
 
@@ -179,7 +179,7 @@ async def test_a_keyspace_dropped_by_halves_is_not_called_untouched(
     assert not rig.snapshot.keyspaces
 
 
-async def test_a_wish_that_may_soon_be_fulfilled_waits(rig: Rig, /) -> None:
+async def test_a_request_that_will_soon_be_possible_waits(rig: Rig, /) -> None:
     joining = rig.world.node(4)
     rig.world.ask_to_join(joining)
     async with asyncio.TaskGroup() as tasks:
@@ -190,7 +190,7 @@ async def test_a_wish_that_may_soon_be_fulfilled_waits(rig: Rig, /) -> None:
     assert changing.result().changed
 
 
-async def test_a_wish_that_waited_too_long_says_what_for(rig: Rig, /) -> None:
+async def test_a_request_that_waited_too_long_says_what_for(rig: Rig, /) -> None:
     rig.world.ask_to_join(rig.world.node(4))
     with pytest.raises(Refused, match="is about to join"):
         await rig.schema.change(TABLE, 1_000)

@@ -87,7 +87,7 @@ def test_only_bulk_jobs_are_closed_here_and_only_once() -> None:
 
 
 def test_one_that_is_closed_before_its_opening_came_is_never_opened() -> None:
-    """INV-XFER-1: its owner has given it up, and nobody but its deadline would close it."""
+    """INV-XFER-1: its owner has given it up, and only its deadline would close it."""
     world, _ = cluster(2)
     opening = new_opening(asking(world), world.snapshot, 9_000)
     closing = plan_close(SESSION, world.snapshot)

@@ -1,4 +1,4 @@
-"""Zeros ahead of small batches: written seldom, over zeros, and in nobody's way."""
+"""Zeros written ahead of small batches: rarely, over zeros, and never over records."""
 
 from typing import Any
 
