@@ -10,7 +10,7 @@ from ebla.bulk.open_puts import OpenPuts
 from ebla.bulk.seal import Sealer
 from ebla.bulk.staging import Isolation, RowLayerBuilder, Staging, StagingDeps
 from ebla.bulk.stream_service import StreamService
-from ebla.bulk.sweeper import Sweeper, SweeperDeps
+from ebla.bulk.sweeper import Sweeper
 from ebla.bulk.table_snapshots import TableSnapshots, TableSnapshotsDeps
 from ebla.bulk.tickets import KEY_BYTES, TicketSigner
 from ebla.bulk.transfer_limits import TransferLimits
@@ -99,19 +99,7 @@ class BulkTransfers:
         shards = LocalShardClients(tasks, context, host, config.shard_address)
         tickets = TicketSigner(await self._key())
         await self.staging.recover()
-        checkpoints = self.checkpoints = CheckpointStore(
-            CheckpointStoreDeps(
-                disk=environment.disk,
-                rng=environment.rng,
-                folder=config.checkpoints_folder,
-                machine=self._machine,
-                isolation=config.isolation,
-                shards=shards,
-                limits=config.limits,
-                report=self._report,
-            )
-        )
-        await checkpoints.recover()
+        checkpoints = await self._recover_checkpoints(shards)
         reads = TableSnapshots(
             TableSnapshotsDeps(
                 host=host,
@@ -123,7 +111,7 @@ class BulkTransfers:
                 clock=environment.clock,
             )
         )
-        self.stream_service = TransferStreams(
+        streams = self.stream_service = TransferStreams(
             TransferStreamsDeps(
                 tickets=tickets,
                 guards=self._guards,
@@ -148,7 +136,7 @@ class BulkTransfers:
                 staging=self.staging,
                 sealer=self._sealer,
                 checkpoints=checkpoints,
-                stream_service=self.stream_service,
+                stream_service=streams,
                 reads=reads,
                 tickets=tickets,
                 metrics=self._metrics,
@@ -159,15 +147,29 @@ class BulkTransfers:
             )
         )
         self._sweeper = Sweeper(
-            SweeperDeps(
-                guards=self._guards,
-                staging=self.staging,
-                stream_service=self.stream_service,
-                checkpoints=checkpoints,
-                reads=reads,
-                metrics=self._metrics,
+            guards=self._guards,
+            staging=self.staging,
+            streams=streams,
+            checkpoints=checkpoints,
+            reads=reads,
+            metrics=self._metrics,
+        )
+
+    async def _recover_checkpoints(self, shards: LocalShardClients) -> CheckpointStore:
+        self.checkpoints = CheckpointStore(
+            CheckpointStoreDeps(
+                disk=self._environment.disk,
+                rng=self._environment.rng,
+                folder=self._config.checkpoints_folder,
+                machine=self._machine,
+                isolation=self._config.isolation,
+                shards=shards,
+                limits=self._config.limits,
+                report=self._report,
             )
         )
+        await self.checkpoints.recover()
+        return self.checkpoints
 
     def attach(self, server: Server) -> None:
         assert self._service is not None

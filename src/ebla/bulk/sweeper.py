@@ -7,7 +7,6 @@ Checkpoints for reads of tables have no session. They are removed when they were
 """
 
 import asyncio
-from dataclasses import dataclass
 
 from ebla.bulk.checkpoint_store import CheckpointStore
 from ebla.bulk.staging import Staging
@@ -21,24 +20,23 @@ from ebla.model.identity import SessionId
 from ebla.observe.event_reporter import EventReporter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweeperDeps:
-    guards: SessionGuards
-    staging: Staging
-    stream_service: TransferStreams
-    checkpoints: CheckpointStore
-    reads: TableSnapshots
-    metrics: TransferMetrics
-
-
 class Sweeper:
-    def __init__(self, deps: SweeperDeps) -> None:
-        self._guards = deps.guards
-        self._staging = deps.staging
-        self._plane = deps.stream_service
-        self._checkpoints = deps.checkpoints
-        self._reads = deps.reads
-        self._metrics = deps.metrics
+    def __init__(
+        self,
+        *,
+        guards: SessionGuards,
+        staging: Staging,
+        streams: TransferStreams,
+        checkpoints: CheckpointStore,
+        reads: TableSnapshots,
+        metrics: TransferMetrics,
+    ) -> None:
+        self._guards = guards
+        self._staging = staging
+        self._streams = streams
+        self._checkpoints = checkpoints
+        self._reads = reads
+        self._metrics = metrics
         self._news = asyncio.Event()
         self.failures: dict[SessionId, OSError | DiskFull] = {}
         """Of the last sweep; the next one retries."""
@@ -78,13 +76,13 @@ class Sweeper:
     async def _sweep_reads(self) -> None:
         """Without a barrier: at worst a checkpoint is removed too early and taken again."""
         self._reads.expire_snapshots()
-        self._plane.end_reads()
+        self._streams.end_reads()
         await self._reads.drop_idle()
 
     async def _sweep_one(self, session: SessionId) -> None:
         if session in self._guards.closing:
             return  # the next sweep tries again
-        self._plane.end_session(session)
+        self._streams.end_session(session)
         try:
             await self._staging.drop_session(session)
             await self._checkpoints.drop_session(session)

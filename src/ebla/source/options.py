@@ -1,7 +1,7 @@
-"""All options of `format("ebla")`, for reading and for writing, in one table; and how they are given.
+"""All options of `format("ebla")`, for reading and for writing, in one table; and how they are parsed.
 
-Spark hands them over as texts whose names have no case. One that nobody knows is an error and not a default: a typing
-mistake in `consistency` must not turn into another level.
+Spark passes them as strings with case-insensitive names. An unknown name is an error: a typing mistake in `consistency`
+must not silently select the default.
 """
 
 import difflib
@@ -33,23 +33,21 @@ class SparkOption:
 OPTIONS: tuple[SparkOption, ...] = (
     SparkOption(
         name="contact",
-        meaning="CQL addresses of nodes, any of them: host:port, with commas between",
+        meaning="CQL addresses of some nodes: host:port, separated by commas",
         default="127.0.0.1:9042",
     ),
     SparkOption(name="keyspace", meaning="the table's keyspace"),
-    SparkOption(
-        name="table", meaning="the table's name; keyspace.table names both, and so does load('keyspace.table')"
-    ),
-    SparkOption(name="username", meaning="who logs in, where nodes ask for it"),
-    SparkOption(name="password", meaning="of the user"),
-    SparkOption(name="ssl", meaning="true: the CQL port of the nodes wants TLS", default="false"),
+    SparkOption(name="table", meaning="the table's name, or keyspace.table; load('keyspace.table') does the same"),
+    SparkOption(name="username", meaning="the user, where nodes require a login"),
+    SparkOption(name="password", meaning="the user's password"),
+    SparkOption(name="ssl", meaning="true: the CQL port of the nodes uses TLS", default="false"),
     SparkOption(
         name="ssl.ca",
         meaning="file with the certificate of the cluster's authority, tls/authority.pem in a node's folder",
     ),
     SparkOption(
         name="ssl.verify",
-        meaning="false: any certificate is taken, so that whoever is in between can read the password",
+        meaning="false: any certificate is accepted; an attacker in between can read the password",
         default="true",
     ),
     SparkOption(
@@ -57,51 +55,52 @@ OPTIONS: tuple[SparkOption, ...] = (
         meaning="ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM",
         default="LOCAL_QUORUM",
     ),
-    SparkOption(name="timeout", meaning="how long nodes may take to answer what the driver asks", default="60s"),
+    SparkOption(name="timeout", meaning="how long nodes may take to answer a call of the driver", default="60s"),
     SparkOption(
         name="shortcut",
-        meaning="false: files are not read or written directly where nodes are on the same machine",
+        meaning="false: files of nodes on the same machine are not read or written directly",
         default="true",
     ),
     SparkOption(
         name="columns",
-        meaning="names of the columns to read, with commas between; all, unless given",
+        meaning="columns to read, separated by commas; default: all",
         side=OptionSide.READ,
     ),
     SparkOption(
         name="token",
-        meaning="name of a further column that has the token of each row's partition",
+        meaning="name of an extra column with the token of each row's partition",
         side=OptionSide.READ,
     ),
     SparkOption(
         name="writetime",
-        meaning="columns whose write times, in microseconds, come as <column>_writetime",
+        meaning="columns whose write times, in microseconds, are added as <column>_writetime",
         side=OptionSide.READ,
     ),
-    SparkOption(name="ttl", meaning="columns whose seconds left to live come as <column>_ttl", side=OptionSide.READ),
+    SparkOption(
+        name="ttl", meaning="columns whose remaining seconds to live are added as <column>_ttl", side=OptionSide.READ
+    ),
     SparkOption(
         name="where",
-        meaning="conditions on key columns and token() in CQL; nodes leave out other rows",
+        meaning="conditions in CQL on key columns and token(), applied by the nodes",
         side=OptionSide.READ,
     ),
     SparkOption(
         name="pushdown",
-        meaning="true: filters on keys go to nodes, of frames used once in one query alone",
+        meaning="true: push filters on keys down to nodes; only for a DataFrame that is used once, in one query",
         default="false",
         side=OptionSide.READ,
     ),
-    SparkOption(name="split_bytes", meaning="about how much a task reads", default="128m", side=OptionSide.READ),
+    SparkOption(name="split_bytes", meaning="about how many bytes a task reads", default="128m", side=OptionSide.READ),
     SparkOption(
         name="life",
-        meaning="how long a DataFrame may be used again: the right to read ends then",
+        meaning="how long a DataFrame may be used again; its tickets expire then",
         default="24h",
         side=OptionSide.READ,
     ),
     SparkOption(
         name="job",
-        meaning="a name for what is written: the same job again writes with the same timestamp, and nothing "
-        "at all once it has "
-        "ended well; of a stream, the id in its checkpoint unless given",
+        meaning="a name for the write: the same job again writes with the same timestamp, and writes nothing once it "
+        "was committed; default for a stream: the id in its checkpoint",
         side=OptionSide.WRITE,
     ),
     SparkOption(
@@ -112,17 +111,17 @@ OPTIONS: tuple[SparkOption, ...] = (
     ),
     SparkOption(
         name="ttl",
-        meaning="how long what is written stays; 0: for ever; the table's default unless given",
+        meaning="TTL of what is written; 0: none; default: the table's",
         side=OptionSide.WRITE,
     ),
     SparkOption(
         name="ttl_column",
-        meaning="column that has the TTL of each row in seconds; where it is null, `ttl` counts",
+        meaning="column with the TTL of each row in seconds; where it is null, `ttl` applies",
         side=OptionSide.WRITE,
     ),
     SparkOption(
         name="op",
-        meaning="column that says what each row is for: upsert, delete or delete_partition",
+        meaning="column with the operation of each row: upsert, delete or delete_partition",
         side=OptionSide.WRITE,
     ),
     SparkOption(
@@ -139,24 +138,22 @@ OPTIONS: tuple[SparkOption, ...] = (
     ),
     SparkOption(
         name="small_rows",
-        meaning="a task with at most so many rows leaves it to the driver to write them by CQL",
+        meaning="a task with at most so many rows leaves them to the driver, which writes them over CQL",
         default="1000",
         side=OptionSide.WRITE,
     ),
     SparkOption(
         name="run_bytes",
-        meaning="how much a task gathers and sorts before it sends it",
+        meaning="how many bytes a task collects and sorts before it sends them",
         default="64m",
         side=OptionSide.WRITE,
     ),
-    SparkOption(
-        name="life", meaning="how long the job may take; the nodes' own limit unless given", side=OptionSide.WRITE
-    ),
+    SparkOption(name="life", meaning="how long the job may take; default: the nodes' limit", side=OptionSide.WRITE),
 )
-"""What stands here is what the documentation shows."""
+"""The documentation shows this table."""
 
 SPARK_OWN_OPTIONS = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
-"""Names that Spark itself adds."""
+"""Options that Spark itself adds."""
 
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -164,7 +161,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 class OptionValues:
-    """What a user gave, for one side; every name is known. Raises `InvalidRequest`."""
+    """The options of a user, for one side; every name is known. Raises `InvalidRequest`."""
 
     def __init__(self, options: Mapping[str, str], side: OptionSide) -> None:
         self.side = side
@@ -181,7 +178,7 @@ class OptionValues:
         return self._values.get(name) or self._known[name].default
 
     def path(self) -> str:
-        """What stood in the brackets of `load` or `save`."""
+        """The argument of `load` or `save`."""
         return self._values.get("path") or ""
 
     def flag(self, name: str) -> bool:
@@ -211,8 +208,8 @@ class OptionValues:
             raise self.wrong("consistency", ", ".join(ConsistencyLevel.__members__))
         return found
 
-    def wrong(self, name: str, wanted: str) -> InvalidRequest:
-        return InvalidRequest(f"option {name}={self.text(name)!r} is not understood", advice=f"it is {wanted}")
+    def wrong(self, name: str, expected: str) -> InvalidRequest:
+        return InvalidRequest(f"option {name}={self.text(name)!r} is invalid", advice=f"it is {expected}")
 
     def _unknown(self, name: str) -> InvalidRequest:
         other = next((option for option in OPTIONS if option.name == name), None)
@@ -222,7 +219,7 @@ class OptionValues:
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:
-    """What may have been meant: advice for an unknown name."""
+    """Advice for an unknown name: what may have been meant."""
     close = difflib.get_close_matches(name, known, n=1)
     there = ", ".join(sorted(known)[:40])
     return f"did you mean {close[0]!r}? There are: {there}" if close else f"there are: {there}"
@@ -230,7 +227,7 @@ def suggest_name(name: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAccess:
-    """How to get at a table."""
+    """How to reach a table."""
 
     contact: ContactPoints
     keyspace: str
@@ -304,7 +301,7 @@ def _named_table(given: OptionValues) -> tuple[str, str]:
 
 
 def _authority(given: OptionValues) -> str:
-    """The text and not the path: it is used on other machines too."""
+    """The content and not the path: it is used on other machines too."""
     path = given.text("ssl.ca")
     if not path:
         return ""
