@@ -38,7 +38,7 @@ ATTEMPTS_MAX = 20
 class ControlCall(Protocol):
     """A call to a node's control process."""
 
-    async def __call__(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
+    def __call__(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> Awaitable[A]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A broker with a small cluster around it: group 0 in a dict, and bulk processes and shards that do as told."""
+"""A broker with a small cluster around it: group 0 in a dict, and scripted bulk processes and shards."""
 
 import asyncio
 import uuid
@@ -66,7 +66,7 @@ Hook = Callable[[HostId, Any], Awaitable[Any] | None]
 
 @dataclass(slots=True, kw_only=True)
 class Cluster:
-    """`pipeline.doors.Doors`, and all that is behind them."""
+    """`transfers.cluster_client.ClusterClient` and the processes behind it."""
 
     view: TopologyView
     values: dict[str, tuple[bytes, Revision]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Cluster:
     def sessions(self) -> list[SessionId]:
         return list(self.view.current.snapshot.sessions)
 
-    # ---- doors
+    # ---- calls
 
     async def control(self, verb: Verb[Any, Any], request: Any, _deadline_ms: int) -> Any:
         self.asked.append((verb.name, None, request))

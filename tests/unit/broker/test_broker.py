@@ -1,4 +1,4 @@
-"""Calls at a broker: bounded, told of in full; tables described, reads opened."""
+"""Calls at a broker: their bounds and errors; describing tables and opening reads."""
 
 import asyncio
 import uuid

@@ -45,7 +45,7 @@ class Outcomes:
     def new_session(self) -> NewSession:
         return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
-    async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
+    async def run(self, job: JobRecord, new: NewSession, handle: JobHandle) -> JobResult:
         handle.report(JobProgress(step="copying files", bytes_done=512, bytes_total=1024))
         await asyncio.sleep(self.takes_s)
         outcome = self.next.pop(0)

@@ -1,4 +1,4 @@
-"""What stands around runs and the queue: doors and an engine that do as told, and a small group 0."""
+"""Fakes for runs and the queue: a scripted cluster client, a scripted engine, and a small group 0."""
 
 import asyncio
 from collections import defaultdict
@@ -118,14 +118,14 @@ def without_table(before: View) -> View:
     return view_of(snapshot, Revision(HISTORY, before.revision.index + 1))
 
 
-# ---- doors
+# ---- the cluster client
 
 
 def name_of(host_id: HostId) -> str:
     return f"n{host_id.int}"
 
 
-class ScriptedDoors:
+class ScriptedCluster:
     """Answers every verb as processes that are well would; `failing` holds errors to raise first, by verb."""
 
     def __init__(self, rng: SimRng, version: TopologyVersion) -> None:
@@ -228,7 +228,7 @@ class ScriptedEngine:
         self.differs: Callable[[TokenRange, int], bool] = lambda _range, _look: False
         self.attempts = 1
         self.lacking: set[HostId] | None = None
-        """Hosts that rows are brought to; None: all."""
+        """Hosts that lack rows; None: all."""
         self.takes_s = 0.01
         self.looks = 0
         self.told_files: tuple[StagedFile, ...] | None = None
@@ -380,7 +380,7 @@ class SmallGroup0:
         ]
 
     def new_loop(self) -> None:
-        """Whoever waited is gone with the loop before."""
+        """Tasks that waited are gone with the loop before."""
         self._changed = asyncio.Event()
 
     # ---- jobs

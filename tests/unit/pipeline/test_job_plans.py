@@ -1,4 +1,4 @@
-"""What a wish means for a topology: ranges, sources, targets, and what is refused in words."""
+"""Plans of jobs under a topology: ranges, sources, targets, and the errors of invalid jobs."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Jobs taken up from group 0: what is written when, what is closed first, what goes on by itself."""
+"""The job queue: what it writes when, what it closes first, and which jobs it resumes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,7 +43,7 @@ LIMITS = QueueLimits(scheduler=SchedulerLimits(runs_max=3))
 
 
 class ScriptedRunner:
-    """`outcomes` are taken one by one: an error, or how long it takes. What it does stands in `story`."""
+    """`outcomes` are used one by one: an error, or how long the run takes. `story` records what it does."""
 
     def __init__(self, group0: SmallGroup0, name: str = "") -> None:
         self._rng = SimRng(f"runner {name}")
@@ -59,10 +59,10 @@ class ScriptedRunner:
     def new_session(self) -> NewSession:
         return NewSession(SessionId(self._rng.uuid()), TopologyVersion(1))
 
-    async def run(self, job: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
+    async def run(self, job: JobRecord, new: NewSession, handle: JobHandle) -> JobResult:
         written = self._group0.job(job.id)
-        assert (written.state, written.session) == (JobState.RUNNING, drawn.session), "the record goes first"
-        self.sessions.append(drawn.session)
+        assert (written.state, written.session) == (JobState.RUNNING, new.session), "the record goes first"
+        self.sessions.append(new.session)
         self.story.append("begun")
         handle.report(JobProgress(step="moving", bytes_done=1, bytes_total=3))
         outcome = self.outcomes.pop(0) if self.outcomes else 1.0
@@ -360,7 +360,7 @@ async def test_a_run_that_was_taken_over_while_its_session_was_opened_is_told_so
     rig.runner.confirms = True
     refused: list[EblaError] = []
 
-    async def taken_over(found: JobRecord, drawn: NewSession, handle: JobHandle) -> JobResult:
+    async def taken_over(found: JobRecord, new: NewSession, handle: JobHandle) -> JobResult:
         rig.group0.put_job(msgspec.structs.replace(rig.group0.job(found.id), owner=UUID(int=9)))
         try:
             await handle.confirm()

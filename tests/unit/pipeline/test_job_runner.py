@@ -1,4 +1,4 @@
-"""One run of a job among scripted processes: the order of its steps, what is asked again, what it finds."""
+"""One run of a job among scripted processes: the order of its steps, retries, and results."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ from tests.unit.pipeline.jobs_rig import (
     FILE_BYTES,
     HOSTS,
     LoopClock,
-    ScriptedDoors,
+    ScriptedCluster,
     ScriptedEngine,
     T,
     a_job,
@@ -54,9 +54,9 @@ class Rig:
     def __init__(self, tablets: int = 2, copies: int = 2) -> None:
         self.rng = SimRng("rig")
         self.view = a_view(a_snapshot(tablets, copies))
-        self.doors = ScriptedDoors(self.rng, self.view.current.version)
+        self.cluster = ScriptedCluster(self.rng, self.view.current.version)
         self.engine = ScriptedEngine(self.rng)
-        client = TransferClient(self.doors, self.rng, TransferCallLimits())
+        client = TransferClient(self.cluster, self.rng, TransferCallLimits())
         self.runner = JobRunner(
             RunDeps(
                 client=client,
@@ -74,7 +74,7 @@ class Rig:
         self.told.append(progress)
 
     async def confirm(self) -> None:
-        self.doors.calls.append("confirm")
+        self.cluster.calls.append("confirm")
         if self.taken_over:
             raise Stale("it was taken over")
 
@@ -100,7 +100,7 @@ def until(work: Coroutine[Any, Any, T], seconds: float) -> T:
 def test_the_target_is_opened_before_the_checkpoint_and_adopts_what_was_sealed() -> None:
     rig = Rig()
     result = run(rig, COPY)
-    assert rig.doors.words() == [
+    assert rig.cluster.words() == [
         "open_session",
         "confirm",
         "open_staging n2",
@@ -112,17 +112,17 @@ def test_the_target_is_opened_before_the_checkpoint_and_adopts_what_was_sealed()
         "release n2",
     ]
     assert result == JobResult(bytes_moved=FILE_BYTES, layers=1, short_cut=True)
-    first, sized = rig.doors.of(OpenStagingRequest)
+    first, sized = rig.cluster.of(OpenStagingRequest)
     assert first.transfer == sized.transfer
     assert (first.size_bytes, sized.size_bytes) == (0, FILE_BYTES), "room is asked for once the size is known"
-    (adopted,) = rig.doors.of(AdoptRequest)
+    (adopted,) = rig.cluster.of(AdoptRequest)
     assert (adopted.session, adopted.transfer) == (DRAWN.session, first.transfer)
 
 
 def test_a_session_is_asked_for_with_what_was_known_when_its_id_was_drawn() -> None:
     rig = Rig()
     run(rig, COPY)
-    (opened,) = rig.doors.of(OpenSessionRequest)
+    (opened,) = rig.cluster.of(OpenSessionRequest)
     assert (opened.session, opened.known_version, opened.life_ms) == (DRAWN.session, DRAWN.known_version, 3_600_000)
 
 
@@ -137,28 +137,30 @@ def test_without_the_short_cut_nobody_knows_the_machine() -> None:
 
 def test_an_empty_replica_moves_nothing() -> None:
     rig = Rig()
-    rig.doors.empty_sources = {A}
+    rig.cluster.empty_sources = {A}
     assert run(rig, COPY) == JobResult()
     assert rig.engine.ran == []
-    assert "seal n2" not in rig.doors.calls
+    assert "seal n2" not in rig.cluster.calls
 
 
 def test_several_tablets_are_a_transfer_each_from_one_checkpoint() -> None:
     rig = Rig(copies=3)
-    rig.doors.parts_at = {A: 2}
+    rig.cluster.parts_at = {A: 2}
     result = run(rig, CopyTablets(TABLE, (1, 0), A, B))
     assert (result.bytes_moved, result.layers) == (2 * FILE_BYTES, 2)
-    sealed = rig.doors.of(SealRequest)
+    sealed = rig.cluster.of(SealRequest)
     assert len({one.transfer for one in sealed}) == 2
-    words = rig.doors.words()
+    words = rig.cluster.words()
     assert words.count("take_checkpoint n1") == 1
     assert words.index("take_checkpoint n1") > 1 + words.index("open_staging n2"), "both places are open by then"
-    assert [one.size_bytes for one in rig.doors.of(OpenStagingRequest)] == [0, 0, FILE_BYTES], "room, once for the node"
+    assert [one.size_bytes for one in rig.cluster.of(OpenStagingRequest)] == [0, 0, FILE_BYTES], (
+        "room, once for the node"
+    )
 
 
 def test_a_tablet_that_was_cut_anew_meanwhile_is_not_taken_for_an_empty_one() -> None:
     rig = Rig()
-    rig.doors.parts_at = {A: 2}
+    rig.cluster.parts_at = {A: 2}
     with pytest.raises(Stale, match="the source now has"):
         run(rig, COPY)
     assert rig.engine.ran == []
@@ -166,24 +168,24 @@ def test_a_tablet_that_was_cut_anew_meanwhile_is_not_taken_for_an_empty_one() ->
 
 def test_what_fails_in_passing_is_asked_again() -> None:
     rig = Rig()
-    rig.doors.failing["adopt"] = [Unreachable("no way"), ConnectionLost("gone"), Unavailable("starting")]
-    rig.doors.failing["open_session"] = [DeadlineExceeded("slow")]
+    rig.cluster.failing["adopt"] = [Unreachable("no way"), ConnectionLost("gone"), Unavailable("starting")]
+    rig.cluster.failing["open_session"] = [DeadlineExceeded("slow")]
     run(rig, COPY)
-    assert rig.doors.calls.count("adopt n2/1") == 4
-    assert len(set(rig.doors.of(AdoptRequest))) == 1, "the same question"
+    assert rig.cluster.calls.count("adopt n2/1") == 4
+    assert len(set(rig.cluster.of(AdoptRequest))) == 1, "the same question"
 
 
 def test_what_is_refused_is_not_asked_again() -> None:
     rig = Rig()
-    rig.doors.failing["open_staging"] = [Refused("the shard is in another life")]
+    rig.cluster.failing["open_staging"] = [Refused("the shard is in another life")]
     with pytest.raises(Refused, match="another life"):
         run(rig, COPY)
-    assert rig.doors.calls.count("open_staging n2") == 1
+    assert rig.cluster.calls.count("open_staging n2") == 1
 
 
 def test_patience_has_an_end() -> None:
     rig = Rig()
-    rig.doors.failing["adopt"] = [Unreachable("no way")] * 1000
+    rig.cluster.failing["adopt"] = [Unreachable("no way")] * 1000
     with pytest.raises(Unreachable):
         until(rig.run(COPY), 120)
 
@@ -191,19 +193,19 @@ def test_patience_has_an_end() -> None:
 def test_of_several_attempts_the_first_whole_one_is_sealed() -> None:
     rig = Rig()
     rig.engine.attempts = 2
-    rig.doors.failing["seal"] = [Corruption("a file is not what was told")]
+    rig.cluster.failing["seal"] = [Corruption("a file is not what was told")]
     run(rig, COPY)
-    first, second = rig.doors.of(SealRequest)
+    first, second = rig.cluster.of(SealRequest)
     assert first.transfer == second.transfer
     assert first.attempt != second.attempt
 
 
 def test_an_attempt_that_is_not_whole_is_no_transfer() -> None:
     rig = Rig()
-    rig.doors.failing["seal"] = [Corruption("a file is not what was told")]
+    rig.cluster.failing["seal"] = [Corruption("a file is not what was told")]
     with pytest.raises(Corruption):
         run(rig, COPY)
-    assert "adopt n2/1" not in rig.doors.calls
+    assert "adopt n2/1" not in rig.cluster.calls
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_an_attempt_that_tells_of_other_files_than_the_source_has_is_not_sealed(
     rig.engine.told_files = told
     with pytest.raises(InternalError, match="no complete attempt"):
         run(rig, COPY)
-    assert rig.doors.of(SealRequest) == []
+    assert rig.cluster.of(SealRequest) == []
 
 
 def test_a_run_that_was_taken_over_does_nothing_under_its_session() -> None:
@@ -230,14 +232,14 @@ def test_a_run_that_was_taken_over_does_nothing_under_its_session() -> None:
     rig.taken_over = True
     with pytest.raises(Stale):
         run(rig, COPY)
-    assert rig.doors.words() == ["open_session", "confirm"]
+    assert rig.cluster.words() == ["open_session", "confirm"]
 
 
 def test_what_makes_no_sense_is_refused_before_a_session_is_opened() -> None:
     rig = Rig()
     with pytest.raises(InvalidRequest, match="no tablet 9"):
         run(rig, CopyTablets(TABLE, (9,), A, B))
-    assert rig.doors.calls == []
+    assert rig.cluster.calls == []
 
 
 def test_the_engine_may_be_away() -> None:
@@ -262,8 +264,8 @@ def test_progress_comes_from_the_target_and_the_engine() -> None:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(rig.run(COPY))
             await asyncio.sleep(1.5)
-            transfer = rig.doors.of(OpenStagingRequest)[0].transfer
-            rig.doors.received[transfer] = 400
+            transfer = rig.cluster.of(OpenStagingRequest)[0].transfer
+            rig.cluster.received[transfer] = 400
         return running.result()
 
     in_simulated_time(receive())
@@ -290,7 +292,7 @@ def test_rows_of_a_range_are_streamed_tablet_by_tablet() -> None:
         assert [(one.target.host, one.own) for one in move.targets] == [(B, None)]
         assert move.targets[0].target.range == move.range
         assert move.schema is not None
-    words = rig.doors.words()
+    words = rig.cluster.words()
     assert words.index("take_checkpoint n1") > max(
         place for place, word in enumerate(words) if word == "open_staging n2"
     )
@@ -302,8 +304,8 @@ def test_a_target_that_lacks_nothing_seals_nothing() -> None:
     rig = Rig(copies=3)
     rig.engine.lacking = set()
     assert run(rig, StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B)).rows == 0
-    assert "seal n2" not in rig.doors.calls
-    assert "adopt n2/1" not in rig.doors.calls
+    assert "seal n2" not in rig.cluster.calls
+    assert "adopt n2/1" not in rig.cluster.calls
 
 
 # ---- comparing
@@ -345,7 +347,7 @@ def test_what_differs_for_a_moment_is_no_difference() -> None:
     result = run(rig, CompareReplicas(TABLE))
     assert result.differences_total == 0
     assert rig.engine.looks == 3
-    assert rig.doors.calls.count("take_checkpoint n1") == 3, "each look has checkpoints of its own"
+    assert rig.cluster.calls.count("take_checkpoint n1") == 3, "each look has checkpoints of its own"
 
 
 def test_what_differs_each_time_is_told_ever_more_narrowly() -> None:
@@ -393,8 +395,8 @@ def test_healing_brings_to_each_replica_what_it_lacks_and_looks_again() -> None:
     assert [(one.target.host, one.own) for one in move.targets] == [(A, 0), (B, 1)]
     assert [source.host for source in move.sources] == [A, B]
     assert POINT in move.range
-    assert "adopt n1/1" not in rig.doors.calls
-    assert rig.doors.calls.count("adopt n2/1") == 1
+    assert "adopt n1/1" not in rig.cluster.calls
+    assert rig.cluster.calls.count("adopt n2/1") == 1
     assert isinstance(rig.engine.ran[-1][0], ComparisonTask), "what was healed is compared again"
 
 
@@ -415,7 +417,7 @@ def test_a_table_with_one_copy_is_equal_to_itself() -> None:
 @pytest.mark.parametrize("verb", ["take_checkpoint", "open_staging", "seal", "adopt"])
 def test_an_error_on_the_way_is_raised_as_it_is(verb: str) -> None:
     rig = Rig()
-    rig.doors.failing[verb] = [Stale("the session is closed")] * 3
+    rig.cluster.failing[verb] = [Stale("the session is closed")] * 3
     with pytest.raises(EblaError, match="the session is closed"):
         run(rig, StreamRange(table=TABLE, range=TokenRange(Token(TOKEN_A), Token(TOKEN_B)), sources=(A,), target=B))
 

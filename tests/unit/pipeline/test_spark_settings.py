@@ -1,4 +1,4 @@
-"""What Spark is told."""
+"""The settings and environment that Spark is started with."""
 
 from pathlib import Path
 

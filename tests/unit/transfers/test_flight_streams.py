@@ -55,7 +55,7 @@ class Node:
 
 
 def test_rows_that_an_earlier_try_has_brought_are_not_sent_again() -> None:
-    """A node that had no room for the stream after one that broke: the put begins anew, under the same attempt."""
+    """A stream broke, and the node had no room for the next one: the put starts over under the same attempt."""
     node, whole = Node(), b"".join(RECORDS)
     for tried in range(len(RECORDS)):
         with RowUpload(node, TARGET, ATTEMPT, FlightClientLimits()) as put:
