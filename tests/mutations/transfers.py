@@ -68,11 +68,11 @@ MUTATIONS = (
         module="ebla.replica.adoption",
         function="ShardAdoptions._begin",
         find=(
-            "async with parts.guards.hold_guard(request.session, deadline_ms):\n"
-            "    # Nothing awaits between the guard and the hold: the session is open in between, and holds as well."
+            "async with deps.guards.hold_guard(request.session, deadline_ms):\n"
+            "    # Nothing awaits between the guard and the hold: in between, the open session holds collection as well."
         ),
         replace=(
-            "async with parts.guards.hold_guard(request.session, deadline_ms):\n"
+            "async with deps.guards.hold_guard(request.session, deadline_ms):\n"
             "    pass\n"
             "await asyncio.sleep(0.3)\n"
             "if True:"
@@ -138,8 +138,8 @@ MUTATIONS = (
         name="transfers-adoption-holds-no-version",
         module="ebla.replica.adoption",
         function="ShardAdoptions.adopt",
-        find="parts.view.hold(version)",
-        replace=("parts.view.hold(parts.view.current.version)\nversion = parts.view.current.version"),
+        find="deps.view.hold(version)",
+        replace=("deps.view.hold(deps.view.current.version)\nversion = deps.view.current.version"),
         check=JOB_ADOPTION,
         why="a barrier returns while a layer of an older version is still on its way into a replica",
     ),

@@ -21,8 +21,18 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_is_eager = False
-"""Whether an eager first step is running. One flag is enough: such a step never awaits, and a process has one loop."""
+
+class _CurrentStep:
+    """Whether an eager first step is running. One flag is enough, for simulated nodes too: such a step never awaits,
+    and the flag is restored at its end."""
+
+    __slots__ = ("is_eager",)
+
+    def __init__(self) -> None:
+        self.is_eager = False
+
+
+_step = _CurrentStep()
 
 
 class Suspended(Coroutine[Any, Any, T], Generic[T]):
@@ -65,22 +75,21 @@ class Suspended(Coroutine[Any, Any, T], Generic[T]):
 
 def run_eagerly(work: Coroutine[Any, Any, T]) -> T | Suspended[T]:
     """The result, or the rest if `work` has to wait. Raises what `work` raises before its first wait."""
-    global _is_eager
-    before, _is_eager = _is_eager, True
+    before, _step.is_eager = _step.is_eager, True
     try:
         waits_for = work.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
     finally:
-        _is_eager = before
+        _step.is_eager = before
     return Suspended(work, waits_for)
 
 
 @types.coroutine
 def needs_task() -> Generator[None, None, None]:
     """Ends the eager step. Inside a task it does nothing."""
-    if _is_eager:
+    if _step.is_eager:
         yield
 
 

@@ -1,4 +1,4 @@
-"""The shards of this node, over their Unix sockets."""
+"""Clients of the shards of this node, over their Unix sockets."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from ebla.wire.verbs import A, Q, Verb
 
 
 class LocalShardClients:
-    """Connections are made when they are first needed."""
+    """Connections are opened on first use."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Guards of sessions in a shard or the bulk process: the right of an operation to have effects there, held meanwhile.
+"""Session guards in a shard or the bulk process: an operation holds one while it has effects there.
 
-A guard is entered only after a read barrier: the list of sessions that this process has may be behind, and a session
-that was closed meanwhile must not be entered. It is released when the effect is over; until then every barrier that
-has seen the session closed waits for it. INV-ROWS-3: nothing is merged under a session after such a barrier returned.
+A guard is entered only after a read barrier: this process's list of sessions may be behind, and a session that was
+closed meanwhile must not be entered. It is released when the effect is over. Until then every barrier that has seen the
+session closed waits for it. INV-ROWS-3: nothing is merged under a session after such a barrier returned.
 """
 
 from typing import Protocol
@@ -20,12 +20,12 @@ class ReadBarrierSource(Protocol):
     async def read_barrier(self, deadline_ms: int) -> Revision: ...
 
     def changed(self) -> None:
-        """What this process reports may be something else now."""
+        """The report of this process may have changed."""
         ...
 
 
 class SessionClosed(Stale):
-    """The operation that this was for is over. Nothing of it has any effect any more."""
+    """The operation is over. Nothing of it has any effect any more."""
 
 
 class SessionGuards:
@@ -34,65 +34,64 @@ class SessionGuards:
         self._barriers = barriers
         self._clock = clock
         self._barrier_ms = barrier_ms
-        self._book: SessionStateMachine | None = None
+        self._sessions: SessionStateMachine | None = None
 
     def on_view_installed(self, view: View) -> None:
-        """To be called in the step in which the view is installed."""
-        book = self._book or SessionStateMachine(view.revision)
-        self._book = book.followed(view.snapshot, view.revision)
+        """To be called in the step that installs the view."""
+        sessions = self._sessions or SessionStateMachine(view.revision)
+        self._sessions = sessions.followed(view.snapshot, view.revision)
 
     @property
     def closing(self) -> tuple[SessionId, ...]:
-        """Held, though no longer listed: what barriers wait for."""
-        return () if self._book is None else tuple(self._book.closing())
+        """Sessions that are held but no longer listed: barriers wait for them."""
+        return () if self._sessions is None else tuple(self._sessions.closing())
 
     @property
     def held(self) -> int:
-        return 0 if self._book is None else sum(self._book.guards.values())
+        return 0 if self._sessions is None else sum(self._sessions.guards.values())
 
     def listed(self, session: SessionId) -> Session | None:
-        """By what the feed has brought so far, which may be behind. None: it is closed, or was never opened."""
-        return None if self._book is None else self._book.listed.get(session)
+        """As far as the feed has come, which may be behind. None: it is closed, or was never opened."""
+        return None if self._sessions is None else self._sessions.listed.get(session)
 
     def hold_guard(self, session: SessionId, deadline_ms: int) -> "GuardHold":
-        """For `async with`: held inside. Entering raises `Stale` where the session is closed, `Unavailable` where that
-        cannot be found out."""
+        """For `async with`. Entering raises `SessionClosed` if the session is closed, `Unavailable` if that cannot be
+        determined."""
         return GuardHold(self, FrozenGuard(session), deadline_ms)
 
     async def enter(self, guard: FrozenGuard, deadline_ms: int) -> None:
         """What `hold_guard` does at its beginning; `release` is its end."""
         proof = await self._proof(deadline_ms)
-        assert self._book is not None, "a revision was reached, so a view was installed"
-        refusal = self._book.refusal(guard, proof)
+        assert self._sessions is not None, "a revision was reached, so a view was installed"
+        refusal = self._sessions.refusal(guard, proof)
         if refusal is not None:
             raise _refused(guard.session, refusal)
-        self._book = self._book.entered(guard, proof)
+        self._sessions = self._sessions.entered(guard, proof)
 
     def hold_guard_without_barrier(self, session: SessionId) -> "UnverifiedGuardHold":
-        """For `with`. Without a barrier, for work whose effect comes to count only by a later step that has one. It is
-        counted as any other, so a barrier that knows of the end waits for it. Entering raises `SessionClosed`, or
-        `Unavailable` before anything is known here."""
+        """For `with`. Without a read barrier, for work whose effect counts only after a later step that has one. It is
+        counted like any other guard, so a barrier that has seen the session closed waits for it. Entering raises
+        `SessionClosed`, or `Unavailable` before the first view is installed."""
         return UnverifiedGuardHold(self, FrozenGuard(session))
 
     def enter_without_barrier(self, guard: FrozenGuard) -> None:
         """What `hold_guard_without_barrier` does at its beginning; `release` is its end."""
-        if self._book is None:
+        if self._sessions is None:
             raise _refused(guard.session, GuardRefusal.NO_BARRIER)
-        proof = BarrierProof(self._book.applied, self._clock.wall_us() // 1000)
-        refusal = self._book.refusal(guard, proof)
+        proof = BarrierProof(self._sessions.applied, self._clock.wall_us() // 1000)
+        refusal = self._sessions.refusal(guard, proof)
         if refusal is not None:
             raise _refused(guard.session, refusal)
-        self._book = self._book.entered(guard, proof)
+        self._sessions = self._sessions.entered(guard, proof)
 
     async def catch_up(self, deadline_ms: int) -> None:
-        """What `listed` says of a session that was closed before the call is right afterwards. Raises
-        `Unavailable`."""
+        """Afterwards `listed` is right about every session that was closed before the call. Raises `Unavailable`."""
         await self._proof(deadline_ms)
 
     def release(self, guard: FrozenGuard) -> None:
-        assert self._book is not None
-        self._book = self._book.released(guard)
-        if guard.session not in self._book.guards and guard.session not in self._book.listed:
+        assert self._sessions is not None
+        self._sessions = self._sessions.released(guard)
+        if guard.session not in self._sessions.guards and guard.session not in self._sessions.listed:
             self._barriers.changed()
 
     async def _proof(self, deadline_ms: int) -> BarrierProof:
@@ -107,7 +106,7 @@ class SessionGuards:
 
 
 class GuardHold:
-    """Not a generator: one that is dropped with its process must not go on at some later time."""
+    """Not a generator: one that is dropped with its process must not resume later."""
 
     def __init__(self, guards: SessionGuards, guard: FrozenGuard, deadline_ms: int) -> None:
         self._guards = guards
@@ -122,7 +121,7 @@ class GuardHold:
 
 
 class UnverifiedGuardHold:
-    """Not a generator either."""
+    """Not a generator, for the same reason."""
 
     def __init__(self, guards: SessionGuards, guard: FrozenGuard) -> None:
         self._guards = guards

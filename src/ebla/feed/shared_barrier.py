@@ -1,7 +1,7 @@
-"""Read barriers that many ask for and few are made of.
+"""Read barriers shared by many callers.
 
-A read barrier costs a round of group 0 however many rely on it. So one is under way at a time, and whoever asks
-meanwhile shares the next one: not the one under way, which may have fixed its index before the question came, and
+A read barrier costs a round of group 0, however many callers rely on it. So one runs at a time, and callers that arrive
+meanwhile share the next one. They cannot share the running one: it may have fixed its index before they called, and
 would not cover a write that was answered in between.
 """
 
@@ -14,11 +14,11 @@ from ebla.model.errors import EblaError, Unavailable
 from ebla.model.transaction import Revision
 
 _Asker = tuple["asyncio.Future[Revision | EblaError]", float]
-"""Given the revision or the error, never raises by itself; and when the asker gives up."""
+"""A future that holds the revision or the error and never raises; and the deadline of the caller."""
 
 
 class SharedReadBarrier:
-    """`ask` makes one barrier within so many milliseconds."""
+    """`ask` performs one barrier within a timeout in milliseconds."""
 
     def __init__(self, ask: Callable[[int], Awaitable[Revision]]) -> None:
         self._ask = ask
@@ -40,8 +40,8 @@ class SharedReadBarrier:
                         waiting.set_result(outcome)
 
     async def wait(self, deadline_ms: int) -> Revision:
-        """A revision that covers every write answered anywhere before this call. Raises `Unavailable` without one in
-        time."""
+        """A revision that covers every write answered anywhere before this call. Raises `Unavailable` if there is none
+        in time."""
         waiting: asyncio.Future[Revision | EblaError] = self._loop.create_future()
         expires_at = self._loop.time() + deadline_ms / 1000
         self._next.append((waiting, expires_at))
@@ -67,5 +67,5 @@ class SharedReadBarrier:
 
 
 def _refusal(error: EblaError) -> Unavailable:
-    """A new one for each asker. Whatever the cause, nothing happened: a barrier only reads."""
+    """A new error for each caller. Whatever the cause, nothing happened: a barrier only reads."""
     return Unavailable(f"no read barrier of group 0: {error.message}", advice=error.advice)

@@ -1,8 +1,8 @@
-"""How a process of a node follows the topology: it polls control, prepares for each version, installs it, reports.
+"""Follows the topology in a process of a node: polls control, prepares for each version, installs it, reports.
 
-Four things go on at once, so that none holds up another: the poll, which also measures control's silence; the
-preparing of the newest version, which may take long or fail; the reports, which a barrier may be waiting for; and read
-barriers. Versions that come while one is prepared are taken together afterwards.
+Four tasks run at once, so that none delays another: the poll, which also measures control's silence; the preparation of
+the newest version, which may take long or fail; the reports, which a barrier may wait for; and read barriers. Versions
+that arrive during a preparation are skipped in favour of the newest.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from ebla.wire.feed_messages import ChildReport, FeedAnswer, FeedRequest, ReadBa
 from ebla.wire.verbs import CHILD_REPORT, FEED, READ_BARRIER, A, Q, Verb
 
 SERIALS_PER_MS = 1 << 20
-"""Far more reports than a process can make, so that its successor on the same machine begins above them all."""
+"""Far more reports than a process can send, so that its successor on the same machine starts above them all."""
 
 
 class TopologySubscriber(Protocol):
-    """What the process does with versions."""
+    """What a process does with new versions."""
 
     async def prepare(self, view: View, before: View | None) -> None:
-        """Makes ready for a version that is about to be installed. May be given up by an error and tried again, with
-        the same version or a later one, so it must not mind finding its work half done."""
+        """Prepares for a version that is about to be installed. It may fail and be called again, with the same version
+        or a later one, so it must cope with work that is half done."""
         ...
 
     def on_view_installed(self, view: View) -> None:
-        """Called right after each install, in the same step. Also where only the revision has moved."""
+        """Called right after each install, in the same step. Also if only the revision has moved."""
         ...
 
 
@@ -49,27 +49,26 @@ class FeedControlClient(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyFollowerConfig:
     name: str
-    """The process as its control knows it: `shard-0`, `bulk`."""
+    """The process name that control knows: `shard-0`, `bulk`."""
     pid: int
     host: HostId
     """Of this node: control is called by it."""
     clock: Clock
     report: EventReporter
     poll_ms: int = 500
-    """How long control may hold a poll that has nothing to tell. An answer proves that control lived when the question
-    left, so even a control that is well seems silent for up to twice this."""
+    """How long control may hold a poll without news. An answer proves that control was alive when the request was sent,
+    so even a healthy control seems silent for up to twice this."""
     answer_ms: int = 1_000
     """How long an answer may take beyond that."""
     again_ms: int = 100
     """The pause after a call that failed."""
     prepare_again_ms: int = 1_000
-    """The pause after a version that could not be prepared for."""
+    """The pause after a failed preparation."""
 
 
 class TopologyFollower:
-    """`report_of` says how far the process is with an installed view; serial, history and trouble are filled in here.
-
-    It takes `view.on_release` for itself."""
+    """`report_of` returns the progress of the process with an installed view; serial, history and trouble are filled in
+    here. It sets `view.on_release`."""
 
     def __init__(
         self,
@@ -89,15 +88,15 @@ class TopologyFollower:
         self._to_report = asyncio.Event()
         self._read_barriers = SharedReadBarrier(self._ask_read_barrier)
         self._serial = setup.clock.boot_ms() * SERIALS_PER_MS
-        self._told: ChildReport | None = None
-        """What control took last, without its serial."""
-        self._told_serial = 0
+        self._reported: ChildReport | None = None
+        """The last report that control accepted, without its serial."""
+        self._reported_serial = 0
         self._draining = False
         self._trouble = ""
         self.last_heard_ms: int | None = None
-        """When the last question left that control answered; by the boot clock. None: it never did."""
+        """When the last request was sent that control answered, by the boot clock. None: never."""
         self.is_node_serving = False
-        """False: control has said nothing yet, or that the node stops."""
+        """False: control has not answered yet, or the node is stopping."""
         view.on_release = self._released
 
     async def run(self) -> None:
@@ -109,16 +108,16 @@ class TopologyFollower:
             tasks.create_task(self._read_barriers.run())
 
     def changed(self) -> None:
-        """What `report_of` says may be something else now: a guard was released, a replica opened."""
+        """The result of `report_of` may have changed: a guard was released, a replica opened."""
         self._to_report.set()
 
     def silent_ms(self, now_ms: int) -> int | None:
-        """How long control has been silent; None: it never spoke."""
+        """How long control has been silent; None: it never answered."""
         return None if self.last_heard_ms is None else now_ms - self.last_heard_ms
 
     async def read_barrier(self, deadline_ms: int) -> Revision:
-        """Once `view.wait_revision` has reached what this returns, the process knows of every topology change that was
-        answered, anywhere, before the call. Raises `Unavailable` without a quorum."""
+        """Once `view.wait_revision` has reached the returned revision, the process knows every topology change that was
+        answered anywhere before the call. Raises `Unavailable` without a quorum."""
         return await self._read_barriers.wait(deadline_ms)
 
     # ---- the poll
@@ -136,35 +135,35 @@ class TopologyFollower:
                 down_seen=down,
                 wait_ms=setup.poll_ms,
                 after_key=after_key,
-                reported=self._told_serial,
+                reported=self._reported_serial,
             )
             try:
                 answer = await self._control.call(setup.host, FEED, request, setup.poll_ms + setup.answer_ms)
             except EblaError:
-                # Silence is counted, not its causes.
+                # The length of the silence counts, not its cause.
                 await asyncio.sleep(setup.again_ms / 1000)
                 continue
-            self._heard(answer, asked_ms)
+            self._note_answer(answer, asked_ms)
             if not self._take(answer):
                 await asyncio.sleep(setup.prepare_again_ms / 1000)
 
-    def _heard(self, answer: FeedAnswer, asked_ms: int) -> None:
+    def _note_answer(self, answer: FeedAnswer, asked_ms: int) -> None:
         self.last_heard_ms = asked_ms
         self.is_node_serving = answer.serving
         self._view.down = frozenset(answer.down)
         if answer.report_missing:
-            self._told = None
-            self._told_serial = 0
+            self._reported = None
+            self._reported_serial = 0
             self._to_report.set()
 
     def _take(self, answer: FeedAnswer) -> bool:
-        """False: what was sent cannot be read, and asking again at once would not help."""
+        """False: the answer cannot be read, and polling again at once would not help."""
         try:
             if self._mirror.take(answer):
                 self._moved.set()
         except EblaError as error:
             self._mirror.start_over()
-            self._in_trouble("topology.unreadable", error)
+            self._note_trouble("topology.unreadable", error)
             return False
         return True
 
@@ -178,10 +177,10 @@ class TopologyFollower:
                 await self._pause_or_newer()
 
     async def _install_newest(self) -> bool:
-        """False: it could not be prepared for."""
+        """False: the preparation failed."""
         snapshot, revision = self._mirror.snapshot, self._mirror.revision
-        assert snapshot is not None, "only what was told is installed"
-        assert revision is not None, "only what was told is installed"
+        assert snapshot is not None, "the mirror has a snapshot before it is installed"
+        assert revision is not None, "the mirror has a snapshot before it is installed"
         before = self._view.current if self._view.is_known else None
         if before is not None and before.snapshot is snapshot:
             self._install(replace(before, revision=revision))
@@ -190,7 +189,7 @@ class TopologyFollower:
             view = view_of(snapshot, revision, before)
             await self._follower.prepare(view, before)
         except EblaError as error:
-            self._in_trouble("topology.not_prepared", error)
+            self._note_trouble("topology.not_prepared", error)
             return False
         self._install(view)
         return True
@@ -209,7 +208,7 @@ class TopologyFollower:
             return
         self._moved.clear()
 
-    def _in_trouble(self, event: str, error: EblaError) -> None:
+    def _note_trouble(self, event: str, error: EblaError) -> None:
         if self._trouble != error.message:
             self._trouble = error.message
             self._setup.report(event, {"cause": str(error)})
@@ -218,8 +217,8 @@ class TopologyFollower:
     # ---- reports
 
     def _released(self) -> None:
-        """The last request of some version has ended. Under load that happens with every other request, and is news
-        only while the last report said that something older runs: only then can a barrier be waiting for it."""
+        """The last request of some version has ended. Under load that happens with every other request. It matters only
+        if the last report said that an older version is in use: only then can a barrier wait for it."""
         if self._draining:
             self._to_report.set()
 
@@ -229,7 +228,7 @@ class TopologyFollower:
             await self._to_report.wait()
             self._to_report.clear()
             report = self._current_report()
-            if report is None or report == self._told:
+            if report is None or report == self._reported:
                 continue
             self._serial += 1
             numbered = msgspec.structs.replace(report, serial=self._serial)
@@ -239,14 +238,14 @@ class TopologyFollower:
                 await asyncio.sleep(setup.again_ms / 1000)
                 self._to_report.set()
                 continue
-            self._told, self._told_serial = report, numbered.serial
+            self._reported, self._reported_serial = report, numbered.serial
 
     def _current_report(self) -> ChildReport | None:
         if not self._view.is_known:
             return None
         view = self._view.current
         report = self._report_of(view)
-        # In the step that made it: whatever is released after this sets the event again.
+        # In the same step as the report: every later release sets the event again.
         self._draining = report.oldest_running < report.version
         return msgspec.structs.replace(report, serial=0, history=view.revision.history, trouble=self._trouble)
 

@@ -1,4 +1,4 @@
-"""The topology as a child of control has been told it so far: answers of the feed in, snapshots out. Never waits."""
+"""The topology as a process has received it from control: answers of the feed in, snapshots out. Never waits."""
 
 from ebla.model.transaction import Revision
 from ebla.topology.snapshot import Snapshot
@@ -7,8 +7,8 @@ from ebla.wire.feed_messages import FeedAnswer, FeedChange
 
 
 class TopologyMirror:
-    """Each snapshot is a committed version: an answer holds whole transactions, and the pages of a whole state count
-    once the last one is there."""
+    """Each snapshot is a committed version: an answer holds whole transactions, and the pages of a whole state take
+    effect with the last one."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
@@ -19,18 +19,18 @@ class TopologyMirror:
         self._starts_over = False
 
     def position(self) -> tuple[Revision | None, str]:
-        """What to ask for next: `after` and `after_key` of a request."""
+        """What to request next: `after` and `after_key`."""
         if self._pages_of is not None:
             return self._pages_of, self._last_key
         return (None if self._starts_over else self.revision), ""
 
     def start_over(self) -> None:
-        """Asks for the whole state next. What is there stays until it has come."""
+        """Requests the whole state next. The current snapshot stays until it has arrived."""
         self._drop_pages()
         self._starts_over = True
 
     def take(self, answer: FeedAnswer) -> bool:
-        """Whether snapshot or revision are new. Raises `Corruption` where a row cannot be read."""
+        """Whether snapshot or revision are new. Raises `Corruption` if a row cannot be read."""
         if answer.reset:
             return self._take_page(answer)
         self._drop_pages()
@@ -42,7 +42,7 @@ class TopologyMirror:
         return True
 
     def _take_page(self, answer: FeedAnswer) -> bool:
-        if answer.revision != self._pages_of:  # the first page, or control began anew
+        if answer.revision != self._pages_of:  # the first page, or control started over
             self._drop_pages()
             self._pages_of = answer.revision
         for change in answer.changes:
@@ -56,14 +56,14 @@ class TopologyMirror:
         if not self._is_ahead(answer.revision):
             return False
         whole = advance(Snapshot(), map(_entry, pages.values()))
-        # The same again, from a control that started anew: what was worked out for the old one still holds.
+        # The same state again, from a restarted control: what was computed for the old object is still valid.
         self.snapshot = self.snapshot if self.snapshot == whole else whole
         self.revision = answer.revision
         return True
 
     def _is_ahead(self, revision: Revision) -> bool:
-        """A control that just started may lag behind what its predecessor said. Time does not run backwards for a
-        child: it stays where it is until control has caught up. Another history has times of its own."""
+        """A control process that just started may lag behind its predecessor. A child never goes back: it keeps its
+        state until control has caught up. Revisions of another history are not comparable."""
         known = self.revision
         return known is None or known.history != revision.history or revision.index > known.index
 

@@ -1,7 +1,7 @@
 """What a process of a node knows of the topology, for everything in it that routes or serves.
 
-A `View` is one version with what follows from it, and never changes. The process prepares for a new version first
-(tables, replicas), then installs it here in one step: a request takes `current` once and stays with it.
+A `View` is one version and everything derived from it. It never changes. The process first prepares for a new version
+(tables, replicas), then installs it here in one step. A request takes `current` once and stays with it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class View:
 
 
 def view_of(snapshot: Snapshot, revision: Revision, before: View | None = None) -> View:
-    """What the view before has worked out is taken over where it still holds."""
+    """Reuses what the view before has computed and is still valid."""
     schemas: dict[TableId, TableSchema] = {}
     for table_id, table in snapshot.tables.items():
         known = None if before is None else before.snapshot.tables.get(table_id)
@@ -58,14 +58,14 @@ def _names_of(snapshot: Snapshot) -> Mapping[tuple[str, str], TableId]:
 
 
 class TopologyView:
-    """The view that holds now, who is down, and which versions are still in use."""
+    """The current view, the hosts that are down, and the versions that running requests still hold."""
 
     def __init__(self) -> None:
         self._current: View | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self.versions = VersionTracker()
         self.down: frozenset[HostId] = frozenset()
-        """Hosts that this node's control holds to be down."""
+        """Hosts that this node's control considers down."""
         self.on_release: Callable[[], None] = _nothing
         """Called when the last request of some version has ended."""
 
@@ -76,7 +76,7 @@ class TopologyView:
     @property
     def current(self) -> View:
         if self._current is None:
-            raise Unavailable("this process has not been told the topology yet", advice="try again in a moment")
+            raise Unavailable("this process does not know the topology yet", advice="try again in a moment")
         return self._current
 
     def install(self, view: View) -> None:
@@ -96,14 +96,14 @@ class TopologyView:
             self.on_release()
 
     async def wait_version(self, version: TopologyVersion, timeout_s: float) -> bool:
-        """Whether this version, or a later one, is installed by then."""
+        """Whether this version or a later one is installed in time."""
         return await self._wait(lambda view: view.version >= version, timeout_s)
 
     async def wait_fence(self, fence: TopologyVersion, timeout_s: float) -> bool:
         return await self._wait(lambda view: view.fence >= fence, timeout_s)
 
     async def wait_revision(self, revision: Revision, timeout_s: float) -> bool:
-        """Whether the feed has come to this revision by then."""
+        """Whether the feed reaches this revision in time."""
         return await self._wait(
             lambda view: view.revision.history == revision.history and view.revision.index >= revision.index, timeout_s
         )

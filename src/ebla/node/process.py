@@ -52,7 +52,7 @@ WARNINGS = (
     "session.not_ended",
     "session.overdue",
     "shard.cut_off_requests",
-    "shard.fold_failed",
+    "shard.compaction_failed",
     "shard.not_confirmed",
     "shard.not_flushed",
     "shard.stopped_serving",

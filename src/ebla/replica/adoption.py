@@ -1,18 +1,22 @@
-"""Sealed staging becomes part of a stack: layers as bases in one step, rows merged into the live layer.
+"""Adopts sealed staging into a stack: layers become bases in one step, rows are merged into the live layer.
 
-Everything happens under a guard, entered behind a read barrier (INV-XFER-1), and into the very life of the stack that
-the staging was opened for. Asked for again, nothing changes: layers are known by the transfer that brought them
-(INV-XFER-3), and rows merge with themselves.
+Everything happens under a guard that was entered behind a read barrier (INV-XFER-1), and into the same incarnation of
+the stack that the staging was opened for. Repeating an adoption changes nothing: layers are known by the transfer that
+brought them (INV-XFER-3), and rows merge with themselves.
 
-A fold must not drop a tombstone while something older is on its way under it (INV-LAYER-GC). An open session holds the
-collecting in all stacks of its table (`ReplicaStacks`); an adoption holds it once more for as long as it runs. Without
-that: the adoption has its guard and reads what was sealed; the session is closed, and with its end the first hold goes;
-a fold is swapped in that dropped a tombstone; the adoption goes on, as its guard lets it, and an older row comes out.
+A compaction must not drop a tombstone while older data may still arrive under it (INV-LAYER-GC). An open session holds
+tombstone collection in all stacks of its table (`ReplicaStacks`). An adoption holds it once more while it runs. Without
+that hold:
+
+1. the adoption has its guard and reads what was sealed;
+2. the session is closed, and its hold ends;
+3. a compaction that dropped a tombstone is swapped in;
+4. the adoption continues, as its guard allows, and a deleted row becomes visible again.
 
 What a job writes was routed by a version of the topology, and is fenced like every other write (`fences.py`): on
-arrival, before the effect, after it; and the version is held for as long as it runs, so that a barrier waits for it.
-A layer takes effect by a write of the manifest, which is not one step: a fence that comes in the middle of it is not
-installed before it is over (INV-ROWS-1), and from its coming on nothing below it begins.
+arrival, before the effect and after it. The version is held while it runs, so that a barrier waits for it. A layer
+takes effect by a write of the manifest, which takes more than one step. A fence that arrives in the middle is not
+installed before that write is over (INV-ROWS-1), and from its arrival on nothing below it begins.
 """
 
 import asyncio
@@ -51,15 +55,15 @@ from ebla.storage.stack_changes import Adoption
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest, FindTargetAnswer, FindTargetRequest
 
 MERGE_RETRY_S = 0.02
-"""After a piece of rows that the live layer could not take."""
+"""The pause after a chunk of rows that the live layer could not accept."""
 
 
 class StagingDamaged(Corruption):
-    """What was sealed is not what is there. Nothing was changed."""
+    """What is on disk is not what was sealed. Nothing was changed."""
 
 
 class PartialAdoption(InternalError):
-    """Some of the rows were merged. Asked for again under the same session, all will be."""
+    """Some of the rows were merged. Repeat the request under the same session to merge all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,107 +74,107 @@ class _Staged:
 
 
 class ShardAdoptions:
-    def __init__(self, parts: ShardTransferDeps) -> None:
-        self._parts = parts
-        self._staging = staging_folder(parts.data_folder)
-        self._fences = Fences(parts.view)
+    def __init__(self, deps: ShardTransferDeps) -> None:
+        self._deps = deps
+        self._staging = staging_folder(deps.data_folder)
+        self._fences = Fences(deps.view)
         self._coming_fence = TopologyVersion(0)
-        """Of a view that is about to be installed."""
+        """The fence of a view that is about to be installed."""
         self._effects: list[TopologyVersion] = []
-        """Of writes of the manifest that are under way."""
+        """The versions of manifest writes in progress."""
         self._effect_over = asyncio.Event()
         self._merging = asyncio.Lock()
-        """One piece of rows at a time: a job brings rows to many stacks at once, and a piece of each would be so many
-        times as long a turn."""
+        """Merge one chunk at a time. A job brings rows to many stacks at once, and merging a chunk for each in one turn
+        would block the loop for too long."""
         self._running = 0
         self._serial = 0
 
     async def find_target(self, request: FindTargetRequest, deadline_ms: int) -> FindTargetAnswer:
-        """On return the session was open, and as long as it is, nothing is collected in the stack."""
-        parts = self._parts
-        await wait_version(parts, request.version, deadline_ms)
-        async with parts.guards.hold_guard(request.session, deadline_ms):
+        """The session was open on return. As long as it is, no tombstone is collected in the stack."""
+        deps = self._deps
+        await wait_version(deps, request.version, deadline_ms)
+        async with deps.guards.hold_guard(request.session, deadline_ms):
             stack = self._held_stack(request.session, request.table, request.range)
-            return FindTargetAnswer(stack.incarnation, stack.entry.range, parts.store.free_bytes)
+            return FindTargetAnswer(stack.incarnation, stack.entry.range, deps.store.free_bytes)
 
     async def adopt(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
-        """Durable on return. `OvertakenByFence`: it is there, and nobody may count on it."""
-        parts, version = self._parts, request.version
-        if self._running >= parts.limits.adoptions_max:
+        """Durable on return. `OvertakenByFence`: the data is there, but must not be relied on."""
+        deps, version = self._deps, request.version
+        if self._running >= deps.limits.adoptions_max:
             raise Overloaded(f"{self._running} adoptions run already", advice="try again in a moment")
         if version is None:
             return await self._begin(request, deadline_ms)
         _pass(self._fences.on_arrival(version))
-        parts.view.hold(version)
+        deps.view.hold(version)
         try:
-            await wait_version(parts, version, deadline_ms)
+            await wait_version(deps, version, deadline_ms)
             answer = await self._begin(request, deadline_ms)
             _pass(self._fences.after_effect(version))
             return answer
         finally:
-            parts.view.release(version)
+            deps.view.release(version)
 
     async def _begin(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
-        parts = self._parts
+        deps = self._deps
         self._running += 1
         try:
             await self._wait_fence(request.fence, deadline_ms)
-            async with parts.guards.hold_guard(request.session, deadline_ms):
-                # Nothing awaits between the guard and the hold: the session is open in between, and holds as well.
+            async with deps.guards.hold_guard(request.session, deadline_ms):
+                # Nothing awaits between the guard and the hold: in between, the open session holds collection as well.
                 stack = self._held_stack(request.session, request.table, request.range)
                 self._serial += 1
                 hold = f"adoption {self._serial}"
-                parts.store.add_gc_hold(stack, hold)
+                deps.store.add_gc_hold(stack, hold)
                 try:
                     return await self._adopt(request, stack, deadline_ms)
                 finally:
-                    parts.store.release_gc(stack, hold)
+                    deps.store.release_gc(stack, hold)
         finally:
             self._running -= 1
 
     async def before_fence(self, fence: TopologyVersion) -> None:
-        """A view with this fence is about to be installed. On return no layer of an older version is on its way into a
-        stack, and none will be."""
+        """A view with this fence is about to be installed. On return no layer of an older version is being adopted, and
+        none will be."""
         self._coming_fence = max(self._coming_fence, fence)
         while any(version < fence for version in self._effects):
             self._effect_over.clear()
             await self._effect_over.wait()
 
-    # -- what has to be so -------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------------
 
     async def _wait_fence(self, fence: TopologyVersion, deadline_ms: int) -> None:
-        """Outside of the guard, which would keep the end of the session waiting."""
-        wait_ms = min(deadline_ms, self._parts.limits.fence_wait_ms)
-        if not await self._parts.view.wait_fence(fence, wait_ms / 1000):
+        """Waits outside of the guard: inside, it would delay the end of the session."""
+        wait_ms = min(deadline_ms, self._deps.limits.fence_wait_ms)
+        if not await self._deps.view.wait_fence(fence, wait_ms / 1000):
             raise Stale(f"the fence has not come to version {fence} here within {wait_ms} ms", advice="try again")
 
     def _held_stack(self, session: SessionId, table: TableId, token_range: TokenRange) -> Stack:
-        """The one that covers the range. To be asked for in the step in which the guard was entered."""
-        parts = self._parts
-        check_table(parts, table)
-        opened = parts.view.current.snapshot.sessions[session]
+        """The stack that covers the range. To be called in the step in which the guard was entered."""
+        deps = self._deps
+        check_table(deps, table)
+        opened = deps.view.current.snapshot.sessions[session]
         if opened.table is not None and opened.table != table:
             raise InvalidRequest(f"session {session} is for table {opened.table}, not for {table}")
-        stack = parts.stacks.covering(table, token_range)
+        stack = deps.stacks.covering(table, token_range)
         if stack is None:
-            version = parts.view.current.version
+            version = deps.view.current.version
             raise Stale(
                 f"no replica of table {table} on this shard covers the tokens after {token_range.start} up to "
                 f"{token_range.end} at version {version}",
                 advice="refresh and retry",
             )
         stack.check()
-        if not parts.stacks.is_collecting_held(stack):
+        if not deps.stacks.is_collecting_held(stack):
             raise Refused(f"session {session} holds nothing in table {table}", advice="open one for this table")
         return stack
 
     def _check_there(self, request: AdoptRequest, stack: Stack) -> None:
-        """To be asked for in the step of the effect, and once more behind it."""
-        if self._parts.stacks.covering(request.table, request.range) is not stack:
+        """To be called in the step of the effect, and once more after it."""
+        if self._deps.stacks.covering(request.table, request.range) is not stack:
             raise Stale("the replica left this shard meanwhile", advice="refresh and retry")
 
     def _check_before(self, request: AdoptRequest, stack: Stack) -> None:
-        """In the step of the effect."""
+        """To be called in the step of the effect."""
         self._check_there(request, stack)
         version = request.version
         if version is not None:
@@ -179,24 +183,24 @@ class ShardAdoptions:
                 raise Stale(f"version {version} is about to be fenced off by {self._coming_fence}", advice="refresh")
 
     def _check_layers(self, stack: Stack, layers: int) -> None:
-        """A job brings layers as fast as disks are, and a read looks into each of them: who brings more waits until
-        they are folded."""
-        layers_max, bases = self._parts.limits.adopted_layers_max, len(stack.entry.bases)
+        """A job brings layers as fast as disks allow, and a read looks into each of them. Further layers wait until
+        these are compacted."""
+        layers_max, bases = self._deps.limits.adopted_layers_max, len(stack.entry.bases)
         if bases + layers > max(layers_max, layers):
-            self._parts.store.compaction_wanted.set()
+            self._deps.store.compaction_wanted.set()
             raise Overloaded(
                 f"replica {stack.incarnation:016x} has {bases} layers, and with {layers} more it would have over "
-                f"{layers_max}; they are being folded",
+                f"{layers_max}; they are being compacted",
                 advice="try again in a while; fewer and larger jobs make fewer layers, and limits.adopted_layers_max "
                 "says how many there may be",
             )
 
     async def _staged(self, request: AdoptRequest, stack: Stack) -> _Staged:
         folder = transfer_folder(self._staging, request.session, request.transfer)
-        target = await read_target(self._parts.disk, folder)
+        target = await read_target(self._deps.disk, folder)
         if target is None:
             raise Refused(f"nothing is staged here for transfer {request.transfer}", advice="open its staging first")
-        if (target.table, target.shard, target.range) != (request.table, self._parts.shard, request.range):
+        if (target.table, target.shard, target.range) != (request.table, self._deps.shard, request.range):
             raise InvalidRequest(f"the staging of transfer {request.transfer} was opened for something else")
         if target.incarnation != stack.incarnation:
             raise Stale(
@@ -204,7 +208,7 @@ class ShardAdoptions:
                 f"{stack.incarnation:016x}",
                 advice="it was emptied, or left and came back, since: start the job again",
             )
-        sealed = await read_sealed(self._parts.disk, folder)
+        sealed = await read_sealed(self._deps.disk, folder)
         if sealed is None:
             raise Refused(f"transfer {request.transfer} is not sealed", advice="seal one of its attempts first")
         return _Staged(folder, target, sealed)
@@ -214,7 +218,7 @@ class ShardAdoptions:
     async def _adopt(self, request: AdoptRequest, stack: Stack, deadline_ms: int) -> AdoptAnswer:
         expires_at = asyncio.get_running_loop().time() + deadline_ms / 1000
         staged = await self._staged(request, stack)
-        if self._parts.view.current.fence < request.fence:
+        if self._deps.view.current.fence < request.fence:
             raise Stale(f"the fence is not at version {request.fence} here", advice="try again")
         self._check_before(request, stack)
         layers = await self._adopt_layers(request, stack, staged)
@@ -235,7 +239,7 @@ class ShardAdoptions:
         ]
         if not adoptions:
             return 0
-        store = self._parts.store
+        store = self._deps.store
         if request.version is not None and origin not in stack.entry.adopted:
             self._check_layers(stack, len(adoptions))
         begun: list[TopologyVersion] = []
@@ -259,16 +263,16 @@ class ShardAdoptions:
                 self._effect_over.set()
 
     def _ended(self, origins: Sequence[str]) -> list[str]:
-        """Of sessions that are closed: nobody can ask for them again. The view has come to a read barrier, so one that
-        is open and not in it was opened after whatever is told of here was adopted."""
-        listed = {str(session) for session in self._parts.view.current.snapshot.sessions}
+        """The origins whose sessions are closed: their adoptions cannot be repeated. The view has reached a read
+        barrier, so a session that is open and not in it was opened after all of these were adopted."""
+        listed = {str(session) for session in self._deps.view.current.snapshot.sessions}
         return [origin for origin in origins if origin.partition("/")[0] not in listed]
 
     async def _check_rows(self, path: str, rows: int) -> None:
         """The whole file, before any row of it is merged."""
         found = 0
         try:
-            async with aclosing(read_row_file(self._parts.disk, path)) as batches:
+            async with aclosing(read_row_file(self._deps.disk, path)) as batches:
                 async for batch in batches:
                     found += batch.num_rows
         except FileNotFoundError:
@@ -278,9 +282,9 @@ class ShardAdoptions:
 
     async def _merge_rows(self, request: AdoptRequest, stack: Stack, path: str, expires_at: float) -> int:
         merged = 0
-        limits, spans = self._parts.limits, key_spans(request.range)
+        limits, spans = self._deps.limits, key_spans(request.range)
         try:
-            async with aclosing(read_row_file(self._parts.disk, path)) as batches:
+            async with aclosing(read_row_file(self._deps.disk, path)) as batches:
                 async for batch in batches:
                     for start in range(0, batch.num_rows, limits.adopt_items_max):
                         items = items_of(batch.slice(start, limits.adopt_items_max))
@@ -288,7 +292,7 @@ class ShardAdoptions:
                         for piece in chunks_of(wanted, limits.adopt_bytes_max):
                             await self._merge(request, stack, piece, expires_at)
                             merged += len(piece)
-            await self._parts.store.sync()
+            await self._deps.store.sync()
         except EblaError as error:
             if not merged:
                 raise
@@ -298,7 +302,7 @@ class ShardAdoptions:
         return merged
 
     async def _merge(self, request: AdoptRequest, stack: Stack, items: Sequence[Item], expires_at: float) -> None:
-        store, loop = self._parts.store, asyncio.get_running_loop()
+        store, loop = self._deps.store, asyncio.get_running_loop()
         while True:
             async with self._merging:
                 live = await store.open_live(stack)
@@ -310,7 +314,7 @@ class ShardAdoptions:
                     if began_at >= expires_at:
                         raise DeadlineExceeded(f"the live layer takes nothing: {error.message}") from error
                 else:
-                    await asyncio.sleep(loop.time() - began_at)  # half of the time is for whoever is served
+                    await asyncio.sleep(loop.time() - began_at)  # leave half of the time to clients
                     return
             await asyncio.sleep(MERGE_RETRY_S)
 
@@ -325,7 +329,7 @@ def origin_of(session: SessionId, transfer: TransferId) -> str:
 
 
 def intersect_ranges(token_range: TokenRange, within: TokenRange) -> tuple[TokenRange, ...]:
-    """What of a range is in another: one piece, or two where they meet at both ends, or none."""
+    """The intersection of two ranges: none, one range, or two if they meet at both ends."""
     if within.covers(token_range):
         return (token_range,)
     if token_range.covers(within):
@@ -340,7 +344,7 @@ def intersect_ranges(token_range: TokenRange, within: TokenRange) -> tuple[Token
 
 
 def chunks_of(items: Sequence[Item], bytes_max: int) -> Iterator[Sequence[Item]]:
-    """One after another, none over the bound but an item that is so by itself."""
+    """Chunks of at most `bytes_max`, except for a single item that is larger."""
     first, size = 0, 0
     for index, (key, value) in enumerate(items):
         item_bytes = len(key) + len(value)

@@ -1,7 +1,6 @@
-"""Checkpoints of a shard's stacks, for the bulk process of its node to serve: by hard links, at one moment of each.
+"""Checkpoints of a shard's stacks, for the bulk process of its node to serve: hard links, taken of each stack at once.
 
-They take no version along: whoever reads one for hours keeps no barrier waiting. What it lacks, because it was written
-later, reaches the target by other ways.
+They hold no version: reading one for hours delays no barrier. What was written later reaches the target by other ways.
 """
 
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ from ebla.wire.transfer_messages import CheckpointAnswer, CheckpointedStack, Che
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTransferDeps:
-    """What the shard's part in transfers works with."""
+    """What checkpoints and adoptions of a shard need."""
 
     disk: Disk
     data_folder: str
-    """Of the node: staging and checkpoints stand in it, on the file system of the shard's own folder."""
+    """Of the node. It holds staging and checkpoints, on the same file system as the shard's folder."""
     shard: ShardNumber
     view: TopologyView
     store: ShardStore
@@ -38,58 +37,58 @@ class ShardTransferDeps:
 
 
 class ShardCheckpoints:
-    def __init__(self, parts: ShardTransferDeps) -> None:
-        self._parts = parts
-        self._folder = checkpoints_folder(parts.data_folder)
+    def __init__(self, deps: ShardTransferDeps) -> None:
+        self._deps = deps
+        self._folder = checkpoints_folder(deps.data_folder)
 
     async def take(self, request: CheckpointRequest, deadline_ms: int) -> CheckpointAnswer:
-        """What fails half way stays where it is: the folder is the asker's, to be removed."""
-        parts = self._parts
+        """A checkpoint that fails half way is left on disk: the caller owns the folder and removes it."""
+        deps = self._deps
         if not is_inside(request.folder, self._folder):
             raise InvalidRequest(f"{request.folder} is not below {self._folder}, where checkpoints go")
-        await wait_version(parts, request.version, deadline_ms)
+        await wait_version(deps, request.version, deadline_ms)
         if request.session is None:
-            # For a reader of the table, without a guard. A guard keeps an effect from coming after the end of its
-            # operation, and this has none: links are made in a folder of an id that was drawn for this one call, no
-            # stack changes, nothing is held, nobody's tombstones wait. Should the bulk process have given the call up
-            # long ago, the folder is a stranger to it and goes with its next sweep.
+            # For a reader of the table, without a guard. A guard prevents effects after the end of an operation, and
+            # this has none: links are made in a folder whose id was drawn for this one call, no stack changes, nothing
+            # is held. If the bulk process has given up the call long ago, it does not know the folder and removes it
+            # with its next garbage collection.
             return await self._take_all(request)
-        # A guard, so that none is made after its session was closed and its folder swept.
-        async with parts.guards.hold_guard(request.session, deadline_ms):
+        # The guard: no checkpoint may be taken after its session was closed and its folder removed.
+        async with deps.guards.hold_guard(request.session, deadline_ms):
             return await self._take_all(request)
 
     async def _take_all(self, request: CheckpointRequest) -> CheckpointAnswer:
-        parts = self._parts
-        check_table(parts, request.table)
-        stacks = parts.stacks.overlapping(request.table, request.range)
+        deps = self._deps
+        check_table(deps, request.table)
+        stacks = deps.stacks.overlapping(request.table, request.range)
         taken = await gather_bounded(
-            [partial(self._take, stack, request) for stack in stacks], parts.limits.checkpoints_at_once_max
+            [partial(self._take, stack, request) for stack in stacks], deps.limits.checkpoints_at_once_max
         )
-        return CheckpointAnswer(tuple(taken), parts.view.current.version)
+        return CheckpointAnswer(tuple(taken), deps.view.current.version)
 
     async def _take(self, stack: Stack, request: CheckpointRequest) -> CheckpointedStack:
-        parts = self._parts
-        folder = f"{request.folder}/shard-{parts.shard}-{stack.incarnation:016x}"
-        if parts.disk.exists(folder):
+        deps = self._deps
+        folder = f"{request.folder}/shard-{deps.shard}-{stack.incarnation:016x}"
+        if deps.disk.exists(folder):
             raise Refused(f"{folder} is there already", advice="take another checkpoint, under an id of its own")
         try:
-            # A reader's is forgotten with the next start of the bulk process, and so is whoever read by it.
-            await parts.store.checkpoint(stack, folder, durable=request.session is not None)
+            # Checkpoints of readers do not outlive the bulk process, and neither do the reads.
+            await deps.store.checkpoint(stack, folder, durable=request.session is not None)
         except LayerDamaged as failure:
-            parts.store.note_damage(stack, failure)
+            deps.store.note_damage(stack, failure)
             raise
-        if parts.stacks.covering(stack.entry.table, stack.entry.range) is not stack:
+        if deps.stacks.covering(stack.entry.table, stack.entry.range) is not stack:
             raise Stale("the replica left this shard while its checkpoint was taken", advice="refresh and retry")
         return CheckpointedStack(folder, stack.entry.range)
 
 
-async def wait_version(parts: ShardTransferDeps, version: TopologyVersion, deadline_ms: int) -> None:
-    wait_ms = min(deadline_ms, parts.limits.version_wait_ms)
-    if not await parts.view.wait_version(version, wait_ms / 1000):
+async def wait_version(deps: ShardTransferDeps, version: TopologyVersion, deadline_ms: int) -> None:
+    wait_ms = min(deadline_ms, deps.limits.version_wait_ms)
+    if not await deps.view.wait_version(version, wait_ms / 1000):
         raise Stale(f"version {version} of the topology has not come here within {wait_ms} ms", advice="try again")
 
 
-def check_table(parts: ShardTransferDeps, table: TableId) -> None:
-    view = parts.view.current
+def check_table(deps: ShardTransferDeps, table: TableId) -> None:
+    view = deps.view.current
     if table not in view.snapshot.tables:
         raise NotFound(f"there is no table {table} at version {view.version}")

@@ -1,7 +1,7 @@
-"""Folds of a shard's stacks: one at a time, planned here, carried out elsewhere, swapped in here.
+"""Compacts a shard's stacks: one at a time, planned here, carried out in the bulk process, swapped in here.
 
-A fold that comes to nothing (no bulk process, a full disk, a bulk process that was killed) leaves the stack as it was,
-and is tried again after a pause. Stacks take turns, so that one whose fold fails does not hold up the others.
+A compaction that fails (no bulk process, a full disk, a bulk process that was killed) leaves the stack unchanged and is
+retried after a pause. Stacks take turns, so that a failing one does not hold up the others.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from ebla.wire.peers import Peers
 from ebla.wire.verbs import COMPACT
 
 CHECK_S = 1.0
-"""How often the stacks are looked at."""
+"""How often the stacks are checked."""
 RETRY_PAUSE_S = 5.0
-"""After a fold that failed."""
+"""After a compaction that failed."""
 COMPACTION_MS = 3_600_000
 FAILED = "failed"
 
@@ -70,14 +70,14 @@ class CompactionLoop:
                     continue  # it was dropped
                 except EblaError as failure:
                     metrics.compactions.series(FAILED).add()
-                    report("shard.fold_failed", {"stack": f"{stack.incarnation:016x}", "cause": failure.message})
+                    report("shard.compaction_failed", {"stack": f"{stack.incarnation:016x}", "cause": failure.message})
                     await asyncio.sleep(RETRY_PAUSE_S)
                     break
                 if end is not None:
                     metrics.compactions.series(end).add()
 
     async def _wait(self) -> None:
-        """Until a stack is known to have grown, or a while: not all of them grow by adopting."""
+        """Waits until a stack has grown, or for `CHECK_S`: only adoptions set the event."""
         wanted = self._store.compaction_wanted
         try:
             async with asyncio.timeout(CHECK_S):
@@ -87,7 +87,7 @@ class CompactionLoop:
         wanted.clear()
 
     def _in_turn(self) -> list[Stack]:
-        """Those that have grown, beginning behind the one that was folded last."""
+        """The stacks that have grown, starting after the one that was compacted last."""
         grown = [stack for stack in self._stacks.served() if self._store.needs_compaction(stack)]
         if self._last in grown:
             at = grown.index(self._last) + 1
@@ -95,7 +95,7 @@ class CompactionLoop:
         return grown
 
     async def compact(self, stack: Stack) -> str | None:
-        """How it ended; None: there was nothing to fold."""
+        """How it ended; None: there was nothing to compact."""
         self._last = stack
         job = await self._store.begin_compaction(stack, self._terms(stack))
         if job is None:
@@ -103,15 +103,15 @@ class CompactionLoop:
         try:
             result = await self._place.compact(job)
         except BaseException:
-            # Also where this process stops. The other side ends with its connection, and writes to a folder that
-            # no manifest names.
+            # Also when this process stops. The bulk process stops with its connection, and writes to a folder that no
+            # manifest names.
             await self._store.abandon_compaction(job)
             raise
         return (await self._store.finish_compaction(job, result)).value
 
 
 def gc_terms(view: View, stack: Stack, now_s: int) -> GcContext:
-    """What the topology says about the tombstones of a stack. Pure."""
+    """The rules for purging tombstones of a stack, by the topology. Pure."""
     table = stack.entry.table
     factor = view.snapshot.replication_of(table).total if table in view.snapshot.tables else 0
     return GcContext(now_s=now_s, replication_factor=factor, repaired=_repaired(view, stack.entry.range, stack))

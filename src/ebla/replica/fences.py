@@ -1,7 +1,7 @@
 """The fence of a shard: requests routed by a version below it are refused.
 
-It is looked at three times. On arrival, so that what is outdated costs nothing. Just before the effect, without an
-await in between, since the request may have waited for a layer or a version. And again after the effect, once it is
+It is checked three times. On arrival, so that outdated requests cost nothing. Just before the effect, without an await
+in between, because the request may have waited for a layer or a version. And again after the effect, once it is
 durable: a fence that rose meanwhile belongs to a barrier that did not wait for this write, so the write must not be
 acknowledged, although it was made. INV-ROWS-1: no write has an effect below the fence of a version whose barrier
 returned on the node.
@@ -13,7 +13,7 @@ from ebla.model.identity import TopologyVersion
 
 
 class OvertakenByFence(Stale):
-    """The fence rose while the write was being made: it is there, and nobody may count on it."""
+    """The fence rose while the write was being made: it is stored, but must not be relied on."""
 
     outcome = Outcome.UNKNOWN
 
@@ -25,7 +25,7 @@ class Fences:
         self._view = view
 
     def on_arrival(self, version: TopologyVersion) -> Stale | None:
-        """Why a request of this version is refused; None: it is not."""
+        """Why a request of this version is refused; None: it is accepted."""
         fence = self._view.current.fence
         return None if version >= fence else _stale(version, fence)
 

@@ -1,14 +1,14 @@
-"""The stacks of a shard as views of the topology come in: made before a view is installed, found by every request,
-dropped after nobody is left who was sent to them.
+"""The stacks of a shard as the topology changes: created before a view is installed, found by every request, dropped
+when no request routed to them is left.
 
-Views come in order. `prepare` makes what the next one needs; `on_view_installed` changes over to it in one step;
-stacks that
-no view gives the shard any more are *doomed*, and dropped once no request of an older version runs (INV-ROWS-11).
+Views come in order. `prepare` creates what the next view needs. `on_view_installed` switches to it in one step. Stacks
+that the view no longer assigns to this shard are *doomed*, and dropped once no request of an older version runs
+(INV-ROWS-11).
 
-After a start the first view may be older than what the shard had seen in its last life, if its control is still
-catching up. So strangers on disk are neither served nor dropped, and no tombstone is collected, until a read barrier
-has shown a view to be recent (`confirm`): a replica thrown away by mistake, or a tombstone dropped in the middle of a
-move, would not come back.
+After a start, the first view may be older than what the shard had seen before, if its control process is still catching
+up. So unknown stacks on disk are neither served nor dropped, and no tombstone is collected, until a read barrier has
+shown that a view is recent (`confirm`). A replica dropped by mistake, or a tombstone purged in the middle of a move,
+could not be restored.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from ebla.topology.states import SessionKind
 IN_TRANSITION = "in transition"
 BULK_SESSION = "a bulk session of its table is open"
 DROP_CHECK_S = 0.1
-"""How often it is looked whether doomed stacks may go, while there are any."""
+"""How often doomed stacks are checked, while there are any."""
 
 
 class TableStacks:
@@ -67,7 +67,7 @@ class _Prepared:
 @dataclass(frozen=True, slots=True)
 class _Doomed:
     since: TopologyVersion
-    """Installed without it."""
+    """The first installed version without it."""
     place: StackKey
     stack: Stack
 
@@ -91,18 +91,17 @@ class ReplicaStacks:
         self._settling = asyncio.Lock()
         self._work = asyncio.Event()
         self.layout: StackLayout = {}
-        """What requests are served by."""
+        """What requests are served from."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def find(self, table: TableId, key: bytes) -> Stack | None:
-        """The stack that has this key; None: it is not here. Good until the next await."""
+        """The stack that has this key; None: it is not here. Valid until the next await."""
         found = self.layout.get(table)
         return None if found is None else found.stacks.get(tablet_index(key, found.shift))
 
     def covering(self, table: TableId, token_range: TokenRange) -> Stack | None:
-        """The stack, of a replica that is or is getting here, that has all of these tokens. Good until the next
-        await."""
+        """The stack of a current or pending replica that has all of these tokens. Valid until the next await."""
         found = self.layout.get(table)
         stack = None if found is None else found.stacks.get((token_range.end - TOKEN_MIN) >> found.shift)
         return stack if stack is not None and stack.entry.range.covers(token_range) else None
@@ -113,7 +112,7 @@ class ReplicaStacks:
         return [stack for stack in stacks if stack.entry.range.overlaps(token_range)]
 
     def is_collecting_held(self, stack: Stack) -> bool:
-        """Whether the topology says that nothing is to be collected there."""
+        """Whether the topology forbids collecting tombstones there."""
         return IN_TRANSITION in stack.gc_holds or BULK_SESSION in stack.gc_holds
 
     @property
@@ -126,7 +125,7 @@ class ReplicaStacks:
 
     @property
     def pending_replicas_open(self) -> bool:
-        """Every pending replica that the installed version names here takes writes."""
+        """Every replica that is pending here in the installed version accepts writes."""
         return all(
             number in table.stacks and not table.stacks[number].damage
             for table in self.layout.values()
@@ -140,11 +139,11 @@ class ReplicaStacks:
     # -- versions ----------------------------------------------------------------------------------------------------
 
     async def prepare(self, view: View) -> None:
-        """Everything the view needs is there on return; nothing is served by it yet. Raises `Refused` where the shard
-        cannot follow, `DiskFull` where there is no space: then it may be asked again."""
+        """Everything the view needs exists on return; nothing is served from it yet. Raises `Refused` if the shard
+        cannot follow, `DiskFull` if there is no space: then it may be called again."""
         before = self._installed
         known = None if before is None else (before.view.snapshot, before.plan)
-        # A table of which the columns are not known cannot have rows yet.
+        # A table whose columns are not known cannot have rows yet.
         planned = plan_shard(view.snapshot, self._own, known)
         plan = {table: one for table, one in planned.items() if table in view.schemas}
         await self._learn_schemas(view, before)
@@ -161,7 +160,7 @@ class ReplicaStacks:
         self._prepared = prepared
 
     def on_view_installed(self, view: View) -> None:
-        """The view was installed, in this same step: the prepared one, or the one before at a later revision."""
+        """To be called in the step that installs the view: the prepared one, or the one before at a later revision."""
         prepared, before = self._prepared, self._installed
         if before is not None and before.view.snapshot is view.snapshot:
             self._installed = replace(before, view=view)
@@ -176,16 +175,16 @@ class ReplicaStacks:
                 (view.version, table) for table in before.view.snapshot.tables if table not in view.snapshot.tables
             ]
         if self._confirmed:
-            self._doom_strangers()
+            self._doom_unowned()
         self._release_gc()
         self._work.set()
 
     async def confirm(self) -> None:
-        """The installed view is known to be recent: what it does not give the shard may go."""
+        """The installed view is known to be recent: stacks that it does not assign to this shard may be dropped."""
         assert self._installed is not None
         self._confirmed = True
         version, tables = self._installed.view.version, self._installed.view.snapshot.tables
-        self._doom_strangers()
+        self._doom_unowned()
         dropped = [table for _, table in self._dropped_tables]
         self._dropped_tables += [
             (version, one.id) for one in self._store.tables if one.id not in tables and one.id not in dropped
@@ -196,28 +195,28 @@ class ReplicaStacks:
 
     @property
     def has_unowned(self) -> bool:
-        """Whether there is something on disk that the installed view does not give this shard."""
-        return bool(self._strangers())
+        """Whether there are stacks on disk that the installed view does not assign to this shard."""
+        return bool(self._unowned())
 
-    def _strangers(self) -> list[StackKey]:
+    def _unowned(self) -> list[StackKey]:
         assert self._installed is not None
         wanted = set(stack_keys(self._installed.plan))
         return [place for place in self._known if place not in wanted]
 
-    def _doom_strangers(self) -> None:
-        """Also what was made for a view that was given up before it was installed."""
+    def _doom_unowned(self) -> None:
+        """Includes stacks created for a view that was given up before it was installed."""
         assert self._installed is not None
         wanted_count = sum(len(one.ranges) for one in self._installed.plan.values())
         if len(self._known) == wanted_count + len(self._doomed):
             return
         doomed = {one.place for one in self._doomed}
         version = self._installed.view.version
-        for place in self._strangers():
+        for place in self._unowned():
             if place not in doomed:
                 self._doomed.append(_Doomed(version, place, self._known[place]))
 
     async def settle(self) -> None:
-        """Drops what may go by now."""
+        """Drops what may be dropped by now."""
         async with self._settling:
             current = self._view.current
             oldest = self._view.versions.oldest(current.version)
@@ -252,11 +251,11 @@ class ReplicaStacks:
         try:
             await self._store.set_schema(schema)
         except Stale:
-            pass  # of a version that the last life already had: rows of it may be on disk
+            pass  # an older version than before the restart: rows of the newer one may be on disk
 
     async def _drop_returning(self, wanted: list[StackKey]) -> None:
-        """A replica that left and comes back begins empty. What it had may hold rows whose tombstones are gone from
-        all the others."""
+        """A replica that left and comes back starts empty. Its old stack may hold rows whose tombstones all others have
+        purged."""
         if self._doomed:
             returning = set(wanted)
             async with self._settling:
@@ -289,14 +288,14 @@ class ReplicaStacks:
         self._report("replica.dropped", {"table": str(table), "after": token_range.start, "last": token_range.end})
 
     async def _hold_gc(self, prepared: _Prepared) -> None:
-        """Until all are held at once: whoever confirms the view before, in the middle of this, releases by that one."""
+        """Loops until all are held at once: `confirm` of the view before may release some in the middle of this."""
         wanted = list(_holds_of(prepared))
         while missing := [(stack, reason) for stack, reason in wanted if reason not in stack.gc_holds]:
             for stack, reason in missing:
                 await self._store.hold_gc(stack, reason)
 
     def _release_gc(self) -> None:
-        """INV-LAYER-GC: what neither the installed view nor the one about to be needs held."""
+        """Releases what neither the installed nor the prepared view needs held (INV-LAYER-GC)."""
         if not self._confirmed:
             return
         wanted = {
@@ -314,9 +313,9 @@ class ReplicaStacks:
 
 
 def _holds_of(prepared: _Prepared) -> Iterator[tuple[Stack, str]]:
-    """Stacks in which nothing may be collected, each with the reason. A bulk session may have something staged for any
-    of its table's: who has is known to the bulk processes alone, and a shard that starts again must not collect before
-    it has asked them."""
+    """Stacks in which no tombstone may be collected, each with the reason. A bulk session may have staged data for any
+    stack of its table. Only the bulk processes know for which, and a shard that restarts must not collect before it has
+    asked them."""
     staged = _tables_of_bulk_sessions(prepared.view.snapshot)
     for table_id, table in prepared.layout.items():
         for number in table.plan.moving:

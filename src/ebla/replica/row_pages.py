@@ -1,9 +1,9 @@
-"""One page of a replica's rows, read in turns so that a long one does not hold the loop.
+"""Reads one page of a replica's rows, in turns, so that a long page does not block the loop.
 
-A page ends where it has the rows or bytes asked for, where it has looked at as many items as one page may, or with its
-spans. Deleted rows cost as much to pass as live ones, and may be far more: so items looked at are counted, not rows
-found, and a page may end without a row. Between turns the stack may get other layers; each turn opens it anew and goes
-on behind the last key.
+A page ends when it has the requested rows or bytes, when it has read as many items as one page may, or at the end of
+its spans. Deleted rows cost as much to read as live ones, and there may be many more of them. So items are counted, not
+rows found, and a page may end without a row. Between turns the stack may get other layers: each turn opens it again and
+continues after the last key.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,11 +37,11 @@ from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
 SINGLE_KEYS_MAX = 2
 """A head and a row."""
 SPAN_START_ITEMS = 16
-"""What the beginning of a scan counts as: many empty tablets are work too."""
+"""How many items the start of a scan counts as: many empty tablets are work too."""
 
 
 class StackSpan:
-    """A span, or a piece of one, within one stack."""
+    """A span, or a part of one, within one stack."""
 
     __slots__ = ("end", "stack", "start")
 
@@ -64,31 +64,31 @@ class StackPageReader:
         self._live_rows = 0
         self._bytes = 0
         self._bytes_max = min(request.bytes_max, limits.page_bytes_max)
-        self._looked_at = 0
+        self._items_read = 0
         self._prefix = b""
-        """Of the partition in which the read stands; empty: of none yet."""
+        """Of the current partition; empty: none yet."""
         self._head = EMPTY_HEAD
         self._partition_rows = 0
         self._schema = next(iter(table.stacks.values())).schema
 
     def turn(self) -> Stack | None:
-        """Reads on without an await. Returns a stack whose layers must be opened first; None: the page is ready
-        (`is_over`), or others should have their turn."""
-        turn_ends = self._looked_at + self._limits.turn_items_max
-        while not self._is_over and self._looked_at < turn_ends:
+        """Reads without an await. Returns a stack whose layers must be opened first; None: the page is ready
+        (`is_over`), or other work should get a turn."""
+        turn_ends = self._items_read + self._limits.turn_items_max
+        while not self._is_over and self._items_read < turn_ends:
             part = self._part or self._next_part()
             if part is None:
                 break
             opened = part.stack.find_open()
             if opened is None:
                 return part.stack
-            self._looked_at += SPAN_START_ITEMS
+            self._items_read += SPAN_START_ITEMS
             self._schema = part.stack.schema
             if self._read(part, opened, turn_ends):
                 self._last_key = (part.start if self._request.is_reversed else part.end) or b""
                 self._part = None
                 self._check_bounds()
-            elif self._looked_at >= self._limits.page_items_max:
+            elif self._items_read >= self._limits.page_items_max:
                 self._is_over = True
         return None
 
@@ -98,7 +98,7 @@ class StackPageReader:
 
     @property
     def stack(self) -> Stack | None:
-        """Where it is reading."""
+        """The stack being read."""
         return None if self._part is None else self._part.stack
 
     def answer(self) -> ReadRowsAnswer:
@@ -113,7 +113,7 @@ class StackPageReader:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _next_part(self) -> StackSpan | None:
-        """None: the page is over, with the spans or before a tablet that is not here."""
+        """None: the page is over, at the end of the spans or before a tablet that is not here."""
         try:
             self._part = next(self._parts, None)
         except Stale:
@@ -126,9 +126,9 @@ class StackPageReader:
         return self._part
 
     def _check_bounds(self) -> None:
-        """Behind a part: there may be others, and the page may have all it can take."""
+        """After a part: there may be more parts, and the page may be full."""
         full = self._live_rows >= self._request.rows_max or self._bytes >= self._bytes_max
-        if full or self._looked_at >= self._limits.page_items_max:
+        if full or self._items_read >= self._limits.page_items_max:
             rest = self._next_part()
             self._is_over = True
             self._part = None
@@ -137,7 +137,7 @@ class StackPageReader:
     # -- items -------------------------------------------------------------------------------------------------------
 
     def _read(self, part: StackSpan, opened: OpenStack, turn_ends: int) -> bool:
-        """Whether the part was read to its end; otherwise it now begins where to go on."""
+        """Whether the part was read to its end; otherwise it now starts where the read continues."""
         is_reversed = self._request.is_reversed
         has_heads = opened.has_heads
         self._enter(part, opened, has_heads=has_heads)
@@ -145,7 +145,7 @@ class StackPageReader:
         rows_max, partition_rows_max = self._request.rows_max, self._request.partition_rows_max
         needs_prefix = has_heads or bool(partition_rows_max)
         for key, value in items:
-            self._looked_at += 1
+            self._items_read += 1
             if is_head(value):
                 self._at_head(key, value)
                 self._add(key, value)
@@ -165,15 +165,15 @@ class StackPageReader:
                 return self._cut(part, key, items)
             if partition_rows_max and self._partition_rows >= partition_rows_max and not is_head(value):
                 return self._skip_partition(part)
-            if self._looked_at >= turn_ends:
-                _go_on(part, key, is_reversed=is_reversed)
+            if self._items_read >= turn_ends:
+                _continue_after(part, key, is_reversed=is_reversed)
                 return False
         return True
 
     def _enter(self, part: StackSpan, opened: OpenStack, *, has_heads: bool) -> None:
-        """A part that begins inside a partition is under its head, which may lie outside of it."""
+        """A part that starts inside a partition is covered by its head, which may lie outside of the part."""
         if self._request.is_reversed:
-            # Where the turn before ended; the first row of another partition sees to the rest.
+            # Where the last turn ended; the first row of another partition does the rest.
             self._head = opened.head(self._prefix) if has_heads and self._prefix else EMPTY_HEAD
             return
         prefix = _partition_of(part.start) or b""
@@ -188,7 +188,7 @@ class StackPageReader:
         self._prefix, self._head = prefix, decode_head(value)
 
     def _at_row(self, key: bytes, opened: OpenStack | None) -> None:
-        """A row of another partition. Reading forward its head would have come before it; in a reversed read it is
+        """Enters the partition of a row. Reading forward, its head would have come before; in a reversed read it is
         still to come, and is looked up."""
         prefix = partition_prefix_of(key)
         if prefix == self._prefix:
@@ -201,15 +201,15 @@ class StackPageReader:
         self._bytes += len(key) + len(value)
 
     def _cut(self, part: StackSpan, key: bytes, items: Iterator[Item]) -> bool:
-        """The page has what it can take. It is whole all the same where nothing follows."""
+        """The page is full. It is still complete if nothing follows."""
         if next(items, None) is None:
             return True
-        _go_on(part, key, is_reversed=self._request.is_reversed)
+        _continue_after(part, key, is_reversed=self._request.is_reversed)
         self._is_over = True
         return False
 
     def _skip_partition(self, part: StackSpan) -> bool:
-        """The rest of its rows is not asked for; in a reversed read its head still is."""
+        """Skips the rest of its rows; a reversed read still needs its head."""
         if self._request.is_reversed:
             part.end = row_key(self._prefix)
             return part.end <= part.start
@@ -217,7 +217,7 @@ class StackPageReader:
         return part.end is not None and part.end <= part.start
 
 
-def _go_on(part: StackSpan, key: bytes, *, is_reversed: bool) -> None:
+def _continue_after(part: StackSpan, key: bytes, *, is_reversed: bool) -> None:
     if is_reversed:
         part.end = key
     else:
@@ -225,7 +225,7 @@ def _go_on(part: StackSpan, key: bytes, *, is_reversed: bool) -> None:
 
 
 def _partition_of(start: bytes) -> bytes | None:
-    """The partition behind whose head a span begins."""
+    """The partition after whose head a span starts."""
     prefix = enclosing_partition(start)
     return prefix if prefix is not None and start > head_key(prefix) else None
 
@@ -245,7 +245,7 @@ def _parts(spans: Sequence[Span], table: TableStacks, *, is_reversed: bool) -> I
 
 
 def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> ReadRowsAnswer:
-    """Single keys of one partition, one get for each in every layer."""
+    """Single keys of one partition: one get per key and layer."""
     schema = stack.schema
     items: list[Item] = []
     live_rows = 0
@@ -269,7 +269,7 @@ def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> Read
 
 
 def are_single_keys(spans: Sequence[Span]) -> bool:
-    """Whether these are so few single keys, all of one token, that a page has room for them."""
+    """Whether these are a few single keys of one token, which always fit a page."""
     if len(spans) > SINGLE_KEYS_MAX or not spans:
         return False
     return all(is_single_key(span) and same_token(span[0], spans[0][0]) for span in spans)

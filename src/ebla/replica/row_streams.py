@@ -1,4 +1,4 @@
-"""Rows that an operation streams into this shard's replicas, under a guard of its session."""
+"""Receives rows that an operation streams into this shard's replicas, under a guard of its session."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from ebla.wire.verbs import EmptyAnswer
 
 
 class PartialStream(InternalError):
-    """Some rows were merged and others not. Sent again under the same session, all will be."""
+    """Some rows were merged and others not. Send them again under the same session to merge all."""
 
 
 class RowStreamReceiver:
@@ -26,7 +26,7 @@ class RowStreamReceiver:
         self._guards = guards
 
     async def stream(self, request: StreamRowsRequest, deadline_ms: int) -> EmptyAnswer:
-        """Everything is merged and durable on return, in either mode of the log. Sent again it changes nothing."""
+        """Everything is merged and durable on return, in either mode of the log. Repeating it changes nothing."""
         if not request.items:
             raise InvalidRequest("a stream of rows has at least one item")
         async with self._guards.hold_guard(request.session, deadline_ms):
@@ -45,7 +45,7 @@ class RowStreamReceiver:
         return EmptyAnswer()
 
     async def _merge(self, table: TableId, items: Sequence[Item]) -> None:
-        # Looked up again: the stack before may have waited, and this replica may have left meanwhile.
+        # Look it up again: the previous stack may have waited, and this replica may have left meanwhile.
         stack = self._find(table, items[0][0])
         self._store.write_open(stack, await self._store.open_live(stack), items)
 

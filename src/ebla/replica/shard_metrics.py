@@ -1,4 +1,4 @@
-"""What a shard counts. Series are kept at hand: a request finds no metric by its name."""
+"""Metrics of a shard. Series are kept as attributes: no request looks up a metric by name."""
 
 import enum
 from collections.abc import Sequence
@@ -44,7 +44,9 @@ class ShardMetrics:
         )
         self._write_seconds = took.series("write")
         self._read_seconds = took.series("read")
-        self.compactions = metrics.counter("replica_folds_total", "Folds of stacks, by how they ended", labels=("end",))
+        self.compactions = metrics.counter(
+            "replica_compactions_total", "Compactions of stacks, by how they ended", labels=("end",)
+        )
         self.stacks = metrics.gauge("replica_stacks", "Stacks of this shard").series()
         self.layers = metrics.gauge("replica_layers", "Layers of these stacks").series()
         self.doomed = metrics.gauge("replica_doomed_stacks", "Stacks that wait to be dropped").series()

@@ -1,8 +1,8 @@
 """Which stacks a shard must have at a version of the topology. Pure.
 
-A table on tablets has a stack for each tablet of which the shard holds, is getting or still has to lose the replica; a
-table on vnodes has one for the whole ring, whatever vnodes the node has: a shard then serves what it is asked for, and
-the routers know whom to ask.
+A table on tablets has a stack for each tablet whose replica the shard holds, is getting or has yet to give up. A table
+on vnodes has one stack for the whole ring, whatever vnodes the node has: the shard serves every request it gets, and
+the routers know which shard to ask.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,11 @@ StackKey = tuple[TableId, TokenRange]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A tablet that moves between two shards of this node: what comes to the old one must reach the other too."""
+    """A tablet that moves between two shards of this node: writes to the old shard must reach the new one too."""
 
     to: ShardNumber
     here: bool
-    """Whether it is written here as well."""
+    """Whether this shard writes it as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class TableStackPlan:
 
     shift: int
     ranges: Mapping[int, TokenRange]
-    """By number; a table on vnodes has the number 0 alone."""
+    """By tablet number; a table on vnodes has only number 0."""
     pending: tuple[int, ...] = ()
-    """Those of `ranges` that the shard is getting."""
+    """Numbers of replicas that are pending here."""
     moving: tuple[int, ...] = ()
-    """Those of `ranges` in a transition of any kind."""
+    """Numbers of tablets in any transition."""
     hops: Mapping[int, Hop] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ ShardStackPlan = Mapping[TableId, TableStackPlan]
 def plan_shard(
     snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardStackPlan] | None = None
 ) -> ShardStackPlan:
-    """What did not change since the version before is the same object."""
+    """Plans of tables that did not change since `before` are the same objects."""
     ring_moves = snapshot.transition is not None
     plan: dict[TableId, TableStackPlan] = {}
     for table in snapshot.tables:
@@ -90,8 +90,8 @@ def _plan_tablets(tablets: TabletMap, own: Replica) -> TableStackPlan:
 
 
 def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:
-    """Routers know one host of a move inside a node, so what they send comes to its old shard, until all of them write
-    to the new one alone. The new one passes nothing back: who sends to it has left the old one behind."""
+    """Routers see one host in a move inside a node, so they write to its old shard until all of them write to the new
+    one alone. The new shard forwards nothing: a router that writes to it has left the old version behind."""
     transition = tablets.transition(number)
     if transition is None or transition.kind is not TransitionKind.INTRANODE_MIGRATION:
         return None
@@ -105,8 +105,8 @@ def stack_keys(plan: ShardStackPlan) -> list[StackKey]:
 
 
 def check_no_resize(wanted: Iterable[StackKey], known: Iterable[StackKey]) -> None:
-    """Refuses to go on where a wanted range lies across one that is there. Tablets were split or merged then: taking
-    the old stack for a stranger would throw its rows away."""
+    """Refuses a range that overlaps an existing stack with other bounds: tablets were split or merged. Treating the old
+    stack as unowned would drop its rows."""
     there: dict[TableId, list[TokenRange]] = {}
     for table, token_range in known:
         there.setdefault(table, []).append(token_range)

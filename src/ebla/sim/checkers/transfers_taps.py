@@ -49,7 +49,7 @@ class TransferTaps:
 
     def watch(self, replica: ReplicaServer) -> None:
         adoptions = replica._adoptions  # noqa: SLF001  # see above
-        store = adoptions._parts.store  # noqa: SLF001  # see above
+        store = adoptions._deps.store  # noqa: SLF001  # see above
         self._look(store, began=None)
         self._watch_manifest(store)
         self._watch_rows(store)
