@@ -69,7 +69,7 @@ MUTATIONS = (
         function="ShardAdoptions._begin",
         find=(
             "async with deps.guards.hold_guard(request.session, deadline_ms):\n"
-            "    # Nothing awaits between the guard and the hold: in between, the open session holds collection as well."
+            "    # Nothing awaits between the guard and the hold: the open session holds collection in between."
         ),
         replace=(
             "async with deps.guards.hold_guard(request.session, deadline_ms):\n"

@@ -120,7 +120,7 @@ class ShardAdoptions:
         try:
             await self._wait_fence(request.fence, deadline_ms)
             async with deps.guards.hold_guard(request.session, deadline_ms):
-                # Nothing awaits between the guard and the hold: in between, the open session holds collection as well.
+                # Nothing awaits between the guard and the hold: the open session holds collection in between.
                 stack = self._held_stack(request.session, request.table, request.range)
                 self._serial += 1
                 hold = f"adoption {self._serial}"

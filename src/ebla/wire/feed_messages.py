@@ -1,8 +1,8 @@
-"""What control and the other processes of its node tell each other about the topology, and what nodes ask one another.
+"""Messages of the topology feed, between control and the other processes of its node, and barriers between nodes.
 
-A child follows the topology by a long poll: it names the revision it has, and is answered with whatever came after, at
-once or when the wait is over. What it has done about a version it reports apart from that, as soon as it changes: a
-barrier waits for these reports and must not wait for a poll to come around.
+A child follows the topology by a long poll: it names the revision it has and is answered with all later changes, at
+once or when the wait is over. It reports its own progress separately, as soon as it changes: a barrier waits for these
+reports and must not wait for the next poll.
 """
 
 import msgspec
@@ -23,57 +23,57 @@ class FeedRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     name: str
     pid: int
     after: Revision | None
-    """None: whole state, as after a start. With `after_key`: the revision of the whole state that is being sent."""
+    """None: send the whole state, as after a start. With `after_key`: the revision of the state being sent."""
     down_seen: tuple[HostId, ...] = ()
-    """The down hosts the child knows of; a difference is answered at once."""
+    """The down hosts that the child knows; a difference is answered at once."""
     wait_ms: int = 1_000
     after_key: str = ""
-    """In the middle of a whole state: the last key of the page before."""
+    """In the middle of a whole state: the last key of the previous page."""
     reported: int = 0
-    """The serial of the last report that control took; one that does not know of it answers at once."""
+    """The serial of the last report that control accepted. A control that does not know it answers at once."""
 
 
 class FeedAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The changes up to `revision`, whole transactions, oldest first. `reset`: they are not changes but everything."""
+    """The changes up to `revision`: whole transactions, oldest first. `reset`: the whole state instead of changes."""
 
     revision: Revision
     reset: bool
     changes: tuple[FeedChange, ...] = ()
     more: bool = False
-    """Of a whole state: further pages follow, all of the same revision, or a new state begins."""
+    """Of a whole state: more pages of the same revision follow, or a new state begins."""
     down: tuple[HostId, ...] = ()
-    """Nodes that this node's control holds to be down, sorted."""
+    """Nodes that this node's control considers down, sorted."""
     serving: bool = True
     """False: the node is stopping."""
     report_missing: bool = False
-    """This control process has not been told how far the child is: it shall report again."""
+    """This control process has no report of the child: it must report again."""
 
 
 class ChildReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """How far a child is with the newest version it has. Every field speaks of one moment."""
+    """The progress of a child with its newest version. All fields are of the same moment."""
 
     name: str
     pid: int
     version: TopologyVersion
-    """Installed: its requests are routed and served by it."""
+    """The installed version, by which requests are routed and served."""
     fence: TopologyVersion
     oldest_running: TopologyVersion
-    """The oldest version that a request still running holds, as a router or as a replica; `version` where none does."""
+    """The oldest version that a running request holds, in the router or a replica; `version` if there is none."""
     pending_replicas_open: bool
-    """Every pending replica that the version names here takes writes."""
+    """Every replica that is pending here in this version accepts writes."""
     closing_sessions: tuple[SessionId, ...] = ()
-    """Guards are held of these, though they are no longer listed."""
+    """Sessions whose guards are held although they are no longer listed."""
     serial: int = 0
     """Grows with each report of this name, from one process to the next as well (it starts from the boot clock of the
-    machine): a report that was overtaken, or comes from a process that is gone, says nothing new."""
+    machine): a report that was overtaken, or comes from a process that has ended, is ignored."""
     history: HistoryId | None = None
-    """The history that `version` belongs to: of two, one line of versions says nothing about the other."""
+    """The history of `version`: versions of two histories are not comparable."""
     trouble: str = ""
-    """Why the child does not get on to a later version."""
+    """Why the child cannot install a later version."""
 
 
 class ReadBarrierRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A child asks for a read barrier of group 0."""
+    """A child requests a read barrier of group 0."""
 
 
 class ReadBarrierAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -90,4 +90,4 @@ class NodeBarrierRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class NodeBarrierAnswer(msgspec.Struct, frozen=True, array_like=True):
     version: TopologyVersion
-    """What the node has; at least what was asked for."""
+    """The version the node has; at least the requested one."""

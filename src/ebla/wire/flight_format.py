@@ -1,4 +1,4 @@
-"""The forms that both ends of a Flight stream know: how bytes stand in batches, and errors beside a status."""
+"""The format that both ends of a Flight stream share: bytes in record batches, and errors beside a status."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,24 +13,24 @@ from ebla.wire.errors import error_from_frame, failure_frame
 from ebla.wire.frames import FailureFrame, encode
 
 BYTES_SCHEMA = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
-"""Of files in either direction, and of rows on their way into staging, where a batch is one record of
+"""For files in either direction, and for rows sent to staging, where a batch is one record of
 `storage/codec/row_file.py`."""
 CHECKSUM_BYTES = 4
 FILES_TOGETHER_MAX = 1024
 """On one stream."""
 END_OF_ROWS = b"end"
-"""Metadata behind the last record of rows: a connection that breaks must not look like their end."""
+"""Metadata after the last record of rows: a broken connection must not look like their end."""
 
 MERGED_RUNS = b"merged"
-"""Metadata before the first record of staged rows that are not one attempt's, but those of all that were sealed."""
+"""Metadata before the first record if the staged rows are those of all sealed attempts, not of one."""
 NO_BYTES = pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary())], schema=BYTES_SCHEMA)
-"""Carries metadata alone."""
+"""Carries only metadata."""
 
 _failures = msgspec.msgpack.Decoder(FailureFrame)
 
 
 def certificate_host_name(host: HostId) -> str:
-    """As a node's certificate says it (`runtime/tls.py`). TLS libraries compare names with a colon letter by letter."""
+    """As in a node's certificate (`runtime/tls.py`). TLS libraries compare names with a colon literally."""
     return f"ebla:host:{host}"
 
 
@@ -64,7 +64,7 @@ def byte_values(batch: pa.RecordBatch) -> list[memoryview]:
 
 
 def decode_checksums(metadata: bytes) -> list[int]:
-    """Of the files that end in a batch."""
+    """The checksums of the files that end in a batch."""
     places = range(0, len(metadata), CHECKSUM_BYTES)
     return [int.from_bytes(metadata[place : place + CHECKSUM_BYTES]) for place in places]
 
@@ -75,7 +75,7 @@ def encode_failure(error: EblaError) -> bytes:
 
 
 def decode_failure(data: bytes) -> EblaError | None:
-    """The error again; None where the bytes tell of none."""
+    """The error; None if the bytes hold none."""
     try:
         return error_from_frame(_failures.decode(data))
     except msgspec.MsgspecError:

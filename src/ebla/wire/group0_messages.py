@@ -1,4 +1,4 @@
-"""What group 0's verbs carry."""
+"""Messages of group 0's verbs."""
 
 import msgspec
 
@@ -11,18 +11,18 @@ from ebla.raft.messages import EntryKind, InstallSnapshot, Message
 
 
 class RaftMessages(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Messages of one turn for one peer. Those of another history are not read: the side that was given up by a quorum
-    failover can never write back."""
+    """Messages of one turn for one peer. Messages of another history are ignored: the side that a quorum failover
+    abandoned can never write back."""
 
     history: HistoryId
     messages: tuple[Message, ...]
     host: HostId
-    """Who sends, and where answers reach it: a node that was away for long may not know of its leader yet."""
+    """The sender, and where answers reach it: a node that was down for long may not know its leader yet."""
     address: Address
 
 
 class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One piece of the snapshot that `message` announces; the peer hears the message itself with the last one."""
+    """One chunk of the snapshot that `message` announces. The peer processes the message with the last chunk."""
 
     history: HistoryId
     message: InstallSnapshot
@@ -30,7 +30,7 @@ class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     data: bytes
     last: bool
     sending: int = 0
-    """Grows with each try of the sender, whose pieces may be cut differently each time."""
+    """Grows with each attempt of the sender, whose chunks may differ each time."""
 
 
 class SnapshotChunkAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -44,14 +44,14 @@ class SnapshotChunkAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProposeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A command for the leader. The answer says only that it was taken up: what became of it stands in the log."""
+    """A command for the leader. The answer says only that it was accepted; its outcome is in the log."""
 
     kind: EntryKind
     payload: bytes
 
 
 class DiscoverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A fresh node asks: are you in a cluster, and whom do you know?"""
+    """A new node asks: are you in a cluster, and which nodes do you know?"""
 
     address: Address
     known: tuple[Address, ...]
@@ -66,20 +66,20 @@ class JoinRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Taken in as a learner. The members are where the first messages may come from."""
+    """Accepted as a learner. The first messages may come from these members."""
 
     history: HistoryId
     members: tuple[Member, ...]
 
 
 class MembershipRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Is this host still a member? Asked by one that has not heard of a leader for long."""
+    """Is this host still a member? Sent by a node that has not heard from a leader for long."""
 
     host: HostId
 
 
 class MembershipAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`role` is None for a host this node has never heard of, as far as `revision`."""
+    """`role` is None for a host that is unknown up to `revision`."""
 
     role: MemberRole | None
     revision: Revision
@@ -92,7 +92,7 @@ class Group0ReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     prefixes: tuple[str, ...] = ()
     quorum: bool = True
     at: Revision | None = None
-    """A page that follows: of the state at this revision, from row `start` on."""
+    """For a further page: the state at this revision, from row `start` on."""
     start: int = 0
 
 
@@ -122,13 +122,13 @@ class ExecuteAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WatchRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Changes below a prefix after a revision; waits for one up to `wait_ms`. Without a revision: all that is there."""
+    """Changes below a prefix after a revision; waits up to `wait_ms` for one. Without a revision: everything."""
 
     prefix: str
     after: Revision | None = None
     wait_ms: int = 10_000
     start: int = 0
-    """A page of a reset that follows: of the content at `after`, from this row on."""
+    """For a further page of a reset: the content at `after`, from this row on."""
 
 
 class WatchedChange(msgspec.Struct, frozen=True, array_like=True):
@@ -160,11 +160,11 @@ class LockAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MembersRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Who belongs to group 0, as this node knows."""
+    """The members of group 0, as this node knows them."""
 
 
 class MemberReport(msgspec.Struct, frozen=True, array_like=True):
-    """`lag` is how many entries the leader knows it to be behind; None where this node does not lead."""
+    """`lag` is by how many entries the leader knows it to be behind; None if this node does not lead."""
 
     member: Member
     lag: int | None = None
@@ -185,7 +185,7 @@ class Group0Report(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Give a host another role. A lock, where one is named, must still be the newest when the change is applied."""
+    """Gives a host another role. If a lock is named, it must still be the newest when the change is applied."""
 
     host: HostId
     role: MemberRole
@@ -194,6 +194,6 @@ class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=
 
 
 class TransferLeadershipRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Let this voter lead."""
+    """Makes this voter the leader."""
 
     host: HostId

@@ -1,4 +1,4 @@
-"""Puts the pages of group 0's answers together. Pure: give it each answer, ask what it asks for next."""
+"""Assembles the pages of group 0's answers. Pure: feed it each answer, send the next request it returns."""
 
 import msgspec
 
@@ -14,17 +14,17 @@ from ebla.wire.group0_messages import (
 )
 
 RESTARTS_MAX = 20
-"""A node that forgets what it has begun to send again and again has no room for it."""
+"""A node that forgets the answer it has begun to send, again and again, has no room for it."""
 
 
-class _Beginnings:
+class _Restarts:
     def __init__(self) -> None:
         self._count = 0
 
     def count(self) -> None:
         self._count += 1
         if self._count > RESTARTS_MAX:
-            raise Unavailable(f"the pages of a large answer were begun anew {self._count} times", advice="ask less")
+            raise Unavailable(f"the pages of a large answer were restarted {self._count} times", advice="ask less")
 
 
 class ReadPager:
@@ -34,28 +34,28 @@ class ReadPager:
         self._request = request
         self._at: Revision | None = None
         self._found: list[FoundKeyValue] = []
-        self._beginnings = _Beginnings()
+        self._restarts = _Restarts()
 
     def request(self) -> Group0ReadRequest:
         return msgspec.structs.replace(self._request, at=self._at, start=len(self._found))
 
     def take(self, answer: Group0ReadAnswer) -> Group0ReadAnswer | None:
-        """The whole answer, once it is there."""
+        """The whole answer, once it is complete."""
         if answer.revision != self._at:
-            self._beginnings.count()
+            self._restarts.count()
             self._at, self._found = answer.revision, []
         self._found += answer.found
         return None if answer.more else Group0ReadAnswer(answer.revision, tuple(self._found))
 
 
 class WatchPager:
-    """Follows a prefix. Changes come as they are told; of a reset nothing comes before all of it is there."""
+    """Follows a prefix. Changes are returned as they arrive; a reset only when all of its pages have."""
 
     def __init__(self, prefix: str, after: Revision | None = None) -> None:
         self._prefix = prefix
         self.after = after
         self._content: list[WatchedChange] = []
-        self._beginnings = _Beginnings()
+        self._restarts = _Restarts()
 
     def request(self, wait_ms: int) -> WatchRequest:
         return WatchRequest(prefix=self._prefix, after=self.after, wait_ms=wait_ms, start=len(self._content))
@@ -66,12 +66,12 @@ class WatchPager:
             self.after = answer.revision
             return answer
         if answer.revision != self.after or not self._content:
-            self._beginnings.count()
+            self._restarts.count()
             self._content = []
         self.after = answer.revision
         self._content += answer.changes
         if answer.more:
             return None
         content, self._content = self._content, []
-        self._beginnings = _Beginnings()
+        self._restarts = _Restarts()
         return WatchAnswer(revision=answer.revision, reset=True, changes=tuple(content))

@@ -1,4 +1,4 @@
-"""Metrics of a process on the wire: as numbers, so that whoever gathers them may add who told them."""
+"""Metrics of a process on the wire: as numbers, so that the collector can add the process they come from."""
 
 import enum
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ class MetricKind(enum.StrEnum):
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):
     labels: tuple[str, ...]
     value: float
-    """Of a histogram the sum of what was observed."""
+    """For a histogram, the sum of the observations."""
     counts: tuple[int, ...] = ()
-    """Of a histogram: how many fell at or below each bound and above the one before; the last is what is above all."""
+    """For a histogram: observations at or below each bound and above the one before; the last is above all bounds."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     kind: str
-    """A `MetricKind`, or one that only a newer process knows."""
+    """A `MetricKind`, or a value that only a newer process knows."""
     name: str
     help: str
     labels: tuple[str, ...]
@@ -33,7 +33,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class MetricsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What has this process counted since it began?"""
+    """The metrics of this process since its start."""
 
 
 class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -41,22 +41,22 @@ class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def collect_metrics(metrics: Metrics) -> MetricsAnswer:
-    return MetricsAnswer(tuple(_told(metrics)))
+    return MetricsAnswer(tuple(_families(metrics)))
 
 
-def _told(metrics: Metrics) -> Iterator[MetricFamily]:
+def _families(metrics: Metrics) -> Iterator[MetricFamily]:
     for counter in metrics.counters.values():
         counted = tuple(MetricSample(labels, one.value) for labels, one in counter.all_series())
-        yield _one(MetricKind.COUNTER, counter.description, counted)
+        yield _family(MetricKind.COUNTER, counter.description, counted)
     for gauge in metrics.gauges.values():
         levels = tuple(MetricSample(labels, one.value) for labels, one in gauge.all_series())
-        yield _one(MetricKind.GAUGE, gauge.description, levels)
+        yield _family(MetricKind.GAUGE, gauge.description, levels)
     for histogram in metrics.histograms.values():
         spread = tuple(MetricSample(labels, one.sum, tuple(one.counts)) for labels, one in histogram.all_series())
-        yield _one(MetricKind.HISTOGRAM, histogram.description, spread)
+        yield _family(MetricKind.HISTOGRAM, histogram.description, spread)
 
 
-def _one(kind: MetricKind, about: Description, series: tuple[MetricSample, ...]) -> MetricFamily:
+def _family(kind: MetricKind, about: Description, series: tuple[MetricSample, ...]) -> MetricFamily:
     return MetricFamily(
         kind=kind, name=about.name, help=about.help, labels=about.labels, bounds=about.bounds, series=series
     )

@@ -10,7 +10,7 @@ from ebla.model.identity import SessionId, TableId, TopologyVersion
 
 Item = tuple[bytes, bytes]
 Span = tuple[bytes, bytes | None]
-"""From a key up to and without another; None: to the end."""
+"""From a key (included) to another (excluded); None: to the end."""
 
 
 class RowWrite(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -22,13 +22,13 @@ class RowWrite(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WriteRowsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Writes of many requests that go to one replica shard together; each stands for itself."""
+    """Writes of many requests for one replica shard; each has its own outcome."""
 
     writes: tuple[RowWrite, ...]
 
 
 class WriteFailure(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One write of a batch that is not acknowledged. Error and outcome as in a `Failure` frame."""
+    """One write of a batch that is not acknowledged. Error and outcome as in a `FailureFrame`."""
 
     index: int
     error: str
@@ -38,23 +38,23 @@ class WriteFailure(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class WriteRowsAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """All writes that are not named here are acknowledged."""
+    """All writes without a failure here are acknowledged."""
 
     failures: tuple[WriteFailure, ...] = ()
 
 
 class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The stored items of these spans, ascending and apart from each other; for a reversed read they are read from the
-    last key to the first."""
+    """The stored items of these spans, which are ascending and do not touch. A reversed read goes from the last key to
+    the first."""
 
     version: TopologyVersion
     table: TableId
     spans: tuple[Span, ...]
     rows_max: int
-    """Rows that are live at `now_s`; the page ends with the one that makes the number full."""
+    """Rows that are live at `now_s`; the page ends with the one that reaches this number."""
     now_s: int
     gc_before_s: int = 0
-    """Tombstones and expired cells from before that are no part of a digest."""
+    """Tombstones and expired cells from before this time are left out of the digest."""
     is_reversed: bool = False
     digest_only: bool = False
     partition_rows_max: int = 0
@@ -64,10 +64,10 @@ class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True
 
 class ReadRowsAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     items: tuple[Item, ...]
-    """Merged rows and heads in the order of the read, tombstones among them; empty where only the digest was wanted."""
+    """Merged rows and heads in the order of the read, including tombstones; empty if only the digest was requested."""
     digest: bytes
     is_whole: bool
-    """The spans are read to their end; otherwise nothing is said of keys beyond `last_key`."""
+    """The spans were read to their end; otherwise nothing is known about keys beyond `last_key`."""
     last_key: bytes = b""
     live_rows: int = 0
 

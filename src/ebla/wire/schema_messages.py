@@ -1,4 +1,4 @@
-"""Changes of the schema as a client asks for them. Control works out the rest: ids, placement, conditions."""
+"""Schema changes as clients request them. Control adds the rest: ids, placement, conditions."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ class AlterKeyspaceRequest(msgspec.Struct, frozen=True, array_like=True, tag="al
 
 
 class DropKeyspaceRequest(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
-    """With its tables."""
+    """Also drops its tables."""
 
     name: str
     if_exists: bool = False
@@ -38,7 +38,7 @@ class AlterTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="alter
     added: tuple[Column, ...] = ()
     dropped: tuple[str, ...] = ()
     options: TableOptions | None = None
-    """In place of those there are."""
+    """Replaces the current options."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Key columns, old and new name."""
 
@@ -50,7 +50,7 @@ class DropTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="drop_t
 
 
 class TruncateTableRequest(msgspec.Struct, frozen=True, array_like=True, tag="truncate_table"):
-    """Everything written to it before is gone: the table goes on under a new id, with its name and its definition."""
+    """Deletes everything written before: the table continues under a new id, with the same name and definition."""
 
     keyspace: str
     name: str
@@ -73,8 +73,8 @@ class SchemaRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class SchemaAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     changed: bool
-    """False: what was wished for was so already, and `if_not_exists` or `if_exists` said that this is fine."""
+    """False: the schema was already so, and `if_not_exists` or `if_exists` allowed that."""
     version: TopologyVersion
     table: TableId | None = None
     unreached: tuple[HostId, ...] = ()
-    """Nodes that went down while the change was under way; they will have it when they are back."""
+    """Nodes that went down during the change; they will learn of it when they are back."""

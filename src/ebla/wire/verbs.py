@@ -1,4 +1,4 @@
-"""Every verb of the wire. A number is given once and never again; `tests/unit/wire/verbs.golden` pins them.
+"""Every verb of the wire. A number is used once and never again; `tests/unit/wire/verbs.golden` pins them.
 
 A `Verb` is asked and answered; a `Notice` is sent and forgotten. Requests and answers are array-like structs whose
 fields are only appended, with defaults.
@@ -104,7 +104,7 @@ class Notice(Generic[Q]):
 
 
 class EmptyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a verb that has nothing to tell."""
+    """The answer of a verb without a result."""
 
 
 class IdentityRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -120,7 +120,7 @@ class IdentityAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, array_like=True):
-    """`incarnation` grows with each start of the sender, so that a restart shows even between two beats."""
+    """`incarnation` grows with each start of the sender, so that a restart is seen even between two heartbeats."""
 
     serial: int
     incarnation: int = 0
@@ -132,11 +132,11 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatusRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What does this node see, from its own state alone?"""
+    """The view of this node, from its own state alone."""
 
 
 class ProcessState(enum.StrEnum):
-    """How far a process of a node is, as its control sees it."""
+    """The state of a process of a node, as its control sees it."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -147,7 +147,8 @@ class ProcessState(enum.StrEnum):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One process of a node. `pid` is 0 while there is none; `state` is a `ProcessState`, or a newer peer's word."""
+    """One process of a node. `pid` is 0 while there is none; `state` is a `ProcessState`, or a value of a newer
+    peer."""
 
     name: str
     pid: int
@@ -156,15 +157,15 @@ class ProcessStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     state: str = ""
     last_exit: str = ""
     version: TopologyVersion | None = None
-    """Of the topology, as it last reported to have installed it; None: nothing yet, or not part of a barrier."""
+    """The topology version that it last reported as installed; None: none yet, or not part of barriers."""
     serving: bool = False
-    """As it said of itself in its last heartbeat."""
+    """As in its last heartbeat."""
     trouble: str = ""
-    """Why it does not get on to a later version."""
+    """Why it cannot install a later version."""
 
 
 class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The topology as this node's control has it."""
+    """The topology as this node's control knows it."""
 
     version: TopologyVersion
     fence: TopologyVersion
@@ -176,7 +177,7 @@ class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One node as another sees it. Never heard: `host` and `heard_ms_ago` are None."""
+    """One node as another sees it. If it was never heard from, `host` and `heard_ms_ago` are None."""
 
     host: HostId | None
     address: str
@@ -199,19 +200,19 @@ class StatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     group0: Group0Report | None = None
     """None until the node's Raft peer runs."""
     waits_for: str = ""
-    """While the node is in no cluster: what for."""
+    """What the node waits for while it is in no cluster."""
     topology: TopologyStatus | None = None
-    """None until group 0 has told of one."""
+    """None until group 0 has one."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Stop in order; the answer comes before the stop."""
+    """Requests an orderly stop; the answer is sent before."""
 
     reason: str
 
 
 class ChildBeatRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A child of a node tells its control that it lives. The pid tells it from a predecessor."""
+    """The heartbeat of a child of a node to its control. The pid distinguishes it from a predecessor."""
 
     name: str
     pid: int
@@ -219,13 +220,13 @@ class ChildBeatRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What control says back; a child that misses it for too long stops serving."""
+    """The answer of control; a child that misses it for too long stops serving."""
 
     serving: bool
 
 
 class AuthorityRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The certificate of the cluster's authority: public, and believed only if the join token names it."""
+    """The certificate of the cluster's authority: public, and trusted only if the join token names it."""
 
 
 class AuthorityAnswer(msgspec.Struct, frozen=True, array_like=True):
