@@ -10,15 +10,15 @@ from ebla.cql.parse.statements import (
     Relation,
     TokenRelation,
 )
-from ebla.cql.parse.terms import FunctionCall, Term, TupleLiteral
+from ebla.cql.parse.terms import Term, TupleLiteral
 from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, comparable
+from ebla.cql.plan.restrictions import require_value, token_source
 from ebla.cql.plan.row_decoder import RowValues
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.model.values import split_elements, split_fields
-from ebla.wire.cql.messages import Unset
 
 RowTest = Callable[[RowValues], bool]
 RowFilter = Callable[[BoundRequest], RowTest]
@@ -74,7 +74,7 @@ class FilterBuilder:
         source = self._source(term, column.name, kind)
 
         def bound(request: BoundRequest) -> RowTest:
-            expected = comparable(kind, _require_value(source(request), column.name))
+            expected = comparable(kind, require_value(source(request), column.name))
 
             def test(values: RowValues) -> bool:
                 value = values[index]
@@ -103,9 +103,9 @@ class FilterBuilder:
         if relation.values is None:
             assert relation.value is not None
             whole = self._source(relation.value, f"in({column.name})", ListType(column.type))
-            return lambda request: _elements(_require_value(whole(request), column.name))
+            return lambda request: _elements(require_value(whole(request), column.name))
         sources = [self._source(term, column.name, column.type) for term in relation.values]
-        return lambda request: [_require_value(source(request), column.name) for source in sources]
+        return lambda request: [require_value(source(request), column.name) for source in sources]
 
     def _contains(self, column: Column, relation: ColumnRelation) -> RowFilter:
         index, kind = self._index(column), column.type
@@ -115,7 +115,7 @@ class FilterBuilder:
         source = self._source(relation.value, f"{'key' if by_key else 'value'}({column.name})", element)
 
         def bound(request: BoundRequest) -> RowTest:
-            expected = _require_value(source(request), column.name)
+            expected = require_value(source(request), column.name)
 
             def test(values: RowValues) -> bool:
                 value = values[index]
@@ -140,8 +140,8 @@ class FilterBuilder:
         source = self._source(relation.value, f"value({column.name})", kind.value)
 
         def bound(request: BoundRequest) -> RowTest:
-            expected_key = _require_value(key(request), column.name)
-            expected = comparable(kind.value, _require_value(source(request), column.name))
+            expected_key = require_value(key(request), column.name)
+            expected = comparable(kind.value, require_value(source(request), column.name))
 
             def test(values: RowValues) -> bool:
                 parts = split_elements(values[index] or b"\0\0\0\0", 2)
@@ -191,8 +191,7 @@ class FilterBuilder:
         if relation.operator is Operator.IN:
             whole = self._source(relation.value, f"in({columns[0].name})", ListType(kind))
             return lambda request: [
-                _all_of(split_fields(one), columns)
-                for one in _elements(_require_value(whole(request), columns[0].name))
+                _all_of(split_fields(one), columns) for one in _elements(require_value(whole(request), columns[0].name))
             ]
         part = self._tuple(columns, relation.value)
         return lambda request: [part(request)]
@@ -202,20 +201,20 @@ class FilterBuilder:
             if len(term.elements) > len(columns):
                 raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
             sources = [self._source(one, column.name, column.type) for one, column in zip(term.elements, columns)]
-            return lambda request: [_require_value(source(request), columns[0].name) for source in sources]
+            return lambda request: [require_value(source(request), columns[0].name) for source in sources]
         whole = self._source(term, columns[0].name, TupleType(tuple(column.type for column in columns)))
-        return lambda request: _all_of(split_fields(_require_value(whole(request), columns[0].name)), columns)
+        return lambda request: _all_of(split_fields(require_value(whole(request), columns[0].name)), columns)
 
     # ---- tokens
 
     def _token(self, relation: TokenRelation) -> RowFilter:
         columns = self._schema.partition_key
         indexes = [self._index(column) for column in columns]
-        source = self._token_source(relation.value)
+        source = token_source(self._binder, columns, relation.value)
         compare = _COMPARE[relation.operator]
 
         def bound(request: BoundRequest) -> RowTest:
-            expected = comparable(SCALARS["bigint"], _require_value(source(request), "token"))
+            expected = comparable(SCALARS["bigint"], require_value(source(request), "token"))
 
             def test(values: RowValues) -> bool:
                 token = token_of(composite_key([values[index] or b"" for index in indexes]))
@@ -224,21 +223,6 @@ class FilterBuilder:
             return test
 
         return bound
-
-    def _token_source(self, term: Term) -> ValueSource:
-        if not (isinstance(term, FunctionCall) and term.name.removeprefix("system.") == "token"):
-            return self._source(term, "partition key token", SCALARS["bigint"])
-        sources = []
-        for argument, column in zip(term.arguments, self._schema.partition_key):
-            if not isinstance(argument, Term):
-                raise InvalidRequest("a column is not allowed here, only values are")
-            sources.append(self._source(argument, column.name, column.type))
-
-        def token(request: BoundRequest) -> bytes:
-            key = composite_key([_require_value(source(request), "token") for source in sources])
-            return int(token_of(key)).to_bytes(8, signed=True)
-
-        return token
 
 
 def _compare_tuples(operator: Operator, one: tuple[bytes, ...], other: tuple[bytes, ...]) -> bool:
@@ -276,11 +260,3 @@ def _elements(value: bytes) -> list[bytes]:
         return [part for part in split_elements(value, 1) if part is not None]
     except ValueError as error:
         raise InvalidRequest(f"Invalid list for an IN restriction: {error}") from error
-
-
-def _require_value(value: bytes | Unset | None, name: str) -> bytes:
-    if value is None:
-        raise InvalidRequest(f"Invalid null value in condition for column {name}")
-    if isinstance(value, Unset):
-        raise InvalidRequest(f"Invalid unset value for column {name}")
-    return value

@@ -113,31 +113,23 @@ _TIME_SOURCES: tuple[tuple[CqlType, Callable[[bytes], int]], ...] = (
 
 
 def _conversions() -> list[CqlFunction]:
-    made = []
-    for kind, number in _TIME_SOURCES:
-        made += [
-            CqlFunction(name="todate", arguments=(kind,), result=_DATE, work=_conversion(number, _day)),
-            CqlFunction(name="to_date", arguments=(kind,), result=_DATE, work=_conversion(number, _day)),
-            CqlFunction(name="totimestamp", arguments=(kind,), result=_TIMESTAMP, work=_conversion(number, _long)),
-            CqlFunction(name="to_timestamp", arguments=(kind,), result=_TIMESTAMP, work=_conversion(number, _long)),
-            CqlFunction(name="tounixtimestamp", arguments=(kind,), result=_BIGINT, work=_conversion(number, _long)),
-            CqlFunction(name="to_unix_timestamp", arguments=(kind,), result=_BIGINT, work=_conversion(number, _long)),
-        ]
-    made += [
-        CqlFunction(name="dateof", arguments=(_TIMEUUID,), result=_TIMESTAMP, work=_conversion(timeuuid_ms, _long)),
-        CqlFunction(
-            name="unixtimestampof", arguments=(_TIMEUUID,), result=_BIGINT, work=_conversion(timeuuid_ms, _long)
-        ),
+    works: list[tuple[tuple[str, ...], CqlType, CqlType, FunctionBody]] = [
+        (("dateof",), _TIMEUUID, _TIMESTAMP, _conversion(timeuuid_ms, _long)),
+        (("unixtimestampof",), _TIMEUUID, _BIGINT, _conversion(timeuuid_ms, _long)),
+        (("mintimeuuid", "min_timeuuid"), _TIMESTAMP, _TIMEUUID, _bound_timeuuid(b"\x80" * 8)),
+        (("maxtimeuuid", "max_timeuuid"), _TIMESTAMP, _TIMEUUID, _bound_timeuuid(b"\x7f" * 8)),
     ]
-    for name in ("mintimeuuid", "min_timeuuid"):
-        made.append(
-            CqlFunction(name=name, arguments=(_TIMESTAMP,), result=_TIMEUUID, work=_bound_timeuuid(b"\x80" * 8))
-        )
-    for name in ("maxtimeuuid", "max_timeuuid"):
-        made.append(
-            CqlFunction(name=name, arguments=(_TIMESTAMP,), result=_TIMEUUID, work=_bound_timeuuid(b"\x7f" * 8))
-        )
-    return made
+    for kind, number in _TIME_SOURCES:
+        works += [
+            (("todate", "to_date"), kind, _DATE, _conversion(number, _day)),
+            (("totimestamp", "to_timestamp"), kind, _TIMESTAMP, _conversion(number, _long)),
+            (("tounixtimestamp", "to_unix_timestamp"), kind, _BIGINT, _conversion(number, _long)),
+        ]
+    return [
+        CqlFunction(name=name, arguments=(kind,), result=result, work=work)
+        for names, kind, result, work in works
+        for name in names
+    ]
 
 
 def _now(_values: Values, context: CallContext) -> bytes:

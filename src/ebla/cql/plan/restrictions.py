@@ -60,7 +60,7 @@ class SliceRestriction:
 
     def bound(self, request: BoundRequest) -> SliceBound:
         return SliceBound(
-            tuple(_key_value(source(request), column) for source, column in zip(self.sources, self.columns)),
+            tuple(require_value(source(request), column.name) for source, column in zip(self.sources, self.columns)),
             self.is_lower,
             self.inclusive,
         )
@@ -170,11 +170,11 @@ def check_partition_key(key: bytes) -> bytes:
     return key
 
 
-def _key_value(value: bytes | Unset | None, column: Column) -> bytes:
+def require_value(value: bytes | Unset | None, name: str) -> bytes:
     if value is None:
-        raise InvalidRequest(f"Invalid null value in condition for column {column.name}")
+        raise InvalidRequest(f"Invalid null value in condition for column {name}")
     if isinstance(value, Unset):
-        raise InvalidRequest(f"Invalid unset value for column {column.name}")
+        raise InvalidRequest(f"Invalid unset value for column {name}")
     return value
 
 
@@ -190,7 +190,10 @@ class _RelationCompiler:
         source = self.binder.source(term, TermReceiver(column.name, column.type))
         number = getattr(term, "number", None)
         return KeyRestriction(
-            width=1, choices=lambda request: [(_key_value(source(request), column),)], is_single=True, position=number
+            width=1,
+            choices=lambda request: [(require_value(source(request), column.name),)],
+            is_single=True,
+            position=number,
         )
 
     def one_of(self, column: Column, relation: ColumnRelation) -> KeyRestriction:
@@ -203,7 +206,7 @@ class _RelationCompiler:
         sources = [self.binder.source(term, TermReceiver(column.name, column.type)) for term in relation.values]
         return KeyRestriction(
             width=1,
-            choices=lambda request: [(_key_value(source(request), column),) for source in sources],
+            choices=lambda request: [(require_value(source(request), column.name),) for source in sources],
             is_single=False,
         )
 
@@ -241,10 +244,12 @@ class _RelationCompiler:
                 self.binder.source(one, TermReceiver(column.name, column.type))
                 for one, column in zip(term.elements, columns)
             ]
-            return lambda request: [_key_value(source(request), column) for source, column in zip(sources, columns)]
+            return lambda request: [
+                require_value(source(request), column.name) for source, column in zip(sources, columns)
+            ]
         kind = TupleType(tuple(column.type for column in columns))
         whole = self.binder.source(term, TermReceiver(_in_name(columns), kind))
-        return lambda request: _tuple_of(split_fields(_key_value(whole(request), columns[0])), columns)
+        return lambda request: _tuple_of(split_fields(require_value(whole(request), columns[0].name)), columns)
 
     def end_of(self, column: Column, operator: Operator, term: Term) -> SliceRestriction:
         source = self.binder.source(term, TermReceiver(column.name, column.type))
@@ -287,13 +292,13 @@ def _listed(value: bytes | Unset | None, column: Column) -> list[bytes]:
         parts = split_elements(value, 1)
     except ValueError as error:
         raise InvalidRequest(f"Invalid list for IN restriction on column {column.name}: {error}") from error
-    return [_key_value(part, column) for part in parts]
+    return [require_value(part, column.name) for part in parts]
 
 
 def _tuple_of(values: Sequence[bytes | None], columns: Sequence[Column]) -> tuple[bytes, ...]:
     if len(values) != len(columns):
         raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(values)}")
-    return tuple(_key_value(value, column) for value, column in zip(values, columns))
+    return tuple(require_value(value, column.name) for value, column in zip(values, columns))
 
 
 def classify_relations(schema: TableSchema, relations: Iterable[Relation], binder: Binder) -> Restrictions:
@@ -450,25 +455,27 @@ def _tokens(
         raise InvalidRequest(
             f'Columns "{", ".join(names)}" cannot be restricted by both a normal relation and a token relation'
         )
-    ends = tuple(TokenRestriction(_token_source(compiler, one.value), one.operator) for one in found)
+    ends = tuple(
+        TokenRestriction(token_source(compiler.binder, compiler.schema.partition_key, one.value), one.operator)
+        for one in found
+    )
     return ends, [one for one in relations_left if not isinstance(one, TokenRelation)]
 
 
-def _token_source(compiler: _RelationCompiler, term: Term) -> ValueSource:
-    """A number, or `token(…)` of values."""
+def token_source(binder: Binder, columns: Sequence[Column], term: Term) -> ValueSource:
+    """A number, or `token(…)` of values. `columns` is the partition key."""
     if not (isinstance(term, FunctionCall) and term.name.removeprefix("system.") == "token"):
-        return compiler.binder.source(term, TermReceiver("partition key token", SCALARS["bigint"]))
-    columns = compiler.schema.partition_key
+        return binder.source(term, TermReceiver("partition key token", SCALARS["bigint"]))
     if len(term.arguments) != len(columns):
         raise InvalidRequest(f"Invalid number of arguments in call to function token: {len(columns)} required")
     sources = []
     for argument, column in zip(term.arguments, columns):
         if not isinstance(argument, Term):
             raise InvalidRequest("a column is not allowed here, only values are")
-        sources.append(compiler.binder.source(argument, TermReceiver(column.name, column.type)))
+        sources.append(binder.source(argument, TermReceiver(column.name, column.type)))
 
     def token(request: BoundRequest) -> bytes:
-        parts = [_key_value(source(request), column) for source, column in zip(sources, columns)]
+        parts = [require_value(source(request), column.name) for source, column in zip(sources, columns)]
         return int(token_of(composite_key(parts))).to_bytes(8, signed=True)
 
     return token
