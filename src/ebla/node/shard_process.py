@@ -30,10 +30,9 @@ from ebla.replica.replica_server import ReplicaServer, ReplicaServerDeps
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.replica.row_reads import ReplicaReader
 from ebla.replica.row_streams import RowStreamReceiver
-from ebla.replica.row_writes import ReplicaWriter
+from ebla.replica.row_writes import ReplicaWriter, SiblingShardClients
 from ebla.replica.serving import ServingRight
 from ebla.replica.shard_metrics import ShardMetrics
-from ebla.replica.siblings import SiblingShardClients
 from ebla.request.router import Router
 from ebla.request.router_types import LocalReplica, RouterDeps, RouterLimits
 from ebla.request.shard_clients import ReplicaAddresses, ShardClients

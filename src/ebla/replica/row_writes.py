@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ebla.aio.eager import needs_task
+from ebla.feed.local_shards import LocalShardClients
 from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Outcome, Overloaded, Stale
 from ebla.model.identity import ShardNumber, TopologyVersion
@@ -23,6 +24,7 @@ from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
 from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
+from ebla.wire.verbs import WRITE_ROWS
 
 ALL_ACKNOWLEDGED = WriteRowsAnswer()
 
@@ -31,6 +33,16 @@ class SiblingShards(Protocol):
     """The other shards of the node."""
 
     async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
+
+
+class SiblingShardClients:
+    """`SiblingShards`, over their Unix sockets."""
+
+    def __init__(self, shards: LocalShardClients) -> None:
+        self._shards = shards
+
+    async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
+        return await self._shards.call(shard, WRITE_ROWS, request, deadline_ms)
 
 
 class _Batch:

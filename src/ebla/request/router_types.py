@@ -97,8 +97,6 @@ class RouterLimits:
     read_timeout_ms_max: int = DEFAULT_LIMITS.scan_timeout_ms
     """A request waits no longer than this, whatever its client asks for: it holds a version of the topology meanwhile,
     and a barrier waits for it."""
-    answer_margin_ms: int = 50
-    """Kept of a client's deadline, so that it hears what became of its request before its own time is over."""
     reads_in_flight_max: int = 4_096
 
     def __post_init__(self) -> None:
