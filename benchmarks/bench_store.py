@@ -170,7 +170,7 @@ async def running_store(
 ) -> AsyncIterator[ShardStore]:
     limits = StoreLimits(
         log=CommitLogLimits(mode=mode),
-        compact=CompactionLimits(live_bytes_max=1 << 40),
+        compaction=CompactionLimits(live_bytes_max=1 << 40),
         layers_open_max=1000,
         free_bytes_min=0,
     )

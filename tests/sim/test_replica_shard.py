@@ -104,7 +104,7 @@ class ShardWorld:
         """How long control takes for the answer to a beat."""
         self.events: list[str] = []
         self.store = StoreLimits(
-            free_bytes_min=0, compact=CompactionLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50
+            free_bytes_min=0, compaction=CompactionLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50
         )
 
     # -- the two processes -------------------------------------------------------------------------------------------
@@ -432,7 +432,9 @@ async def test_an_orderly_stop_leaves_nothing_to_replay(rig: ShardWorld, client:
 
 
 async def test_a_stack_that_grows_is_folded(rig: ShardWorld, client: Client, /) -> None:
-    rig.store = StoreLimits(free_bytes_min=0, compact=CompactionLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50)
+    rig.store = StoreLimits(
+        free_bytes_min=0, compaction=CompactionLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50
+    )
     rig.shard.kill()
     rig.shard.start()
     await rig.serving()

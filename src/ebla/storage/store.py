@@ -47,7 +47,7 @@ GC_HOLD_AT_START = "transitions and stagings not known yet"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
     log: CommitLogLimits = field(default_factory=CommitLogLimits)
-    compact: CompactionLimits = field(default_factory=CompactionLimits)
+    compaction: CompactionLimits = field(default_factory=CompactionLimits)
     layers_open_max: int = 512
     free_bytes_min: int = DEFAULT_LIMITS.free_disk_bytes_min
     """With less, writes are refused: the rest is for flushes, manifests and compactions, which make space."""
@@ -76,7 +76,7 @@ class ShardStore(StackChanges):
             layers=LayerCache(engine, open_max=limits.layers_open_max),
             manifest=ManifestWriter(disk, folder, manifest),
             log=log,
-            compaction_limits=limits.compact,
+            compaction_limits=limits.compaction,
         )
         self._limits = limits
         self._shortage: DiskFull | None = None
@@ -324,7 +324,7 @@ class ShardStore(StackChanges):
 
     def _live_is_large(self, stack: Stack) -> bool:
         live = self.layers.find(stack.folder_of(stack.live))
-        return live is not None and live.size_bytes() > self._limits.compact.live_bytes_max
+        return live is not None and live.size_bytes() > self._limits.compaction.live_bytes_max
 
     async def _shorten_log(self) -> None:
         log = self.log

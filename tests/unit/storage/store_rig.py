@@ -31,7 +31,7 @@ LOG = JournalLimits(segment_bytes=4096, batch_bytes_max=1 << 20, read_bytes=4096
 
 def limits(mode: CommitLogMode = CommitLogMode.SYNC, **log: int) -> StoreLimits:
     bounds = CommitLogLimits(mode=mode, log=LOG, retry_ms=20, **log)
-    return StoreLimits(log=bounds, compact=CompactionLimits(), layers_open_max=64, free_bytes_min=0, upkeep_ms=50)
+    return StoreLimits(log=bounds, compaction=CompactionLimits(), layers_open_max=64, free_bytes_min=0, upkeep_ms=50)
 
 
 class Rig:

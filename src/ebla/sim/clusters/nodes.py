@@ -56,7 +56,7 @@ LIMITS = NodeLimits(write_timeout_ms=1_000, read_timeout_ms=1_500)
 """Request timeouts so short that a barrier, which waits for running requests, often passes between two faults."""
 STORE = StoreLimits(
     log=CommitLogLimits(log=JournalLimits(segment_bytes=12_000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
-    compact=CompactionLimits(bases_max=2, live_bytes_max=3_000),
+    compaction=CompactionLimits(bases_max=2, live_bytes_max=3_000),
     layers_open_max=24,
     free_bytes_min=600,
     upkeep_ms=500,

@@ -52,7 +52,7 @@ WRITERS = 3
 
 LIMITS = StoreLimits(
     log=CommitLogLimits(log=JournalLimits(segment_bytes=6000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
-    compact=CompactionLimits(bases_max=2, live_bytes_max=4000),
+    compaction=CompactionLimits(bases_max=2, live_bytes_max=4000),
     layers_open_max=24,
     free_bytes_min=600,
     upkeep_ms=100,
