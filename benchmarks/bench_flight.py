@@ -129,7 +129,7 @@ class BenchPlane:
         return self.open_source(ticket)
 
     def open_staged(self, _ticket: bytes, _attempt: AttemptId) -> StagedRowsSource:
-        raise AssertionError("nobody asks for what was staged")
+        raise AssertionError("the benchmark reads no staging")
 
     async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
         pass
@@ -281,8 +281,8 @@ def bench_files(folder: Path, arguments: argparse.Namespace, figures: Figures) -
                 cpus.append([raw_cpu, *(late - early for early, late in zip(before, after))])
                 shutil.rmtree(folder / "target" / "staging")
                 (folder / "raw").unlink()
-    print(f"raw TLS stream: {statistics.median(rates['raw']):.0f} MB/s ({told(rates['raw'])})")
-    print(f"Flight to Flight: {statistics.median(rates['flight']):.0f} MB/s ({told(rates['flight'])})")
+    print(f"raw TLS stream: {statistics.median(rates['raw']):.0f} MB/s ({spread(rates['raw'])})")
+    print(f"Flight to Flight: {statistics.median(rates['flight']):.0f} MB/s ({spread(rates['flight'])})")
     for name, place in (("raw_both", 0), ("source", 1), ("target", 2), ("client", 3)):
         value = figures.note(f"cpu_s_per_gb_{name}", statistics.median(row[place] for row in cpus) / size * 1e9)
         print(f"CPU of {name}: {value:.2f} s/GB")
@@ -292,7 +292,7 @@ def bench_files(folder: Path, arguments: argparse.Namespace, figures: Figures) -
     print(f"Flight against raw: {ratio:.2f} ({figures.at_least('flight_over_raw', ratio, RATIO_MIN)})")
 
 
-def told(rates: list[float]) -> str:
+def spread(rates: list[float]) -> str:
     return ", ".join(f"{rate:.0f}" for rate in rates)
 
 

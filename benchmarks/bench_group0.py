@@ -165,8 +165,8 @@ def main() -> int:
             measure_kills(figures, ebla, kills)
         measure_new_nodes(figures, runner, folder, state_mb, joins)
     figures.note("load_after", os.getloadavg()[0])
-    told = {"skipped": ["etcd"] if missing else [], "missed": figures.missed}
-    print(json.dumps(figures.values | told | {"within_limits": not figures.missed}))
+    summary = {"skipped": ["etcd"] if missing else [], "missed": figures.missed}
+    print(json.dumps(figures.values | summary | {"within_limits": not figures.missed}))
     return 0 if not figures.missed else 1
 
 

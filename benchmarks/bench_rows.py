@@ -271,8 +271,8 @@ def main() -> int:
                 if mode is modes[0]:
                     measure_kills(figures, cluster, plan.kills)
     figures.note("load_after", os.getloadavg()[0])
-    told = {"skipped": [] if programs() is not None else ["postgresql"], "missed": figures.missed}
-    print(json.dumps(figures.values | told | {"within_limits": not figures.missed}))
+    summary = {"skipped": [] if programs() is not None else ["postgresql"], "missed": figures.missed}
+    print(json.dumps(figures.values | summary | {"within_limits": not figures.missed}))
     return 0 if not figures.missed else 1
 
 

@@ -47,7 +47,7 @@ JOBS = 30
 
 def linked(folder: Path) -> FileMove:
     """One file that is hard-linked: no byte is read."""
-    host, door, machine = HostId(uuid.uuid4()), Address("127.0.0.1", 1), f"{machine_id()}.{uuid.uuid4().hex}"
+    host, address, machine = HostId(uuid.uuid4()), Address("127.0.0.1", 1), f"{machine_id()}.{uuid.uuid4().hex}"
     checkpoint, staging = folder / str(uuid.uuid4()), folder / str(uuid.uuid4())
     for place in (checkpoint / "layer", staging):
         place.mkdir(parents=True)
@@ -59,9 +59,9 @@ def linked(folder: Path) -> FileMove:
     read = host, CheckpointId(uuid.uuid4()), TableId(uuid.uuid4())
     write = host, ShardNumber(0), SessionId(uuid.uuid4()), TransferId(uuid.uuid4())
     return FileMove(
-        TransferSource(*read, parts, b"", door, machine, str(checkpoint)),
+        TransferSource(*read, parts, b"", address, machine, str(checkpoint)),
         0,
-        TransferTarget(*write, StagingKind.FILES, WHOLE_RING, b"", door, machine, str(staging)),
+        TransferTarget(*write, StagingKind.FILES, WHOLE_RING, b"", address, machine, str(staging)),
     )
 
 

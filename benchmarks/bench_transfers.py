@@ -117,9 +117,9 @@ def measure_small(figures: Figures, cluster: TransferCluster, table: MovedTable,
     began = time.monotonic()
     cluster.copy(table, numbers, short_cut=False)
     together_s = figures.note("together_s", time.monotonic() - began)
-    wishes = [CopyTablets(table.id, (one,), table.source, table.target, short_cut=False) for one in numbers]
+    specs = [CopyTablets(table.id, (one,), table.source, table.target, short_cut=False) for one in numbers]
     began = time.monotonic()
-    for spec in wishes:
+    for spec in specs:
         cluster.run_jobs([spec])
     apart_s = figures.note("apart_s", time.monotonic() - began)
     limit = figures.at_least("together_times", apart_s / together_s, TOGETHER_TIMES_MIN)

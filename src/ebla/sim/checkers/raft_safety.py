@@ -72,8 +72,8 @@ class RaftSafetyChecker(RaftObserver):
     def leaves(self, message: Message) -> None:
         self.history.left(message)
         if isinstance(message, AppendResponse) and not message.rejected:
-            told = (message.term, message.index)
-            self._acknowledged[message.sender] = max(self._acknowledged.get(message.sender, (0, 0)), told)
+            acknowledged = (message.term, message.index)
+            self._acknowledged[message.sender] = max(self._acknowledged.get(message.sender, (0, 0)), acknowledged)
 
     def seen(self, peer: PeerId) -> OnApplied:
         def check(content: RegisterContent, entry: Entry | None) -> None:

@@ -104,9 +104,9 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
             ),
         )
         server = Server(tasks, introduction, WireLimits(), report)
-        doors = Group0Service(group0, peers, environment.rng, PAGE_LIMITS)
-        doors.serve_peers(server)
-        doors.serve_operator(server, shared=True)
+        service = Group0Service(group0, peers, environment.rng, PAGE_LIMITS)
+        service.serve_peers(server)
+        service.serve_operator(server, shared=True)
         liveness.serve_on(server)
         await environment.transport.listen(node.address, server.accept)
         tasks.create_task(liveness.run())

@@ -147,18 +147,18 @@ class SimCluster:
         world.machine(name, beside=beside).disk.lay_out(name)
         host = HostId(world.rng.uuid())
         control = world.unit(name, partial(self._run_control, number), host_id=host)
-        seats = []
+        sim_shards = []
         for shard in shards:
             main = partial(self._run_shard, number, shard)
             unit = world.unit(f"{name}-s{shard}", main, machine=name, host_id=host)
-            seats.append(SimShard(unit=unit, own=Replica(host, shard)))
+            sim_shards.append(SimShard(unit=unit, own=Replica(host, shard)))
         bulk = world.unit(f"{name}-bulk", partial(self._run_bulk, number), machine=name, host_id=host)
         node = SimNode(
             number=number,
             host=host,
             folder=f"{DATA}/{name}",
             control=control,
-            shards=seats,
+            shards=sim_shards,
             bulk=bulk,
             flight=BulkHandle(bulk),
             has_children=has_children,
@@ -238,24 +238,24 @@ class SimCluster:
 
     async def _run_shard(self, number: int, shard: ShardNumber, environment: Environment) -> None:
         node = self.nodes[number]
-        seat = node.shards[shard]
-        seat.process = seat.context = seat.taps = seat.calls = None
-        own = self.context(node, seat.unit.name, seat.unit.start_count)
-        taps = ShardTaps(self.barriers, seat.own, self.world.loop.time)
+        sim_shard = node.shards[shard]
+        sim_shard.process = sim_shard.context = sim_shard.taps = sim_shard.calls = None
+        own = self.context(node, sim_shard.unit.name, sim_shard.unit.start_count)
+        taps = ShardTaps(self.barriers, sim_shard.own, self.world.loop.time)
 
         def services(context: ShardServiceContext) -> tuple[ShardService, ...]:
-            seat.context, seat.taps, seat.calls = context, taps, CallServer()
-            context.tasks.create_task(seat.calls.run())
+            sim_shard.context, sim_shard.taps, sim_shard.calls = context, taps, CallServer()
+            context.tasks.create_task(sim_shard.calls.run())
             taps.watch(context.replica)
-            return _ViewWatcher(taps), *self.watch_shard(seat, context, own)
+            return _ViewWatcher(taps), *self.watch_shard(sim_shard, context, own)
 
         deps = ShardDeps(
             engine=MemoryEngine(environment.disk, MemoryLimits(unflushed_bytes_max=6_000)),
             services=services,
             replica_clients=watched_replica_clients(taps, environment.rng),
         )
-        seat.process = ShardProcess(environment, shard_config(own, shard, STORE), deps)
-        await seat.process.run()
+        sim_shard.process = ShardProcess(environment, shard_config(own, shard, STORE), deps)
+        await sim_shard.process.run()
 
     async def _run_bulk(self, number: int, environment: Environment) -> None:
         assert isinstance(environment.disk, ProcessDisk)

@@ -162,8 +162,8 @@ class _WatchedPipeline(PipelineProcess):
             self._watch(cluster, echoing)
             await super()._run_jobs_while_active(cluster)
 
-    def _watch(self, doors: WireClusterClient, echoing: asyncio.TaskGroup) -> None:
-        control, bulk_, shard = doors.control, doors.bulk, doors.shard
+    def _watch(self, clients: WireClusterClient, echoing: asyncio.TaskGroup) -> None:
+        control, bulk_, shard = clients.control, clients.bulk, clients.shard
 
         async def watched_control(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
             answer = await control(verb, request, deadline_ms)
@@ -181,9 +181,9 @@ class _WatchedPipeline(PipelineProcess):
                 echoing.create_task(self._echo(partial(shard, replica, verb, request, deadline_ms)))
             return await shard(replica, verb, request, deadline_ms)
 
-        doors.control = watched_control  # type: ignore[method-assign]  # records, and does the same
-        doors.bulk = watched_bulk  # type: ignore[method-assign]  # does the same twice
-        doors.shard = watched_shard  # type: ignore[method-assign]  # does the same twice
+        clients.control = watched_control  # type: ignore[method-assign]  # records, and does the same
+        clients.bulk = watched_bulk  # type: ignore[method-assign]  # does the same twice
+        clients.shard = watched_shard  # type: ignore[method-assign]  # does the same twice
 
     async def _echo(self, ask: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(self._rng.random() * self._rng.random() * ECHO_S_MAX)

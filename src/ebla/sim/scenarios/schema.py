@@ -112,7 +112,7 @@ async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
     """With enough time to elect a leader and to give up the last connections of the storm."""
     client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     for keyspace in KEYSPACES:
-        answer = await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
+        answer = await client.submit(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
         world.check(answer.changed, f"keyspace {keyspace.name} existed already")
 
 

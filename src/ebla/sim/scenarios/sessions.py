@@ -52,8 +52,10 @@ async def _table(world: World, cluster: ControlCluster) -> TableId:
     load = SchemaLoad(cluster=cluster, begin=cluster.begin)
     client = SchemaClient(world.scenario_environment("operator"), "operator", load)
     keyspace = KEYSPACES[0]
-    await client.ask(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
-    answer = await client.ask(CreateTableRequest(keyspace=keyspace.name, name="t", columns=COLUMNS), int(CALM_S * 1000))
+    await client.submit(CreateKeyspaceRequest(keyspace), int(CALM_S * 1000))
+    answer = await client.submit(
+        CreateTableRequest(keyspace=keyspace.name, name="t", columns=COLUMNS), int(CALM_S * 1000)
+    )
     assert answer.table is not None
     return answer.table
 

@@ -44,16 +44,16 @@ async def run(world: World) -> None:
 
 
 def _add_jobs(world: World, jobs: WriteJobsLoad, number: int) -> Unit:
-    seat: list[Unit] = []
+    own_unit: list[Unit] = []
 
     async def main(environment: Environment) -> None:
-        jobs.running = {act for act in jobs.running if act[0] != seat[0].name}
+        jobs.running = {act for act in jobs.running if act[0] != own_unit[0].name}
         async with asyncio.TaskGroup() as tasks:
             for _ in range(JOB_WORKERS):
-                tasks.create_task(WriteJobsClient(environment, jobs, seat[0]).run())
+                tasks.create_task(WriteJobsClient(environment, jobs, own_unit[0]).run())
 
     unit = world.unit(f"j{number + 1}", main)
-    seat.append(unit)
+    own_unit.append(unit)
     unit.start()
     return unit
 

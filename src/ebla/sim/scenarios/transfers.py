@@ -43,7 +43,7 @@ QUIET_S = 6.0
 
 async def run(world: World) -> None:
     cluster = build_cluster(world)
-    load, asked, written = RowsLoad(cluster=cluster), TransfersLoad(), WriterStats()
+    load, submitted, written = RowsLoad(cluster=cluster), TransfersLoad(), WriterStats()
     for shard in cluster.shards():
         record_deaths(world, load, shard)
     for unit in (*cluster.units(), *cluster.executor_units()):
@@ -54,42 +54,42 @@ async def run(world: World) -> None:
         driver = add_driver(world, load, cluster.nodes[DRIVER_NODE])
         driver.start()
         await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
-        askers = [_add_asker(world, load, asked, cluster.nodes[number]) for number in CLIENT_NODES]
+        clients = [_add_client(world, load, submitted, cluster.nodes[number]) for number in CLIENT_NODES]
         writer = _add_writer(world, load, written, cluster.nodes[WRITER_NODE])
-        for unit in (*askers, writer):
+        for unit in (*clients, writer):
             unit.start()
         start_clients(world, load, CLIENTS, WORKERS)
-        struck = [*cluster.units(), *cluster.executor_units(), driver, *askers, writer]
+        struck = [*cluster.units(), *cluster.executor_units(), driver, *clients, writer]
         cluster.is_stormy = True
         await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
         cluster.is_stormy = False
         heal(world, struck)
         load.stopping = True
         await wait_until(lambda: _is_over(cluster, written), world, "writers of runs do not end")
-        await _judge(world, cluster, load, asked)
+        await _judge(world, cluster, load, submitted)
         world.log("scenario", str(written))
         for task in watching:
             task.cancel()
 
 
-def _add_asker(world: World, load: RowsLoad, asked: TransfersLoad, home: SimNode) -> Unit:
-    main = functools.partial(_asker, load=load, home=home, asked=asked)
+def _add_client(world: World, load: RowsLoad, submitted: TransfersLoad, home: SimNode) -> Unit:
+    main = functools.partial(_client, load=load, home=home, submitted=submitted)
     return world.unit(f"{home.control.name}-asker", main, machine=home.control.name, host_id=home.host)
 
 
 def _add_writer(world: World, load: RowsLoad, written: WriterStats, home: SimNode) -> Unit:
-    seat: list[Unit] = []
+    own_unit: list[Unit] = []
 
     async def main(environment: Environment) -> None:
-        await TransfersWriter(environment, load, home, written, lambda: seat[0]).run()
+        await TransfersWriter(environment, load, home, written, lambda: own_unit[0]).run()
 
-    seat.append(world.unit(f"{home.control.name}-writer", main, machine=home.control.name, host_id=home.host))
-    return seat[0]
+    own_unit.append(world.unit(f"{home.control.name}-writer", main, machine=home.control.name, host_id=home.host))
+    return own_unit[0]
 
 
-async def _asker(environment: Environment, load: RowsLoad, home: SimNode, asked: TransfersLoad) -> None:
+async def _client(environment: Environment, load: RowsLoad, home: SimNode, submitted: TransfersLoad) -> None:
     async with asyncio.TaskGroup() as tasks:
-        await TransfersClient(environment, load, home, asked, tasks).run()
+        await TransfersClient(environment, load, home, submitted, tasks).run()
 
 
 async def _watch_files(cluster: TransferCluster) -> None:
@@ -109,7 +109,7 @@ def _is_over(cluster: TransferCluster, written: WriterStats) -> bool:
     )
 
 
-async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, asked: TransfersLoad) -> None:
+async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, submitted: TransfersLoad) -> None:
     load.stopping = True
     await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
     await _until_ended(world, cluster)
@@ -117,15 +117,17 @@ async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, asked: 
     ended = {state.value: sum(job.state is state for job in cluster.jobs().values()) for state in ENDED_STATES}
     cluster.engine.faults = NO_ENGINE_FAULTS
     for schema in load.tables.values():
-        await require(world, await _healed(world, cluster, asked, schema.id), f"{schema.full_name} cannot be repaired")
+        await require(
+            world, await _repaired(world, cluster, submitted, schema.id), f"{schema.full_name} cannot be repaired"
+        )
     client = RowsClient(world.scenario_environment("judge"), load, "judge")
     problem = await find_problem_after_repair(cluster, load, client)
     await require(world, problem is None, str(problem))
     for _ in range(int(SWEEP_WAIT_S * 2)):
-        if _left(cluster, asked) is None:
+        if _left(cluster, submitted) is None:
             break
         await asyncio.sleep(0.5)
-    await require(world, _left(cluster, asked) is None, str(_left(cluster, asked)))
+    await require(world, _left(cluster, submitted) is None, str(_left(cluster, submitted)))
     cluster.ledger.check_files()
     engine, ledger = cluster.engine, cluster.ledger
     short_cuts = sum(executor.short_cuts for executor in engine.executors)
@@ -133,7 +135,7 @@ async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, asked: 
     await require(world, acknowledged > world.seconds, f"only {acknowledged} writes were acknowledged")
     world.log(
         "scenario",
-        f"{len(cluster.jobs())} jobs: {ended}, {asked.cancelled} cancelled; {engine.attempts} attempts, "
+        f"{len(cluster.jobs())} jobs: {ended}, {submitted.cancelled} cancelled; {engine.attempts} attempts, "
         f"{engine.zombies} of them ended after their job, {engine.refused} refused, {short_cuts} by the link path; "
         f"{ledger.adoptions} adoptions, {ledger.merged_rows} rows merged, {ledger.closes} closes; "
         f"{acknowledged} writes acknowledged",
@@ -158,12 +160,12 @@ async def _until_ended(world: World, cluster: TransferCluster) -> None:
     await require(world, False, f"jobs do not end: {open_jobs()}")
 
 
-async def _healed(world: World, cluster: TransferCluster, asked: TransfersLoad, table: TableId) -> bool:
+async def _repaired(world: World, cluster: TransferCluster, submitted: TransfersLoad, table: TableId) -> bool:
     """All units run and no client writes: a requested job must complete."""
     for _ in range(REPAIR_TRIES):
-        before = set(asked.jobs)
-        asked.wanted.append(CompareReplicas(table, heal=True))
-        await wait_until(lambda: not asked.wanted, world, "no client submits the job")
+        before = set(submitted.jobs)
+        submitted.next_specs.append(CompareReplicas(table, heal=True))
+        await wait_until(lambda: not submitted.next_specs, world, "no client submits the job")
         await _until_ended(world, cluster)
         made = [job for job in cluster.jobs().values() if job.id not in before]
         if any(job.state is JobState.DONE for job in made):
@@ -192,11 +194,11 @@ async def find_problem_after_repair(cluster: TransferCluster, load: RowsLoad, cl
     return next((problem for problem in problems if problem is not None), None)
 
 
-def _left(cluster: TransferCluster, asked: TransfersLoad) -> str | None:
+def _left(cluster: TransferCluster, submitted: TransfersLoad) -> str | None:
     snapshot = cluster.nodes[0].snapshot
     if snapshot is None:
         return "a node is down"
-    sessions = [one for one in asked.orphans if one in snapshot.sessions]
+    sessions = [one for one in submitted.orphans if one in snapshot.sessions]
     if sessions:
         return f"sessions {sessions} outlive their deadline"
     found = (find_leftovers(cluster.world.disk_of(node.control.machine), node.folder) for node in cluster.nodes)

@@ -40,10 +40,10 @@ async def read_rows(scanned: SimCheckpointScan, token_range: TokenRange) -> tupl
     return items, scanned.source.schema
 
 
-async def read_hashes(scanned: SimCheckpointScan, asked: ComparisonTask) -> list[tuple[bytes, int]]:
+async def read_hashes(scanned: SimCheckpointScan, task: ComparisonTask) -> list[tuple[bytes, int]]:
     """A hash and a number of rows for each bucket."""
-    hashes = RangeHasher(scanned.source.schema, asked.range, asked.buckets, asked.gc_before_s)
-    for chunk in await _chunks(scanned, asked.range):
+    hashes = RangeHasher(scanned.source.schema, task.range, task.buckets, task.gc_before_s)
+    for chunk in await _chunks(scanned, task.range):
         hashes.add(chunk)
     result = hashes.result()
     return list(zip(result.column("hash").to_pylist(), result.column("rows").to_pylist(), strict=True))
@@ -72,12 +72,12 @@ def missing_rows(rows: Sequence[Item], own: Sequence[Item], token_range: TokenRa
     return [(key, value) for key, value in rows if in_spans(key, spans) and known.get(key) != value]
 
 
-def compare_hashes(asked: ComparisonTask, hashes: Sequence[Sequence[tuple[bytes, int]]]) -> list[TransferResult]:
+def compare_hashes(task: ComparisonTask, hashes: Sequence[Sequence[tuple[bytes, int]]]) -> list[TransferResult]:
     results: list[TransferResult] = []
-    for number, part in enumerate(asked.range.split(asked.buckets)):
+    for number, part in enumerate(task.range.split(task.buckets)):
         found = [of_replica[number] for of_replica in hashes]
-        if len({told for told, _ in found}) > 1:
-            told = tuple((source.host, *one) for source, one in zip(asked.sources, found, strict=True))
-            results.append(BucketDifference(part, told))
+        if len({hashed for hashed, _ in found}) > 1:
+            hashed = tuple((source.host, *one) for source, one in zip(task.sources, found, strict=True))
+            results.append(BucketDifference(part, hashed))
     rows = max((sum(rows for _, rows in of_replica) for of_replica in hashes), default=0)
-    return [*results, ComparisonResult(asked.range, asked.buckets, rows)]
+    return [*results, ComparisonResult(task.range, task.buckets, rows)]

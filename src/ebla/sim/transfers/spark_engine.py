@@ -162,7 +162,7 @@ class SimTransfers:
             self._jobs.pop(job, None)
             for attempt in (one for piece in running.pieces for one in piece.attempts):
                 attempt.cancelled = True
-        results = [result for piece in running.pieces for result in self._told(piece)]
+        results = [result for piece in running.pieces for result in self._reported(piece)]
         self._rng.shuffle(results)
         return results
 
@@ -237,12 +237,12 @@ class SimTransfers:
             piece.results.append(end)
         piece.heard.set()
 
-    def _told(self, piece: _Piece) -> list[TransferResult]:
+    def _reported(self, piece: _Piece) -> list[TransferResult]:
         """The results of one attempt, not always the first; or of all attempts; or all of them twice."""
-        faults, told = self._engine.faults, list(piece.results)
+        faults, reported = self._engine.faults, list(piece.results)
         if not self._rng.happens(faults.report_superseded):
-            told = [self._rng.choice(told)]
-        results = [result for results in told for result in results]
+            reported = [self._rng.choice(reported)]
+        results = [result for results in reported for result in results]
         return results + results if self._rng.happens(faults.report_twice) else results
 
     def _check(self, generation: int) -> None:

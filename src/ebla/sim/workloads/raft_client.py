@@ -89,12 +89,12 @@ class RaftClient:
     async def _attempt(self, command: RegisterCommand) -> int | None:
         target = self._favourite or self._rng.choice(sorted(self._load.group.hosts.values()))
         try:
-            told = await self._peers.call(target, RUN_COMMAND, command, ATTEMPT_MS)
+            answer = await self._peers.call(target, RUN_COMMAND, command, ATTEMPT_MS)
         except EblaError:
             self._favourite = None
             return None
         self._favourite = target if self._rng.random() < 0.9 else None
-        return told.result
+        return answer.result
 
 
 def draw_call(rng: Rng) -> tuple[str, RegisterCall]:

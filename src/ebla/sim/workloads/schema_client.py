@@ -91,12 +91,12 @@ class SchemaClient:
             await asyncio.sleep(self._rng.random() * THINK_S)
         await asyncio.Event().wait()
 
-    async def ask(self, wish: SchemaChange, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
+    async def submit(self, change: SchemaChange, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
         if self._caller is None:
             address = self._rng.choice(self._load.cluster.nodes).control.address(CONTROL_PORT)
             self._caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
         answered = self._load.begin()
-        answer = await self._caller.call(SCHEMA, SchemaRequest(wish), deadline_ms)
+        answer = await self._caller.call(SCHEMA, SchemaRequest(change), deadline_ms)
         answered(answer)
         self._load.record.answered += 1
         return answer
@@ -128,12 +128,12 @@ class SchemaClient:
     async def _note(
         self,
         call: CreateTableCall | AlterTableCall | DropTableCall,
-        wish: CreateTableRequest | AlterTableRequest | DropTableRequest,
+        change: CreateTableRequest | AlterTableRequest | DropTableRequest,
     ) -> None:
         history = self._load.record.history
-        number = history.invoke(self._name, call, f"{wish.keyspace}.{wish.name}")
+        number = history.invoke(self._name, call, f"{change.keyspace}.{change.name}")
         try:
-            answer = await self.ask(wish)
+            answer = await self.submit(change)
         except (AlreadyExists, NotFound):
             history.complete(number, None)
             return
@@ -152,13 +152,13 @@ class SchemaClient:
         kind = self._rng.randrange(0, 4)
         try:
             if kind == 0:
-                await self.ask(CreateKeyspaceRequest(TEMPORARY_KEYSPACE, if_not_exists=True))
+                await self.submit(CreateKeyspaceRequest(TEMPORARY_KEYSPACE, if_not_exists=True))
             elif kind < 3:
                 name = self._rng.choice(("a", "b", "c"))
-                await self.ask(
+                await self.submit(
                     CreateTableRequest(keyspace=TEMPORARY_KEYSPACE.name, name=name, columns=COLUMNS, if_not_exists=True)
                 )
             else:
-                await self.ask(DropKeyspaceRequest(TEMPORARY_KEYSPACE.name, if_exists=True))
+                await self.submit(DropKeyspaceRequest(TEMPORARY_KEYSPACE.name, if_exists=True))
         except NotFound:
             pass

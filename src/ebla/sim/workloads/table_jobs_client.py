@@ -234,7 +234,7 @@ class WriteJobsClient:
         return decoded  # type: ignore[no-any-return]  # decoded as what the call answers
 
     async def _somewhere(self, ask: Callable[[SimShard], Awaitable[A]]) -> A:
-        failure: EblaError = Unreachable("nobody was asked")
+        failure: EblaError = Unreachable("no broker was called")
         for _ in range(TRIES_MAX):
             try:
                 return await ask(self._rng.choice(self._cluster.shards()))

@@ -145,10 +145,10 @@ class TopologyDriver:
 
     async def _create_tables(self) -> None:
         for keyspace in KEYSPACES:
-            await self._wish(CreateKeyspaceRequest(keyspace, if_not_exists=True))
+            await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
         for keyspace in KEYSPACES:
             for name in ("t", "p"):
-                await self._wish(
+                await self._change_schema(
                     CreateTableRequest(keyspace=keyspace.name, name=name, columns=COLUMNS, if_not_exists=True)
                 )
         self._learn(await self._look())
@@ -388,16 +388,18 @@ class TopologyDriver:
         if count < len(COLUMNS) + COLUMNS_MAX:
             name = f"x{snapshot.version}"
             added = Column(name=name, type=parse_type("int"), kind=ColumnKind.REGULAR)
-            await self._wish(AlterTableRequest(keyspace=keyspace, name="t", added=(added,)))
+            await self._change_schema(AlterTableRequest(keyspace=keyspace, name="t", added=(added,)))
             self._learn(await self._look())
 
     async def _come_and_go(self, snapshot: Snapshot) -> None:
         keyspace = self._rng.choice((ON_TABLETS, ON_VNODES))
         there = [table for table in snapshot.tables.values() if (table.keyspace, table.name) == (keyspace, "p")]
         if there:
-            await self._wish(DropTableRequest(keyspace, "p", if_exists=True))
+            await self._change_schema(DropTableRequest(keyspace, "p", if_exists=True))
             return
-        answer = await self._wish(CreateTableRequest(keyspace=keyspace, name="p", columns=COLUMNS, if_not_exists=True))
+        answer = await self._change_schema(
+            CreateTableRequest(keyspace=keyspace, name="p", columns=COLUMNS, if_not_exists=True)
+        )
         made = (await self._look()).tables.get(answer.table) if answer.table is not None else None
         if made is not None:
             self._load.passing[keyspace] = decode_schema(made.definition)
@@ -405,10 +407,10 @@ class TopologyDriver:
     async def _drop_passing(self, snapshot: Snapshot) -> None:
         for table in snapshot.tables.values():
             if table.name == "p":
-                await self._wish(DropTableRequest(table.keyspace, "p", if_exists=True))
+                await self._change_schema(DropTableRequest(table.keyspace, "p", if_exists=True))
 
-    async def _wish(self, wish: SchemaChange) -> SchemaAnswer:
-        return await self._own.call(self._home.host, SCHEMA, SchemaRequest(wish), SCHEMA_MS)
+    async def _change_schema(self, change: SchemaChange) -> SchemaAnswer:
+        return await self._own.call(self._home.host, SCHEMA, SchemaRequest(change), SCHEMA_MS)
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,20 +51,25 @@ class TransfersLoad:
     jobs: dict[JobId, JobSpec] = field(default_factory=dict)
     orphans: dict[SessionId, None] = field(default_factory=dict)
     """Sessions that are never closed: they end at their deadline."""
-    wanted: list[JobSpec] = field(default_factory=list)
+    next_specs: list[JobSpec] = field(default_factory=list)
     """Jobs to submit next, before any random one."""
     cancelled: int = 0
 
 
 class TransfersClient:
     def __init__(
-        self, environment: Environment, load: RowsLoad, home: SimNode, asked: TransfersLoad, tasks: asyncio.TaskGroup
+        self,
+        environment: Environment,
+        load: RowsLoad,
+        home: SimNode,
+        submitted: TransfersLoad,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._environment = environment
         self._rng = environment.rng
         self._load = load
         self._home = home
-        self._asked = asked
+        self._submitted = submitted
         name = f"asker-{home.control.name}"
         node = load.cluster.context(home, name, 1)
         self._own = Peers(tasks, load.cluster.peers_context(environment, node, name))
@@ -74,18 +79,18 @@ class TransfersClient:
         while True:
             await asyncio.sleep(self._rng.random() * THINK_S)
             try:
-                if self._asked.wanted:
-                    await self._ask_wanted()
+                if self._submitted.next_specs:
+                    await self._submit_next()
                 elif not self._load.stopping and len(self._load.tables) == 2:
                     await self._act()
             except EblaError:
                 pass  # group 0 shows the outcome
 
-    async def _ask_wanted(self) -> None:
-        spec = self._asked.wanted[0]
-        await self.ask(spec, LIFE_MS)
-        if self._asked.wanted and self._asked.wanted[0] is spec:
-            self._asked.wanted.pop(0)
+    async def _submit_next(self) -> None:
+        spec = self._submitted.next_specs[0]
+        await self.submit(spec, LIFE_MS)
+        if self._submitted.next_specs and self._submitted.next_specs[0] is spec:
+            self._submitted.next_specs.pop(0)
 
     async def _act(self) -> None:
         snapshot = self._home.snapshot
@@ -102,7 +107,7 @@ class TransfersClient:
             spec = self._draw(snapshot)
             if spec is not None:
                 life_ms = SHORT_LIFE_MS if self._rng.random() < 0.1 else LIFE_MS
-                await self.ask(spec, life_ms)
+                await self.submit(spec, life_ms)
 
     # -- job specs ------------------------------------------------------------------------------------------------
 
@@ -158,14 +163,14 @@ class TransfersClient:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    async def ask(self, spec: JobSpec, life_ms: int) -> JobId:
+    async def submit(self, spec: JobSpec, life_ms: int) -> JobId:
         job = JobId(self._rng.uuid())
         now_ms = self._environment.clock.wall_us() // 1000
         record = JobRecord(
             id=job, spec=spec, what=f"a {type(spec).__name__} of the simulation", submitted_ms=now_ms, life_ms=life_ms
         )
         put = PutKey(job_key(job), encode_stored(StoredValue(record)))
-        self._asked.jobs[job] = spec
+        self._submitted.jobs[job] = spec
         await self._execute(Transaction((KeyMissing(put.key),), (put,)))
         return job
 
@@ -182,11 +187,11 @@ class TransfersClient:
         answer = await self._own.call(self._home.host, GROUP0_READ, Group0ReadRequest(keys=(key,)), CALL_MS)
         for found in answer.found:
             stored = decode_stored(JobRecord, found.value)
-            wanted = stored.with_value(msgspec.structs.replace(stored.value, cancel_requested=True))
+            next_specs = stored.with_value(msgspec.structs.replace(stored.value, cancel_requested=True))
             await self._execute(
-                Transaction((KeyUnchanged(key, found.revision),), (PutKey(key, encode_stored(wanted)),))
+                Transaction((KeyUnchanged(key, found.revision),), (PutKey(key, encode_stored(next_specs)),))
             )
-            self._asked.cancelled += 1
+            self._submitted.cancelled += 1
 
     async def _execute(self, transaction: Transaction) -> bool:
         answer = await self._own.call(self._home.host, GROUP0_EXECUTE, ExecuteRequest(transaction), CALL_MS)
@@ -198,7 +203,7 @@ class TransfersClient:
         """Opens a session whose owner never returns. Sometimes another client closes it."""
         session = SessionId(self._rng.uuid())
         table = self._load.tables[self._rng.choice((ON_TABLETS, ON_VNODES))].id
-        self._asked.orphans[session] = None
+        self._submitted.orphans[session] = None
         request = OpenSessionRequest(session=session, table=table, job=JobId(self._rng.uuid()), life_ms=ORPHAN_LIFE_MS)
         await self._own.call(self._home.host, OPEN_SESSION, request, CALL_MS)
         if self._rng.random() < 0.3:

@@ -110,33 +110,33 @@ class TransfersWriter:
             for _ in range(WRITERS):
                 tasks.create_task(self._keep_writing(WireClusterClient(tasks, peers, node.cluster_addresses)))
 
-    async def _keep_writing(self, doors: WireClusterClient) -> None:
+    async def _keep_writing(self, clients: WireClusterClient) -> None:
         while True:
             await asyncio.sleep(self._rng.random() * THINK_S)
             if self._load.stopping or ON_TABLETS not in self._load.tables:
                 continue
             self._written.writing += 1
             try:
-                await self._write(doors)
+                await self._write(clients)
             except (EblaError, OSError):
                 pass  # the job fails
             finally:
                 self._written.writing -= 1
 
-    async def _write(self, doors: WireClusterClient) -> None:
+    async def _write(self, clients: WireClusterClient) -> None:
         snapshot = self._home.snapshot
         schema = self._load.tables[ON_TABLETS]
         tablets = None if snapshot is None else snapshot.tablets.get(schema.id)
         if snapshot is None or tablets is None:
             return
-        doors.follow(snapshot)
+        clients.follow(snapshot)
         number = self._rng.randrange(0, tablets.tablet_count)
         part = TokenRange(Token(tablets.after_token(number)), Token(tablets.last_token(number)))
         version = snapshot.version
         session = SessionId(self._rng.uuid())
         self._written.sessions[session] = None
-        asked = OpenSessionRequest(session=session, table=schema.id, job=JobId(self._rng.uuid()), life_ms=LIFE_MS)
-        await doors.control(OPEN_SESSION, asked, CALL_MS)
+        results = OpenSessionRequest(session=session, table=schema.id, job=JobId(self._rng.uuid()), life_ms=LIFE_MS)
+        await clients.control(OPEN_SESSION, results, CALL_MS)
         runs = self._runs(schema, part)
         for replica in tablets.all_replicas(number) if runs else ():
             opening = OpenStagingRequest(
@@ -149,11 +149,11 @@ class TransfersWriter:
                 kind=StagingKind.ROWS,
             )
             try:
-                await self._bring(doors, replica, opening, runs)
+                await self._write_replica(clients, replica, opening, runs)
             except (EblaError, OSError):
                 continue  # this replica is left to repair
         if self._rng.happens(0.7):
-            answer = await doors.control(CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)
+            answer = await clients.control(CLOSE_SESSION, CloseSessionRequest(session), CLOSE_MS)
             self._cluster.close_answered(session, answer.down)
 
     def _runs(self, schema: TableSchema, part: TokenRange) -> list[StagedRowsRun]:
@@ -174,32 +174,32 @@ class TransfersWriter:
                 found.append(_run(AttemptId(self._rng.uuid()), sorted(items.values())))
         return found
 
-    def _anew(self, run: StagedRowsRun) -> StagedRowsRun:
+    def _as_new_attempt(self, run: StagedRowsRun) -> StagedRowsRun:
         """The same rows as another attempt."""
         return replace(run, attempt=AttemptId(self._rng.uuid()))
 
     # -- one replica -------------------------------------------------------------------------------------------------
 
-    async def _bring(
-        self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, runs: Sequence[StagedRowsRun]
+    async def _write_replica(
+        self, clients: WireClusterClient, to: Replica, opening: OpenStagingRequest, runs: Sequence[StagedRowsRun]
     ) -> None:
-        target = (await doors.bulk(to.host, OPEN_STAGING, opening, CALL_MS)).target
+        target = (await clients.bulk(to.host, OPEN_STAGING, opening, CALL_MS)).target
         # New attempt ids per target: an attempt at one target is independent of others.
-        own = [self._anew(run) for run in runs]
+        own = [self._as_new_attempt(run) for run in runs]
         broken = self._rng.choice(own) if self._rng.happens(0.25) else None
         for run in own:
             await self._put(target, run, cut=run is broken)
         if self._rng.happens(0.3):
-            await self._put(target, self._anew(own[0]))  # a speculative attempt that no seal names
+            await self._put(target, self._as_new_attempt(own[0]))  # a speculative attempt that no seal names
         if broken is not None:
-            await self._seal_broken(doors, target, own)
-            again = self._anew(broken)
+            await self._seal_broken(clients, target, own)
+            again = self._as_new_attempt(broken)
             await self._put(target, again)
             own = [again if run is broken else run for run in own]
         schema = self._load.tables[ON_TABLETS]
         self._cluster.ledger.sends_rows(target.transfer, list(merge_streams([run.items for run in own], schema)))
-        await self._seal(doors, target, own)
-        await self._adopt(doors, to, opening, target)
+        await self._seal(clients, target, own)
+        await self._adopt(clients, to, opening, target)
 
     async def _put(self, target: TransferTarget, run: StagedRowsRun, *, cut: bool = False) -> None:
         stream = connect(self._cluster.world, self._rng, self._here(), self._cluster.bulk_of(target.host))
@@ -213,36 +213,36 @@ class TransfersWriter:
             stream.closed = True
 
     async def _seal_broken(
-        self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
+        self, clients: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
     ) -> None:
         """INV-XFER-2: a seal with an incomplete run is refused."""
         try:
-            await doors.bulk(target.host, SEAL, self._order(target, runs), SEAL_MS)
+            await clients.bulk(target.host, SEAL, self._order(target, runs), SEAL_MS)
         except Corruption:
             self._written.not_whole += 1
             return
         self._cluster.world.fail(f"INV-XFER-2: transfer {target.transfer} was sealed with a run that is not whole")
 
-    async def _seal(self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]) -> None:
+    async def _seal(self, clients: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]) -> None:
         orders = [self._order(target, runs) for _ in range(self._rng.choice((1, 1, 2)))]
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(_told(doors, target, order)) for order in orders]
-        if all(one.result() is not None for one in asked):
-            await _sealed(doors, target, orders[0])
+            results = [tasks.create_task(_seal_error(clients, target, order)) for order in orders]
+        if all(one.result() is not None for one in results):
+            await _seal_again(clients, target, orders[0])
         self._written.sealed += 1
         if self._rng.happens(0.3):
-            await self._seal_other(doors, target, runs)
+            await self._seal_other(clients, target, runs)
         if self._rng.happens(0.3):
             await self._put_late(target, runs[0])
 
     async def _seal_other(
-        self, doors: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
+        self, clients: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
     ) -> None:
         """INV-XFER-2: after a seal no other set of runs is accepted."""
-        other = self._anew(runs[0])
+        other = self._as_new_attempt(runs[0])
         named = self._rng.choice(([*runs, other], [other, *runs[1:]], runs[:-1] or [other]))
         try:
-            await doors.bulk(target.host, SEAL, self._order(target, named), SEAL_MS)
+            await clients.bulk(target.host, SEAL, self._order(target, named), SEAL_MS)
         except Refused:
             self._written.other_sets += 1
             return
@@ -269,7 +269,7 @@ class TransfersWriter:
         )
 
     async def _adopt(
-        self, doors: WireClusterClient, to: Replica, opening: OpenStagingRequest, target: TransferTarget
+        self, clients: WireClusterClient, to: Replica, opening: OpenStagingRequest, target: TransferTarget
     ) -> None:
         """By the current version, or sometimes by the first one, which may be fenced off by now."""
         for _ in range(TRIES_MAX):
@@ -284,7 +284,7 @@ class TransfersWriter:
                 version=version,
             )
             try:
-                await doors.shard(to, ADOPT, request, ADOPT_MS)
+                await clients.shard(to, ADOPT, request, ADOPT_MS)
             except Stale:
                 self._written.stale += 1
                 await asyncio.sleep(self._rng.random() * RETRY_PAUSE_S)
@@ -301,14 +301,14 @@ def _run(attempt: AttemptId, items: Sequence[Item]) -> StagedRowsRun:
     return StagedRowsRun(attempt, tuple(items), tuple(records))
 
 
-async def _told(doors: WireClusterClient, target: TransferTarget, order: SealRequest) -> EblaError | None:
+async def _seal_error(clients: WireClusterClient, target: TransferTarget, order: SealRequest) -> EblaError | None:
     try:
-        await doors.bulk(target.host, SEAL, order, SEAL_MS)
+        await clients.bulk(target.host, SEAL, order, SEAL_MS)
     except EblaError as error:
         return error
     return None
 
 
-async def _sealed(doors: WireClusterClient, target: TransferTarget, order: SealRequest) -> None:
+async def _seal_again(clients: WireClusterClient, target: TransferTarget, order: SealRequest) -> None:
     """Once more, if every answer was lost."""
-    await doors.bulk(target.host, SEAL, order, SEAL_MS)
+    await clients.bulk(target.host, SEAL, order, SEAL_MS)
