@@ -320,7 +320,7 @@ def _check_spec(staged: StagedTransfer, spec: SealSpec) -> None:
 
 
 def _chunks(files: Sequence[StagedFile]) -> Iterator[list[StagedFile]]:
-    """What is taken over by one call, in their spec. Large files one at a time: whoever cancels waits for a call."""
+    """Files that are taken over in one call, in order. Large files one at a time: a cancellation waits for the call."""
     chunk: list[StagedFile] = []
     for one in files:
         if chunk and sum(taken.size_bytes for taken in chunk) + one.size_bytes > SEAL_CHUNK_BYTES:

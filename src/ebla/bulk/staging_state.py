@@ -43,7 +43,7 @@ class StagingRefusal(enum.StrEnum):
     SEALED_ALREADY = "it is sealed with other attempts"
     CLOSED_TO_PUTS = "an attempt at it was named, so nothing more is accepted"
     RELEASED = "it was released"
-    NOT_SEALING = "no seal of it is under way"
+    NOT_SEALING = "no seal of it is running"
 
 
 TRANSITIONS: Mapping[tuple[TransferPhase, StagingEvent], TransferPhase | StagingRefusal] = MappingProxyType(

@@ -122,7 +122,7 @@ class TableSnapshots:
             entry.used_ms = self._deps.clock.boot_ms()
 
     async def close(self, read: ReadId) -> None:
-        """At once, or with the end of its last stream. A ticket of it that is still valid begins anew."""
+        """At once, or with the end of its last stream. With a ticket that is still valid, a new read starts."""
         entry = self._reads.get(read)
         if entry is not None:
             entry.is_closed = True

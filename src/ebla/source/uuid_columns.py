@@ -1,4 +1,4 @@
-"""Columns of uuids as text and back, whole columns at once."""
+"""Converts uuid columns to text and back, whole columns at once."""
 
 import uuid
 
@@ -23,7 +23,7 @@ for _digit in range(16):
 
 
 def to_text(column: pa.Array) -> pa.Array:
-    """Of 16 bytes each; nulls stay."""
+    """From 16 bytes each; nulls stay null."""
     count = len(column)
     data = column.buffers()[1]
     if not count or data is None:
@@ -42,7 +42,7 @@ def to_text(column: pa.Array) -> pa.Array:
 
 
 def from_text(column: pa.Array) -> pa.Array:
-    """Raises `InvalidRequest` for a text that is no uuid."""
+    """Raises `InvalidRequest` for a text that is not a uuid."""
     valid = valid_of(column)
     texts = column if valid is None else column.drop_null()
     raw = _parsed(texts)
@@ -54,7 +54,7 @@ def from_text(column: pa.Array) -> pa.Array:
 
 
 def _parsed(texts: pa.Array) -> npt.NDArray[np.uint8]:
-    """All in the usual form by vector operations; with any other form among them, one at a time."""
+    """With vector operations if all have the canonical form; else one at a time."""
     count = len(texts)
     offsets = np.frombuffer(texts.buffers()[1] or b"\0" * 4, np.int32, count + 1, texts.offset * 4)
     data = texts.buffers()[2]
@@ -72,7 +72,7 @@ def _one(text: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError:
         raise InvalidRequest(
-            f"{text[:80]!r} is no uuid", advice="such as 123e4567-e89b-12d3-a456-426614174000"
+            f"{text[:80]!r} is not a uuid", advice="such as 123e4567-e89b-12d3-a456-426614174000"
         ) from None
 
 

@@ -23,7 +23,7 @@ OURS = introduction(1)
 
 
 class Control:
-    """Tells one state after the other, each once it was given, and keeps what it is told."""
+    """Sends one state after another, each once it was set, and keeps the reports it gets."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.server = Server(tasks, OURS, WireLimits(), discard_event)
@@ -41,7 +41,7 @@ class Control:
 
     async def reported(self, count: int) -> ChildReport:
         async with asyncio.timeout(10):
-            while len(self.reports) < count:  # noqa: ASYNC110  # whoever changes it is asked by messages alone
+            while len(self.reports) < count:  # noqa: ASYNC110  # another task changes it, without an event
                 await asyncio.sleep(0)
         assert len(self.reports) == count
         return self.reports[-1]

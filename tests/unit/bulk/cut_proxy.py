@@ -1,4 +1,4 @@
-"""A way to a Flight door that is cut once, after so many bytes."""
+"""A proxy to a Flight server that cuts the connection once, after so many bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A Flight door on a loopback address of the test's own, over a real checkpoint, with certificates and scan workers."""
+"""A Flight server on a loopback address of the test, over a real checkpoint, with certificates and scan workers."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""The Flight door: what tickets open, what streams bring and take, and what becomes of those that break."""
+"""The Flight server: what tickets open, what streams read and write, and what happens to broken ones."""
 
 import asyncio
 import os

@@ -68,7 +68,7 @@ class Rig:
         return await self.staging.open(SESSION, TRANSFER, target())
 
     def bring(self) -> None:
-        """As a task does by the short cut where it cannot link."""
+        """As a task does on the link path where it cannot link."""
         for name, data in FILES.items():
             path = self.place / str(FIRST) / name
             path.parent.mkdir(parents=True, exist_ok=True)

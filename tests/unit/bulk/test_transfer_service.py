@@ -175,7 +175,7 @@ async def test_a_closed_session_has_no_effect_and_leaves_nothing(rig: TransferRi
 
 
 async def test_what_a_late_task_makes_again_goes_too(rig: TransferRig, /, tmp_path: Path) -> None:
-    """INV-XFER-5, past Flight: a task that was frozen goes on in a folder that was swept."""
+    """INV-XFER-5, without Flight: a task that was frozen continues in a folder that was swept."""
     async with rig.life(job(), job(OTHER)) as caller:
         target = await rig.open_staging(caller)
         rig.control.close_session()
@@ -373,7 +373,7 @@ async def test_what_a_shard_refuses_is_told_though_its_folder_cannot_go_yet(
 
 
 async def test_a_checkpoint_that_comes_too_late_goes(rig: TransferRig, /, tmp_path: Path) -> None:
-    """Whoever asked has given up, and the shard makes it all the same."""
+    """The caller has given up, and the shard makes it all the same."""
     async with rig.life(job()) as caller:
         rig.shard.gate.clear()
         async with asyncio.TaskGroup() as tasks:

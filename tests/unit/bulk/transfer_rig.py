@@ -82,7 +82,7 @@ VERSION = TopologyVersion(7)
 
 
 class FedControl(Control):
-    """Tells of sessions, and answers read barriers by what it has told; or not at all."""
+    """Publishes sessions, and answers read barriers with what it has published; or not at all."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         super().__init__(tasks)
@@ -91,7 +91,7 @@ class FedControl(Control):
         self.has_quorum = True
         self.barriers = 0
         self.rows: dict[str, Row | None] = {}
-        """Told in the beginning, besides or instead."""
+        """Published at the start, besides or instead."""
         self._version = 7
 
     def begin(self, *sessions: Session) -> None:
@@ -106,7 +106,7 @@ class FedControl(Control):
         self.tell(self.index, rows, reset=True)
 
     def change(self, rows: dict[str, Row | None], *, told: bool = True) -> None:
-        """Committed; the child hears of it only where it is told."""
+        """Committed; the child learns of it only when it is published."""
         self._version += 1
         self.index += 1
         if told:
@@ -187,7 +187,7 @@ def job(session: SessionId = SESSION, deadline_ms: int = 1 << 50) -> Session:
 
 
 class TransferRig:
-    """`life` is one run of the bulk process; the rest goes on."""
+    """`life` is one run of the bulk process; the rest continues."""
 
     def __init__(self, tasks: asyncio.TaskGroup, folder: Path, limits: TransferLimits) -> None:
         self.folder = folder
@@ -255,7 +255,7 @@ class TransferRig:
 
     async def until(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not reached():  # noqa: ASYNC110  # real files and threads: whoever changes it tells nobody
+            while not reached():  # noqa: ASYNC110  # real files and threads change it, without an event
                 await asyncio.sleep(0.002)
 
     def below(self, folder: str) -> list[str]:

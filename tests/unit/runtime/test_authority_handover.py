@@ -1,4 +1,4 @@
-"""Who comes to join is served at a desk of its own, for a while."""
+"""A joining node is served by the authority service alone, for a limited time."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ STAY_MS = 300
 
 @runs_in(real_time)
 async def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
-    """One who greets and then says nothing would take the place of somebody who joins, for ever."""
+    """A peer that introduces itself and then sends nothing would take the slot of a joining node for ever."""
     async with (
         asyncio.timeout(10),
         TcpTransport(Cluster(tmp_path).tls(1), TransportLimits(), Reports()) as transport,

@@ -1,4 +1,4 @@
-"""Read leases on real files: whether somebody, in whichever process, still has one open for writing."""
+"""Read leases on real files: whether any process still has one open for writing."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 @contextmanager
 def held_open(path: Path, flags: int) -> Iterator["subprocess.Popen[str]"]:
-    """By another process, until it is told."""
+    """By another process, until it is signalled."""
     command = [sys.executable, "-c", HOLDER, str(path), str(flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

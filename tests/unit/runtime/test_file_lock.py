@@ -1,4 +1,4 @@
-"""File locks: exclusive, told with the holder's pid, freed by any death, and not disturbed by those who look."""
+"""File locks: exclusive, reported with the holder's pid, freed by any death, and not disturbed by checks."""
 
 import fcntl
 import os

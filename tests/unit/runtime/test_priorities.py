@@ -123,7 +123,7 @@ def test_the_kernel_takes_it() -> None:
 
 
 def test_raise_serving_priority_where_it_may(tmp_path: Path) -> None:
-    told = """
+    script = """
 import os, sys
 from pathlib import Path
 from ebla.runtime.priorities import raise_serving_priority
@@ -132,7 +132,7 @@ print(os.getpriority(os.PRIO_PROCESS, 0))
 """
     group = tmp_path / "autogroup"
     said = subprocess.run(
-        [sys.executable, "-c", told, str(group)],
+        [sys.executable, "-c", script, str(group)],
         start_new_session=True,
         check=True,
         capture_output=True,

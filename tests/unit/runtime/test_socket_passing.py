@@ -88,7 +88,7 @@ async def test_one_that_does_not_take_them_is_not_waited_for(tmp_path: Path) -> 
     async with two_shards(tmp_path) as (first, second):
         second.passing.listen(ONE)
         mine, theirs = socket.socketpair()
-        # Nothing is received as long as this step goes on.
+        # Nothing is received while this step runs.
         passed = 0
         while first.passing.pass_to(ONE, theirs):
             passed += 1

@@ -147,8 +147,8 @@ def _has_pending(pid: int, number: signal.Signals) -> bool:
     return any(mask & 1 << number - 1 for mask in pending)
 
 
-# A child as Spark is one: it starts something, which starts workers in a process group of their own; nobody of them
-# hears a word of anybody's end.
+# A child like Spark: it starts a process, which starts workers in a process group of their own; none of them notices
+# the end of another.
 FAMILY = """
     import os, subprocess, sys, time
     worker = "import os, time; os.setpgid(0, 0); print(os.getpid(), flush=True); time.sleep(60)"

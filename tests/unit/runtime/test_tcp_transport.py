@@ -214,7 +214,7 @@ def test_the_first_frame_must_be_small() -> None:
 
 @each_loop
 def test_a_peer_without_a_certificate_never_sends_much_at_once(loop: Loop, tmp_path: Path) -> None:
-    """Anybody may come to the door for those who join: sixteen megabytes each would be the node's end."""
+    """Any peer may open a link to join: sixteen megabytes each would exhaust the node's memory."""
 
     async def body() -> None:
         reports, pair = Reports(), Pair()

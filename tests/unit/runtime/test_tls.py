@@ -135,7 +135,7 @@ async def test_nodes_of_one_cluster_know_each_other(tmp_path: Path) -> None:
 
 
 async def refused(client: TlsContexts, served: Served, number: int = 2) -> tuple[str, Reports]:
-    """Connects in vain. What the client was told, and what the server reported."""
+    """Fails to connect. Returns the client's error, and what the server reported."""
     with pytest.raises(Unreachable) as caught:
         async with calling(client, served, number=number, expect=host(1)):
             pass

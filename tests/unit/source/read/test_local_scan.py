@@ -104,7 +104,7 @@ def test_a_reader_that_stops_early_leaves_nothing_open(tmp_path: Path) -> None:
         assert len(next(batches))
     for half in range(2):
         folder = place.stacks[half].layers[1][0]
-        database = RocksEngine(ReadOnlyDisk()).open_database(folder, writable=True)  # nobody holds its lock
+        database = RocksEngine(ReadOnlyDisk()).open_database(folder, writable=True)  # no process holds its lock
         database.close()
 
 

@@ -1,4 +1,4 @@
-"""The end of a write: what counts, what is asked again, and who is brought what it lacks."""
+"""The commit of a write: what counts, what is retried, and which replicas get rows they lack."""
 
 import itertools
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def test_a_transfer_that_any_task_could_not_reach_counts_for_nothing() -> None:
 
 def test_rows_that_no_replica_has_all_of_are_not_taken_for_none() -> None:
     rig = Rig()
-    for number in range(3):  # nodes that are started anew, one after another
+    for number in range(3):  # nodes that restart one after another
         rig.nodes.broken = {HOSTS[number]: down()}
         rig.task(300 * number, 300)
     rig.nodes.broken = {}
@@ -258,7 +258,7 @@ def test_a_range_over_several_routes_is_brought_from_each() -> None:
 
 
 def test_several_ranges_of_one_place_are_brought_together() -> None:
-    """It counts as a copy of each of them: one that was forgotten would be missing, and nobody would know."""
+    """It counts as a copy of each of them: a forgotten one would be missing, unnoticed."""
     rig = Rig()
     rig.task(0, 600)
     whole = TokenRange(TABLETS[0].start, TABLETS[3].end)

@@ -171,7 +171,7 @@ def test_batches_are_joined_and_cut(seed: int, monkeypatch: pytest.MonkeyPatch) 
     assert len(found) < sum(1 + one.nbytes // 2_000 for one in given)
 
 
-# ---- the short cut
+# ---- on the node's machine
 
 
 def local_target(tmp_path: Path, host: int, machine: str) -> TransferTarget:
