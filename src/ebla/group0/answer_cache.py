@@ -39,6 +39,7 @@ class AnswerCache:
             self.clients[call.client] = memory
             self._bound_clients()
         answers = memory.answers
+        assert call.serial > memory.forgotten_through, "a dropped answer is never cached again"
         answers[call.serial] = answer
         memory.last_index = index
         if call.answered_through > memory.forgotten_through:

@@ -32,6 +32,7 @@ def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS
         racks = Counter((one.member.datacenter, one.member.rack) for one in chosen)
         best = min((one for one in pool if one not in chosen), key=lambda one: _cost(one, datacenters, racks))
         chosen.append(best)
+    assert not pool or len(chosen) % 2 == 1, "the number of voters is odd"
     return tuple(sorted(one.member.host for one in chosen))
 
 

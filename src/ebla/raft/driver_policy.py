@@ -252,6 +252,7 @@ class DriverPolicy:
 
     def committed(self, index: int, now_ms: int) -> list[SendCommit]:
         """The peers that learn of this commit index at once. The others do by the next append, or at `notice_due`."""
+        assert index >= self._commit_index, "the commit index never decreases"
         self._commit_index = index
         if not self._notice_index:
             self._start_notice(index)

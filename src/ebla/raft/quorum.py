@@ -37,6 +37,7 @@ def majority_vote(voters: Sequence[PeerId], votes: Mapping[PeerId, bool]) -> Vot
     if not voters:
         return VoteResult.WON
     needed = majority(voters)
+    assert 2 * needed > len(voters), "two majorities overlap"
     answers = [votes.get(voter) for voter in voters]
     granted = answers.count(True)
     if granted >= needed:
