@@ -24,6 +24,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ebla.feed.shard_peers import ShardAddresses
 from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, Replica, ShardNumber, TableId
@@ -31,7 +32,7 @@ from ebla.model.transaction import Revision
 from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
 from ebla.request.router_types import Mutation, RouterDeps, RouterLimits
-from ebla.request.shard_clients import ReplicaAddresses, ShardClients
+from ebla.request.shard_clients import ShardClients
 from ebla.request.write_router import WriteRouter
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_clock import SystemClock
@@ -174,7 +175,10 @@ async def serve(number: int, net: str, profile: str) -> None:
                 report=discard_event,
             )
             own = Replica(host, ShardNumber(0))
-            clients = ShardClients(tasks, context, ReplicaAddresses(own, PORT, lambda _: Address("/nowhere")), stub)
+            addresses = ShardAddresses(
+                own=own.host, port_first=PORT, socket_of=lambda _: Address("/nowhere"), own_shard=own.shard
+            )
+            clients = ShardClients(tasks, context, addresses, stub)
             view = TopologyView()
             view.install(view_of(snapshot(net), Revision(HistoryId(uuid.UUID(int=1)), 1)))
             clients.follow(view.current.snapshot)

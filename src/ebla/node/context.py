@@ -8,6 +8,7 @@ ports and parts, and replace some limits with smaller ones.
 from dataclasses import dataclass
 from functools import cached_property
 
+from ebla.feed.shard_peers import ShardAddresses
 from ebla.model.identity import Address, ClusterId, HostId, ShardNumber
 from ebla.observe.event_reporter import EventReporter
 from ebla.options import NodeOptions
@@ -48,10 +49,10 @@ class NodeContext:
     @property
     def cluster_addresses(self) -> ClusterAddresses:
         return ClusterAddresses(
-            own=self.host,
+            shards=ShardAddresses(
+                own=self.host, port_first=self.options.ports.shards_from, socket_of=self.shard_socket
+            ),
             control_socket=self.control_socket,
             bulk_socket=self.bulk_socket,
-            shard_socket_of=self.shard_socket,
             bulk_port=self.options.ports.bulk_verbs,
-            shard_port_first=self.options.ports.shards_from,
         )

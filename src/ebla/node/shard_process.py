@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ebla.feed.local_shards import LocalShardClients
 from ebla.feed.session_guards import SessionGuards
+from ebla.feed.shard_peers import ShardAddresses
 from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
 from ebla.feed.topology_view import TopologyView, View
 from ebla.journal.checked_file import parent_folder
@@ -35,7 +36,7 @@ from ebla.replica.serving import ServingRight
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.request.router import Router
 from ebla.request.router_types import LocalReplica, RouterDeps, RouterLimits
-from ebla.request.shard_clients import ReplicaAddresses, ShardClients
+from ebla.request.shard_clients import ShardClients
 from ebla.storage.layers.layer import LayerEngine
 from ebla.storage.store import ShardStore, StoreLimits
 from ebla.storage.store_recovery import open_store
@@ -87,7 +88,7 @@ class ShardServiceContext:
 
 
 ShardServiceFactory = Callable[[ShardServiceContext], Sequence[ShardService]]
-MakeReplicaClients = Callable[[asyncio.TaskGroup, PeersContext, ReplicaAddresses, LocalReplica], ShardClients]
+MakeReplicaClients = Callable[[asyncio.TaskGroup, PeersContext, ShardAddresses, LocalReplica], ShardClients]
 
 
 def no_services(_context: ShardServiceContext) -> Sequence[ShardService]:
@@ -175,7 +176,12 @@ class _Shard:
                 serves=process.serves,
             )
         )
-        addresses = ReplicaAddresses(own, config.shard_port_first, config.local_address_of)
+        addresses = ShardAddresses(
+            own=own.host,
+            port_first=config.shard_port_first,
+            socket_of=config.local_address_of,
+            own_shard=own.shard,
+        )
         self._clients = process.deps.replica_clients(tasks, peers, addresses, self.replica)
         router = Router(
             RouterDeps(

@@ -10,10 +10,11 @@ from tests.unit.request.write_rig import mutation
 from tests.unit.topology.small_cluster import cluster, node, replica
 from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction
 
+from ebla.feed.shard_peers import ShardAddresses
 from ebla.model.errors import DeadlineExceeded, Unreachable
 from ebla.model.identity import Address, Replica, TopologyVersion
 from ebla.observe.event_reporter import discard_event
-from ebla.request.shard_clients import ReplicaAddresses, ShardClients
+from ebla.request.shard_clients import ShardClients
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
 from ebla.wire.limits import WireLimits
@@ -80,8 +81,13 @@ async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[DoorsRig]:
         context = PeersContext(
             transport=transport, rng=SeededChance(), introduction=introduction(1), limits=LIMITS, report=discard_event
         )
-        places = ReplicaAddresses(OWN, 7010, lambda shard: Address(f"/run/shard-{shard}.sock"))
-        clients = ShardClients(tasks, context, places, local)
+        addresses = ShardAddresses(
+            own=OWN.host,
+            port_first=7010,
+            socket_of=lambda shard: Address(f"/run/shard-{shard}.sock"),
+            own_shard=OWN.shard,
+        )
+        clients = ShardClients(tasks, context, addresses, local)
         clients.follow(snapshot)
         yield DoorsRig(clients=clients, local=local, transport=transport, tasks=tasks)
         clients.close("done")

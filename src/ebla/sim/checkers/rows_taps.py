@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ebla.feed.shard_peers import ShardAddresses
 from ebla.feed.topology_view import View
 from ebla.model.errors import EblaError
 from ebla.model.identity import Replica, SessionId, TopologyVersion
@@ -17,7 +18,7 @@ from ebla.ports.rng import Rng
 from ebla.replica.adoption import origin_of
 from ebla.replica.replica_server import ReplicaServer
 from ebla.request.router_types import LocalReplica
-from ebla.request.shard_clients import ReplicaAddresses, ShardClients
+from ebla.request.shard_clients import ShardClients
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.storage.codec.key_codec import encode_token
 from ebla.storage.manifest import ManifestEdit
@@ -257,9 +258,9 @@ class WatchedReplicaClients(ShardClients):
 
 def watched_replica_clients(taps: ShardTaps, rng: Rng) -> MakeReplicaClients:
     def make(
-        tasks: asyncio.TaskGroup, context: PeersContext, places: ReplicaAddresses, local: LocalReplica
+        tasks: asyncio.TaskGroup, context: PeersContext, addresses: ShardAddresses, local: LocalReplica
     ) -> WatchedReplicaClients:
-        clients = WatchedReplicaClients(tasks, context, places, local)
+        clients = WatchedReplicaClients(tasks, context, addresses, local)
         clients.watch(taps, rng, tasks)
         return clients
 
