@@ -263,8 +263,19 @@ def bench_files(folder: Path, arguments: argparse.Namespace, figures: Figures) -
     rates: dict[str, list[float]] = {"raw": [], "flight": []}
     cpus: list[list[float]] = []
     with served(folder / "source") as (first, from_address), served(folder / "target") as (second, to_address):
-        source = TransferSource(HOST, CHECKPOINT, TABLE, listed(layer.parent), b"", from_address)
-        target = TransferTarget(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", to_address)
+        source = TransferSource(
+            host=HOST, checkpoint=CHECKPOINT, table=TABLE, parts=listed(layer.parent), ticket=b"", flight=from_address
+        )
+        target = TransferTarget(
+            host=HOST,
+            shard=ShardNumber(0),
+            session=SESSION,
+            transfer=TRANSFER,
+            kind=StagingKind.FILES,
+            range=WHOLE_RING,
+            ticket=b"",
+            flight=to_address,
+        )
         with FlightClient(authority) as client:
             for number in range(arguments.rounds):
                 # In turns: the first writer gets the pages that were freed last, which cost least.
@@ -326,7 +337,7 @@ def bench_rows(folder: Path, count: int, figures: Figures) -> None:
         range=WHOLE_RING, columns=tuple(ColumnSelector(column.name) for column in SCHEMA.columns), now_s=0
     )
     with served(folder / "rows") as (_, address), FlightClient(authority) as client:
-        source = TransferSource(HOST, CHECKPOINT, TABLE, (), b"", address)
+        source = TransferSource(host=HOST, checkpoint=CHECKPOINT, table=TABLE, parts=(), ticket=b"", flight=address)
         client.get_hashes(source, HashesQuery(WHOLE_RING, 1, 0))  # the worker starts
 
         def stored() -> int:

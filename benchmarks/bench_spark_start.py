@@ -56,12 +56,30 @@ def linked(folder: Path) -> FileMove:
     (checkpoint / "layer" / "f").write_bytes(b"content")
     layer = CheckpointLayer("layer", WHOLE_RING, (CheckpointFile("f", 7),))
     parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=(layer,)),)
-    read = host, CheckpointId(uuid.uuid4()), TableId(uuid.uuid4())
-    write = host, ShardNumber(0), SessionId(uuid.uuid4()), TransferId(uuid.uuid4())
     return FileMove(
-        TransferSource(*read, parts, b"", address, machine, str(checkpoint)),
+        TransferSource(
+            host=host,
+            checkpoint=CheckpointId(uuid.uuid4()),
+            table=TableId(uuid.uuid4()),
+            parts=parts,
+            ticket=b"",
+            flight=address,
+            machine=machine,
+            folder=str(checkpoint),
+        ),
         0,
-        TransferTarget(*write, StagingKind.FILES, WHOLE_RING, b"", address, machine, str(staging)),
+        TransferTarget(
+            host=host,
+            shard=ShardNumber(0),
+            session=SessionId(uuid.uuid4()),
+            transfer=TransferId(uuid.uuid4()),
+            kind=StagingKind.FILES,
+            range=WHOLE_RING,
+            ticket=b"",
+            flight=address,
+            machine=machine,
+            folder=str(staging),
+        ),
     )
 
 

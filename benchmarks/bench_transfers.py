@@ -117,7 +117,10 @@ def measure_small(figures: Figures, cluster: TransferCluster, table: MovedTable,
     began = time.monotonic()
     cluster.copy(table, numbers, short_cut=False)
     together_s = figures.note("together_s", time.monotonic() - began)
-    specs = [CopyTablets(table.id, (one,), table.source, table.target, short_cut=False) for one in numbers]
+    specs = [
+        CopyTablets(table=table.id, tablets=(one,), source=table.source, target=table.target, short_cut=False)
+        for one in numbers
+    ]
     began = time.monotonic()
     for spec in specs:
         cluster.run_jobs([spec])

@@ -138,7 +138,9 @@ class TransferCluster:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def copy(self, table: MovedTable, tablets: Sequence[int], *, short_cut: bool) -> JobRecord:
-        spec = CopyTablets(table.id, tuple(tablets), table.source, table.target, short_cut)
+        spec = CopyTablets(
+            table=table.id, tablets=tuple(tablets), source=table.source, target=table.target, short_cut=short_cut
+        )
         return self.run_jobs([spec])[0]
 
     def run_jobs(self, wishes: Sequence[JobSpec]) -> list[JobRecord]:

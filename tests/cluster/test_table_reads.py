@@ -48,7 +48,15 @@ class Reader:
         answer = asked(self._nodes, self._nodes.nodes[0].folder.bulk_socket, OPEN_TABLE_READ, request)
         one = answer.source
         nothing = CheckpointId(uuid.UUID(int=0))
-        return TransferSource(one.host, nothing, self._table, (), one.ticket, one.flight, one.machine), answer.stacks
+        return TransferSource(
+            host=one.host,
+            checkpoint=nothing,
+            table=self._table,
+            parts=(),
+            ticket=one.ticket,
+            flight=one.flight,
+            machine=one.machine,
+        ), answer.stacks
 
     def rows(self, source: TransferSource, within: TokenRange = WHOLE_RING) -> dict[int, int]:
         query = TypedRowsQuery(range=within, columns=COLUMNS, now_s=0)

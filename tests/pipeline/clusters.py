@@ -312,8 +312,16 @@ class Replicas:
     # ---- jobs of the pipeline
 
     def copy(self, source: int, target: int, *, short_cut: bool = True, tablet: int = 0) -> JobId:
-        hosts = self._cluster.host(source), self._cluster.host(target)
-        return self._cluster.submit(CopyTablets(self.table, (tablet,), *hosts, short_cut), f"copy {self.name}")
+        return self._cluster.submit(
+            CopyTablets(
+                table=self.table,
+                tablets=(tablet,),
+                source=self._cluster.host(source),
+                target=self._cluster.host(target),
+                short_cut=short_cut,
+            ),
+            f"copy {self.name}",
+        )
 
     def stream(self, sources: Sequence[int], target: int, within: TokenRange = WHOLE_RING) -> JobId:
         hosts = tuple(self._cluster.host(number) for number in sources)

@@ -138,8 +138,16 @@ class Plane:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("xb").close()
         kind = StagingKind.ROWS if put.name == ROWS_NAME else StagingKind.FILES
-        identity = (SessionId(uuid.UUID(session)), TransferId(uuid.UUID(transfer)), put.attempt, put.name)
-        return IncomingPut(*identity, kind, WHOLE_RING, put.size_bytes, 0)
+        return IncomingPut(
+            session=SessionId(uuid.UUID(session)),
+            transfer=TransferId(uuid.UUID(transfer)),
+            attempt=put.attempt,
+            name=put.name,
+            kind=kind,
+            range=WHOLE_RING,
+            size_bytes=put.size_bytes,
+            received_bytes=0,
+        )
 
     async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
         self._check(place.session)
@@ -247,7 +255,9 @@ class FlightRig:
         self.stream_service.sources[ticket] = SourceStream(
             session=self.session, checkpoint=checkpoint, table=MIXED.id, folder=str(folder), parts=parts, schema=MIXED
         )
-        source = TransferSource(self.host, checkpoint, MIXED.id, parts, ticket, self._address)
+        source = TransferSource(
+            host=self.host, checkpoint=checkpoint, table=MIXED.id, parts=parts, ticket=ticket, flight=self._address
+        )
         if self.with_short_cut:
             source = msgspec.structs.replace(source, machine=self._machine, folder=str(folder))
         return source
@@ -266,10 +276,29 @@ class FlightRig:
         folder.mkdir(parents=True)
         (folder / self._machine).touch()
         ticket = f"{self.session}/{transfer}".encode()
-        place = (self.host, ShardNumber(0), self.session, transfer, kind, token_range, ticket, self._address)
         if self.with_short_cut:
-            return TransferTarget(*place, machine=self._machine, folder=str(folder))
-        return TransferTarget(*place)
+            return TransferTarget(
+                host=self.host,
+                shard=ShardNumber(0),
+                session=self.session,
+                transfer=transfer,
+                kind=kind,
+                range=token_range,
+                ticket=ticket,
+                flight=self._address,
+                machine=self._machine,
+                folder=str(folder),
+            )
+        return TransferTarget(
+            host=self.host,
+            shard=ShardNumber(0),
+            session=self.session,
+            transfer=transfer,
+            kind=kind,
+            range=token_range,
+            ticket=ticket,
+            flight=self._address,
+        )
 
     async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:
         folder = self.stream_service.root / str(target.transfer) / str(moved.attempt)

@@ -103,7 +103,7 @@ def _brought(rig: StagingRig, attempt: AttemptId) -> bytes:
 
 
 async def _seal(rig: StagingRig, model: Model, attempt: AttemptId) -> None:
-    told = StagedFile(NAME, BYTES, zlib.crc32(content_of(attempt)))
+    told = StagedFile(name=NAME, size_bytes=BYTES, checksum=zlib.crc32(content_of(attempt)))
     is_whole = rig.own.exists(PLACE) and _brought(rig, attempt) == content_of(attempt)
     try:
         staged = rig.staging.find(SESSION, TRANSFER)

@@ -76,8 +76,17 @@ def _sent(ledger: TransfersLedger, disk: ProcessDisk, *layers: bytes) -> None:
     part = CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=listed)
     address = Address("10.0.0.1", 7001)
     checkpoint, table = CheckpointId(uuid.UUID(int=4)), TableId(uuid.UUID(int=5))
-    source = TransferSource(HOST, checkpoint, table, (part,), b"", address)
-    target = TransferTarget(HOST, ShardNumber(0), SESSION, TRANSFER, StagingKind.FILES, WHOLE_RING, b"", address)
+    source = TransferSource(host=HOST, checkpoint=checkpoint, table=table, parts=(part,), ticket=b"", flight=address)
+    target = TransferTarget(
+        host=HOST,
+        shard=ShardNumber(0),
+        session=SESSION,
+        transfer=TRANSFER,
+        kind=StagingKind.FILES,
+        range=WHOLE_RING,
+        ticket=b"",
+        flight=address,
+    )
     ledger.sends_files(FileMove(source, 0, target), "/data/from", disk)
 
 

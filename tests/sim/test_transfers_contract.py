@@ -77,8 +77,16 @@ class Plane:
         path = f"{target.folder}/{put.attempt}/{put.name}"
         self.disk.make_folder(path.rpartition("/")[0])
         self.disk.create(path).close()
-        identity = (target.session, target.transfer, put.attempt, put.name)
-        return IncomingPut(*identity, target.kind, target.range, put.size_bytes, 0)
+        return IncomingPut(
+            session=target.session,
+            transfer=target.transfer,
+            attempt=put.attempt,
+            name=put.name,
+            kind=target.kind,
+            range=target.range,
+            size_bytes=put.size_bytes,
+            received_bytes=0,
+        )
 
     async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
         self._check(place.session)
@@ -160,7 +168,16 @@ class SimRig:
             session=self._session, checkpoint=checkpoint, table=MIXED.id, folder=folder, parts=parts, schema=MIXED
         )
         host = HostId(self._rng.uuid())
-        return TransferSource(host, checkpoint, MIXED.id, parts, ticket, FLIGHT, "proof", folder)
+        return TransferSource(
+            host=host,
+            checkpoint=checkpoint,
+            table=MIXED.id,
+            parts=parts,
+            ticket=ticket,
+            flight=FLIGHT,
+            machine="proof",
+            folder=folder,
+        )
 
     def _layer(self, folder: str, place: int) -> CheckpointLayer:
         below = f"{folder}/layer-{place}"
@@ -175,8 +192,18 @@ class SimRig:
         folder, ticket = f"/data/staging/{transfer}", str(transfer).encode()
         self._disk.make_folder(folder)
         self._disk.create(f"{folder}/proof").close()
-        place = (host, ShardNumber(0), self._session, transfer, kind, token_range, ticket, FLIGHT)
-        target = self._plane.targets[ticket] = TransferTarget(*place, "proof", folder)
+        target = self._plane.targets[ticket] = TransferTarget(
+            host=host,
+            shard=ShardNumber(0),
+            session=self._session,
+            transfer=transfer,
+            kind=kind,
+            range=token_range,
+            ticket=ticket,
+            flight=FLIGHT,
+            machine="proof",
+            folder=folder,
+        )
         return target
 
     async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:

@@ -1,7 +1,7 @@
 """`python -m tests.tidy.figures [CHECKOUT]`: the size and shape of the tree in figures.
 
 Takes any checkout, also one of an older commit, so that before and after can be compared. The last lines count the
-complaints of house rules that are not switched on yet (`--complaints` lists them).
+complaints of house rules about shapes (`--complaints` lists them).
 """
 
 import argparse
@@ -23,13 +23,15 @@ FOLDER_FILES_MANY = 25
 SMALL_FILE_LINES, SATELLITE_LINES = 50, 90
 SHOWN = 10
 
-AWAITED: Sequence[Callable[[Sequence[Source]], list[str]]] = (
+RULES: Sequence[Callable[[Sequence[Source]], list[str]]] = (
     names.repeated_classes,
     imports.imports_by_string,
     imports.hidden_imports,
-    *structs.AWAITED,
-    *dead_names.AWAITED,
+    imports.tests_of_tests,
+    *structs.RULES,
+    *dead_names.RULES,
 )
+"""Rules about shapes; an older checkout may break them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *_journeys(files),
     ):
         print(line)
-    for rule in AWAITED:
+    for rule in RULES:
         complaints = rule([source for source in files if source.is_python])
         print(f"rule {rule.__name__}: {len(complaints)} complaints")
         if options.complaints:

@@ -4,7 +4,19 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
-from tests.tidy.rules import calls, dead_modules, documents, imports, labels, lengths, names, order, words
+from tests.tidy.rules import (
+    calls,
+    dead_modules,
+    dead_names,
+    documents,
+    imports,
+    labels,
+    lengths,
+    names,
+    order,
+    structs,
+    words,
+)
 from tests.tidy.source import Source, all_files, python_files
 
 Rule = Callable[[Sequence[Source]], list[str]]
@@ -25,7 +37,10 @@ def named(rule: Rule) -> str:
     return rule.__name__
 
 
-@pytest.mark.parametrize("rule", [*lengths.RULES, *names.RULES, *imports.RULES, *calls.RULES, *order.RULES], ids=named)
+PYTHON_RULES = (lengths, names, imports, calls, order, structs, dead_names)
+
+
+@pytest.mark.parametrize("rule", [rule for module in PYTHON_RULES for rule in module.RULES], ids=named)
 def test_python_files_keep(rule: Rule) -> None:
     keeps(rule, python_files())
 

@@ -83,7 +83,7 @@ class RowVisibility(enum.Enum):
     SOME = "rows of the job may be visible already"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CopyProgress:
     state: CopyState
     error: EblaError | None = None
@@ -101,7 +101,7 @@ class CopyProgress:
         self.is_refused |= answer is CopyAnswer.REFUSED
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CommitProgress:
     """How far one call has come."""
 
@@ -117,7 +117,7 @@ class CommitProgress:
         known = self.copies.get(stack)
         if known is None:
             state = CopyState.STAGED if stack in self.staged.targets else CopyState.MISSING
-            known = self.copies[stack] = CopyProgress(state)
+            known = self.copies[stack] = CopyProgress(state=state)
         return known
 
     # ---- answers

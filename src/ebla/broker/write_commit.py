@@ -122,7 +122,7 @@ class _CommitCall:
         )
         self._layout_of: tuple[View, WriteLayout] | None = None
         self._staged = collect_staged(request.targets, request.runs, request.brought)
-        self.progress = CommitProgress(self._staged)
+        self.progress = CommitProgress(staged=self._staged)
 
     async def is_done(self) -> bool:
         record = await self._change(lambda record: record)

@@ -116,15 +116,15 @@ class OpenPuts:
             raise
         self._take_away(key)
         stream = IncomingPut(
-            staged.session,
-            staged.transfer,
-            put.attempt,
-            put.name,
-            target.kind,
-            target.range,
-            put.size_bytes,
-            received,
-            checksum,
+            session=staged.session,
+            transfer=staged.transfer,
+            attempt=put.attempt,
+            name=put.name,
+            kind=target.kind,
+            range=target.range,
+            size_bytes=put.size_bytes,
+            received_bytes=received,
+            checksum=checksum,
         )
         self._open[key] = _OpenPut(stream=stream, staged=staged, file=file)
         return stream

@@ -45,7 +45,7 @@ class StagedRowsSource:
     rows: StagedRows
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class IncomingPut:
     """One stream's write into a file. A later `open_put` for the same attempt and name takes the file over: the sender
     has reconnected before the end of its old connection was noticed."""

@@ -243,14 +243,14 @@ class TransferService:
             expires_ms=self._expires_ms(session),
         )
         return TransferSource(
-            deps.host,
-            record.checkpoint,
-            record.table,
-            record.parts,
-            deps.tickets.sign(grant),
-            deps.flight,
-            record.machine,
-            deps.checkpoints.folder_of(record.checkpoint),
+            host=deps.host,
+            checkpoint=record.checkpoint,
+            table=record.table,
+            parts=record.parts,
+            ticket=deps.tickets.sign(grant),
+            flight=deps.flight,
+            machine=record.machine,
+            folder=deps.checkpoints.folder_of(record.checkpoint),
         )
 
     def _target(self, request: OpenStagingRequest) -> TransferTarget:
@@ -263,16 +263,16 @@ class TransferService:
             expires_ms=self._expires_ms(request.session),
         )
         return TransferTarget(
-            deps.host,
-            request.shard,
-            request.session,
-            request.transfer,
-            request.kind,
-            request.range,
-            deps.tickets.sign(grant),
-            deps.flight,
-            deps.machine,
-            deps.staging.find(request.session, request.transfer).folder,
+            host=deps.host,
+            shard=request.shard,
+            session=request.session,
+            transfer=request.transfer,
+            kind=request.kind,
+            range=request.range,
+            ticket=deps.tickets.sign(grant),
+            flight=deps.flight,
+            machine=deps.machine,
+            folder=deps.staging.find(request.session, request.transfer).folder,
         )
 
     def _expires_ms(self, session: SessionId) -> int:

@@ -67,7 +67,7 @@ class ScanStack(msgspec.Struct, frozen=True, array_like=True):
     layers: tuple[tuple[str, TokenRange], ...]
 
 
-class TransferSource(msgspec.Struct, frozen=True, array_like=True):
+class TransferSource(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A checkpoint on a node, and the right to read it."""
 
     host: HostId
@@ -93,7 +93,7 @@ class TransferSource(msgspec.Struct, frozen=True, array_like=True):
         return sum(part.size_bytes * min(wanted.width, part.range.width) // part.range.width for part in overlapping)
 
 
-class TransferTarget(msgspec.Struct, frozen=True, array_like=True):
+class TransferTarget(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The staging folder of one transfer on a node, and the right to write there."""
 
     host: HostId
@@ -110,7 +110,7 @@ class TransferTarget(msgspec.Struct, frozen=True, array_like=True):
     """Of the transfer, for hard links: an attempt creates a folder with its own name in it."""
 
 
-class StagedFile(msgspec.Struct, frozen=True, array_like=True):
+class StagedFile(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A file that a task has sent. The name is `<layer>/<file>` with the layer's position in the checkpoint, or
     `rows`."""
 

@@ -148,7 +148,7 @@ class FlightClient:
         )
         if answer.checksum != expected[-1]:
             raise _other_bytes(name, source, target, answer, expected[-1])
-        return StagedFile(name, size, answer.checksum)
+        return StagedFile(name=name, size_bytes=size, checksum=answer.checksum)
 
     def move_files(
         self, source: TransferSource, files: Sequence[CheckpointFileRef], target: TransferTarget, attempt: AttemptId
@@ -204,7 +204,8 @@ class FlightClient:
             if answer.checksum != checksum:
                 raise _other_bytes(file.staged_name, source, target, answer, checksum)
         return [
-            StagedFile(file.staged_name, size, answer.checksum) for file, size, answer in zip(files, sizes, answers)
+            StagedFile(name=file.staged_name, size_bytes=size, checksum=answer.checksum)
+            for file, size, answer in zip(files, sizes, answers)
         ]
 
     def _read(self, content: FileStream, size_bytes: int, checksums: list[int]) -> ByteBatches:
@@ -225,7 +226,7 @@ class FlightClient:
         )
         if answer.checksum != checksums[-1]:
             raise Corruption(f"{name} arrived at {target.flight} with other bytes than were sent")
-        return StagedFile(name, size, answer.checksum)
+        return StagedFile(name=name, size_bytes=size, checksum=answer.checksum)
 
     def put_rows(self, target: TransferTarget, attempt: AttemptId, batches: Iterable[pa.RecordBatch]) -> StagedFile:
         """Uploads stored rows, in key order over all batches, with the columns `key` and `value`."""

@@ -359,7 +359,7 @@ class RowUpload:
         answer = self._client.retry(self._finish_once, lambda: self._confirmed_bytes)
         if (answer.received_bytes, answer.checksum) != (self._size_bytes, self._checksum):
             raise Corruption(f"rows came to {self._target.flight} with other bytes than were sent")
-        return StagedFile(ROWS_NAME, self._size_bytes, self._checksum)
+        return StagedFile(name=ROWS_NAME, size_bytes=self._size_bytes, checksum=self._checksum)
 
     def _finish_once(self) -> PutAnswer:
         with self._dropped_on_error():

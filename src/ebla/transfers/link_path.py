@@ -68,8 +68,9 @@ def _link_or_copy(origin: Path, to: Path, name: str, file: CheckpointFile) -> St
     except OSError as error:
         if error.errno not in _NOT_LINKABLE:
             raise
-        return StagedFile(name, *_copy(origin, to))
-    return StagedFile(name, file.size_bytes, inode=os.stat(to).st_ino)
+        size_bytes, checksum = _copy(origin, to)
+        return StagedFile(name=name, size_bytes=size_bytes, checksum=checksum)
+    return StagedFile(name=name, size_bytes=file.size_bytes, inode=os.stat(to).st_ino)
 
 
 def _copy(origin: Path, to: Path) -> tuple[int, int]:

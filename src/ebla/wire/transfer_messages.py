@@ -4,8 +4,6 @@ These messages go over mutual TLS between nodes, or over Unix sockets within one
 client with a ticket that one of these verbs issued.
 """
 
-import enum
-
 import msgspec
 
 from ebla.model.identity import (
@@ -184,11 +182,6 @@ class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True):
     session: SessionId
     checkpoints: tuple[CheckpointId, ...] = ()
     transfers: tuple[TransferId, ...] = ()
-
-
-class StagingPhase(enum.StrEnum):
-    OPEN = "open"
-    SEALED = "sealed"
 
 
 class StagingStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

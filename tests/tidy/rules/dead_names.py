@@ -108,5 +108,5 @@ def _words_of(tree: ast.AST) -> Iterable[str]:
             yield from node.value.replace("[", " ").replace("]", " ").replace(".", " ").replace(":", " ").split()
 
 
-AWAITED = (dead_names,)
+RULES = (dead_names,)
 """Run on every Python file."""

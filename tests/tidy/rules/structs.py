@@ -78,5 +78,5 @@ def _unsubscripted(node: ast.expr) -> ast.expr:
     return node.value if isinstance(node, ast.Subscript) else node
 
 
-AWAITED = (positional_structs,)
+RULES = (positional_structs,)
 """Run on every Python file."""

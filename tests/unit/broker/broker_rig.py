@@ -198,9 +198,15 @@ class Cluster:
 
 def target_of(where: HostId, request: OpenStagingRequest) -> TransferTarget:
     return TransferTarget(
-        where, request.shard, request.session, request.transfer, request.kind, request.range, b"right",
-        Address("127.0.0.9", 7001),
-    )  # fmt: skip
+        host=where,
+        shard=request.shard,
+        session=request.session,
+        transfer=request.transfer,
+        kind=request.kind,
+        range=request.range,
+        ticket=b"right",
+        flight=Address("127.0.0.9", 7001),
+    )
 
 
 async def raises(error: EblaError) -> Any:
@@ -242,7 +248,7 @@ def staged(plan: StagingPlan, *, but: tuple[int, ...] = ()) -> list[StagedRun]:
             host=one.host,
             transfer=one.transfer,
             attempt=AttemptId(uuid.UUID(int=number + 1)),
-            file=StagedFile("rows", 10 + number, 7),
+            file=StagedFile(name="rows", size_bytes=10 + number, checksum=7),
             rows=3,
         )
         for number, one in enumerate(plan.targets)

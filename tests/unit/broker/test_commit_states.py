@@ -20,7 +20,7 @@ STACK = ReplicaStack(replica(1, 0), WHOLE_RING)
 
 
 def progress(state: CopyState) -> CommitProgress:
-    return CommitProgress(collect_staged((), ()), {STACK: CopyProgress(state)})
+    return CommitProgress(staged=collect_staged((), ()), copies={STACK: CopyProgress(state=state)})
 
 
 def test_every_state_is_reached_and_a_failed_call_never_changes_one() -> None:

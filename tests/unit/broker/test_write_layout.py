@@ -45,9 +45,15 @@ def layout(level: Level = Level.QUORUM) -> WriteLayout:
 
 def target(place: ReplicaStack, number: int = 0) -> TransferTarget:
     return TransferTarget(
-        place.replica.host, place.replica.shard, SESSION, transfer_id_of(SESSION, place, number), StagingKind.ROWS,
-        place.range, b"", Address("a", 1),
-    )  # fmt: skip
+        host=place.replica.host,
+        shard=place.replica.shard,
+        session=SESSION,
+        transfer=transfer_id_of(SESSION, place, number),
+        kind=StagingKind.ROWS,
+        range=place.range,
+        ticket=b"",
+        flight=Address("a", 1),
+    )
 
 
 def run(place: ReplicaStack, number: int = 0, attempt: int = 1, rows: int = 1) -> StagedRun:
@@ -56,7 +62,7 @@ def run(place: ReplicaStack, number: int = 0, attempt: int = 1, rows: int = 1) -
         host=place.replica.host,
         transfer=transfer,
         attempt=AttemptId(UUID(int=attempt)),
-        file=StagedFile("rows", 5),
+        file=StagedFile(name="rows", size_bytes=5),
         rows=rows,
     )
 

@@ -143,7 +143,15 @@ class RigPlane:
         kind = StagingKind.ROWS if is_rows else StagingKind.FILES
         checksum = zlib.crc32(path.read_bytes())
         return IncomingPut(
-            SESSION, TRANSFER, put.attempt, put.name, kind, WHOLE_RING, put.size_bytes, received, checksum
+            session=SESSION,
+            transfer=TRANSFER,
+            attempt=put.attempt,
+            name=put.name,
+            kind=kind,
+            range=WHOLE_RING,
+            size_bytes=put.size_bytes,
+            received_bytes=received,
+            checksum=checksum,
         )
 
     async def append(self, place: IncomingPut, data: bytes | memoryview) -> None:
@@ -199,7 +207,12 @@ class FlightRig:
         )
         signed = self.stream_service.tickets.sign(grant) if ticket is None else ticket
         return TransferSource(
-            host(1), CHECKPOINT, self.stream_service.schema.id, self.stream_service.parts, signed, self.address
+            host=host(1),
+            checkpoint=CHECKPOINT,
+            table=self.stream_service.schema.id,
+            parts=self.stream_service.parts,
+            ticket=signed,
+            flight=self.address,
         )
 
     def target(self, kind: StagingKind = StagingKind.FILES, *, expires_ms: int = 10_000) -> TransferTarget:
@@ -211,7 +224,16 @@ class FlightRig:
             expires_ms=expires_ms,
         )
         ticket = self.stream_service.tickets.sign(grant)
-        return TransferTarget(host(1), ShardNumber(0), SESSION, TRANSFER, kind, WHOLE_RING, ticket, self.address)
+        return TransferTarget(
+            host=host(1),
+            shard=ShardNumber(0),
+            session=SESSION,
+            transfer=TRANSFER,
+            kind=kind,
+            range=WHOLE_RING,
+            ticket=ticket,
+            flight=self.address,
+        )
 
     async def ask(self, act: Callable[[FlightClient], T], limits: FlightClientLimits = QUICK) -> T:
         """A task's code, on a thread as tasks are not on the loop of the node."""

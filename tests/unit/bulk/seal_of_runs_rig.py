@@ -27,7 +27,7 @@ def records_of(items: Sequence[Item], rows: int = 7) -> bytes:
 
 def told(items: Sequence[Item]) -> StagedFile:
     records = records_of(items)
-    return StagedFile("rows", len(records), zlib.crc32(records))
+    return StagedFile(name="rows", size_bytes=len(records), checksum=zlib.crc32(records))
 
 
 def order_of(runs: Runs) -> SealSpec:

@@ -41,7 +41,7 @@ def target(kind: StagingKind = StagingKind.FILES, tokens: TokenRange = WHOLE_RIN
 
 
 def told(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
-    return tuple(StagedFile(name, len(data), zlib.crc32(data)) for name, data in files.items())
+    return tuple(StagedFile(name=name, size_bytes=len(data), checksum=zlib.crc32(data)) for name, data in files.items())
 
 
 def order_of(

@@ -290,7 +290,9 @@ async def test_rows_are_staged_as_records(tmp_path: Path) -> None:
 async def test_no_rows_are_an_empty_file(tmp_path: Path) -> None:
     async with flight_rig(tmp_path) as rig:
         target = rig.target(StagingKind.ROWS)
-        assert await rig.ask(lambda client: client.put_rows(target, ATTEMPT, [])) == StagedFile("rows", 0, 0)
+        assert await rig.ask(lambda client: client.put_rows(target, ATTEMPT, [])) == StagedFile(
+            name="rows", size_bytes=0, checksum=0
+        )
 
 
 @pytest.mark.parametrize("record", [1, 5, 20])

@@ -92,7 +92,7 @@ async def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, direct_re
     async with flight_rig(tmp_path, limits=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
         staged = await asyncio.to_thread(moved, rig, direct_read_bytes=direct_read_bytes)
-        assert staged == StagedFile("0/000007.sst", len(CONTENT), zlib.crc32(CONTENT))
+        assert staged == StagedFile(name="0/000007.sst", size_bytes=len(CONTENT), checksum=zlib.crc32(CONTENT))
         assert rig.stream_service.staged("0/000007.sst") == CONTENT
         # Again, after it was whole: nothing is sent, and the answer is the same.
         sent = rig.stream_service.sent_bytes
@@ -106,7 +106,7 @@ async def test_a_local_file_is_put_as_it_is(tmp_path: Path) -> None:
         content = os.urandom((2 << 20) + 5)
         (tmp_path / "local").write_bytes(content)
         staged = await rig.ask(lambda client: client.put_file(rig.target(), ATTEMPT, "0/x", str(tmp_path / "local")))
-        assert staged == StagedFile("0/x", len(content), zlib.crc32(content))
+        assert staged == StagedFile(name="0/x", size_bytes=len(content), checksum=zlib.crc32(content))
         assert rig.stream_service.staged("0/x") == content
 
 

@@ -46,7 +46,7 @@ async def test_what_an_attempt_has_put_comes_back_as_it_was(tmp_path: Path) -> N
         assert await read_back(rig, brought) == (False, ITEMS)
         assert rig.stream_service.sent_bytes == brought.size_bytes
         with pytest.raises(Corruption):
-            await read_back(rig, StagedFile("rows", brought.size_bytes, brought.checksum ^ 1))
+            await read_back(rig, StagedFile(name="rows", size_bytes=brought.size_bytes, checksum=brought.checksum ^ 1))
         await rig.wait_for(lambda: rig.stream_service.sources == 0)
 
 
@@ -55,7 +55,7 @@ async def test_what_was_sealed_comes_as_one_whichever_attempt_is_asked_for(tmp_p
     async with flight_rig(tmp_path) as rig:
         await build_part(rig, [(ITEMS, WHOLE_RING, True)], PLAIN)
         layer = (f"{tmp_path}/checkpoint/{rig.stream_service.parts[0].layers[0].folder}", WHOLE_RING)
-        brought = StagedFile("rows", 1, 1)
+        brought = StagedFile(name="rows", size_bytes=1, checksum=1)
         other = AttemptId(uuid.UUID(int=5))
         rig.stream_service.rows = StagedRows(layer=ScanStack(WHOLE_RING, (layer,)), is_merged=True)
         assert await read_back(rig, brought, other) == (True, ITEMS)

@@ -28,7 +28,10 @@ SMALL = FlightLimits(piece_bytes=1 << 16)
 SIZES = {0: {"a.sst": 200_000, "b": 0, "c": 17, "d": 40_000, "e": 40_000}, 1: {"CURRENT": 16, "f.sst": 65_536}}
 CONTENTS = {f"{layer}/{name}": os.urandom(size) for layer, files in SIZES.items() for name, size in files.items()}
 PLACES = [CheckpointFileRef(0, layer, name) for layer, files in SIZES.items() for name in files]
-WHOLE = tuple(StagedFile(one.staged_name, len(data), zlib.crc32(data)) for one, data in zip(PLACES, CONTENTS.values()))
+WHOLE = tuple(
+    StagedFile(name=one.staged_name, size_bytes=len(data), checksum=zlib.crc32(data))
+    for one, data in zip(PLACES, CONTENTS.values())
+)
 
 
 def add_layers(rig: FlightRig) -> None:

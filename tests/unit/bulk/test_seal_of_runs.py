@@ -202,7 +202,7 @@ async def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
         files=order.files,
         layers=(),
         schema=SMALL,
-        more=((SECOND, StagedFile("rows", len(records), zlib.crc32(records))),),
+        more=((SECOND, StagedFile(name="rows", size_bytes=len(records), checksum=zlib.crc32(records))),),
     )
     with pytest.raises(failure, match=words):
         await rig.sealer.seal(staged, bad)
@@ -214,9 +214,13 @@ async def test_a_run_that_is_not_as_it_should_be_keeps_all_from_being_sealed(
 @pytest.mark.parametrize(
     ("second", "failure", "words"),
     [
-        (StagedFile("rows", 3, 1), Corruption, "bytes, and 3 were staged"),
-        (StagedFile("rows", len(records_of(ITEMS[1::3])), 1), Corruption, "not what its source has"),
-        (StagedFile("0/x", 3, 1), InvalidRequest, "staged as 'rows'"),
+        (StagedFile(name="rows", size_bytes=3, checksum=1), Corruption, "bytes, and 3 were staged"),
+        (
+            StagedFile(name="rows", size_bytes=len(records_of(ITEMS[1::3])), checksum=1),
+            Corruption,
+            "not what its source has",
+        ),
+        (StagedFile(name="0/x", size_bytes=3, checksum=1), InvalidRequest, "staged as 'rows'"),
     ],
     ids=["size", "checksum", "name"],
 )
@@ -297,7 +301,7 @@ async def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_h
     with pytest.raises(Refused, match="has no rows here"):
         rig.puts.rows_of(staged, AttemptId(SESSION))
     with pytest.raises(Corruption):
-        await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile("rows", 1)),)))
+        await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile(name="rows", size_bytes=1)),)))
     assert rig.read(rig.puts.rows_of(staged, FIRST).path) == records_of(THREE[FIRST]), "though it was taken over"
     sealed = await rig.sealer.seal(staged, order_of(THREE))
     again = await StagingRig(disk).begin()

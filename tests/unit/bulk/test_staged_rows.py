@@ -22,12 +22,15 @@ from ebla.wire.transfer_messages import FlightPut
 
 PIECES = [encode_rows(rows_batch(ITEMS[start : start + 25])) for start in range(0, len(ITEMS), 25)]
 RECORDS = b"".join(PIECES)
-ROWS_TOLD = (StagedFile("rows", len(RECORDS), zlib.crc32(RECORDS)),)
+ROWS_TOLD = (StagedFile(name="rows", size_bytes=len(RECORDS), checksum=zlib.crc32(RECORDS)),)
 
 
 def order_of(records: bytes) -> SealSpec:
     return SealSpec(
-        attempt=FIRST, files=(StagedFile("rows", len(records), zlib.crc32(records)),), layers=(), schema=SMALL
+        attempt=FIRST,
+        files=(StagedFile(name="rows", size_bytes=len(records), checksum=zlib.crc32(records)),),
+        layers=(),
+        schema=SMALL,
     )
 
 

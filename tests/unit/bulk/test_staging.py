@@ -215,7 +215,11 @@ async def test_attempts_and_transfers_are_bounded(rig: StagingRig, /) -> None:
         (told({**FILES, "1/missing": b"x"}), Refused, "was not staged"),
         (told({**FILES, "1/000002.sst": b"second" * 201}), Corruption, "1206"),
         (told({**FILES, "1/000002.sst": b"SECOND" * 200}), Corruption, "not what its source has"),
-        ((*told(FILES)[:2], StagedFile("1/000002.sst", 1200, inode=77)), Corruption, "not what its source has"),
+        (
+            (*told(FILES)[:2], StagedFile(name="1/000002.sst", size_bytes=1200, inode=77)),
+            Corruption,
+            "not what its source has",
+        ),
         (told(FILES)[:2], InvalidRequest, r"names files of layers \[0\]"),
         ((*told(FILES), told(FILES)[0]), InvalidRequest, "twice"),
         (told({**FILES, "2/x": b""}), InvalidRequest, "names files of layers"),
@@ -254,7 +258,7 @@ async def test_a_link_needs_no_checksum_and_is_not_read(rig: StagingRig, /) -> N
     rig.own.make_folder(f"{PLACE}/{FIRST}/0")
     rig.own.link("/data/checkpoint/a.sst", f"{PLACE}/{FIRST}/0/a.sst")
     inode = rig.own.inode("/data/checkpoint/a.sst")
-    brought = (StagedFile("0/a.sst", 6, inode=inode),)
+    brought = (StagedFile(name="0/a.sst", size_bytes=6, inode=inode),)
     sealed = await rig.sealer.seal(staged, SealSpec(attempt=FIRST, files=brought, layers=RANGES[:1], schema=SMALL))
     assert staged.copied_files == 0
     assert rig.own.inode(f"{PLACE}/{sealed.layers[0].folder}/a.sst") == inode

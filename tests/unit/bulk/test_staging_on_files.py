@@ -158,8 +158,8 @@ def test_a_link_is_taken_over_as_it_is(tmp_path: Path) -> None:
         linked, symbolic = rig.place / str(FIRST) / "0/a.sst", rig.place / str(FIRST) / "0/b.sst"
         make_links(source, linked, symbolic)
         brought = (
-            StagedFile("0/a.sst", 4, inode=source.stat().st_ino),
-            StagedFile("0/b.sst", len(os.fsencode(source)), zlib.crc32(b"rows")),
+            StagedFile(name="0/a.sst", size_bytes=4, inode=source.stat().st_ino),
+            StagedFile(name="0/b.sst", size_bytes=len(os.fsencode(source)), checksum=zlib.crc32(b"rows")),
         )
         await rig.sealer.seal(staged, SealSpec(attempt=FIRST, files=brought, layers=RANGES[:1], schema=SMALL))
         files = rig.sealed_files()

@@ -275,7 +275,7 @@ async def test_a_put_and_a_ticket_outlive_the_process(rig: TransferRig, /, tmp_p
         await rig.stream_service.append(place, data[300:])
         assert (await rig.stream_service.finish_put(place)).checksum == zlib.crc32(data)
         rig.stream_service.close_put(place)
-        file = StagedFile("0/a.sst", len(data), zlib.crc32(data))
+        file = StagedFile(name="0/a.sst", size_bytes=len(data), checksum=zlib.crc32(data))
         await caller.call(SEAL, seal_of(file), CALL_MS)
     async with rig.life():
         await rig.until(lambda: rig.below("staging") == [] and rig.below("checkpoints") == [])

@@ -285,7 +285,7 @@ class TransferRig:
         answer = await self.stream_service.finish_put(place)
         self.stream_service.close_put(place)
         assert answer.checksum == zlib.crc32(data)
-        return StagedFile(name, answer.received_bytes, answer.checksum)
+        return StagedFile(name=name, size_bytes=answer.received_bytes, checksum=answer.checksum)
 
     async def status(self, caller: RpcClientConnection) -> BulkStatusAnswer:
         return await caller.call(BULK_STATUS, BulkStatusRequest(), CALL_MS)

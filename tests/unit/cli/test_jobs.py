@@ -135,7 +135,7 @@ def test_without_a_terminal_an_interrupt_leaves_the_job_and_says_how_to_cancel_i
 
 def test_a_terminal_shows_a_bar_by_bytes_or_else_by_tasks() -> None:
     screen = io.StringIO()
-    copy = CopyTablets(TABLE, (0,), A, B)
+    copy = CopyTablets(table=TABLE, tablets=(0,), source=A, target=B)
     with JobProgressBar(Console(file=screen, force_terminal=True, width=120)) as bar:
         for progress in (
             JobProgress(),
@@ -321,7 +321,7 @@ def test_progress_is_told_by_bytes_or_else_by_tasks() -> None:
 
 
 def test_a_job_stands_in_one_line() -> None:
-    copy = CopyTablets(TABLE, (0,), A, B)
+    copy = CopyTablets(table=TABLE, tablets=(0,), source=A, target=B)
     assert job_summary(a_job(1, copy)) == "waiting"
     asked = a_job(1, copy, state=JobState.RUNNING, cancel_requested=True, progress=JobProgress(step="copying"))
     assert job_summary(asked) == "running, cancel requested: copying"

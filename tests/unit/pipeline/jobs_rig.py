@@ -59,7 +59,6 @@ from ebla.wire.transfer_messages import (
     OpenSessionAnswer,
     OpenStagingAnswer,
     SealAnswer,
-    StagingPhase,
     StagingStatus,
     TakeCheckpointAnswer,
 )
@@ -185,7 +184,7 @@ class ScriptedCluster:
                     StagingStatus(
                         session=request.session,
                         transfer=transfer,
-                        phase=StagingPhase.OPEN,
+                        phase="open",
                         received_bytes=size,
                         attempts=1,
                     )
@@ -196,9 +195,17 @@ class ScriptedCluster:
 
     def _target(self, request: Any, host_id: HostId) -> TransferTarget:
         return TransferTarget(
-            host_id, request.shard, request.session, request.transfer, request.kind, request.range, b"right",
-            Address("127.0.0.9", 7001), "here", f"/staging/{request.transfer}",
-        )  # fmt: skip
+            host=host_id,
+            shard=request.shard,
+            session=request.session,
+            transfer=request.transfer,
+            kind=request.kind,
+            range=request.range,
+            ticket=b"right",
+            flight=Address("127.0.0.9", 7001),
+            machine="here",
+            folder=f"/staging/{request.transfer}",
+        )
 
     def _source(self, request: Any, host_id: HostId) -> TransferSource:
         layers = (CheckpointLayer("0", request.range, (CheckpointFile("rows", FILE_BYTES),)),)
@@ -210,7 +217,14 @@ class ScriptedCluster:
             parts = ()
         checkpoint = CheckpointId(self._rng.uuid())
         return TransferSource(
-            host_id, checkpoint, request.table, parts, b"right", Address("127.0.0.9", 7001), "here", "/cp"
+            host=host_id,
+            checkpoint=checkpoint,
+            table=request.table,
+            parts=parts,
+            ticket=b"right",
+            flight=Address("127.0.0.9", 7001),
+            machine="here",
+            folder="/cp",
         )
 
 
@@ -274,7 +288,7 @@ class ScriptedEngine:
 
     def _moved(self, target: TransferTarget, rows: int) -> MoveResult:
         attempt = AttemptId(self._rng.uuid())
-        usual = (StagedFile("rows" if rows else "0/rows", FILE_BYTES, 1),)
+        usual = (StagedFile(name="rows" if rows else "0/rows", size_bytes=FILE_BYTES, checksum=1),)
         files = usual if self.told_files is None else self.told_files
         return MoveResult(
             transfer=target.transfer,

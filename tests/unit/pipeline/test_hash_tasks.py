@@ -17,8 +17,14 @@ TOKENS = st.integers(-(2**63), 2**63 - 1)
 
 
 def source(number: int) -> TransferSource:
-    identity = HostId(uuid.UUID(int=number)), CheckpointId(uuid.UUID(int=2)), TableId(uuid.UUID(int=3))
-    return TransferSource(*identity, (), b"", Address("127.0.0.1", 1))
+    return TransferSource(
+        host=HostId(uuid.UUID(int=number)),
+        checkpoint=CheckpointId(uuid.UUID(int=2)),
+        table=TableId(uuid.UUID(int=3)),
+        parts=(),
+        ticket=b"",
+        flight=Address("127.0.0.1", 1),
+    )
 
 
 ASKED = ComparisonTask(range=WHOLE_RING, sources=(source(1), source(2)), buckets=4, gc_before_s=0)

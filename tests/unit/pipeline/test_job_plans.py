@@ -31,7 +31,7 @@ SETS = ReplicaSets(WORLD.snapshot)
 
 
 def test_a_tablet_goes_from_one_replica_to_another() -> None:
-    plan = plan_job(SETS, CopyTablets(TABLETS, (1,), host(2), host(4)), ())
+    plan = plan_job(SETS, CopyTablets(table=TABLETS, tablets=(1,), source=host(2), target=host(4)), ())
     assert isinstance(plan, FileCopyPlan)
     tablets = WORLD.snapshot.tablets[TABLETS]
     (copy,) = plan.copies
@@ -43,7 +43,9 @@ def test_a_tablet_goes_from_one_replica_to_another() -> None:
 def test_tablets_that_are_named_twice_are_copied_once() -> None:
     world, _ = a_cluster()
     table = world.create_table(4, 4)
-    plan = plan_job(ReplicaSets(world.snapshot), CopyTablets(table, (3, 0, 3), host(1), host(2)), ())
+    plan = plan_job(
+        ReplicaSets(world.snapshot), CopyTablets(table=table, tablets=(3, 0, 3), source=host(1), target=host(2)), ()
+    )
     assert isinstance(plan, FileCopyPlan)
     tablets = world.snapshot.tablets[table]
     assert [copy.range.end for copy in plan.copies] == [tablets.last_token(0), tablets.last_token(3)]
@@ -56,26 +58,58 @@ def test_a_pending_replica_is_a_target_and_no_source() -> None:
     new = (*old[:2], type(old[0])(host(4), old[0].shard))
     world.do(StartMoves((TabletMove(table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=new),)))
     sets = ReplicaSets(world.snapshot)
-    plan = plan_job(sets, CopyTablets(table, (0,), host(1), host(4)), ())
+    plan = plan_job(sets, CopyTablets(table=table, tablets=(0,), source=host(1), target=host(4)), ())
     assert isinstance(plan, FileCopyPlan)
     assert plan.copies[0].target == new[2]
     with pytest.raises(InvalidRequest, match="holds no replica of tablet 0"):
-        plan_job(sets, CopyTablets(table, (0,), host(4), host(1)), ())
+        plan_job(sets, CopyTablets(table=table, tablets=(0,), source=host(4), target=host(1)), ())
 
 
 @pytest.mark.parametrize(
     ("spec", "kind", "words"),
     [
-        (CopyTablets(TABLETS, (4,), host(1), host(2)), InvalidRequest, "ks.t has no tablet 4; its tablets are 0 to 3"),
-        (CopyTablets(TABLETS, (0, -1), host(1), host(2)), InvalidRequest, "has no tablet -1"),
-        (CopyTablets(TABLETS, (), host(1), host(2)), InvalidRequest, "no tablet of ks.t is named"),
-        (CopyTablets(VNODES, (0,), host(1), host(2)), InvalidRequest, "ring.t is on vnodes and has no tablets"),
-        (CopyTablets(TABLETS, (0,), host(1), host(1)), InvalidRequest, "to itself"),
-        (CopyTablets(TABLETS, (0,), host(4), host(1)), InvalidRequest, r"127.0.0.4 \(.*\) holds no replica"),
-        (CopyTablets(TABLETS, (0,), host(1), host(4)), InvalidRequest, "127.0.0.4 .* is no replica of tablet 0"),
-        (CopyTablets(TABLETS, (0,), host(1), host(3)), Unavailable, "127.0.0.3 .* is down"),
-        (CopyTablets(TABLETS, (0,), host(9), host(1)), InvalidRequest, "is no node of this cluster"),
-        (CopyTablets(TableId(host(77)), (0,), host(1), host(2)), NotFound, "there is no table"),
+        (
+            CopyTablets(table=TABLETS, tablets=(4,), source=host(1), target=host(2)),
+            InvalidRequest,
+            "ks.t has no tablet 4; its tablets are 0 to 3",
+        ),
+        (
+            CopyTablets(table=TABLETS, tablets=(0, -1), source=host(1), target=host(2)),
+            InvalidRequest,
+            "has no tablet -1",
+        ),
+        (
+            CopyTablets(table=TABLETS, tablets=(), source=host(1), target=host(2)),
+            InvalidRequest,
+            "no tablet of ks.t is named",
+        ),
+        (
+            CopyTablets(table=VNODES, tablets=(0,), source=host(1), target=host(2)),
+            InvalidRequest,
+            "ring.t is on vnodes and has no tablets",
+        ),
+        (CopyTablets(table=TABLETS, tablets=(0,), source=host(1), target=host(1)), InvalidRequest, "to itself"),
+        (
+            CopyTablets(table=TABLETS, tablets=(0,), source=host(4), target=host(1)),
+            InvalidRequest,
+            r"127.0.0.4 \(.*\) holds no replica",
+        ),
+        (
+            CopyTablets(table=TABLETS, tablets=(0,), source=host(1), target=host(4)),
+            InvalidRequest,
+            "127.0.0.4 .* is no replica of tablet 0",
+        ),
+        (CopyTablets(table=TABLETS, tablets=(0,), source=host(1), target=host(3)), Unavailable, "127.0.0.3 .* is down"),
+        (
+            CopyTablets(table=TABLETS, tablets=(0,), source=host(9), target=host(1)),
+            InvalidRequest,
+            "is no node of this cluster",
+        ),
+        (
+            CopyTablets(table=TableId(host(77)), tablets=(0,), source=host(1), target=host(2)),
+            NotFound,
+            "there is no table",
+        ),
         (
             StreamRange(table=TABLETS, range=WHOLE_RING, sources=(host(1),), target=host(2)),
             InvalidRequest,

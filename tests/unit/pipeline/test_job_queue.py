@@ -37,7 +37,7 @@ from ebla.sim.rng import SimRng
 from ebla.wire.verbs import Verb
 
 A, B, C = HOSTS
-COPY = CopyTablets(TABLE, (0,), A, B)
+COPY = CopyTablets(table=TABLE, tablets=(0,), source=A, target=B)
 RESULT = JobResult(bytes_moved=3)
 LIMITS = QueueLimits(scheduler=SchedulerLimits(runs_max=3))
 

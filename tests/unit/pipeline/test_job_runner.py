@@ -47,7 +47,7 @@ from ebla.wire.transfer_messages import AdoptRequest, OpenSessionRequest, OpenSt
 A, B, C = HOSTS
 """Tablet 0 is on A and B, tablet 1 on B and C."""
 DRAWN = NewSession(SessionId(UUID(int=77)), TopologyVersion(1))
-COPY = CopyTablets(TABLE, (0,), A, B)
+COPY = CopyTablets(table=TABLE, tablets=(0,), source=A, target=B)
 
 
 class Rig:
@@ -128,7 +128,7 @@ def test_a_session_is_asked_for_with_what_was_known_when_its_id_was_drawn() -> N
 
 def test_without_the_short_cut_nobody_knows_the_machine() -> None:
     rig = Rig()
-    result = run(rig, CopyTablets(TABLE, (0,), A, B, short_cut=False))
+    result = run(rig, CopyTablets(table=TABLE, tablets=(0,), source=A, target=B, short_cut=False))
     (move,) = rig.engine.ran[0]
     assert isinstance(move, FileMove)
     assert (move.source.machine, move.source.folder, move.target.machine, move.target.folder) == ("", "", "", "")
@@ -146,7 +146,7 @@ def test_an_empty_replica_moves_nothing() -> None:
 def test_several_tablets_are_a_transfer_each_from_one_checkpoint() -> None:
     rig = Rig(copies=3)
     rig.cluster.parts_at = {A: 2}
-    result = run(rig, CopyTablets(TABLE, (1, 0), A, B))
+    result = run(rig, CopyTablets(table=TABLE, tablets=(1, 0), source=A, target=B))
     assert (result.bytes_moved, result.layers) == (2 * FILE_BYTES, 2)
     sealed = rig.cluster.of(SealRequest)
     assert len({one.transfer for one in sealed}) == 2
@@ -212,9 +212,12 @@ def test_an_attempt_that_is_not_whole_is_no_transfer() -> None:
     "told",
     [
         (),
-        (StagedFile("0/rows", FILE_BYTES - 1, 1),),
-        (StagedFile("0/rows", FILE_BYTES, inode=99),),
-        (StagedFile("0/rows", FILE_BYTES, 1), StagedFile("1/rows", FILE_BYTES, 1)),
+        (StagedFile(name="0/rows", size_bytes=FILE_BYTES - 1, checksum=1),),
+        (StagedFile(name="0/rows", size_bytes=FILE_BYTES, inode=99),),
+        (
+            StagedFile(name="0/rows", size_bytes=FILE_BYTES, checksum=1),
+            StagedFile(name="1/rows", size_bytes=FILE_BYTES, checksum=1),
+        ),
     ],
     ids=["nothing", "too short", "another file", "too many"],
 )
@@ -238,7 +241,7 @@ def test_a_run_that_was_taken_over_does_nothing_under_its_session() -> None:
 def test_what_makes_no_sense_is_refused_before_a_session_is_opened() -> None:
     rig = Rig()
     with pytest.raises(InvalidRequest, match="no tablet 9"):
-        run(rig, CopyTablets(TABLE, (9,), A, B))
+        run(rig, CopyTablets(table=TABLE, tablets=(9,), source=A, target=B))
     assert rig.cluster.calls == []
 
 

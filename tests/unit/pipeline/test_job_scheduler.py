@@ -46,7 +46,7 @@ RESULT = JobResult(bytes_moved=5)
 
 
 def job(number: int = 1, spec: JobSpec | None = None, **changes: object) -> JobRecord:
-    spec = spec or CopyTablets(TABLE, (number,), A, B)
+    spec = spec or CopyTablets(table=TABLE, tablets=(number,), source=A, target=B)
     record = JobRecord(id=JobId(UUID(int=number)), spec=spec, what="a job", submitted_ms=number, life_ms=9)
     return msgspec.structs.replace(record, **changes)
 
@@ -142,13 +142,37 @@ def test_a_run_that_was_left_is_cancelled_if_that_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "meet"),
     [
-        (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (3,), C, B), True),
-        (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (3,), A, C), False),
-        (CopyTablets(TABLE, (3,), A, B), CopyTablets(TABLE, (4,), A, B), False),
-        (CopyTablets(TABLE, (3,), A, B), CopyTablets(OTHER_TABLE, (3,), A, B), False),
-        (CopyTablets(TABLE, (3,), A, B), StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B), True),
-        (CopyTablets(TABLE, (3,), A, B), StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=C), False),
-        (CopyTablets(TABLE, (3,), A, B), CompareReplicas(TABLE, heal=True), True),
+        (
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=B),
+            CopyTablets(table=TABLE, tablets=(3,), source=C, target=B),
+            True,
+        ),
+        (
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=B),
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=C),
+            False,
+        ),
+        (
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=B),
+            CopyTablets(table=TABLE, tablets=(4,), source=A, target=B),
+            False,
+        ),
+        (
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=B),
+            CopyTablets(table=OTHER_TABLE, tablets=(3,), source=A, target=B),
+            False,
+        ),
+        (
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=B),
+            StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B),
+            True,
+        ),
+        (
+            CopyTablets(table=TABLE, tablets=(3,), source=A, target=B),
+            StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=C),
+            False,
+        ),
+        (CopyTablets(table=TABLE, tablets=(3,), source=A, target=B), CompareReplicas(TABLE, heal=True), True),
         (StreamRange(table=TABLE, range=WHOLE_RING, sources=(A,), target=B), CompareReplicas(TABLE, heal=True), True),
         (CompareReplicas(TABLE, heal=True), CompareReplicas(OTHER_TABLE, heal=True), False),
     ],
@@ -165,7 +189,7 @@ def test_a_comparison_alone_writes_nowhere() -> None:
 
 
 def test_file_jobs_and_row_jobs_have_places_of_their_own() -> None:
-    copies = [job(number, CopyTablets(TABLE, (number,), A, B)) for number in (1, 2, 3)]
+    copies = [job(number, CopyTablets(table=TABLE, tablets=(number,), source=A, target=B)) for number in (1, 2, 3)]
     rows = [job(number, CompareReplicas(TABLE)) for number in (4, 5)]
     steps = next_steps(scene(*copies, *rows), LIMITS)
     assert steps == (
@@ -178,7 +202,10 @@ def test_file_jobs_and_row_jobs_have_places_of_their_own() -> None:
 
 
 def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
-    first, second = job(1, CopyTablets(TABLE, (3,), A, B)), job(2, CopyTablets(TABLE, (3,), C, B))
+    first, second = (
+        job(1, CopyTablets(table=TABLE, tablets=(3,), source=A, target=B)),
+        job(2, CopyTablets(table=TABLE, tablets=(3,), source=C, target=B)),
+    )
     waits = f"waits for job {first.id}, which writes to the same stacks"
     assert next_steps(scene(first, second), LIMITS) == (StartJob(first.id), ExplainWait(second.id, waits))
     told = msgspec.structs.replace(second, cause=waits)
@@ -188,14 +215,17 @@ def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
 def test_nothing_that_came_later_passes_one_that_waits_for_the_same() -> None:
     """Else a heal of the whole table would wait for ever behind tablets that are copied one after the other."""
     copy = running(1, owner=OWN)
-    heal, later = job(2, CompareReplicas(TABLE, heal=True)), job(3, CopyTablets(TABLE, (9,), A, C))
+    heal, later = (
+        job(2, CompareReplicas(TABLE, heal=True)),
+        job(3, CopyTablets(table=TABLE, tablets=(9,), source=A, target=C)),
+    )
     steps = next_steps(scene(copy, heal, later, active={copy.id: ActiveJob(SESSION)}), LIMITS)
     assert [type(step) for step in steps] == [ExplainWait, ExplainWait]
 
 
 def test_what_only_has_its_record_written_takes_no_place() -> None:
-    told = job(1, CopyTablets(TABLE, (3,), A, B))
-    other = job(2, CopyTablets(TABLE, (3,), C, B))
+    told = job(1, CopyTablets(table=TABLE, tablets=(3,), source=A, target=B))
+    other = job(2, CopyTablets(table=TABLE, tablets=(3,), source=C, target=B))
     steps = next_steps(scene(told, other, active={told.id: ActiveJob(only_writes_record=True)}), LIMITS)
     assert steps == (StartJob(other.id),)
 
@@ -229,7 +259,7 @@ def test_the_run_of_another_is_let_alone_for_a_while() -> None:
 
 
 def test_what_is_left_keeps_its_place_until_its_session_is_closed() -> None:
-    found, other = running(1), job(2, CopyTablets(TABLE, (1,), C, B))
+    found, other = running(1), job(2, CopyTablets(table=TABLE, tablets=(1,), source=C, target=B))
     steps = next_steps(scene(found, other), LIMITS)
     assert [type(step) for step in steps] == [TakeOverJob, ExplainWait]
 

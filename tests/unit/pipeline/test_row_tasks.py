@@ -37,20 +37,34 @@ class Client:
         size = sum(batch.nbytes for batch in batches)
         if target.transfer == BROKEN:
             raise ConnectionLost("the target went away")
-        return StagedFile("rows", size)
+        return StagedFile(name="rows", size_bytes=size)
 
 
 def to(transfer: TransferId) -> RowTarget:
     host, session = HostId(uuid.UUID(int=7)), SessionId(uuid.UUID(int=8))
     target = TransferTarget(
-        host, ShardNumber(0), session, transfer, StagingKind.ROWS, WHOLE_RING, b"", Address("127.0.0.9", 7001)
+        host=host,
+        shard=ShardNumber(0),
+        session=session,
+        transfer=transfer,
+        kind=StagingKind.ROWS,
+        range=WHOLE_RING,
+        ticket=b"",
+        flight=Address("127.0.0.9", 7001),
     )
     return RowTarget(target)
 
 
 def move(*transfers: TransferId) -> RowMove:
     host, table = HostId(uuid.UUID(int=7)), TableId(uuid.UUID(int=9))
-    source = TransferSource(host, CheckpointId(uuid.UUID(int=3)), table, (), b"", Address("127.0.0.9", 7001))
+    source = TransferSource(
+        host=host,
+        checkpoint=CheckpointId(uuid.UUID(int=3)),
+        table=table,
+        parts=(),
+        ticket=b"",
+        flight=Address("127.0.0.9", 7001),
+    )
     return RowMove(range=WHOLE_RING, sources=(source,), targets=tuple(to(transfer) for transfer in transfers))
 
 

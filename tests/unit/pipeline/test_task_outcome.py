@@ -22,7 +22,7 @@ from ebla.ports.transfer_engine import WorkFailed
 MOVED = MoveResult(
     transfer=TransferId(uuid.UUID(int=1)),
     attempt=AttemptId(uuid.UUID(int=2)),
-    files=(StagedFile("0/f", 5, 7),),
+    files=(StagedFile(name="0/f", size_bytes=5, checksum=7),),
     rows=3,
     size_bytes=5,
 )

@@ -56,8 +56,14 @@ def test_each_piece_is_in_one_task_and_none_is_overloaded(sizes: list[int], task
 def source(token_range: TokenRange, size: int) -> TransferSource:
     layer = CheckpointLayer("l", token_range, (CheckpointFile("f", size),))
     part = CheckpointPart(shard=ShardNumber(0), range=token_range, layers=(layer,))
-    identity = HostId(uuid.UUID(int=1)), CheckpointId(uuid.UUID(int=2)), TableId(uuid.UUID(int=3))
-    return TransferSource(*identity, (part,), b"", Address("127.0.0.1", 1))
+    return TransferSource(
+        host=HostId(uuid.UUID(int=1)),
+        checkpoint=CheckpointId(uuid.UUID(int=2)),
+        table=TableId(uuid.UUID(int=3)),
+        parts=(part,),
+        ticket=b"",
+        flight=Address("127.0.0.1", 1),
+    )
 
 
 def test_rows_count_by_their_share_of_the_stack() -> None:

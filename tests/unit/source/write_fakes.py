@@ -37,9 +37,17 @@ def target(
 ) -> TransferTarget:
     name = f"{host} {within.start} {within.end} {number}"
     return TransferTarget(
-        HOSTS[host], ShardNumber(0), SESSION, TransferId(uuid.uuid5(SESSION, name)), StagingKind.ROWS, within,
-        b"ticket", Address(f"127.0.0.{host + 1}", 7001), machine, str(folder or ""),
-    )  # fmt: skip
+        host=HOSTS[host],
+        shard=ShardNumber(0),
+        session=SESSION,
+        transfer=TransferId(uuid.uuid5(SESSION, name)),
+        kind=StagingKind.ROWS,
+        range=within,
+        ticket=b"ticket",
+        flight=Address(f"127.0.0.{host + 1}", 7001),
+        machine=machine,
+        folder=str(folder or ""),
+    )
 
 
 def plan_of(
@@ -109,7 +117,7 @@ class FakeCarrier:
         attempts = self.nodes.staged.setdefault(target.transfer, {})
         assert attempt not in attempts
         attempts[attempt] = data
-        return StagedFile(ROWS_NAME, len(data), crc32(data, 0))
+        return StagedFile(name=ROWS_NAME, size_bytes=len(data), checksum=crc32(data, 0))
 
     def get_staged(self, target: TransferTarget, attempt: AttemptId, expected: StagedFile) -> FakeStaged:
         self.nodes.check(target.host)

@@ -17,9 +17,15 @@ from ebla.wire.transfer_messages import FlightPut, PutAnswer
 T = TypeVar("T")
 
 TARGET = TransferTarget(
-    HostId(uuid.UUID(int=1)), ShardNumber(0), SessionId(uuid.UUID(int=2)), TransferId(uuid.UUID(int=3)),
-    StagingKind.ROWS, WHOLE_RING, b"ticket", Address("127.0.0.1", 7001),
-)  # fmt: skip
+    host=HostId(uuid.UUID(int=1)),
+    shard=ShardNumber(0),
+    session=SessionId(uuid.UUID(int=2)),
+    transfer=TransferId(uuid.UUID(int=3)),
+    kind=StagingKind.ROWS,
+    range=WHOLE_RING,
+    ticket=b"ticket",
+    flight=Address("127.0.0.1", 7001),
+)
 ATTEMPT = AttemptId(uuid.UUID(int=4))
 RECORDS = [b"first", b"second", b"third"]
 
@@ -65,5 +71,5 @@ def test_rows_that_an_earlier_try_has_brought_are_not_sent_again() -> None:
     with RowUpload(node, TARGET, ATTEMPT, FlightClientLimits()) as put:
         for record in RECORDS:
             put.send(record)
-        assert put.finish() == StagedFile(ROWS_NAME, len(whole), crc32(whole, 0))
+        assert put.finish() == StagedFile(name=ROWS_NAME, size_bytes=len(whole), checksum=crc32(whole, 0))
     assert node.received == whole

@@ -45,10 +45,28 @@ def source_and_target(tmp_path: Path) -> tuple[TransferSource, TransferTarget]:
     layer = CheckpointLayer("deep/layer", WHOLE_RING, (CheckpointFile("a.sst", 7),))
     host = HostId(uuid.UUID(int=1))
     part = CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=(layer,))
-    identity = host, CheckpointId(uuid.UUID(int=2)), TableId(uuid.UUID(int=3))
-    source = TransferSource(*identity, (part,), b"", DOOR, machine, str(checkpoint))
-    place = host, ShardNumber(0), SessionId(uuid.UUID(int=4)), TransferId(uuid.UUID(int=5))
-    return source, TransferTarget(*place, StagingKind.FILES, WHOLE_RING, b"", DOOR, machine, str(staging))
+    source = TransferSource(
+        host=host,
+        checkpoint=CheckpointId(uuid.UUID(int=2)),
+        table=TableId(uuid.UUID(int=3)),
+        parts=(part,),
+        ticket=b"",
+        flight=DOOR,
+        machine=machine,
+        folder=str(checkpoint),
+    )
+    return source, TransferTarget(
+        host=host,
+        shard=ShardNumber(0),
+        session=SessionId(uuid.UUID(int=4)),
+        transfer=TransferId(uuid.UUID(int=5)),
+        kind=StagingKind.FILES,
+        range=WHOLE_RING,
+        ticket=b"",
+        flight=DOOR,
+        machine=machine,
+        folder=str(staging),
+    )
 
 
 def test_a_link_is_the_same_file(tmp_path: Path) -> None:
@@ -58,7 +76,7 @@ def test_a_link_is_the_same_file(tmp_path: Path) -> None:
     staged = Path(target.folder, str(ATTEMPT), "0", "a.sst")
     inode = Path(source.folder, "deep/layer/a.sst").stat().st_ino
     assert staged.stat().st_ino == inode
-    assert moved.files == (StagedFile("0/a.sst", 7, inode=inode),)
+    assert moved.files == (StagedFile(name="0/a.sst", size_bytes=7, inode=inode),)
     assert moved.short_cut
 
 
@@ -76,7 +94,7 @@ def test_where_there_are_no_links_bytes_are_copied(tmp_path: Path, monkeypatch: 
     source, target = source_and_target(tmp_path)
     monkeypatch.setattr(os, "link", refuse)
     moved = link_files(source, source.parts[0], target, ATTEMPT)
-    assert moved.files == (StagedFile("0/a.sst", 7, zlib.crc32(b"content")),)
+    assert moved.files == (StagedFile(name="0/a.sst", size_bytes=7, checksum=zlib.crc32(b"content")),)
     assert Path(target.folder, str(ATTEMPT), "0", "a.sst").read_bytes() == b"content"
 
 

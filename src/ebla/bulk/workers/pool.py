@@ -44,7 +44,7 @@ class PoolLimits:
     """Without any job. The server itself holds 40 MB, and a job that comes every few minutes finds it ready."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Worker:
     """One forked process, and this side's end of its channel."""
 
@@ -241,7 +241,7 @@ class _ServerProcess(asyncio.SubprocessProtocol):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHANNEL_BYTES)
             ours.setblocking(False)
             self._number += 1
-            worker = self.workers[self._number] = Worker(self._number, self, ours)
+            worker = self.workers[self._number] = Worker(number=self._number, server=self, channel=ours)
             self._send(ControlKind.FORK, worker.number, theirs)
         return worker
 

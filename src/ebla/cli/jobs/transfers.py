@@ -51,7 +51,11 @@ def copy_tablet(
     def plan(access: JobCommandContext) -> tuple[JobSpec, str]:
         schema = table_schema(access.snapshot, table)
         spec = CopyTablets(
-            schema.id, tuple(dict.fromkeys(tablets)), access.host(source), access.host(target), short_cut
+            table=schema.id,
+            tablets=tuple(dict.fromkeys(tablets)),
+            source=access.host(source),
+            target=access.host(target),
+            short_cut=short_cut,
         )
         plan_job(ReplicaSets(access.snapshot), spec, access.down)
         places = f"{access.address(spec.source)} to {access.address(spec.target)}"

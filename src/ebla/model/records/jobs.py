@@ -26,7 +26,7 @@ def job_key(job: JobId) -> str:
     return f"{JOBS_PREFIX}{job}"
 
 
-class CopyTablets(msgspec.Struct, frozen=True, array_like=True, tag="copy_tablets"):
+class CopyTablets(msgspec.Struct, frozen=True, array_like=True, tag="copy_tablets", kw_only=True):
     """Copies the files of tablets from one replica to another, natural or pending."""
 
     table: TableId

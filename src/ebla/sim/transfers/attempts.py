@@ -295,7 +295,7 @@ class AttemptRun:
                 continue
             if answer.checksum != checksum and self._fate.corrupts_at is None:
                 raise Corruption(f"{name} arrived with another checksum")
-            return StagedFile(name, len(data), checksum)
+            return StagedFile(name=name, size_bytes=len(data), checksum=checksum)
         raise Unreachable(f"{name} could not be put")
 
     async def _put_once(self, target: TransferTarget, name: str, pieces: Sequence[bytes]) -> PutAnswer:
@@ -331,7 +331,7 @@ class AttemptRun:
             existing = f"{move.source.folder}/{path}"
             size = _size(self._disk, existing)
             self._disk.link(existing, place)
-            return StagedFile(name, size, inode=inode)
+            return StagedFile(name=name, size_bytes=size, inode=inode)
         data = await self._fetch(move.source, path)
         return await self._write_here(place, name, data)
 
@@ -350,7 +350,7 @@ class AttemptRun:
             self._tasks.create_task(self._write_later(file))
         else:
             file.close()
-        return StagedFile(name, len(data), zlib.crc32(data))
+        return StagedFile(name=name, size_bytes=len(data), checksum=zlib.crc32(data))
 
     async def _write_later(self, file: File) -> None:
         """A task that reported its end must not do this."""

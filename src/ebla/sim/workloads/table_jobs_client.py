@@ -304,7 +304,7 @@ class WriteJobsClient:
             stream.closed = True
         if answer.checksum != zlib.crc32(record):
             raise Unavailable("the received bytes differ from those sent")
-        file = StagedFile(ROWS_NAME, len(record), answer.checksum)
+        file = StagedFile(name=ROWS_NAME, size_bytes=len(record), checksum=answer.checksum)
         return StagedRun(host=target.host, transfer=target.transfer, attempt=attempt, file=file, rows=len(items))
 
     # -- commit ------------------------------------------------------------------------------------------------------

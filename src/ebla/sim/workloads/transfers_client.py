@@ -144,7 +144,7 @@ class TransfersClient:
             and target in [one.host for one in tablets.all_replicas(other)]
         ]
         numbers = tuple(both) if self._rng.random() < 0.3 else (number,)
-        return CopyTablets(table, numbers, source, target, short_cut)
+        return CopyTablets(table=table, tablets=numbers, source=source, target=target, short_cut=short_cut)
 
     def _draw_stream(self, snapshot: Snapshot, table: TableId) -> JobSpec | None:
         pieces = list(replica_ranges(ReplicaSets(snapshot), table, WHOLE_RING))

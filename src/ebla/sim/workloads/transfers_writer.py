@@ -82,7 +82,7 @@ class StagedRowsRun:
     @property
     def file(self) -> StagedFile:
         data = b"".join(self.records)
-        return StagedFile(ROWS_NAME, len(data), zlib.crc32(data))
+        return StagedFile(name=ROWS_NAME, size_bytes=len(data), checksum=zlib.crc32(data))
 
 
 class TransfersWriter:

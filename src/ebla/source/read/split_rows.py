@@ -60,7 +60,13 @@ _UNKNOWN = uuid.UUID(int=0)
 def _to_transfer_source(source: ReadSource) -> TransferSource:
     """The ticket names the checkpoint; its parts are not known here."""
     return TransferSource(
-        source.host, CheckpointId(_UNKNOWN), TableId(_UNKNOWN), (), source.ticket, source.flight, source.machine
+        host=source.host,
+        checkpoint=CheckpointId(_UNKNOWN),
+        table=TableId(_UNKNOWN),
+        parts=(),
+        ticket=source.ticket,
+        flight=source.flight,
+        machine=source.machine,
     )
 
 

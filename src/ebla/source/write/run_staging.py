@@ -115,7 +115,7 @@ class Stager:
     def _write_locally(self, run: _Run) -> None:
         local = [target for target in run.targets if self._is_on_this_machine(target)]
         first: str | None = None
-        file = StagedFile(ROWS_NAME, 0)
+        file = StagedFile(name=ROWS_NAME, size_bytes=0)
         for target in local:
             attempt = new_attempt_id()
             try:
@@ -227,7 +227,7 @@ def _write_file(target: TransferTarget, attempt: AttemptId, records: Iterable[Re
                 _write_all(file.fileno(), part)
                 size_bytes += len(part)
                 checksum = crc32(part, checksum)
-    return StagedFile(ROWS_NAME, size_bytes, checksum), path
+    return StagedFile(name=ROWS_NAME, size_bytes=size_bytes, checksum=checksum), path
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

@@ -36,7 +36,7 @@ _MAGIC = b"ARROW1\0\0"
 COLUMNS_NAME, _INDEX = "columns.arrow", "columns.index"
 
 
-class SidecarBlock(msgspec.Struct, frozen=True, array_like=True):
+class SidecarBlock(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One record batch of the file."""
 
     offset: int
@@ -158,8 +158,16 @@ class SidecarWriter:
     def _write(self, chunk: pa.RecordBatch) -> None:
         self._writer.write_batch(chunk)
         keys = chunk.column(KEY)
+        offset, size_bytes, checksum = self._sink.end_block(self._head)
         self._blocks.append(
-            SidecarBlock(*self._sink.end_block(self._head), len(chunk), keys[0].as_py(), keys[-1].as_py())
+            SidecarBlock(
+                offset=offset,
+                size_bytes=size_bytes,
+                checksum=checksum,
+                rows=len(chunk),
+                first_key=keys[0].as_py(),
+                last_key=keys[-1].as_py(),
+            )
         )
 
 

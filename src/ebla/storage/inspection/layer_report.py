@@ -20,7 +20,7 @@ from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 VERIFIED_PARTS = 64
 
 
-class LayerFactsReport(msgspec.Struct, frozen=True):
+class LayerFactsReport(msgspec.Struct, frozen=True, kw_only=True):
     """`LayerFacts` with field names, for JSON output."""
 
     least_us: int
@@ -32,7 +32,7 @@ class LayerFactsReport(msgspec.Struct, frozen=True):
     all_plain: bool
 
 
-class LayerReport(msgspec.Struct, frozen=True):
+class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     role: LayerRole
     stack: str
@@ -76,8 +76,17 @@ async def inspect_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -
     except Corruption as damage:
         problem = problem or damage.message
     table = "" if found.schema is None else found.schema.full_name
-    place = (found.folder, found.role, found.stack, table, found.tokens)
-    return LayerReport(*place, size_bytes, files, _shown(facts), problem)
+    return LayerReport(
+        folder=found.folder,
+        role=found.role,
+        stack=found.stack,
+        table=table,
+        tokens=found.tokens,
+        size_bytes=size_bytes,
+        files=files,
+        facts=_shown(facts),
+        problem=problem,
+    )
 
 
 async def verify_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -> LayerCheck:
@@ -150,7 +159,7 @@ def _numbered(place: int, rows: Iterator[Item]) -> Iterator[tuple[bytes, int, by
 
 
 def _shown(facts: LayerFacts) -> LayerFactsReport:
-    return LayerFactsReport(*msgspec.structs.astuple(facts))
+    return LayerFactsReport(**msgspec.structs.asdict(facts))
 
 
 def _verify(layer: Layer) -> LayerCheck:
