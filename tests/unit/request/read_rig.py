@@ -124,7 +124,7 @@ class MemoryReplica:
 
 
 @dataclass(kw_only=True)
-class MemoryDoors:
+class MemoryClients:
     """To the replicas of a cluster. `delays_ms` and `errors` make a target slow or let it fail."""
 
     own: Replica
@@ -200,7 +200,7 @@ def snapshot_of(tablets: TabletMap | None, schema: TableSchema = MIXED, **kinds:
 class ReadRig:
     reads: ReadRouter
     view: CountedView
-    clients: MemoryDoors
+    clients: MemoryClients
     metrics: Metrics
 
     def install(self, snapshot: Snapshot, version: int) -> None:
@@ -231,7 +231,7 @@ def replace_position(query: ReadQuery, position: bytes) -> ReadQuery:
 async def running(
     snapshot: Snapshot, own: Replica = A, limits: ReadLimits | None = None, schema: TableSchema = MIXED
 ) -> AsyncIterator[ReadRig]:
-    view, clients, metrics = CountedView(), MemoryDoors(own=own, schema=schema), Metrics()
+    view, clients, metrics = CountedView(), MemoryClients(own=own, schema=schema), Metrics()
     async with asyncio.TaskGroup() as tasks:
         parts = RouterDeps(
             view=view,

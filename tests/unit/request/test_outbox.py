@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.async_tests import settled
-from tests.unit.request.write_rig import A, StubDoors, mutation
+from tests.unit.request.write_rig import A, StubClients, mutation
 
 from ebla.model.errors import EblaError
 from ebla.model.identity import TopologyVersion
@@ -37,7 +37,7 @@ def is_full(box: Outbox) -> bool:
     return box.is_full
 
 
-def sizes(clients: StubDoors) -> list[int]:
+def sizes(clients: StubClients) -> list[int]:
     return [len(request.writes) for request in clients.sent[A]]
 
 
@@ -45,7 +45,7 @@ LIMITS = RouterLimits(frame_writes_max=3, frame_bytes_max=1000, frames_in_flight
 
 
 async def test_frames_are_bounded_in_writes_and_bytes_and_a_large_write_goes_alone() -> None:
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     async with asyncio.TaskGroup() as tasks:
         box = Outboxes(clients, tasks, replace(LIMITS, frames_in_flight_max=1)).of(A)
         for position, size in enumerate((100, 100, 100, 100, 5000, 100, 600, 600)):
@@ -58,7 +58,7 @@ async def test_frames_are_bounded_in_writes_and_bytes_and_a_large_write_goes_alo
 
 
 async def test_so_many_frames_are_under_way_and_the_rest_gathers() -> None:
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     async with asyncio.TaskGroup() as tasks:
         box = Outboxes(clients, tasks, LIMITS).of(A)
         let_go = clients.hold(A)
@@ -74,7 +74,7 @@ async def test_so_many_frames_are_under_way_and_the_rest_gathers() -> None:
 
 
 async def test_a_copy_whose_time_is_over_before_it_leaves_is_not_sent() -> None:
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     async with asyncio.TaskGroup() as tasks:
         box = Outboxes(clients, tasks, LIMITS).of(A)
         now = asyncio.get_running_loop().time()
@@ -87,7 +87,7 @@ async def test_a_copy_whose_time_is_over_before_it_leaves_is_not_sent() -> None:
 
 
 async def test_each_copy_of_a_frame_learns_its_own_end() -> None:
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     clients.behaviours[A] = lambda _: WriteRowsAnswer(
         (
             WriteFailure(index=1, error="disk_full", outcome="not_applied", message="full"),
@@ -108,7 +108,7 @@ async def test_a_defect_below_fails_the_copies_and_nothing_else() -> None:
     def broken(_request: WriteRowsRequest) -> WriteRowsAnswer | EblaError:
         raise KeyError("defect")
 
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     clients.behaviours[A] = broken
     async with asyncio.TaskGroup() as tasks:
         box = Outboxes(clients, tasks, LIMITS).of(A)
@@ -122,7 +122,7 @@ async def test_a_defect_below_fails_the_copies_and_nothing_else() -> None:
 
 
 async def test_copies_end_when_the_shard_stops() -> None:
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     clients.hold(A)
 
     async def shard() -> None:
@@ -143,7 +143,7 @@ async def test_copies_end_when_the_shard_stops() -> None:
 
 
 async def test_a_box_is_full_by_writes_or_bytes_and_stalled_by_silence() -> None:
-    clients, ends = StubDoors(), Ends()
+    clients, ends = StubClients(), Ends()
     limits = RouterLimits(target_writes_max=256, target_bytes_max=2 << 20, stalled_ms=500)
     async with asyncio.TaskGroup() as tasks:
         box = Outboxes(clients, tasks, limits).of(A)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.request.write_rig import AT_REST, QUORUM, A, B, C, Clock, CountedView, StubDoors, at_version, mutation
+from tests.unit.request.write_rig import AT_REST, QUORUM, A, B, C, Clock, CountedView, StubClients, at_version, mutation
 
 from ebla.feed.topology_view import view_of
 from ebla.model.errors import InvalidRequest, WriteTimeout
@@ -19,7 +19,9 @@ THOUSAND_HOURS_MS = 1_000 * 3_600_000
 
 
 @asynccontextmanager
-async def running(clients: StubDoors, limits: RouterLimits | None = None) -> AsyncIterator[tuple[Router, CountedView]]:
+async def running(
+    clients: StubClients, limits: RouterLimits | None = None
+) -> AsyncIterator[tuple[Router, CountedView]]:
     view = CountedView()
     view.install(view_of(at_version(AT_REST, 5), Revision(HistoryId(A.host), 5)))
     async with asyncio.TaskGroup() as tasks:
@@ -41,7 +43,7 @@ async def running(clients: StubDoors, limits: RouterLimits | None = None) -> Asy
 
 
 async def test_a_router_writes_and_hands_out_timestamps() -> None:
-    clients = StubDoors()
+    clients = StubClients()
     async with running(clients) as (router, _):
         await router.write([mutation()], QUORUM, 1000)
         with pytest.raises(InvalidRequest):
@@ -52,7 +54,7 @@ async def test_a_router_writes_and_hands_out_timestamps() -> None:
 
 async def test_no_request_waits_longer_than_the_node_allows() -> None:
     """`USING TIMEOUT 1000h` would hold a version of the topology for as long, and barriers wait for it."""
-    clients = StubDoors()
+    clients = StubClients()
     released = [clients.hold(target) for target in (A, B, C)]
     async with running(clients, RouterLimits(write_timeout_ms_max=40)) as (router, view):
         began = asyncio.get_running_loop().time()

@@ -50,7 +50,7 @@ class LocalStub:
 
 
 @dataclass(kw_only=True)
-class DoorsRig:
+class ClientsRig:
     clients: ShardClients
     local: LocalStub
     transport: MemoryTransport
@@ -75,7 +75,7 @@ class DoorsRig:
 
 
 @asynccontextmanager
-async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[DoorsRig]:
+async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[ClientsRig]:
     transport, local = MemoryTransport(), LocalStub()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         context = PeersContext(
@@ -89,7 +89,7 @@ async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[DoorsRig]:
         )
         clients = ShardClients(tasks, context, addresses, local)
         clients.follow(snapshot)
-        yield DoorsRig(clients=clients, local=local, transport=transport, tasks=tasks)
+        yield ClientsRig(clients=clients, local=local, transport=transport, tasks=tasks)
         clients.close("done")
 
 

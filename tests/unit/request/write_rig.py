@@ -76,7 +76,7 @@ def refuse_all(error: str, outcome: str = "not_applied") -> Behaviour:
 
 
 @dataclass(kw_only=True)
-class StubDoors:
+class StubClients:
     """Each target answers as its behaviour says, at once, or once it is let go where it is held."""
 
     refused: frozenset[Replica] = frozenset()
@@ -145,7 +145,7 @@ MOVED = cluster(*NODES, tablets=one_tablet(D, B, C))
 class WriteRig:
     writes: WriteRouter
     view: CountedView
-    clients: StubDoors
+    clients: StubClients
     metrics: Metrics
     tasks: asyncio.TaskGroup
 
@@ -166,7 +166,7 @@ class WriteRig:
 
 @asynccontextmanager
 async def running(snapshot: Snapshot = AT_REST, limits: RouterLimits | None = None) -> AsyncIterator[WriteRig]:
-    view, clients, metrics = CountedView(), StubDoors(), Metrics()
+    view, clients, metrics = CountedView(), StubClients(), Metrics()
     async with asyncio.TaskGroup() as tasks:
         parts = RouterDeps(
             view=view,
