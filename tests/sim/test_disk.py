@@ -1,4 +1,4 @@
-"""The simulated disk: what a crash keeps, what it may take, and how a device misbehaves."""
+"""The simulated disk: what a crash keeps, what it may lose, and how a device fails."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ pytestmark = runs_in(on_disk)
 
 
 def after_crash(work: Callable[[ProcessDisk], Awaitable[None]], path: str) -> list[bytes | None]:
-    """What a file holds after a power loss, for many seeds; None where its name is gone."""
+    """The content of a file after a power loss, for many seeds; None if its name is lost."""
     found: list[bytes | None] = []
 
     async def crash(world: World, unit: Unit, disk: ProcessDisk) -> None:

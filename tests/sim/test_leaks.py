@@ -1,4 +1,4 @@
-"""Deliberate leaks of the outside into the simulation. Each must be caught, wherever in a unit it happens."""
+"""Deliberate leaks of the real world into the simulation. Each must be caught, wherever in a unit it happens."""
 
 import asyncio
 import datetime
@@ -125,7 +125,7 @@ def test_everything_is_put_back_after_a_run() -> None:
 
 
 def test_other_threads_may_read_the_clock() -> None:
-    """A test runner has threads of its own."""
+    """A test runner has its own threads."""
     read: list[float] = []
     go, done = threading.Event(), threading.Event()
 
@@ -147,7 +147,7 @@ def test_other_threads_may_read_the_clock() -> None:
 
 
 def test_the_order_of_a_set_of_strings_shows_in_another_process() -> None:
-    """Nothing can refuse it, so two hash seeds are compared, as `test_determinism` does for every scenario."""
+    """It cannot be refused, so two hash seeds are compared, as `test_determinism` does for every scenario."""
     traces = set()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

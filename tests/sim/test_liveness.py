@@ -28,7 +28,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def in_a_settled_world(story: Callable[[World, list[SimNode]], Awaitable[None]]) -> None:
-    """Four nodes that all see each other; then the story."""
+    """Four nodes that all consider each other up; then the story."""
 
     async def run(world: World) -> None:
         nodes = build_nodes(world)
@@ -94,7 +94,7 @@ async def test_a_slow_peer_stays_up_and_its_distance_is_measured(world: World, n
 
 
 async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World, nodes: list[SimNode], /) -> None:
-    """Its sockets hold answers of a peer that died meanwhile: they count from when it asked, not from now."""
+    """Its sockets hold answers of a peer that died meanwhile: they count from the time of the request, not from now."""
     one, other = nodes[0].control.name, nodes[1].control.name
     world.network.path(other, one).extra_latency_ms = 800.0
     await asyncio.sleep(SILENCE_S)
@@ -108,7 +108,7 @@ async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World,
 
 
 async def test_a_connection_that_the_peer_has_forgotten_is_replaced(world: World, nodes: list[SimNode], /) -> None:
-    """It swallows everything and never ends, as after a firewall's loss of memory."""
+    """It loses everything and never ends, as when a firewall loses its state."""
     one, other = nodes[0].control.name, nodes[1].control.name
     ends = [link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)]
     assert ends
@@ -136,7 +136,7 @@ async def test_a_restart_between_two_beats_shows_in_the_opinion(world: World, no
 async def test_a_node_whose_disk_fails_says_why_and_is_still_there_to_be_asked(
     world: World, nodes: list[SimNode], /
 ) -> None:
-    """So that the node is stopped in order, and its reason is found in `ebla status`, not in a trace."""
+    """So the node stops cleanly, and its reason is in `ebla status`, not in a traceback."""
     nodes[1].control.kill()
     nodes[1].control.machine.disk.fill()
     nodes[1].control.start()
@@ -163,7 +163,7 @@ async def test_a_shard_stops_serving_without_its_control_and_goes_on_when_it_is_
 
 
 async def test_the_right_to_serve_counts_from_the_question(world: World, nodes: list[SimNode], /) -> None:
-    """INV-SERVE-1: the shard is stopped while an answer is under way, and its control dies, at whatever moment."""
+    """INV-SERVE-1: the shard is paused while an answer is on the way, and its control dies, at any moment."""
     node = nodes[0]
     world.network.path(node.shards[0].unit.name, node.control.name).extra_latency_ms = 150.0
     world.network.path(node.control.name, node.shards[0].unit.name).extra_latency_ms = 150.0

@@ -1,4 +1,4 @@
-"""The simulated event loop: virtual time, seeded order, refusals, and what happens to the dead."""
+"""The simulated event loop: virtual time, seeded order, refusals, and the end of incarnations."""
 
 import asyncio
 import sys
@@ -165,7 +165,7 @@ async def test_tasks_and_futures_hash_by_number() -> None:
 
 
 def test_private_names_are_there_and_public_ones_are_answered() -> None:
-    """What a new Python version could change under the loop. A new public method must be served or refused."""
+    """What a new Python version could change. A new public method must be implemented or refused."""
     assert sys.version_info[:2] in {(3, 11), (3, 12), (3, 13), (3, 14)}, "look at the loop for this version"
     assert PRIVATE_NAMES == ("asyncio._set_running_loop", "asyncio.Task._log_destroy_pending")
     assert callable(asyncio._set_running_loop)

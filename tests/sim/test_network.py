@@ -1,4 +1,4 @@
-"""The simulated network: what it promises and every way it breaks."""
+"""The simulated network: its promises and its faults."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

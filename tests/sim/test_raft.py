@@ -1,4 +1,4 @@
-"""Raft groups in the simulator: the real servers, logs and wire under every fault. More seeds: `python -m ebla.sim`."""
+"""Raft groups in the simulator: the real drivers, logs and wire under every fault. More seeds: `python -m ebla.sim`."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_group_keeps_its_promises_under_every_fault(seed: int) -> None:
 
 
 def test_a_run_goes_through_what_it_is_meant_to() -> None:
-    """Or the seeds that pass would say little."""
+    """Otherwise passing seeds would prove little."""
     seen: list[RaftSafetyChecker] = []
 
     async def run(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The example register in the simulator, and the proof that the adversary must be harsh."""
+"""The example register in the simulator, and the proof that the faults must be harsh."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""One shard as a process, with a control whose topology the test writes: fences, versions that are waited for, guards,
-silence, starts and stops, all over the wire."""
+"""One shard as a process, with a control whose topology the test writes: fences, waits for versions, guards, silence,
+starts and stops, all over the wire."""
 
 import asyncio
 import uuid
@@ -62,20 +62,20 @@ SESSION = SessionId(uuid.UUID(int=77))
 CLUSTER = ClusterId(uuid.UUID(int=3))
 
 
-class FoldHere:
-    """`FoldPlace` on the disk of the shard."""
+class MemoryCompactor:
+    """`Compactor` on the disk of the shard."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
-        self.folds = 0
+        self.compactions = 0
 
     async def compact(self, job: CompactionJob) -> CompactionResult:
-        self.folds += 1
+        self.compactions += 1
         return await compact_in_memory(self.engine, job)
 
 
 class Probe:
-    """A front that says what it was told."""
+    """A service that records its calls."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
@@ -96,12 +96,12 @@ class ShardWorld:
         self.control = world.unit("n1", self._control, host_id=OWN.host)
         self.shard = world.unit("n1-shard", self._shard, machine="n1", host_id=OWN.host)
         self.process: ShardProcess | None = None
-        self.front = Probe()
-        self.folds: FoldHere | None = None
+        self.service = Probe()
+        self.compactions: MemoryCompactor | None = None
         self.stop = asyncio.Event()
         self.has_quorum = True
         self.beat_ms = 0
-        """How long control takes for the answer to a beat."""
+        """How long control takes to answer a heartbeat."""
         self.events: list[str] = []
         self.store = StoreLimits(
             free_bytes_min=0, compaction=CompactionLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50
@@ -156,18 +156,18 @@ class ShardWorld:
             store=self.store,
         )
         engine = MemoryEngine(environment.disk)
-        self.folds = FoldHere(engine)
-        self.front = Probe()
+        self.compactions = MemoryCompactor(engine)
+        self.service = Probe()
         self.process = ShardProcess(
-            environment, setup, ShardDeps(engine=engine, services=self._fronts, compactor=self.folds)
+            environment, setup, ShardDeps(engine=engine, services=self._services, compactor=self.compactions)
         )
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.process.run())
             await self.stop.wait()
             running.cancel()
 
-    def _fronts(self, _context: ShardServiceContext) -> list[Probe]:
-        return [self.front]
+    def _services(self, _context: ShardServiceContext) -> list[Probe]:
+        return [self.service]
 
     def _report(self, event: str, details: object) -> None:
         self.events.append(event)
@@ -278,7 +278,7 @@ def test_rows_are_written_and_read_over_the_wire(seed: int) -> None:
     async def story(rig: ShardWorld, client: Client) -> None:
         assert told(await client.write(*[write_of(item) for item in ITEMS])) == []
         assert await client.rows(2) == sorted(ITEMS)
-        assert rig.front.versions
+        assert rig.service.versions
 
     in_world(story, seed)
 
@@ -390,7 +390,7 @@ async def test_what_was_acknowledged_is_there_after_a_crash_and_what_left_is_dro
 
 
 async def reads(client: Client, version: int) -> list[Item]:
-    """Of the first tablet; the connection may have to be made anew."""
+    """Of the first tablet. The connection may have to be made again."""
     for _ in range(20):
         try:
             request = read_of((b"", b"\x80"), version=version)
@@ -419,7 +419,7 @@ async def test_an_orderly_stop_leaves_nothing_to_replay(rig: ShardWorld, client:
         if rig.shard.down:
             break
     assert rig.shard.down
-    assert rig.front.closed
+    assert rig.service.closed
     assert "shard.not_flushed" not in rig.events
     rig.world.machine("n1").disk.lose_power()
     disk = rig.world.scenario_environment("n1").disk
@@ -442,8 +442,8 @@ async def test_a_stack_that_grows_is_folded(rig: ShardWorld, client: Client, /) 
         await tried(client, plain(number % 30, number % 7, number + 10))
         await asyncio.sleep(0.1)
     await asyncio.sleep(5)
-    assert rig.folds is not None
-    assert rig.folds.folds > 0
+    assert rig.compactions is not None
+    assert rig.compactions.compactions > 0
 
 
 async def tried(client: Client, item: Item) -> None:

@@ -1,4 +1,4 @@
-"""Rows on whole nodes in simulation at a few seeds, and what the checkers of it take offence at."""
+"""Rows on whole nodes in simulation at a few seeds, and the violations that its checkers find."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""The power fails everywhere in the moment of an acknowledgement, while every sync takes long."""
+"""The power fails everywhere at the moment of an acknowledgement, while every sync takes long."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ def test_what_was_acknowledged_outlives_the_power(seed: int) -> None:
         driver.start()
         await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
         load.stopping = True
-        await wait_until(lambda: is_settled(cluster), world, "the topology does not come to rest")
+        await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
         client = RowsClient(world.scenario_environment("client"), load, "client")
         with ExitStack() as faults:
             for node in cluster.nodes:

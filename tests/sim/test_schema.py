@@ -1,4 +1,4 @@
-"""First nodes and changes of the schema in simulation at a few seeds."""
+"""First nodes and schema changes in simulation at a few seeds."""
 
 import pytest
 

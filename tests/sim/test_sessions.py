@@ -1,4 +1,4 @@
-"""Sessions of bulk jobs in simulation at a few seeds."""
+"""Bulk-job sessions in simulation at a few seeds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A shard's store in the simulator: nothing answered is lost, nothing deleted comes back."""
+"""A shard's store in the simulator: no answered write is lost, no deleted data reappears."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Jobs over whole tables in simulation at a few seeds, and what the checkers of it take offence at."""
+"""Jobs over whole tables in simulation at a few seeds, and the violations that its checkers find."""
 
 import uuid
 from collections.abc import Callable

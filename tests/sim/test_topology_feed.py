@@ -1,4 +1,4 @@
-"""Three nodes whose children follow the topology under every fault: what a barrier said stays true, whoever dies."""
+"""Three nodes whose children follow the topology under every fault: a returned barrier stays true."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ CALM_S = 40.0
 
 @dataclass(kw_only=True)
 class Child:
-    """The life of a child that is there now: what it has prepared, installed and still runs."""
+    """The current incarnation of a child: what it has prepared, installed and still runs."""
 
     world: World
     environment: Environment
@@ -71,7 +71,7 @@ class Child:
         )
 
     async def route(self) -> None:
-        """Requests that hold the version they began with."""
+        """Requests that hold the version by which they began."""
         rng = self.environment.rng
         while True:
             if self.view.is_known:
@@ -89,7 +89,7 @@ class Node:
     units: dict[str, Unit] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
     acknowledged: TopologyVersion = NONE
-    """The highest version whose barrier this node said to hold, in any of its lives."""
+    """The highest version whose barrier this node confirmed, in any incarnation."""
 
 
 class FeedWorld:

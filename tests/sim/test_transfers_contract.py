@@ -41,7 +41,7 @@ FLIGHT = Address("10.0.0.1", 7001)
 
 @dataclass(slots=True, kw_only=True)
 class Plane:
-    """`bulk.data_plane.DataPlane` over plain folders. Tickets are the names of what they open."""
+    """`bulk.stream_service.StreamService` over plain folders. A ticket is the name of what it opens."""
 
     disk: ProcessDisk
     sources: dict[bytes, SourceStream] = field(default_factory=dict)
@@ -234,7 +234,7 @@ PAST_FLIGHT = [
     for contract in CONTRACTS
     if contract.__name__ not in ("a_closed_session_ends_the_work", "a_cancelled_job_ends_for_its_caller")
 ]
-"""Of those that hold by the short cut as well: there nobody looks at a session, and nothing can be held."""
+"""The contract tests that also hold for the link path: it checks no session, and nothing can be held back."""
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)

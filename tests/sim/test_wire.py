@@ -1,4 +1,4 @@
-"""The wire's own shells on the simulated network, under every fault: INV-WIRE-1 to INV-WIRE-5."""
+"""The RPC client and server on the simulated network, under every fault: INV-WIRE-1 to INV-WIRE-5."""
 
 from collections.abc import Callable
 

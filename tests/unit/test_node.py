@@ -1,4 +1,4 @@
-"""What a node refuses at its start, before it runs anything."""
+"""What a node refuses at its start, before any process runs."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_a_fresh_node_without_peers_founds_a_cluster(made: LocalNode) -> None:
 def test_a_first_start_that_was_overtaken_takes_the_identity_it_finds(
     made: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two starts at once in a fresh folder: both saw no identity, and one made it while the other waited."""
+    """Two starts at once in a fresh folder: both saw no identity, and one created it while the other waited."""
     before = made.folder.read_identity()
     certificate = (made.folder.tls / "node.pem").read_bytes()
     monkeypatch.setattr(control, "check_folder", lambda _options: None)

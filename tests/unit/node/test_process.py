@@ -16,5 +16,5 @@ assert frozen > 10 * others, (frozen, others)
 
 
 def test_a_full_collection_does_not_look_through_what_was_imported() -> None:
-    """In a process of its own: what is frozen stays so."""
+    """In a separate process: frozen objects stay frozen."""
     subprocess.run([sys.executable, "-c", FROZEN], check=True, timeout=60)

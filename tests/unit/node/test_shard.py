@@ -1,4 +1,4 @@
-"""What a node's options mean for a shard."""
+"""The limits of a shard, from the node's options."""
 
 import pytest
 

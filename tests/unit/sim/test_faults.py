@@ -1,4 +1,4 @@
-"""Every fault strikes, and heals what it did."""
+"""Every fault strikes, and undoes its effect."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""INV-FORM-1 is judged by histories, not by how often one was begun."""
+"""INV-FORM-1 counts histories, not how often one was created."""
 
 from ebla.sim.checkers.formation import ClusterFoundings
 

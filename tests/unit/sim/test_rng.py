@@ -1,4 +1,4 @@
-"""Seeded chance: streams of their own, and draws that mean what they say."""
+"""Seeded random numbers: independent streams and the distributions of the draws."""
 
 from ebla.sim.rng import SimRng
 

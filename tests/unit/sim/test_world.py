@@ -1,4 +1,4 @@
-"""Units, machines and lives."""
+"""Units, machines and incarnations."""
 
 import asyncio
 
