@@ -2,7 +2,7 @@
 
 A batch usually finds its live layers open. Then every effect happens in one step, and in `periodic` mode of the commit
 log the answer leaves in the same step. A batch that has to wait (for a layer to be opened, a topology version, the
-log's sync, or the other shard of a moving tablet) holds its version meanwhile. Otherwise a barrier would be told that
+log's sync, or the other shard of a moving tablet) holds its version meanwhile. Otherwise a barrier would assume that
 nothing older runs.
 """
 

@@ -4,7 +4,7 @@ A `WriteCall` holds the mutations of one request as they were sent by one versio
 come in through `PendingMutation.on_reply`. Two callbacks go out: `on_decided` when the request can be answered or has
 to be sent again, and `on_ended` when the last replica has replied.
 
-INV-ROWS-8: a write that its client was told was not applied is never visible to any read.
+INV-ROWS-8: a write that was reported as not applied is never visible to any read.
 """
 
 import enum
