@@ -44,7 +44,13 @@ LIMITS = SchedulerLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, abandoned_
 
 TABLETS = st.sets(st.integers(0, 2), min_size=1).map(lambda numbers: tuple(sorted(numbers)))
 wishes: st.SearchStrategy[JobSpec] = st.one_of(
-    st.builds(CopyTablets, st.sampled_from(TABLES), TABLETS, st.just(HOSTS[0]), st.sampled_from(HOSTS)),
+    st.builds(
+        CopyTablets,
+        table=st.sampled_from(TABLES),
+        tablets=TABLETS,
+        source=st.just(HOSTS[0]),
+        target=st.sampled_from(HOSTS),
+    ),
     st.builds(
         StreamRange,
         table=st.sampled_from(TABLES),

@@ -123,7 +123,7 @@ async def test_other_bytes_than_the_source_has_are_noticed(tmp_path: Path) -> No
                 place.checksum ^= 1
 
         rig.stream_service.appended = appended
-        with pytest.raises(Corruption, match="0/d came to"):
+        with pytest.raises(Corruption, match="0/d arrived at"):
             await moved(rig)
 
 

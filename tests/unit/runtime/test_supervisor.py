@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -112,6 +112,7 @@ def test_a_cancelled_supervisor_leaves_no_child() -> None:
 
 
 @runs_in(real_time)
+@pytest.mark.usefixtures("default_hangup")
 async def test_a_signal_waits_until_the_child_was_heard() -> None:
     """A child that has just been started would be ended by it: its handler is not there yet."""
 
@@ -136,6 +137,14 @@ async def test_a_signal_waits_until_the_child_was_heard() -> None:
         await running
     ends = [details["how"] for name, details in told.events if name == "child.ended"]
     assert ends[:2] == ["was ended by SIGHUP"] * 2
+
+
+@pytest.fixture
+def default_hangup() -> Iterator[None]:
+    """A child inherits an ignored SIGHUP, as under nohup, and would never end by it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def _has_pending(pid: int, number: signal.Signals) -> bool:
