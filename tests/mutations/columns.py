@@ -17,7 +17,7 @@ MUTATIONS = (
         find="may_stand = covers & marked & plain",
         replace="may_stand = marked & plain",
         check=MERGE,
-        why="a cell that the newest row leaves out is lost",
+        why="a cell that the newest write of the row does not set is lost",
     ),
     Mutation(
         name="columns-marker-forgotten",
@@ -26,7 +26,7 @@ MUTATIONS = (
         find="may_stand = covers & marked & plain",
         replace="may_stand = covers & plain",
         check=MERGE,
-        why="a row that was inserted vanishes once its cells are deleted",
+        why="an inserted row vanishes once its cells are deleted",
     ),
     Mutation(
         name="columns-tie-by-place",
@@ -35,7 +35,7 @@ MUTATIONS = (
         find="(alone & may_stand)",
         replace="may_stand",
         check=MERGE,
-        why="of two writes of one microsecond, replicas keep different ones",
+        why="of two writes with the same timestamp, replicas keep different ones",
     ),
     Mutation(
         name="columns-window-too-long",
@@ -44,7 +44,7 @@ MUTATIONS = (
         find="end = min(source.last_key() for source in ahead)",
         replace="end = max(source.last_key() for source in ahead)",
         check=MERGE,
-        why="a key is there twice, out of order",
+        why="a key appears twice, out of order",
     ),
     Mutation(
         name="columns-tokens-are-the-order",
@@ -53,7 +53,7 @@ MUTATIONS = (
         find="if (same == tokens_tie).all():",
         replace="if True:",
         check=MERGE,
-        why="rows of one partition come in the order of their layers",
+        why="rows of one partition are returned in the order of their layers",
     ),
     Mutation(
         name="columns-head-forgotten-at-chunk-end",
@@ -71,7 +71,7 @@ MUTATIONS = (
         find="dropped = self._covered_plain(chunk)",
         replace="dropped: list[int] = []",
         check=COMPACTION,
-        why="a compaction keeps what a range deletion covers, and it comes back when the deletion goes",
+        why="a compaction keeps rows under a range tombstone, and they come back when the tombstone is purged",
     ),
     Mutation(
         name="columns-slice-without-head",
@@ -80,7 +80,7 @@ MUTATIONS = (
         find='return [(head, head + b"\\0"), *([(first, last)] if first < last else [])]',
         replace="return [(head, head), *([(first, last)] if first < last else [])]",
         check=SCAN,
-        why="a slice shows rows that a range deletion covers",
+        why="a slice shows rows under a range tombstone",
     ),
     Mutation(
         name="columns-layer-not-clipped",
@@ -89,7 +89,7 @@ MUTATIONS = (
         find="return [part for span in spans for part in clip_span(span, within)]",
         replace="return list(spans) if within else []",
         check=SCAN,
-        why="after a split, a half shows rows of the other",
+        why="after a split, one half shows rows of the other",
     ),
     Mutation(
         name="columns-bare-rows-shown",
@@ -98,7 +98,7 @@ MUTATIONS = (
         find="return chunk.filter(pa.array(~hidden)) if hidden.any() else chunk",
         replace="return chunk",
         check=SCAN,
-        why="rows whose only column was dropped are still there",
+        why="rows whose only column was dropped are still shown",
     ),
     Mutation(
         name="columns-sidecar-unchecked",
@@ -116,7 +116,7 @@ MUTATIONS = (
         find="self._write_waiting()\nself._writer.close()",
         replace="self._writer.close()",
         check=SIDECAR,
-        why="scans miss the last rows of every base",
+        why="scans miss the last rows of every base layer",
     ),
     Mutation(
         name="columns-old-sidecar-as-new",
@@ -125,7 +125,7 @@ MUTATIONS = (
         find="if self.index.schema_version != shape.schema.version:",
         replace="if False:",
         check=SCAN,
-        why="after a column is dropped, rows that had nothing else are still shown",
+        why="after a column is dropped, rows without any other cell are still shown",
     ),
     Mutation(
         name="columns-compaction-collects-before-covering",
@@ -134,7 +134,7 @@ MUTATIONS = (
         find="left = row if covering is None else without_deleted(row, covering)",
         replace="left = row",
         check=COMPACTION,
-        why="a compaction drops a deletion and keeps what it deleted",
+        why="a compaction drops a tombstone and keeps the rows under it",
     ),
     Mutation(
         name="columns-added-column-complete",
@@ -143,7 +143,7 @@ MUTATIONS = (
         find="walk.complete[:] &= is_multi_cell(column.type)",
         replace="",
         check=COLUMNS,
-        why="a row written before a column was added hides that column's cell",
+        why="a row written before a column was added hides the cell of that column",
     ),
     Mutation(
         name="columns-null-is-empty",
@@ -152,7 +152,7 @@ MUTATIONS = (
         find="np.where(valid, sizes, -1)",
         replace="np.where(valid, sizes, 0)",
         check=COLUMNS,
-        why="a text that was never written reads as an empty one",
+        why="a text that was never written is read as an empty one",
     ),
     Mutation(
         name="columns-negative-floats",
@@ -170,6 +170,6 @@ MUTATIONS = (
         find="one_by_one = _has_elements(columns, many, batch_stamp)",
         replace="one_by_one = np.zeros(len(batch_stamp), np.bool_)",
         check=LOAD,
-        why="a bulk load forgets collections",
+        why="a bulk load loses collections",
     ),
 )

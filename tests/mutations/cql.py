@@ -1,4 +1,4 @@
-"""Bugs of the language: what a statement means, what it refuses, what it shows."""
+"""Bugs of CQL: what a statement means, what it refuses, what it returns."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -21,7 +21,7 @@ MUTATIONS = (
         find="beyond = end.is_lower != column.descending",
         replace="beyond = end.is_lower",
         check=SPANS,
-        why="a slice of a table in descending order shows the other rows",
+        why="a slice of a table in descending order shows the wrong rows",
     ),
     Mutation(
         name="cql-bound-values-unchecked",
@@ -30,7 +30,7 @@ MUTATIONS = (
         find="if type(value) is bytes and check(value):",
         replace="if type(value) is bytes and not value and check(value):",
         check=BIND,
-        why="bytes that are no value of the column are stored, and no client can read the row again",
+        why="bytes that are invalid for the column's type are stored, and no client can read the row again",
     ),
     Mutation(
         name="cql-sets-keep-the-order-of-the-text",
@@ -48,7 +48,7 @@ MUTATIONS = (
         find="if isinstance(value, Unset):\n    return\nbuilder.cells[number]",
         replace="if isinstance(value, Unset):\n    value = None\nbuilder.cells[number]",
         check=WRITES,
-        why="a driver that leaves a column out deletes it",
+        why="a column that a driver leaves unset is deleted",
     ),
     Mutation(
         name="cql-whole-collection-leaves-the-old-elements",
@@ -57,7 +57,7 @@ MUTATIONS = (
         find="element_cells(column, kind, value, builder), builder.times.deletion_before())",
         replace="element_cells(column, kind, value, builder))",
         check=WRITES,
-        why="assigning a list adds to what was there",
+        why="assigning a list appends to the old value",
     ),
     Mutation(
         name="cql-appends-of-one-batch-share-a-place",
@@ -66,7 +66,7 @@ MUTATIONS = (
         find="first = builder.order << _PLACE_BITS",
         replace="first = 0",
         check=EXECUTE,
-        why="of two elements added to a list in one batch one is lost",
+        why="of two elements added to a list in one batch, one is lost",
     ),
     Mutation(
         name="cql-default-time-to-live-ignored",
@@ -75,7 +75,7 @@ MUTATIONS = (
         find="default_s = self.schema.options.default_ttl_s",
         replace="default_s = 0",
         check=WRITES,
-        why="rows of a table that should expire stay for ever",
+        why="rows of a table with a default TTL never expire",
     ),
     Mutation(
         name="cql-update-marks-its-row",
@@ -84,7 +84,7 @@ MUTATIONS = (
         find="return self._plan(restrictions, statement.using)",
         replace="return self._plan(restrictions, statement.using, marks_row=True)",
         check=WRITES,
-        why="a row whose last column is deleted does not go away",
+        why="a row stays visible after its last column is deleted",
     ),
     Mutation(
         name="cql-filtering-never-demanded",
@@ -93,7 +93,7 @@ MUTATIONS = (
         find="if not statement.allow_filtering:",
         replace="if statement.allow_filtering:",
         check=RESTRICTIONS,
-        why="a statement reads the whole table without anybody having asked for that",
+        why="a statement scans the whole table without ALLOW FILTERING",
     ),
     Mutation(
         name="cql-limit-starts-again-on-every-page",
@@ -102,7 +102,7 @@ MUTATIONS = (
         find="left -= len(rows)",
         replace="",
         check=SELECT,
-        why="LIMIT 10 shows ten rows of every page",
+        why="LIMIT 10 returns ten rows of every page",
     ),
     Mutation(
         name="cql-replicas-cut-what-is-filtered-afterwards",
@@ -120,7 +120,7 @@ MUTATIONS = (
         find="self._partitions_with_rows.update(one.prefix for one in found)",
         replace="self._partitions_with_rows.clear()",
         check=SELECT,
-        why="a partition's statics show up once more as a row without keys",
+        why="the static values of a partition appear again as a row without clustering keys",
     ),
     Mutation(
         name="cql-plans-outlive-their-table",
@@ -129,7 +129,7 @@ MUTATIONS = (
         find="return compiled.schema is None or view.schemas.get(compiled.schema.id) is compiled.schema",
         replace="return True",
         check=EXECUTE,
-        why="a prepared statement goes on writing by a schema that was altered",
+        why="a prepared statement keeps writing with a schema that was altered",
     ),
     Mutation(
         name="cql-batch-statements-draw-their-own-times",
@@ -138,7 +138,7 @@ MUTATIONS = (
         find="mutations += compiled.plan.mutations(request, replace(write_time, sequence=sequence), known)",
         replace="mutations += compiled.plan.mutations(request, self._write_time(parameters), known)",
         check=EXECUTE,
-        why="half a batch is newer than a write that came between",
+        why="half of a batch is newer than a concurrent write",
     ),
     Mutation(
         name="cql-caches-forget-the-newest",
@@ -147,7 +147,7 @@ MUTATIONS = (
         find="del self._entries[next(iter(self._entries))]",
         replace="del self._entries[next(reversed(self._entries))]",
         check=CACHES,
-        why="once full, nothing that is prepared can be executed",
+        why="once the cache is full, no prepared statement can be executed",
     ),
     Mutation(
         name="cql-alter-keyspace-resets-durable-writes",
@@ -156,7 +156,7 @@ MUTATIONS = (
         find="durable_before = before is None or before.durable_writes",
         replace="durable_before = True",
         check=SCHEMA,
-        why="changing a replication factor changes something else",
+        why="changing a replication factor changes another option",
     ),
     Mutation(
         name="cql-describe-forgets-quotes",
@@ -165,7 +165,7 @@ MUTATIONS = (
         find="if _PLAIN.fullmatch(name) and name.upper() not in RESERVED_WORDS:",
         replace="if name.upper() not in RESERVED_WORDS:",
         check=DESCRIBE,
-        why="a schema that was described creates other names",
+        why="running the output of DESCRIBE creates other names",
     ),
     Mutation(
         name="cql-topology-without-its-transition",
@@ -174,7 +174,7 @@ MUTATIONS = (
         find='"transition_state": state.transition,',
         replace="",
         check=SYSTEM,
-        why="whoever watches a join sees a cluster at rest",
+        why="during a join, an operator sees an idle cluster",
     ),
     Mutation(
         name="cql-bare-partitions-hidden",
@@ -183,6 +183,6 @@ MUTATIONS = (
         find="if self._bare_head is not None:\n    held",
         replace="if self._bare_head is not None and not self._static:\n    held",
         check=SELECT,
-        why="a partition that has static values alone is not there",
+        why="a partition with only static values is missing",
     ),
 )

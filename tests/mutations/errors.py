@@ -1,4 +1,4 @@
-"""Bugs of the error codes: a client that is told the wrong thing repeats what must not be repeated."""
+"""Bugs of the error codes: with a wrong code, a client repeats a request that must not be repeated."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 

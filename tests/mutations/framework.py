@@ -31,7 +31,7 @@ To add some, write `tests/mutations/<area>.py`:
 - A hang is not a catch: a check must report the failure within `limit_s`.
 - `why` says what a user would suffer, in one line.
 
-Run: `python -m tests.mutations` (all, on every core), `… NAME…` (an area, or those whose name starts so), `--list`,
+Run: `python -m tests.mutations` (all, on every core), `… NAME…` (an area, or the start of names), `--list`,
 `--baseline` (each check once without its bug: all must pass), `--jobs N`. Exit code 1 if one escapes or errs.
 """
 
@@ -110,14 +110,14 @@ class Mutation:
 
 
 def all_areas() -> dict[str, tuple[Mutation, ...]]:
-    """The mutations of each area, which is called as its file is."""
+    """The mutations of each area; an area has the name of its file."""
     names = [info.name for info in pkgutil.iter_modules(tests.mutations.__path__)]
     areas = [name for name in names if name not in FRAMEWORK_MODULES]
     return {area: importlib.import_module(f"{tests.mutations.__name__}.{area}").MUTATIONS for area in areas}
 
 
 def all_mutations() -> tuple[Mutation, ...]:
-    """Those of every area, by name."""
+    """The mutations of all areas, by name."""
     found: dict[str, Mutation] = {}
     for mutation in (one for mutations in all_areas().values() for one in mutations):
         if mutation.name in found:
@@ -127,6 +127,6 @@ def all_mutations() -> tuple[Mutation, ...]:
 
 
 def choose(names: Sequence[str]) -> list[Mutation]:
-    """Those of the areas named so, and those whose own name starts so; without names, all."""
+    """The mutations of the named areas, and those whose name starts with one of `names`; without names, all."""
     in_areas = {mutation.name for area in all_areas() if area in names for mutation in all_areas()[area]}
     return [one for one in all_mutations() if not names or one.name in in_areas or one.name.startswith(tuple(names))]

@@ -25,7 +25,7 @@ MUTATIONS = (
         find="return LockRevoked(self.lock) if lock is not None and lock != self.lock else None",
         replace="return None",
         check=GROUP0,
-        why="a holder whose lock was revoked on the way still changes keys",
+        why="a holder whose lock was revoked meanwhile still changes keys",
     ),
     Mutation(
         name="group0-members-ignore-the-lock",
@@ -34,7 +34,7 @@ MUTATIONS = (
         find="refusal: CommandAnswer | None = self._revoked(change.lock)\nif refusal is None and",
         replace="refusal: CommandAnswer | None = None\nif refusal is None and",
         check=STORE_TESTS,
-        why="a stale operator changes the quorum",
+        why="an operator with outdated information changes the quorum",
     ),
     Mutation(
         name="group0-feed-skips-on-snapshot",
@@ -43,7 +43,7 @@ MUTATIONS = (
         find="if self.index > before.index:\n    self.recent.append(step)\nreturn step",
         replace="return step",
         check=STORE_TESTS,
-        why="whoever follows a node that was sent a snapshot misses what it covered",
+        why="a watcher of a node that received a snapshot misses the changes in it",
     ),
     Mutation(
         name="group0-feed-forgets-deletions-on-snapshot",
@@ -52,7 +52,7 @@ MUTATIONS = (
         find="return gone + changed",
         replace="return changed",
         check=STORE_TESTS,
-        why="deleted keys live on with whoever follows",
+        why="watchers keep keys that were deleted",
     ),
     Mutation(
         name="group0-quorum-read-served-locally",
@@ -61,7 +61,7 @@ MUTATIONS = (
         find="await self._machine.wait_applied(index)",
         replace="",
         check=GROUP0,
-        why="a node that lags answers with a state from before an answered write",
+        why="a lagging node answers with a state from before an acknowledged write",
     ),
     Mutation(
         name="group0-create-without-full-answer",
@@ -79,7 +79,7 @@ MUTATIONS = (
         find="await self._save_known()\nreturn discovery.reply_of(self._state)",
         replace="return discovery.reply_of(self._state)",
         check=PytestCheck("tests/unit/control/group0/test_formation.py"),
-        why="a node that answered, crashed and forgot whom it answered creates a second cluster",
+        why="a node that answered a founder, crashed and lost its answer creates a second cluster",
     ),
     Mutation(
         name="group0-learner-promoted-early",
@@ -91,7 +91,7 @@ MUTATIONS = (
         ),
         replace="return progress is not None and True",
         check=VOTER_TESTS,
-        why="a voter without the log holds up every commit until it has it",
+        why="a voter without the log delays every commit until it has caught up",
     ),
     Mutation(
         name="group0-retry-applied-twice",
@@ -100,7 +100,7 @@ MUTATIONS = (
         find="if call.serial in memory.answers:\n    return memory.answers[call.serial]",
         replace="",
         check=GROUP0,
-        why="a command offered again after a leader change overwrites what came in between",
+        why="a command proposed again after a leader change overwrites later changes",
     ),
     Mutation(
         name="group0-missing-is-no-condition",
@@ -118,7 +118,7 @@ MUTATIONS = (
         find="if before.role is MemberRole.REMOVED and member.role is not MemberRole.REMOVED:",
         replace="if before is None:",
         check=STORE_TESTS,
-        why="a host that left counts again, with a log from before",
+        why="a host that left becomes a member again, with an old log",
     ),
     Mutation(
         name="group0-void-change-takes-effect",
@@ -127,7 +127,7 @@ MUTATIONS = (
         find="return applied.members_changed",
         replace="return True",
         check=PytestCheck("tests/unit/control/group0/test_state_machine.py"),
-        why="the quorum follows a change that the store refused",
+        why="the membership follows a change that the store refused",
     ),
     Mutation(
         name="group0-founding-not-durable",
@@ -139,7 +139,7 @@ MUTATIONS = (
             "self._marks.mark = msgspec.structs.replace(self._marks.mark, history=history)"
         ),
         check=FORMATION,
-        why="a founder that died in the middle founds another history over the first",
+        why="a founder that crashed half-way creates a second history over the first",
     ),
     Mutation(
         name="group0-commit-notice-given-up",
@@ -148,7 +148,7 @@ MUTATIONS = (
         find="self._start_notice(self._commit_index)",
         replace="pass",
         check=PytestCheck("tests/unit/control/raft/test_commits.py"),
-        why="peers learn of a commit only by the next heartbeat",
+        why="peers learn of a commit only with the next heartbeat",
     ),
     Mutation(
         name="group0-snapshot-cut-is-damage",
@@ -166,7 +166,7 @@ MUTATIONS = (
         find="state if is_kept else _State(state.revision, state.keys, store.entries.copy())",
         replace="_State(store.revision, wanted.keys_in(store), store.entries)",
         check=PytestCheck("tests/unit/control/group0/test_pages.py"),
-        why="a large state that is read in pages never was",
+        why="a large state that is read in pages mixes several revisions",
     ),
     Mutation(
         name="group0-page-of-the-state-as-it-is-now",
@@ -175,7 +175,7 @@ MUTATIONS = (
         find="max(start, 0) if state.revision == at else 0",
         replace="max(start, 0)",
         check=PytestCheck("tests/unit/control/group0/test_pages.py"),
-        why="where a node forgot what it had begun, the rest of another moment follows",
+        why="when a node has lost a paged read, the remaining pages come from another revision",
     ),
     Mutation(
         name="group0-feed-page-skips",
@@ -184,7 +184,7 @@ MUTATIONS = (
         find="return WatchAnswer(revision=Revision(after.history, taken[-1].index), reset=False, changes=changes)",
         replace="return WatchAnswer(revision=running.store.revision, reset=False, changes=changes)",
         check=GROUP0,
-        why="whoever is far behind is told a page of changes and never the next",
+        why="a watcher that is far behind receives one page of changes and never the next",
     ),
     Mutation(
         name="group0-pages-put-together-across-beginnings",
@@ -193,6 +193,6 @@ MUTATIONS = (
         find="self._at, self._found = answer.revision, []",
         replace="self._at = answer.revision",
         check=PytestCheck("tests/unit/wire/test_group0_pages.py"),
-        why="a read that moved to another node mixes two moments",
+        why="a read that moved to another node mixes two revisions",
     ),
 )

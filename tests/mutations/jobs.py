@@ -1,4 +1,4 @@
-"""Bugs of the pipeline's jobs: effects after an end, two at one place, work lost or done for ever."""
+"""Bugs of the pipeline's jobs: effects after the end, two jobs on one replica, work lost or repeated for ever."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -15,7 +15,7 @@ MUTATIONS = (
         find=("if record.session is not None:\n    await self._runner.close(record.session)"),
         replace="",
         check=QUEUE,
-        why="what the former leader's tasks still do lands beside the new run",
+        why="tasks of the former leader still have effects during the new run",
     ),
     Mutation(
         name="jobs-cancelled-before-the-session-is-closed",
@@ -24,7 +24,7 @@ MUTATIONS = (
         find="await self._runner.close(new.session)",
         replace="running.cancel()",
         check=QUEUE,
-        why="a task that outlives its cancellation could still be sealed",
+        why="the output of a task that outlives its cancellation could still be sealed",
     ),
     Mutation(
         name="jobs-ended-before-the-session-is-closed",
@@ -33,7 +33,7 @@ MUTATIONS = (
         find=("await self._runner.close(session)\nawait self._write_event(job, lambda _: ending, session)"),
         replace=("await self._write_event(job, lambda _: ending, session)\nawait self._runner.close(session)"),
         check=QUEUE,
-        why="a job that is told to be over may have effects yet",
+        why="a job that is reported finished may still have effects",
     ),
     Mutation(
         name="jobs-run-not-confirmed",
@@ -42,7 +42,7 @@ MUTATIONS = (
         find="await handle.confirm()",
         replace="",
         check=RUNNER,
-        why="a run that was taken over while its session was opened goes on under one that nobody closes",
+        why="a run that was taken over while it opened its session continues under a session that is never closed",
     ),
     Mutation(
         name="jobs-ending-of-another-run-written",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find=("if found.session != session or (session is not None and found.owner != self._owner):\n    return None"),
         replace="",
         check=QUEUE,
-        why="a pipeline that lost its lead ends the run of the next",
+        why="a pipeline that is no longer beside the leader ends the run of its successor",
     ),
     Mutation(
         name="jobs-lost-record-goes-on",
@@ -60,7 +60,7 @@ MUTATIONS = (
         find="if not own.is_stopping and (lost or (record is not None and record.cancel_requested)):",
         replace="if not own.is_stopping and record is not None and record.cancel_requested:",
         check=BOOK,
-        why="two pipelines work at one job until the older is ended from outside",
+        why="two pipelines run one job until the older one is killed",
     ),
     Mutation(
         name="jobs-two-at-one-stack",
@@ -69,7 +69,7 @@ MUTATIONS = (
         find="if claim is not None and theirs is not None and claim.meets(theirs):",
         replace="if claim is not None and theirs is not None and claim == theirs and claim.host is None:",
         check=BOOK,
-        why="two jobs bring layers into one stack at once",
+        why="two jobs add layers to one stack at once",
     ),
     Mutation(
         name="jobs-engine-away-counts-as-a-run",
@@ -78,7 +78,7 @@ MUTATIONS = (
         find="{JobEvent.BEGUN: 1, JobEvent.AWAY: -1}",
         replace="{JobEvent.BEGUN: 1}",
         check=BOOK,
-        why="a Spark that restarts a few times makes jobs fail",
+        why="jobs fail because Spark was restarted a few times",
     ),
     Mutation(
         name="jobs-broken-tried-for-ever",
@@ -87,7 +87,7 @@ MUTATIONS = (
         find="if change.event in COUNTED_EVENTS and job.runs >= runs_max:",
         replace="if change.event in COUNTED_EVENTS and job.runs > runs_max + 1_000_000:",
         check=BOOK,
-        why="what can never be done is done again and again",
+        why="a job that can never succeed is retried for ever",
     ),
     Mutation(
         name="jobs-checkpoint-before-the-target-holds",
@@ -96,7 +96,7 @@ MUTATIONS = (
         find='self.meter.step(f"{text}: opening the targets")',
         replace="await self.take_checkpoints([(copy.range, copy.sources) for copy in copies])",
         check=RUNNER,
-        why="a tombstone that the target drops in between is missing under a row that the checkpoint still has",
+        why="a tombstone that the target purges meanwhile does not cover a row that the checkpoint still has",
     ),
     Mutation(
         name="jobs-different-at-first-sight",
@@ -105,7 +105,7 @@ MUTATIONS = (
         find="for number in range(2, limits.passes + 1):",
         replace="for number in range(2, 2):",
         check=RUNNER,
-        why="every write that is under way looks like a replica that differs",
+        why="every write in flight is reported as a difference between replicas",
     ),
     Mutation(
         name="jobs-healed-without-own",
@@ -114,7 +114,7 @@ MUTATIONS = (
         find="own.get(replica.host)",
         replace="None",
         check=RUNNER,
-        why="a heal writes everything everywhere, and hides what was missing",
+        why="a repair writes everything everywhere, and hides what was missing",
     ),
     Mutation(
         name="jobs-part-of-a-shard-only",
@@ -123,7 +123,7 @@ MUTATIONS = (
         find="tokens.update(_shard_borders(shard_count, ignore_msb))",
         replace="pass",
         check=PLANS,
-        why="a transfer goes to one shard and brings what belongs to two",
+        why="a transfer brings one shard rows that belong to two",
     ),
     Mutation(
         name="jobs-record-overwritten",
@@ -132,6 +132,6 @@ MUTATIONS = (
         find="self.execute(Transaction((condition,), (PutKey(key, encode_stored(stored)),)), deadline)",
         replace="self.execute(Transaction((), (PutKey(key, encode_stored(stored)),)), deadline)",
         check=QUEUE,
-        why="a cancel, or another pipeline's word, is lost under the next progress",
+        why="a cancellation, or another pipeline's update, is overwritten by the next progress report",
     ),
 )

@@ -17,7 +17,7 @@ MUTATIONS = (
         find="self._newest.sync_now()",
         replace="pass",
         check=APPEND_NOW,
-        why="an acknowledged batch is gone after a power cut",
+        why="an acknowledged batch is lost after a power cut",
     ),
     Mutation(
         name="journal-now-overtakes",
@@ -26,7 +26,7 @@ MUTATIONS = (
         find="waits = self._lock.is_held or self._unsynced or self._rotation_begun",
         replace="waits = self._rotation_begun",
         check=APPEND_NOW,
-        why="a batch is written before the one before it is synced, and a torn one may stand before a whole one",
+        why="a batch is written before the previous one is synced, and a torn batch may precede a complete one",
     ),
     Mutation(
         name="raft-log-now-forgets-vote",
@@ -35,7 +35,7 @@ MUTATIONS = (
         find="self._note(records, last)\nself._hard_state = hard_state",
         replace="self._note(records, last)",
         check=APPEND_NOW,
-        why="the next record repeats an older hard state and takes a vote back",
+        why="the next record repeats an older hard state and reverts a vote",
     ),
     Mutation(
         name="journal-zeros-over-the-batch",
@@ -44,7 +44,7 @@ MUTATIONS = (
         find="self._newest.write(self._end_offset, bytes(self._prewritten_end - self._end_offset))",
         replace="self._newest.write(self._end_offset - 32, bytes(self._prewritten_end - self._end_offset))",
         check=SEGMENTS,
-        why="the end of the first batch of each stretch is wiped out",
+        why="the end of the first batch of each stretch is overwritten",
     ),
     Mutation(
         name="journal-zeros-fail-the-batch",
@@ -53,7 +53,7 @@ MUTATIONS = (
         find="with suppress(DiskFull):",
         replace="with suppress(KeyError):",
         check=PytestCheck("tests/unit/journal/test_prewritten_zeros.py"),
-        why="a batch that is written is told to have found no room, and is written again",
+        why="a written batch is reported as not written for lack of space, and is written again",
     ),
     Mutation(
         name="journal-answer-before-sync",
@@ -62,7 +62,7 @@ MUTATIONS = (
         find="self._write(records)\nawait self._finish_sync()\nreturn",
         replace="self._write(records)\nreturn",
         check=SEGMENTS,
-        why="an acknowledged batch is gone after a power cut",
+        why="an acknowledged batch is lost after a power cut",
     ),
     Mutation(
         name="journal-next-frame-before-sync",
@@ -71,7 +71,7 @@ MUTATIONS = (
         find="if self._unsynced:\n    await self._finish_sync()",
         replace="if self._unsynced:\n    self._unsynced = False",
         check=SEGMENTS,
-        why="a batch whose caller gave up is called durable by the next manifest, or torn before a whole one",
+        why="a cancelled batch counts as durable in the next manifest, or is torn before a complete one",
     ),
     Mutation(
         name="journal-goes-on-after-failed-sync",
@@ -80,7 +80,7 @@ MUTATIONS = (
         find="self._failure = failure",
         replace="",
         check=SEGMENTS,
-        why="a lost page lies under later acknowledged batches",
+        why="a lost page precedes later acknowledged batches",
     ),
     Mutation(
         name="journal-rotation-forgotten",
@@ -89,7 +89,7 @@ MUTATIONS = (
         find="if self._rotation_begun or self._end_offset + size",
         replace="if self._end_offset + size",
         check=SEGMENTS,
-        why="a batch goes into a segment that the manifest already calls complete",
+        why="a batch is written to a segment that is complete according to the manifest",
     ),
     Mutation(
         name="journal-drop-one-too-many",
@@ -98,7 +98,7 @@ MUTATIONS = (
         find="if successor <= sequence)",
         replace="if successor <= sequence + 1)",
         check=SEGMENTS,
-        why="a segment goes while a record in it is needed",
+        why="a segment is removed while a record in it is needed",
     ),
     Mutation(
         name="journal-drop-before-manifest",
@@ -115,7 +115,7 @@ MUTATIONS = (
             "await self._save_manifest(kept)"
         ),
         check=SEGMENTS,
-        why="a crash between the two leaves a log that names a missing segment and does not start",
+        why="a crash between the two steps leaves a manifest that names a missing segment, and the log does not open",
     ),
     Mutation(
         name="journal-rotation-before-segment-is-durable",
@@ -124,7 +124,7 @@ MUTATIONS = (
         find="await file.sync()\nawait place.disk.sync_folder(place.folder)",
         replace="",
         check=SEGMENTS,
-        why="the manifest names a segment that a power cut takes away",
+        why="the manifest names a segment that a power cut removes",
     ),
     Mutation(
         name="journal-recovered-tail-not-synced",
@@ -133,7 +133,7 @@ MUTATIONS = (
         find="reserve(file, place.limits.segment_bytes)\nawait file.sync()",
         replace="reserve(file, place.limits.segment_bytes)",
         check=SEGMENTS,
-        why="a batch that was read and acted on after a restart is gone after a power cut",
+        why="a batch that was read and used after a restart is lost after a power cut",
     ),
     Mutation(
         name="journal-last-frame-not-written-again",
@@ -142,7 +142,7 @@ MUTATIONS = (
         find="_rewrite_last_frame(file, tail)",
         replace="",
         check=PytestCheck("tests/unit/journal/test_failed_sync.py"),
-        why="a batch that only the page cache has after a failed sync vanishes under later ones",
+        why="a batch that is only in the page cache after a failed sync is lost, and later ones are not",
     ),
     Mutation(
         name="journal-found-names-not-synced",
@@ -151,7 +151,7 @@ MUTATIONS = (
         find="await disk.sync_folder(parent_folder(folder))\nawait disk.sync_folder(folder)",
         replace="await disk.sync_folder(parent_folder(folder))",
         check=SEGMENTS,
-        why="the old manifest comes back and a segment with acknowledged batches counts as never used",
+        why="the old manifest comes back, and a segment with acknowledged batches counts as unused",
     ),
     Mutation(
         name="journal-torn-tail-not-cut",
@@ -160,7 +160,7 @@ MUTATIONS = (
         find="if tail.torn:\n    file.truncate(tail.spot.offset)",
         replace="",
         check=DAMAGE,
-        why="what is left of a torn batch stands behind a shorter one and looks like damage",
+        why="the rest of a torn batch follows a shorter one and looks like corruption",
     ),
     Mutation(
         name="journal-damage-taken-for-torn",
@@ -169,7 +169,7 @@ MUTATIONS = (
         find="later = _find_later_frame(log_id, spot, rest)",
         replace="later = None",
         check=DAMAGE,
-        why="a lost sector in the middle silently cuts off everything behind it",
+        why="a lost sector in the middle silently cuts off everything after it",
     ),
     Mutation(
         name="journal-whole-frame-taken-for-torn",
@@ -187,7 +187,7 @@ MUTATIONS = (
         find="if _ZERO_SECTOR in payload and (mask := _choose_mask(payload)):",
         replace="if mask:",
         check=DAMAGE,
-        why="damage to a batch that holds zeros is taken for a torn write",
+        why="corruption of a batch that contains zeros is taken for a torn write",
     ),
     Mutation(
         name="journal-frame-valid-anywhere",
@@ -196,7 +196,7 @@ MUTATIONS = (
         find="return zlib.crc32(_SEED.pack(log_id, offset))",
         replace="return 0",
         check=DAMAGE,
-        why="bytes inside somebody's record are taken for the log's own",
+        why="bytes inside a caller's record are taken for a header of the log",
     ),
     Mutation(
         name="journal-shorter-than-acknowledged",
@@ -205,7 +205,7 @@ MUTATIONS = (
         find="if tail.spot.sequence <= manifest.acknowledged:",
         replace="if False:",
         check=SEGMENTS,
-        why="a file that somebody cut short starts as if nothing had been there",
+        why="a truncated file is opened as an empty log",
     ),
     Mutation(
         name="journal-missing-manifest-is-a-new-log",
@@ -214,7 +214,7 @@ MUTATIONS = (
         find="if first_sequence != FIRST_SEQUENCE or await _has_frames(place, path):",
         replace="if False:",
         check=SEGMENTS,
-        why="a lost manifest wipes the log",
+        why="a lost manifest erases the log",
     ),
     Mutation(
         name="replace-without-sync",
@@ -223,7 +223,7 @@ MUTATIONS = (
         find="await self._file.sync()\nself._file.close()",
         replace="self._file.close()",
         check=REPLACE,
-        why="after a power cut the name is there and the content is not",
+        why="after a power cut the file exists without its content",
     ),
     Mutation(
         name="replace-without-folder-sync",
@@ -232,7 +232,7 @@ MUTATIONS = (
         find="await self._disk.sync_folder(parent_folder(self._path))",
         replace="",
         check=REPLACE,
-        why="the old content comes back after the new one was promised",
+        why="the old content comes back after the replacement was reported durable",
     ),
     Mutation(
         name="raft-log-commit-hint-forgets-vote",
@@ -241,7 +241,7 @@ MUTATIONS = (
         find="hard_state = write.hard_state or hard_state",
         replace="hard_state = write.hard_state or HardState()",
         check=RAFT_LOG,
-        why="term and vote go back, and a peer votes twice",
+        why="term and vote are reverted, and a peer votes twice",
     ),
     Mutation(
         name="raft-log-mark-out-of-turn",
@@ -250,7 +250,7 @@ MUTATIONS = (
         find="async with self._lock:\n    if meta.index > self",
         replace="if True:\n    if meta.index > self",
         check=RAFT_LOG,
-        why="a snapshot's mark repeats an older hard state and takes a vote back",
+        why="a snapshot record repeats an older hard state and reverts a vote",
     ),
     Mutation(
         name="raft-log-suffix-lost-at-mark",
@@ -259,7 +259,7 @@ MUTATIONS = (
         find="self._entries = [] if replaces_log else self._entries[max(covered, 0) :]",
         replace="self._entries = []",
         check=RAFT_LOG,
-        why="entries behind a snapshot are forgotten at restart although they were acknowledged",
+        why="acknowledged entries after a snapshot are lost at a restart",
     ),
     Mutation(
         name="raft-log-drops-needed-entries",
@@ -268,7 +268,7 @@ MUTATIONS = (
         find="self._sequences.oldest_needed(self._snapshot.index + 1, mark_sequence)",
         replace="mark_sequence",
         check=RAFT_LOG,
-        why="entries behind a snapshot are on disk no longer",
+        why="entries after a snapshot are no longer on disk",
     ),
     Mutation(
         name="raft-log-replacement-keeps-suffix",
@@ -277,7 +277,7 @@ MUTATIONS = (
         find="del self._entries[max(keep, 0) :]\nself._entries.extend(entries)",
         replace="self._entries[max(keep, 0) : max(keep, 0) + len(entries)] = entries",
         check=RAFT_LOG,
-        why="an old leader's entries come back behind those that replaced them",
+        why="an old leader's entries come back after those that replaced them",
     ),
     Mutation(
         name="journal-turn-lost-with-its-owner",
@@ -286,7 +286,7 @@ MUTATIONS = (
         find="if granted.done() and not granted.cancelled():\n    self.release()",
         replace="",
         check=PytestCheck("tests/unit/aio/test_fifo_lock.py"),
-        why="a caller that gives up in the wrong moment leaves a log that takes nothing more",
+        why="a call cancelled at the wrong moment leaves a log that accepts no more batches",
     ),
     Mutation(
         name="disk-failed-sync-forgiven",
@@ -313,7 +313,7 @@ MUTATIONS = (
         find="return self._usual_s < SHORT_SYNC_S",
         replace="return True",
         check=REAL_DISK,
-        why="a loop stands still for every sync of a slow device, and elections are lost over it",
+        why="every sync of a slow device blocks the event loop, and leaders lose elections",
     ),
     Mutation(
         name="disk-short-write-accepted",
@@ -331,6 +331,6 @@ MUTATIONS = (
         find="if not in_use:\n    os.close",
         replace="if True:\n    os.close",
         check=REAL_DISK,
-        why="a thread syncs or writes another file that got the same number",
+        why="a thread syncs or writes another file that got the same descriptor",
     ),
 )

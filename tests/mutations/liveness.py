@@ -1,4 +1,4 @@
-"""Bugs of heartbeats, opinions and the right to serve."""
+"""Bugs of heartbeats, liveness and the permission to serve."""
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
@@ -14,7 +14,7 @@ MUTATIONS = (
         find="if before is None or now_ms - answer.asked_ms >= self.silence_ms:",
         replace="if before is None:",
         check=DETECTOR,
-        why="a node that was stopped would hold peers to be up that died meanwhile",
+        why="a node that was paused would consider peers up that died meanwhile",
     ),
     Mutation(
         name="liveness-answer-counts-from-arrival",
@@ -23,7 +23,7 @@ MUTATIONS = (
         find="asked_ms=asked_ms",
         replace="asked_ms=self._clock.boot_ms()",
         check=WORLDS,
-        why="answers that lay in a socket would prove a dead peer alive",
+        why="old answers in a socket buffer would make a dead peer look alive",
     ),
     Mutation(
         name="liveness-down-too-late",
@@ -32,7 +32,7 @@ MUTATIONS = (
         find="return now_ms - peer.heard_ms >= self.silence_ms",
         replace="return now_ms - peer.heard_ms >= self.silence_ms * 2",
         check=STORM,
-        why="a dead peer would be asked for twice as long",
+        why="requests would go to a dead peer for twice as long",
     ),
     Mutation(
         name="liveness-down-too-early",
@@ -41,7 +41,7 @@ MUTATIONS = (
         find="return now_ms - peer.heard_ms >= self.silence_ms",
         replace="return now_ms - peer.heard_ms >= self.silence_ms // 4",
         check=STORM,
-        why="one late answer would take a healthy peer away",
+        why="one late answer would mark a healthy peer down",
     ),
     Mutation(
         name="liveness-dead-connection-kept",
@@ -50,7 +50,7 @@ MUTATIONS = (
         find="self._forget(peer)\nhost = self._hosts[peer]",
         replace="host = self._hosts[peer]",
         check=WORLDS,
-        why="a connection whose other end is forgotten would hold a healthy peer down for ever",
+        why="a half-open connection would keep a healthy peer down for ever",
     ),
     Mutation(
         name="liveness-restart-unseen",
@@ -59,7 +59,7 @@ MUTATIONS = (
         find="same = before.host == answer.host and before.incarnation == answer.incarnation",
         replace="same = before.host == answer.host",
         check=DETECTOR,
-        why="a peer that lost its memory between two beats would look as if nothing had happened",
+        why="a peer that restarted between two heartbeats would look as if nothing had happened",
     ),
     Mutation(
         name="liveness-stale-opinion-shown",
@@ -77,7 +77,7 @@ MUTATIONS = (
         find="return self._allowed and silent_ms is not None and silent_ms < self._feed_silence_ms",
         replace="return self._allowed and silent_ms is not None",
         check=STORM,
-        why="a shard cut off from its control would go on serving by an outdated topology",
+        why="a shard cut off from its control would keep serving with an outdated topology",
     ),
     Mutation(
         name="serving-counts-from-arrival",
@@ -86,7 +86,7 @@ MUTATIONS = (
         find="self._right.heard(sent_ms, allowed=answer.serving)",
         replace="self._right.heard(clock.boot_ms(), allowed=answer.serving)",
         check=WORLDS,
-        why="an answer that lay in the socket of a stopped shard would let it serve without a control",
+        why="an old answer in the socket buffer of a paused shard would let it serve without a control",
     ),
     Mutation(
         name="serving-against-the-word-of-control",
@@ -95,6 +95,6 @@ MUTATIONS = (
         find="self._allowed = allowed",
         replace="self._allowed = True",
         check=PytestCheck("tests/unit/replica/test_serving.py"),
-        why="a node that stops would take new work",
+        why="a stopping node would accept new requests",
     ),
 )

@@ -12,7 +12,7 @@ MUTATIONS = (
         find="except (OSError, ValueError):",
         replace="except KeyError:",
         check=OBSERVE,
-        why="a full log disk would fail the writes it tells about",
+        why="writes would fail because the disk of the event log is full",
     ),
     Mutation(
         name="observe-labels-unbounded",
@@ -21,7 +21,7 @@ MUTATIONS = (
         find="if len(self._series) >= self._series_max - 1:",
         replace="if False:",
         check=OBSERVE,
-        why="a label per client fills the memory",
+        why="one metric label per client fills the memory",
     ),
     Mutation(
         name="observe-forged-line",
@@ -30,7 +30,7 @@ MUTATIONS = (
         find="shown = one_line(value)",
         replace="shown = value",
         check=OBSERVE,
-        why="a peer could write lines of its own into the log",
+        why="a peer could inject lines into the log",
     ),
     Mutation(
         name="observe-story-unbounded",
@@ -39,6 +39,6 @@ MUTATIONS = (
         find="if len(self._events) == self._stories_max:",
         replace="if False:",
         check=OBSERVE,
-        why="a story per session ever seen fills the memory",
+        why="one story per session ever seen fills the memory",
     ),
 )

@@ -1,4 +1,4 @@
-"""Finds a piece of code inside one function, whatever its layout, and puts another piece in its place.
+"""Finds a piece of code inside one function, independent of its layout, and replaces it.
 
 The function is compared as `ast.unparse` prints it, token by token: comments, line breaks, indentation, kinds of
 quotes, trailing commas and parentheses without meaning do not matter. So a mutation survives formatting and edits

@@ -22,7 +22,7 @@ MUTATIONS = (
         find="if index <= state.log.committed or state.log.term_at(index) != state.term:",
         replace="if index <= state.log.committed:",
         check=_transcript("figure_8"),
-        why="a write that was acknowledged is replaced by the next leader",
+        why="an acknowledged write is replaced by the next leader",
     ),
     Mutation(
         name="raft-commit-at-a-minority",
@@ -31,7 +31,7 @@ MUTATIONS = (
         find="return indexes[len(indexes) - majority(voters)]",
         replace="return indexes[min(len(indexes) - majority(voters) + 1, len(indexes) - 1)]",
         check=QUORUM,
-        why="an acknowledged write is gone when one node is",
+        why="an acknowledged write is lost with one node",
     ),
     Mutation(
         name="raft-joint-commit-counted-as-single",
@@ -130,7 +130,7 @@ MUTATIONS = (
         find="must_sync = bool(entries) or given.term != state.term or given.vote != state.vote",
         replace="must_sync = bool(entries)",
         check=_transcript("vote_survives_crash"),
-        why="a power cut forgets a vote that was told",
+        why="a power cut loses a vote that was already sent",
     ),
     Mutation(
         name="raft-pre-vote-disturbs",
@@ -139,7 +139,7 @@ MUTATIONS = (
         find="return not trusts_leader(state)",
         replace="state.become_follower(term, NO_PEER)",
         check=_transcript("pre_vote_does_not_disturb"),
-        why="a node that was cut off deposes a healthy leader when it comes back",
+        why="a partitioned node deposes a healthy leader when it comes back",
     ),
     Mutation(
         name="raft-read-without-quorum-round",
@@ -157,7 +157,7 @@ MUTATIONS = (
         find="if state.log.term_at(state.log.committed) != state.term:",
         replace="if state.log.committed == 0:",
         check=_transcript("read_index"),
-        why="a new leader answers a read with a commit index that is behind the truth",
+        why="a new leader answers a read with an outdated commit index",
     ),
     Mutation(
         name="raft-delayed-append-truncates",
@@ -166,7 +166,7 @@ MUTATIONS = (
         find="known = min(last, self.last_index) - prev_index",
         replace="known = 0",
         check=BACK_OFF,
-        why="a late message cuts off entries that were acknowledged after it",
+        why="a late message truncates entries that were acknowledged after it",
     ),
     Mutation(
         name="raft-conflict-is-kept",
@@ -206,7 +206,7 @@ MUTATIONS = (
         find="if index <= self.stable or not self.matches(index, term):\n    return",
         replace="if index <= self.stable:\n    return\nindex = min(index, self.last_index)",
         check=LOG,
-        why="entries are applied that a power cut would still take back",
+        why="entries are applied that a power cut could still remove",
     ),
     Mutation(
         name="raft-write-of-an-older-term-counts",
@@ -224,7 +224,7 @@ MUTATIONS = (
         find="self.pending_snapshot = index\nself.next_index = index + 1",
         replace="self.pending_snapshot = index + 1\nself.next_index = index + 2",
         check=_transcript("compaction"),
-        why="a node that was restored from a snapshot waits for an entry it is never sent",
+        why="a node restored from a snapshot waits for an entry that is never sent",
     ),
     Mutation(
         name="raft-compaction-off-by-one",
@@ -233,7 +233,7 @@ MUTATIONS = (
         find="self.base_term = self._entries[count - 1].term",
         replace="self.base_term = self._entries[max(count - 2, 0)].term",
         check=LOG,
-        why="a follower refuses what follows a compacted entry, or accepts what does not",
+        why="a follower refuses entries that follow a compacted one, or accepts entries that do not",
     ),
     Mutation(
         name="raft-two-changes-at-once",
@@ -251,7 +251,7 @@ MUTATIONS = (
         find="pending_change_index=last)",
         replace="pending_change_index=0)",
         check=_transcript("one_change_at_a_time"),
-        why="a second membership change is taken while the former leader's is in flight",
+        why="a second membership change is accepted while the former leader's is in flight",
     ),
     Mutation(
         name="raft-campaign-over-unapplied-change",
@@ -260,7 +260,7 @@ MUTATIONS = (
         find="if state.log.has_membership_change(state.log.applied + 1, state.log.committed):",
         replace="if state.log.has_membership_change(state.log.committed + 1, state.log.committed):",
         check=_transcript("unapplied_change_bars_campaign"),
-        why="a node that was removed becomes leader by the old membership",
+        why="a removed node becomes leader with the old membership",
     ),
     Mutation(
         name="raft-membership-applied-twice",
@@ -269,7 +269,7 @@ MUTATIONS = (
         find="if event.index <= state.membership_index:",
         replace="if event.index < 0:",
         check=CORE,
-        why="after a snapshot a node counts majorities of a membership that never was",
+        why="after a snapshot, a node counts majorities of a membership that never existed",
     ),
     Mutation(
         name="raft-removed-leader-stays",
@@ -278,7 +278,7 @@ MUTATIONS = (
         find="if state.options.step_down_on_removal:",
         replace="if not state.options.step_down_on_removal:",
         check=_transcript("step_down_on_removal"),
-        why="a leader that was removed blocks all writes for ever",
+        why="a removed leader blocks all writes for ever",
     ),
     Mutation(
         name="raft-quorum-never-checked",
@@ -287,7 +287,7 @@ MUTATIONS = (
         find="progress.recently_active = False",
         replace="progress.recently_active = True",
         check=_transcript("learner_does_not_count"),
-        why="a leader that is cut off keeps its clients waiting instead of stepping down",
+        why="a partitioned leader keeps its clients waiting instead of stepping down",
     ),
     Mutation(
         name="raft-window-never-reopened",
@@ -305,7 +305,7 @@ MUTATIONS = (
         find="if trusts_leader(state) and not message.transfer:",
         replace="if trusts_leader(state):",
         check=_transcript("leader_transfer"),
-        why="a planned hand-over never succeeds",
+        why="a leadership transfer never succeeds",
     ),
     Mutation(
         name="raft-removed-peer-never-told",
@@ -314,6 +314,6 @@ MUTATIONS = (
         find="or committed < leader.pending_change_index <= state.log.committed:",
         replace=":",
         check=PytestCheck("tests/unit/control/raft/test_driver.py"),
-        why="a removed node never sees the entry that removed it, and whoever asked there gets no answer",
+        why="a removed node never sees the entry that removed it, and its callers get no answer",
     ),
 )

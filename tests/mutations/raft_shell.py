@@ -37,21 +37,21 @@ MUTATIONS = (
         "held-appends-with-a-hole",
         POLICY,
         ("DriverPolicy._hold", "held.entries[-1].index != append.prev_index or held.term", "held.term"),
-        "a follower is sent entries as if they followed on others that they do not follow on",
+        "a follower is sent entries with a gap between them",
         PytestCheck(POLICY_TESTS),
     ),
     _bug(
         "hold-never-ends",
         DRIVER,
         ("RaftDriver._send_held", "self._send_batches(self._policy.held_due(self.core.commit_index))", "pass"),
-        "a peer lags behind by a heartbeat, and a commit that needs it waits as long",
+        "a peer lags by one heartbeat, and a commit that needs it waits as long",
         PytestCheck(COMMITS),
     ),
     _bug(
         "held-from-who-waits",
         POLICY,
         ("DriverPolicy.to_send", "if not self._is_waiting(peer, now_ms) and self._hold", "if self._hold"),
-        "whoever proposes or reads at a follower waits until the leader has time for it",
+        "proposals and reads at a follower wait until the leader is idle",
         PytestCheck(COMMITS),
     ),
     _bug(
@@ -65,7 +65,7 @@ MUTATIONS = (
                 "self._send([answer for answer in early if not isinstance(answer, WriteCompleted)])"
             ),
         ),
-        "an acknowledged entry is gone after a power cut",
+        "an acknowledged entry is lost after a power cut",
     ),
     _bug(
         "sync-skipped",
@@ -75,7 +75,7 @@ MUTATIONS = (
             "await self._newest.sync()",
             "self._newest.size()",
         ),
-        "whatever was acknowledged may be gone after a power cut",
+        "any acknowledged entry may be lost after a power cut",
     ),
     _bug(
         "vote-not-written",
@@ -85,19 +85,19 @@ MUTATIONS = (
             "return self.must_sync or bool(self.entries) or self.snapshot is not None",
             "return bool(self.entries) or self.snapshot is not None",
         ),
-        "a peer that was restarted votes twice in a term",
+        "a restarted peer votes twice in a term",
     ),
     _bug(
         "full-disk-ignored",
         DRIVER,
         ("RaftDriver._persist", "await asyncio.sleep(self._config.disk_full_retry_ms / 1000)", "return None"),
-        "a peer with a full disk acknowledges what it does not have",
+        "a peer with a full disk acknowledges entries that it does not have",
     ),
     _bug(
         "read-without-a-round",
         DRIVER,
         ("RaftDriver.read_index", "future = self._reads.add()", "return self.core.commit_index"),
-        "a leader that was replaced answers reads from the past",
+        "a replaced leader answers reads with old data",
     ),
     _bug(
         "read-context-repeated",
@@ -107,7 +107,7 @@ MUTATIONS = (
             "context = self._incarnation + self._count.to_bytes(8)",
             "context = self._count.to_bytes(8)",
         ),
-        "an answer to somebody else's read, or to a former life's, passes for one to this read",
+        "an answer to another caller's read, or to an earlier incarnation's, is taken for the answer to this read",
         PytestCheck(f"{DIRECTED}::test_reads_of_two_lives_never_share_a_name"),
     ),
     _bug(
@@ -118,7 +118,7 @@ MUTATIONS = (
             "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied - 1, term, self._core.membership)",
         ),
-        "a peer that is sent the snapshot takes the next entry twice",
+        "a peer that receives the snapshot applies the next entry twice",
     ),
     _bug(
         "snapshot-of-older-members",
@@ -128,7 +128,7 @@ MUTATIONS = (
             "meta = SnapshotMeta(log.applied, term, self._core.membership)",
             "meta = SnapshotMeta(log.applied, term, log.snapshot.membership)",
         ),
-        "a peer that is sent the snapshot counts other majorities than the rest",
+        "a peer that receives the snapshot counts other majorities than its peers",
     ),
     _bug(
         "void-change-takes-effect",
@@ -138,7 +138,7 @@ MUTATIONS = (
             "if self._machine.apply_membership(entry, change):",
             "if self._machine.apply_membership(entry, change) or True:",
         ),
-        "a membership change whose lock was revoked happens nevertheless",
+        "a membership change is applied although its lock was revoked",
     ),
     _bug(
         "change-told-late",
@@ -154,7 +154,7 @@ MUTATIONS = (
         "snapshot-not-installed",
         DRIVER,
         ("RaftDriver._complete", "self._snapshots.install(write.snapshot)", "pass"),
-        "a peer that was sent a snapshot goes on with a state that lacks it",
+        "a peer that received a snapshot continues with a state without it",
     ),
     _bug(
         "snapshot-announced-before-stored",
@@ -164,14 +164,14 @@ MUTATIONS = (
             "await file.place()\nawait self._actions.on_stored(message, content)",
             "await self._actions.on_stored(message, content)\nawait file.place()",
         ),
-        "the log names a snapshot that a crash has taken away",
+        "the log names a snapshot that a crash has removed",
         PytestCheck(f"{RECEIVED}::test_it_is_announced_only_once_it_is_durable"),
     ),
     _bug(
         "snapshot-outcome-kept-quiet",
         SNAPSHOTS,
         ("RaftSnapshots.send", "self._post(SnapshotSent(message.to, delivered))", ""),
-        "a peer whose snapshot got lost is never sent anything again",
+        "a peer whose snapshot was lost is never sent anything again",
     ),
     _bug(
         "chunks-of-any-snapshot",
@@ -188,7 +188,7 @@ MUTATIONS = (
         "repeated-chunk-counts",
         RECEIVING,
         ("_Transfer.add", "if ahead < 0:\n    return", "if ahead < 0:\n    self._feed(chunk.data)"),
-        "a chunk whose answer was lost stands in the snapshot twice",
+        "a chunk whose answer was lost is in the snapshot twice",
         PytestCheck(f"{RECEIVED}::test_it_is_stored_as_it_was_sent_whatever_overtakes_or_comes_twice"),
     ),
     _bug(
@@ -199,7 +199,7 @@ MUTATIONS = (
             "if transfer.failure is not None:\n    raise transfer.failure\nmoved",
             "moved",
         ),
-        "what was written of it stays, and the next one waits for ever",
+        "a partly received snapshot stays on disk, and the next one waits for ever",
         PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
     ),
     _bug(
@@ -210,14 +210,14 @@ MUTATIONS = (
             "is not None and current.rank < rank:",
             "is not None and current.rank != rank:",
         ),
-        "a leader that was replaced keeps interrupting what its successor sends",
+        "a replaced leader keeps interrupting the snapshot that its successor sends",
         PytestCheck(f"{RECEIVED}::test_a_later_leaders_or_a_later_try_takes_its_place"),
     ),
     _bug(
         "damage-told-to-the-sender",
         RECEIVING,
         ("_Transfer.fail", "if isinstance(failure, Corruption):", "if isinstance(failure, Unavailable):"),
-        "a leader takes nonsense at its peer for damage of its own disk and stops",
+        "a leader takes a peer's invalid answer for corruption of its own disk and stops",
         PytestCheck(f"{RECEIVED}::test_nonsense_is_refused_and_leaves_nothing"),
     ),
     _bug(
@@ -231,7 +231,7 @@ MUTATIONS = (
         "leader-snapshot-does-not-replace",
         LOG,
         ("RaftStorage._records_of", "replaces_log = write.snapshot is not None", "replaces_log = False"),
-        "after a restart entries of a lost branch stand behind the leader's snapshot",
+        "after a restart, uncommitted entries of an old leader follow the new leader's snapshot",
         PytestCheck(f"{DIRECTED}::test_a_leaders_snapshot_replaces_a_longer_log_for_good"),
     ),
 )

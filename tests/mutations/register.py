@@ -1,4 +1,4 @@
-"""Bugs of the example register: the measure of the simulator. One that escapes says the adversary is too gentle."""
+"""Bugs of the example register, which measure the simulator. If one escapes, the injected faults are too weak."""
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
@@ -25,7 +25,7 @@ MUTATIONS = (
         "answer-before-sync",
         REGISTER,
         ("RegisterStore.save", "await self._journal.sync()", ""),
-        "an answered change is gone after a power cut",
+        "an acknowledged change is lost after a power cut",
     ),
     _bug(
         "send-before-store",
@@ -45,13 +45,13 @@ MUTATIONS = (
                 "    await self._store.save(effects.held)"
             ),
         ),
-        "a replica that crashes between both has said what it then forgets",
+        "a replica that crashes between the two steps has answered and then loses the change",
     ),
     _bug(
         "forget-after-crash",
         REGISTER,
         ("open_register_store", "held = last_record(_content(disk)) or RegisterState()", "held = RegisterState()"),
-        "a replica that was restarted votes for a state without answered changes",
+        "a restarted replica votes for a state without acknowledged changes",
     ),
     _bug(
         "folder-not-synced",
@@ -107,7 +107,7 @@ MUTATIONS = (
         "two-primaries",
         REGISTER,
         ("RegisterReplica._campaign", "self._send(peer, PrepareEpoch(epoch))", "self._lead(epoch, self.held)"),
-        "a replica that is cut off leads by itself",
+        "a partitioned replica leads by itself",
     ),
     _bug(
         "old-primary-obeyed",
@@ -128,7 +128,7 @@ MUTATIONS = (
                 "self._newest_epoch"
             ),
         ),
-        "a primary that was replaced goes on confirming reads of its old state",
+        "a replaced primary keeps confirming reads of its old state",
     ),
     _bug(
         "stale-read",
@@ -138,7 +138,7 @@ MUTATIONS = (
             "self._wait(primary, ask, self.held.value, primary.round)",
             "self._send(ask.client, RegisterAnswer(ask.client, ask.number, self.held.value))",
         ),
-        "a replaced primary answers reads from the past",
+        "a replaced primary answers reads with old data",
     ),
     _bug(
         "read-of-unstored",
@@ -158,7 +158,7 @@ MUTATIONS = (
             "return sorted(numbers, reverse=True)[self._majority - 1]",
             "return sorted(numbers, reverse=True)[0]",
         ),
-        "an answered change is on one replica only",
+        "an acknowledged change is on one replica only",
     ),
     _bug(
         "oldest-state-taken-over",
@@ -219,7 +219,7 @@ MUTATIONS = (
         find="return max(promises, key=lambda held: held.age)",
         replace="return max(promises, key=lambda held: held.sequence)",
         check=PytestCheck("tests/unit/sim/test_register_replica.py"),  # some 190 seeds need a minute to find it
-        why="a long line of changes nobody answered beats the right state",
+        why="many unacknowledged changes win over the correct state",
     ),
     Mutation(
         name="checker-forgets-real-time",
@@ -228,7 +228,7 @@ MUTATIONS = (
         find="if calls[index] > horizon:\n    break",
         replace="",
         check=CHECKER_TESTS,
-        why="a read of the past would count as right",
+        why="a stale read would count as correct",
     ),
     Mutation(
         name="checker-unknown-from-the-start",
@@ -237,7 +237,7 @@ MUTATIONS = (
         find="if operation.invoked > horizon:\n    break",
         replace="",
         check=CHECKER_TESTS,
-        why="a value read before anybody wrote it would count as right",
+        why="a value read before it was written would count as correct",
     ),
     Mutation(
         name="checker-unknown-must-happen",
@@ -255,6 +255,6 @@ MUTATIONS = (
         find="if now in seen:\n    continue\nseen.add(now)",
         replace="if now[:3] in seen:\n    continue\nseen.add(now[:3])",
         check=CHECKER_TESTS,
-        why="right histories would count as wrong",
+        why="correct histories would count as wrong",
     ),
 )

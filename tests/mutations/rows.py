@@ -1,7 +1,7 @@
 """Bugs of rows: fences, barriers, guards, levels, repairs, pages.
 
-Where a directed test shows the bug it is the check; seeds are, where it takes whole nodes, or to show that the
-scenario would notice by itself.
+The check is a directed test where one shows the bug, and simulator seeds where it takes whole nodes or to show that
+the scenario would notice by itself.
 """
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
@@ -25,7 +25,7 @@ MUTATIONS = (
         find="self._check_after(batch)",
         replace="",
         check=WRITES,
-        why="a write that a barrier did not wait for is acknowledged, and lies on a replica that nobody reads",
+        why="a write that a barrier did not wait for is acknowledged, and is on a replica that is no longer read",
     ),
     Mutation(
         name="rows-overtaken-write-told-as-not-applied",
@@ -34,7 +34,7 @@ MUTATIONS = (
         find="outcome = Outcome.UNKNOWN",
         replace="outcome = Outcome.NOT_APPLIED",
         check=WRITES,
-        why="a write that was made is said never to show up",
+        why="a write that was applied is reported as not applied",
     ),
     Mutation(
         name="rows-fence-not-looked-at-before-the-effect",
@@ -52,7 +52,7 @@ MUTATIONS = (
         find="fence=snapshot.fence, names=names)",
         replace="fence=TopologyVersion(0), names=names)",
         check=SEEDS,
-        why="late copies of given-up writes reach replicas that were streamed from already",
+        why="late copies of abandoned writes reach replicas that were already streamed from",
         limit_s=SEEDS_S,
     ),
     # -- barriers
@@ -66,7 +66,7 @@ MUTATIONS = (
         ),
         replace="checks = (version_behind(version, report), older_running(version, report), pending_closed(report))",
         check=BARRIER,
-        why="a stage ends while rows of it are still being merged",
+        why="a stage ends while its rows are still being merged",
     ),
     Mutation(
         name="rows-barrier-forgets-bulk",
@@ -75,7 +75,7 @@ MUTATIONS = (
         find="return child == BULK or child.startswith(SHARD_PREFIX)",
         replace="return child.startswith(SHARD_PREFIX)",
         check=SEEDS,
-        why="a piece of an operation that is over goes on in the bulk process",
+        why="a part of a finished operation continues in the bulk process",
         limit_s=SEEDS_S,
     ),
     Mutation(
@@ -85,7 +85,7 @@ MUTATIONS = (
         find="self._view.hold(version)\nself.waiting += 1",
         replace="version = TopologyVersion(1 << 40)\nself._view.hold(version)\nself.waiting += 1",
         check=WRITES,
-        why="a write of a version that is over is made while everybody believes nothing older runs",
+        why="a write with an old version is applied although a barrier has excluded that version",
     ),
     Mutation(
         name="rows-barrier-acknowledged-before-it-is-prepared",
@@ -94,7 +94,7 @@ MUTATIONS = (
         find="await self._follower.prepare(view, before)",
         replace="self._view.install(view)\nself._to_report.set()\nawait self._follower.prepare(view, before)",
         check=PytestCheck("tests/unit/feed/test_topology_follower.py"),
-        why="writes are counted of a pending replica that is not open yet",
+        why="writes of a pending replica are counted before it is open",
     ),
     Mutation(
         name="rows-barrier-does-not-wait-for-pending-replicas",
@@ -120,7 +120,7 @@ MUTATIONS = (
             "}"
         ),
         check=STACKS,
-        why="the barrier that opens a pending replica returns, and it takes no writes",
+        why="the barrier that opens a pending replica returns although the replica accepts no writes",
     ),
     # -- sessions
     Mutation(
@@ -134,7 +134,7 @@ MUTATIONS = (
             "self._guards.release = lambda _guard: None"
         ),
         check=GUARDS,
-        why="a session is closed everywhere, and rows of it still come in",
+        why="rows of a session are still written after it was closed everywhere",
     ),
     Mutation(
         name="rows-session-looked-up-without-a-read-barrier",
@@ -143,7 +143,7 @@ MUTATIONS = (
         find="revision = await self._barriers.read_barrier(deadline_ms)",
         replace="revision = self._view.current.revision",
         check=GUARDS,
-        why="a shard that lags lets a finished operation go on",
+        why="a lagging shard lets a finished operation continue",
     ),
     # -- levels of writes
     Mutation(
@@ -162,7 +162,7 @@ MUTATIONS = (
         find="for replica in (*replicas.natural, *replicas.pending):",
         replace="for replica in replicas.natural:",
         check=ROUTED_WRITES,
-        why="what is written while a tablet moves is not where it moves to",
+        why="rows written while a tablet moves are missing at its target",
     ),
     Mutation(
         name="rows-version-released-when-the-client-is-answered",
@@ -176,7 +176,7 @@ MUTATIONS = (
             "call.version = TopologyVersion(1 << 40)"
         ),
         check=SEEDS,
-        why="a copy that is still under way arrives after the barrier that should have waited for it",
+        why="a write in flight arrives after the barrier that should have waited for it",
         limit_s=SEEDS_S,
     ),
     Mutation(
@@ -198,7 +198,7 @@ MUTATIONS = (
         find="await self._wait_durable(batch)",
         replace="pass",
         check=PytestCheck("tests/sim/test_rows_power.py"),
-        why="a power cut takes acknowledged writes",
+        why="a power cut loses acknowledged writes",
     ),
     # -- reads
     Mutation(
@@ -208,7 +208,7 @@ MUTATIONS = (
         find="return all(answer.digest == answers[0].digest for answer in answers)",
         replace="return len(answers) > 0",
         check=SEEDS,
-        why="a quorum is asked, and the one that missed the write is believed",
+        why="a quorum read returns the answer of the replica that missed the write",
         limit_s=SEEDS_S,
     ),
     Mutation(
@@ -218,7 +218,7 @@ MUTATIONS = (
         find="return max(ends) if is_reversed else min(ends)",
         replace="return min(ends) if is_reversed else max(ends)",
         check=SHORT_READS,
-        why="deleted rows are shown, because the replica that deleted them was not asked so far",
+        why="deleted rows are shown because the replica with the tombstone was not read that far",
     ),
     Mutation(
         name="rows-read-repair-not-awaited",
@@ -227,7 +227,7 @@ MUTATIONS = (
         find="await repair.wait_met()",
         replace="pass",
         check=ROUTED_READS,
-        why="what a quorum has shown the next quorum does not know",
+        why="a row that one quorum read returned is missing in the next",
     ),
     Mutation(
         name="rows-read-repair-left-out-in-a-move",
@@ -236,7 +236,7 @@ MUTATIONS = (
         find="if route.is_changing:",
         replace="if not route.needed:",
         check=ROUTED_READS,
-        why="a row that was shown is gone when the tablet has moved",
+        why="a row that was read is missing after the tablet has moved",
     ),
     Mutation(
         name="rows-read-fence-not-rechecked",
@@ -245,7 +245,7 @@ MUTATIONS = (
         find="refusal = self.fences.after_read(request.version)",
         replace="refusal = None",
         check=PytestCheck("tests/unit/replica/test_row_reads.py"),
-        why="a page comes from a replica that has already left",
+        why="a page is read from a replica that has already left",
     ),
     Mutation(
         name="rows-page-begins-one-row-early",
@@ -254,7 +254,7 @@ MUTATIONS = (
         find='return clip_spans(spans, (b"", after) if is_reversed else (after + b"\\0", None))',
         replace='return clip_spans(spans, (b"", after + b"\\0") if is_reversed else (after, None))',
         check=SEEDS,
-        why="rows are counted twice by whoever pages",
+        why="a client that reads in pages gets rows twice",
         limit_s=SEEDS_S,
     ),
     # -- stacks
@@ -265,7 +265,7 @@ MUTATIONS = (
         find="for one in [doomed for doomed in self._doomed if doomed.since <= oldest]:",
         replace="for one in list(self._doomed):",
         check=STACKS,
-        why="a request that was sent here in time finds nothing",
+        why="a request that was sent in time finds no stack",
     ),
     Mutation(
         name="rows-dropped-table-keeps-its-folders",
@@ -274,7 +274,7 @@ MUTATIONS = (
         find="await self._store.drop_table(table)",
         replace="pass",
         check=STACKS,
-        why="disks fill with tables that nobody has any more",
+        why="disks fill with tables that were dropped",
     ),
     Mutation(
         name="rows-returning-replica-keeps-its-old-rows",

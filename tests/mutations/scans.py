@@ -1,4 +1,4 @@
-"""Bugs of what jobs ask of scans: each shows a row that was not asked for, leaves one out, or tells a wrong time."""
+"""Bugs of scans for jobs: each shows a row that was not requested, leaves one out, or returns a wrong write time."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -15,7 +15,7 @@ MUTATIONS = (
         find="self.note(item[0], row)",
         replace="pass",
         check=SCAN,
-        why="the write time of a row that was updated in part reads as the year 1970",
+        why="the write time of a partly updated row is read as the year 1970",
     ),
     Mutation(
         name="scans-expired-cells-have-times",
@@ -24,7 +24,7 @@ MUTATIONS = (
         find="if cell is None or not cell.is_live(now_s):",
         replace="if cell is None:",
         check=SCAN,
-        why="a cell that is gone has a write time",
+        why="a deleted cell has a write time",
     ),
     Mutation(
         name="scans-conditions-drop-heads",
@@ -69,7 +69,7 @@ MUTATIONS = (
         find="for prefix in sorted(set(query.partitions))",
         replace="for prefix in query.partitions",
         check=SCAN,
-        why="layers that are read in different orders do not meet",
+        why="rows of layers that are read in different orders are not merged",
     ),
     Mutation(
         name="scans-rows-of-one-time-are-the-same",
@@ -78,7 +78,7 @@ MUTATIONS = (
         find="found &= _same_values(column.type, one.column(name), other.column(name))",
         replace="pass",
         check=MERGE,
-        why="of two writes of one microsecond, replicas keep different ones",
+        why="of two writes with the same timestamp, replicas keep different ones",
     ),
     Mutation(
         name="scans-minus-zero-is-zero",
@@ -87,7 +87,7 @@ MUTATIONS = (
         find="if one.type in _BITS:",
         replace="if not len(one):",
         check=MERGE,
-        why="replicas that differ in the sign of a zero show what the first of them has",
+        why="of replicas that differ in the sign of a zero, the first one wins",
     ),
     Mutation(
         name="scans-newest-need-not-agree",
@@ -96,7 +96,7 @@ MUTATIONS = (
         find="settled |= may_stand & _newest_agree(shape, chunk, groups, (looked_at, winners))",
         replace="settled |= may_stand",
         check=MERGE,
-        why="of two writes of one microsecond and an older one, the place in the order wins",
+        why="of two writes with the same timestamp and an older one, the position wins",
     ),
     Mutation(
         name="scans-columns-of-another-version-uncounted",
@@ -105,6 +105,6 @@ MUTATIONS = (
         find="return with_completeness(shape, pa.RecordBatch.from_arrays(columns, schema=wanted))",
         replace="return pa.RecordBatch.from_arrays(columns, schema=wanted)",
         check=REPLICAS,
-        why="a row whose only column went is still there",
+        why="a row whose only column was dropped is still shown",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of schema changes and of the first nodes' way into the ring."""
+"""Bugs of schema changes and of how the first nodes join the ring."""
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
@@ -43,7 +43,7 @@ MUTATIONS = (
         find="return await self._find_out(planned, error, self._remaining_ms(expires_at))",
         replace="return None",
         check=CHANGES,
-        why="a table is created twice by one wish, or its creator is told that it existed",
+        why="one request creates a table twice, or its creator gets the error that the table exists",
     ),
     Mutation(
         name="schema-plans-on-what-this-node-knows",
@@ -56,7 +56,7 @@ MUTATIONS = (
         ),
         replace="snapshot = self._deps.topology.snapshot\ndrawn",
         check=CHANGES,
-        why="a node that lags says that a table exists which was dropped, or that none does",
+        why="a lagging node says that a dropped table exists, or that a new one does not",
     ),
     Mutation(
         name="schema-commands-together-keep-the-first-change",
@@ -65,7 +65,7 @@ MUTATIONS = (
         find="changes.update({each.key: each for each in applied.transaction.changes})",
         replace="changes = {**{each.key: each for each in applied.transaction.changes}, **changes}",
         check=TOGETHER,
-        why="the version of several changes at once is that of the first",
+        why="several changes at once get the version of the first",
     ),
     Mutation(
         name="schema-table-created-under-a-join",
@@ -74,7 +74,7 @@ MUTATIONS = (
         find="if why := why_no_table_yet(snapshot, planning.down):",
         replace="if (why := why_no_table_yet(snapshot, planning.down)) and not why:",
         check=WISHES,
-        why="a range changes hands with rows in it, and nobody streams them",
+        why="a range with rows changes its owner, and the rows are not streamed",
     ),
     Mutation(
         name="joins-barrier-forgets-who-comes-in",
@@ -83,7 +83,7 @@ MUTATIONS = (
         find="node.state is not NodeState.NONE and node.host not in view.gone",
         replace="node.state is NodeState.NORMAL and node.host not in view.gone",
         check=JOINS,
-        why="a node serves a ring by a version that the cluster has left behind",
+        why="a node serves requests with a version of the ring that the cluster no longer uses",
     ),
     Mutation(
         name="joins-go-on-with-tables",
@@ -101,6 +101,6 @@ MUTATIONS = (
         find="alive = request.host in view.liveness.alive",
         replace="alive = True",
         check=JOINS,
-        why="a node that died while it asked holds up everybody else",
+        why="a node that crashed during its request blocks all others",
     ),
 )

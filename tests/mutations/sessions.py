@@ -1,4 +1,4 @@
-"""Bugs of bulk sessions: open again after their close, closed before everybody is done, open for ever."""
+"""Bugs of bulk sessions: open again after their close, closed before all effects have ended, open for ever."""
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
@@ -15,7 +15,7 @@ MUTATIONS = (
         find="draft.require_unchanged(keys.STATE)\ndraft.require_unchanged(keys.session_key(session.id))",
         replace="draft.require_unchanged(keys.session_key(session.id))",
         check=DRAFT,
-        why="a session that was closed opens again, and tasks given up long ago may write",
+        why="a closed session opens again, and abandoned tasks may write",
     ),
     Mutation(
         name="sessions-opened-by-a-late-request",
@@ -24,7 +24,7 @@ MUTATIONS = (
         find="return session in snapshot.state.bulk_closed or forgotten",
         replace="return False",
         check=SIMULATED,
-        why="the repetition of a request, stuck in a node that was frozen, opens what was closed",
+        why="a repeated request, delayed in a paused node, opens a session that was closed",
     ),
     Mutation(
         name="sessions-closed-without-a-version",
@@ -33,7 +33,7 @@ MUTATIONS = (
         find="draft.step(**_remembered(draft, ending))",
         replace="draft.set_state(**_remembered(draft, ending))",
         check=SIMULATED,
-        why="the barrier of the version before it lets a close through that nobody has seen",
+        why="a close is answered after the barrier of the previous version, before any node has seen it",
     ),
     Mutation(
         name="sessions-guards-not-drained",
@@ -42,7 +42,7 @@ MUTATIONS = (
         find="NodeBarrierRequest(now.version, drain=True)",
         replace="NodeBarrierRequest(now.version, drain=False)",
         check=SHELL,
-        why="an effect that is under way ends after the close has been answered",
+        why="a side effect in flight ends after the close was answered",
     ),
     Mutation(
         name="sessions-closed-before-every-node-has-it",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find="outcome = await self._deps.barriers.request(members, request, self._remaining_ms(expires_at))",
         replace="outcome = BarrierOutcome()",
         check=SIMULATED,
-        why="a node that has not heard of it gives out guards for a closed session",
+        why="a node that has not seen the close hands out guards for a closed session",
     ),
     Mutation(
         name="sessions-unknown-close-taken-for-done",
@@ -60,7 +60,7 @@ MUTATIONS = (
         find="unanswered = error\ncontinue",
         replace="return snapshot",
         check=SHELL,
-        why="a close that was lost is answered",
+        why="a close is answered although it was lost",
     ),
     Mutation(
         name="sessions-deadline-not-enforced",
@@ -69,7 +69,7 @@ MUTATIONS = (
         find="overdue = sessions_to_close(snapshot, times.wall_ms)",
         replace="overdue = ()",
         check=SHELL,
-        why="the session of an owner that vanished stays open for ever",
+        why="the session of an owner that crashed stays open for ever",
     ),
     Mutation(
         name="sessions-clock-ahead-lives-for-ever",
@@ -78,7 +78,7 @@ MUTATIONS = (
         find="if times.boot_ms - since_ms >= times.life_ms_max]",
         replace="if False]",
         check=DECISIONS,
-        why="a node whose clock was a year ahead opens a session that outlives everything",
+        why="a node whose clock is a year ahead opens a session that does not expire",
     ),
     Mutation(
         name="sessions-local-state-believed",
@@ -87,6 +87,6 @@ MUTATIONS = (
         find="await self._deps.group0.running.client.read_barrier(within_ms)",
         replace="",
         check=SHELL,
-        why="a node that lags says that a session is closed which it has never heard of",
+        why="a lagging node says that a session is closed which it does not know yet",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of the simulator itself: a world that is not the same twice, or kinder than a real one, finds nothing."""
+"""Bugs of the simulator itself: it finds nothing if runs are not reproducible or faults are weaker than real ones."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -33,7 +33,7 @@ MUTATIONS = (
         find="if not incarnation.alive:\n    return\nif incarnation.paused:",
         replace="if incarnation.paused:",
         check=LOOP,
-        why="a crashed process still does what it had planned",
+        why="a crashed process still runs its scheduled callbacks",
     ),
     Mutation(
         name="sim-crash-loses-nothing",
@@ -42,7 +42,7 @@ MUTATIONS = (
         find="if survives >= 0.6:",
         replace="if survives >= 0.0:",
         check=DISK,
-        why="code that forgets a sync looks right",
+        why="code that forgets a sync looks correct",
     ),
     Mutation(
         name="sim-failed-sync-tried-again",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find="content.unsynced = [write for write in content.unsynced if write.number > number]\nself._narrative",
         replace="self._narrative",
         check=DISK,
-        why="code that trusts the sync after a failed one looks right",
+        why="code that trusts the sync after a failed one looks correct",
     ),
     Mutation(
         name="sim-one-fault-heals-all",
@@ -60,7 +60,7 @@ MUTATIONS = (
         find="self._strains = [held for held in self._strains if held is not strain]",
         replace="self._strains = []",
         check=PytestCheck("tests/unit/sim/test_faults.py"),
-        why="faults that overlap are gentler than they read",
+        why="overlapping faults are weaker than configured",
     ),
     Mutation(
         name="sim-boot-clock-open",
@@ -69,7 +69,7 @@ MUTATIONS = (
         find='"clock_gettime_ns",',
         replace="",
         check=PytestCheck("tests/sim/test_leaks.py"),
-        why="a process that reads the real clock is not the same twice",
+        why="runs of a process that reads the real clock are not reproducible",
     ),
     Mutation(
         name="sim-kill-cuts-nothing",
@@ -78,6 +78,6 @@ MUTATIONS = (
         find="if not with_machine:",
         replace="if False:",
         check=PytestCheck("tests/sim/test_network.py"),
-        why="peers of a killed process wait for a time-out that a real kernel spares them",
+        why="peers of a killed process wait for a timeout, although a real kernel would reset the connection",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of tables read by a user's Spark: rows twice or not at all, filters that say something else."""
+"""Bugs of tables read by a user's Spark: rows twice or not at all, filters with another meaning."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -19,7 +19,7 @@ MUTATIONS = (
         find='cut = int(np.searchsorted(tokens, last, side="left"))',
         replace="cut = len(tokens)",
         check=FOLLOW,
-        why="another replica goes on behind a partition of which only some rows came: the others are lost",
+        why="after a failover in the middle of a partition, the rest of that partition is lost",
     ),
     Mutation(
         name="source-held-rows-let-out-twice",
@@ -28,7 +28,7 @@ MUTATIONS = (
         find="self._held, self._held_bytes, self._held_token = [], 0, None",
         replace="self._held_bytes, self._held_token = 0, None",
         check=FOLLOW,
-        why="rows that were held back when a node died come from it and from the next one",
+        why="rows that were buffered when a node crashed are returned twice, by it and by the next one",
     ),
     Mutation(
         name="source-goes-on-in-the-middle-of-a-partition",
@@ -37,7 +37,7 @@ MUTATIONS = (
         find="if whole.is_in_middle:",
         replace="if False:",
         check=FOLLOW,
-        why="a large partition of which many rows are out already is read again from its begin",
+        why="a large partition is read again from its start although many of its rows were already returned",
     ),
     Mutation(
         name="source-level-reached-by-failed-sources",
@@ -46,7 +46,7 @@ MUTATIONS = (
         find="left = [source for source in members if source not in failures]",
         replace="left = list(members)",
         check=FOLLOW,
-        why="a node that has failed is asked for ever in place of one that would answer",
+        why="a failed node is retried for ever instead of one that would answer",
     ),
     Mutation(
         name="source-parts-of-a-range-left-out",
@@ -55,7 +55,7 @@ MUTATIONS = (
         find="if other.start >= mine.end:",
         replace="if other.start >= mine.end or found:",
         check=PLAN,
-        why="of several ranges that a query asks for only the first of each tablet is read",
+        why="of several ranges in a query, only the first of each tablet is read",
     ),
     Mutation(
         name="source-asks-for-all-where-none-is-named",
@@ -64,7 +64,7 @@ MUTATIONS = (
         find="if split.partitions and not partitions:",
         replace="if False:",
         check=SHARES,
-        why="behind the last partition that a query names, all others of the range are read",
+        why="all partitions of the range after the last one that a query names are read",
     ),
     Mutation(
         name="source-shows-what-has-expired",
@@ -73,7 +73,7 @@ MUTATIONS = (
         find="now_s=max(split.now_s, int(wall_s))",
         replace="now_s=split.now_s",
         check=READER,
-        why="a frame that is used again hours later shows rows whose time is over",
+        why="a DataFrame that is used again hours later shows expired rows",
     ),
     Mutation(
         name="source-joins-pieces-of-other-replicas",
@@ -100,7 +100,7 @@ MUTATIONS = (
         find="Scalar.UUID: _Rule(_uuid, is_equality_only=True)",
         replace="Scalar.UUID: _Rule(_uuid)",
         check=PUSH,
-        why="uuids have another order in CQL than their texts have in Spark",
+        why="the order of uuids in CQL differs from the order of their texts in Spark",
     ),
     Mutation(
         name="source-partitions-without-their-other-conditions",
@@ -109,7 +109,7 @@ MUTATIONS = (
         find="one.column not in keys or one.operator not in _EQUALITY",
         replace="one.column not in keys",
         check=PUSH,
-        why="a partition that is named and excluded by a range comes all the same",
+        why="a partition that is named but excluded by a range is returned",
     ),
     Mutation(
         name="source-timestamps-rounded",
@@ -118,7 +118,7 @@ MUTATIONS = (
         find="case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type) and rules.cuts_timestamps:",
         replace="case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type):",
         check=TYPES,
-        why="microseconds are lost without a word",
+        why="microseconds are lost silently",
     ),
     Mutation(
         name="source-slices-of-lists-from-their-begin",
@@ -127,7 +127,7 @@ MUTATIONS = (
         find="return (offsets - first).astype(np.int32), child.slice(first, last - first)",
         replace="return (offsets - first).astype(np.int32), child.slice(0, last - first)",
         check=TYPES,
-        why="elements of other rows stand in the lists of a part of a batch",
+        why="lists in a slice of a batch contain elements of other rows",
     ),
     Mutation(
         name="source-statement-of-unknown-outcome-sent-again",
@@ -136,7 +136,7 @@ MUTATIONS = (
         find="if error.outcome is Outcome.UNKNOWN and not is_idempotent:",
         replace="if False:",
         check=CONTACT,
-        why="a table is truncated a second time, after rows of others have come",
+        why="a table is truncated a second time, after others have written rows",
     ),
     Mutation(
         name="source-runs-share-a-point",
@@ -145,6 +145,6 @@ MUTATIONS = (
         find="return msgspec.structs.replace(grant, subject=uuid.uuid5(grant.subject, run)) if run else grant",
         replace="return grant",
         check=READS,
-        why="a DataFrame that is used again does not see what was written in between",
+        why="a DataFrame that is used again does not see rows written since its first use",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of the tablet store: each loses an answered write, or brings a deleted cell back."""
+"""Bugs of the tablet store: each loses an acknowledged write, or brings a deleted cell back."""
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
@@ -15,7 +15,7 @@ MUTATIONS = (
         find="return min(outside, default=ALWAYS_US)",
         replace="return ALWAYS_US",
         check=MODEL,
-        why="a compaction drops a tombstone above an older cell in a layer it did not read, and the cell is back",
+        why="a compaction drops a tombstone over an older cell in a layer it did not read, and the cell is back",
     ),
     Mutation(
         name="store-gc-without-b-in-simulation",
@@ -33,7 +33,7 @@ MUTATIONS = (
         find="if layer.id not in inputs and any(",
         replace="if layer.id not in inputs and not layer.is_live and any(",
         check=MODEL,
-        why="an old cell written a moment ago comes out from under its tombstone",
+        why="a recently written cell with an old timestamp is no longer covered by its tombstone",
     ),
     Mutation(
         name="store-gc-without-c",
@@ -42,7 +42,7 @@ MUTATIONS = (
         find="held = bool(stack.gc_holds) or stack.compaction_keeps_all",
         replace="held = False\nstack.gc_holds.clear()",
         check=MODEL,
-        why="a layer on its way brings back what was deleted here",
+        why="a layer that is being transferred brings back deleted rows",
     ),
     Mutation(
         name="store-gc-without-recheck",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find="if result.dropped_greatest_us == NEVER_US:\n    return SwapOutcome.SWAPPED",
         replace="if result.dropped_greatest_us >= NEVER_US:\n    return SwapOutcome.SWAPPED",
         check=MODEL,
-        why="what arrived while the compaction ran loses its tombstone",
+        why="rows that arrived while the compaction ran lose their tombstone",
     ),
     Mutation(
         name="store-gc-without-recheck-in-simulation",
@@ -69,7 +69,7 @@ MUTATIONS = (
         find="stack.reject_upto_us = result.dropped_greatest_us",
         replace="pass",
         check=STORE,
-        why="a write is covered when it is answered and visible a moment later",
+        why="a write is covered by a tombstone when it is answered, and visible a moment later",
     ),
     Mutation(
         name="store-gc-mode-ignored",
@@ -78,7 +78,7 @@ MUTATIONS = (
         find="spans = (GcSpan(token_range, terms.now_s - options.gc_grace_s),)",
         replace="spans = (GcSpan(token_range, terms.now_s),)",
         check=PytestCheck("tests/unit/storage/compaction/test_tombstone_gc.py"),
-        why="a replica that was down brings back what was deleted meanwhile",
+        why="a replica that was down brings back rows deleted meanwhile",
     ),
     Mutation(
         name="store-gc-of-ranges-never-repaired",
@@ -96,7 +96,7 @@ MUTATIONS = (
         find="await layer.flush()\nsealed =",
         replace="sealed =",
         check=SIM,
-        why="the manifest names a base whose rows are not on disk, and the log assumes that they are",
+        why="the manifest names a base layer whose rows are not on disk, and their log is removed",
     ),
     Mutation(
         name="store-adopted-folder-not-synced",
@@ -105,7 +105,7 @@ MUTATIONS = (
         find="if durable:\n    await disk.sync_folder(folder)",
         replace="if False:\n    await disk.sync_folder(folder)",
         check=SIM,
-        why="the manifest names a folder that a power cut takes",
+        why="the manifest names a folder that a power cut removes",
     ),
     Mutation(
         name="store-manifest-read-unsynced",
@@ -114,7 +114,7 @@ MUTATIONS = (
         find="await disk.sync_folder(folder)\nreturn await read_manifest(disk, folder)",
         replace="return await read_manifest(disk, folder)",
         check=PytestCheck("tests/unit/storage/test_manifest.py"),
-        why="layers are swept by a manifest that the next power cut takes back",
+        why="layers are removed according to a manifest that the next power cut reverts",
     ),
     Mutation(
         name="store-replay-without-incarnation",
@@ -141,7 +141,7 @@ MUTATIONS = (
         find="if stack is None or sequence < stack.replay_from or stack.damage:",
         replace="if stack is None or stack.damage:",
         check=STORE,
-        why="a cell comes back from the log after the tombstone above it was dropped",
+        why="a cell comes back from the commit log after the tombstone over it was dropped",
     ),
     Mutation(
         name="store-replay-trusts-lost-sequences",
@@ -150,7 +150,7 @@ MUTATIONS = (
         find="manifest = await _clamp(disk, folder, manifest, log.next_sequence)",
         replace="",
         check=STORE,
-        why="records that get the sequences of lost ones are taken for those, and not replayed",
+        why="records that reuse the sequence numbers of lost ones are not replayed",
     ),
     Mutation(
         name="store-tie-the-other-way",
@@ -168,7 +168,7 @@ MUTATIONS = (
         find="layer.facts.has_heads if slot.has_heads is None else slot.has_heads",
         replace="layer.facts.has_heads if slot.has_heads is None else False",
         check=STORE,
-        why="rows of a deleted slice show as long as the deletion is in a base",
+        why="rows of a deleted slice are shown while the tombstone is in a base layer",
     ),
     Mutation(
         name="store-head-of-a-slice-forgotten",
@@ -177,7 +177,7 @@ MUTATIONS = (
         find="return without_deleted_rows(merged, self._stack.schema, self._head_before(start))",
         replace="return without_deleted_rows(merged, self._stack.schema)",
         check=STORE,
-        why="a page that begins inside a partition shows deleted rows",
+        why="a page that starts inside a partition shows deleted rows",
     ),
     Mutation(
         name="store-end-check-dropped",
@@ -195,7 +195,7 @@ MUTATIONS = (
         find="self._held_from, self._dirty_from = self.needed_from, None",
         replace="self._held_from, self._dirty_from = None, None",
         check=SIM,
-        why="the log's segment goes while the flush that makes it superfluous is still running",
+        why="a segment of the commit log is removed while the flush of its rows is still running",
     ),
     Mutation(
         name="store-answer-before-durable",
@@ -204,7 +204,7 @@ MUTATIONS = (
         find="if sequence < self._durable_before:\n    return",
         replace="if sequence < self._next_sequence:\n    return",
         check=STORE,
-        why="an answered write is gone after a power cut",
+        why="an acknowledged write is lost after a power cut",
     ),
     Mutation(
         name="store-clip-forgotten",
@@ -213,7 +213,7 @@ MUTATIONS = (
         find="if slot.clip is not None and not in_spans(key, slot.clip):\n    continue",
         replace="",
         check=STORE,
-        why="rows outside a layer's range, which belong to another tablet now, are read",
+        why="rows outside a layer's range, which now belong to another tablet, are read",
     ),
     Mutation(
         name="store-full-disk-loses-queue",
@@ -222,7 +222,7 @@ MUTATIONS = (
         find="self._full = failure",
         replace="self._full = failure\nself._queued.clear()",
         check=STORE,
-        why="a write that was said to be kept and tried again is not",
+        why="a write that was reported as kept for a retry is lost",
     ),
     Mutation(
         name="store-full-for-ever",
@@ -231,6 +231,6 @@ MUTATIONS = (
         find="self._full = None\nfor record",
         replace="for record",
         check=STORE,
-        why="a shard that found its disk full once never takes a write again",
+        why="after its disk was full once, a shard never accepts a write again",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of processes: orphans, two of one kind, endless restarts, starts that should have been refused."""
+"""Bugs of processes: orphans, duplicates, endless restarts, starts that should have been refused."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -32,7 +32,7 @@ MUTATIONS = (
         find="if pause_ms > self.limits.stall_ms:",
         replace="if False:",
         check=POLICY,
-        why="a machine that wakes up would kill all its healthy shards",
+        why="a machine that resumes from sleep would kill all its healthy shards",
     ),
     Mutation(
         name="supervise-one-exit-too-many",
@@ -41,7 +41,7 @@ MUTATIONS = (
         find="if len(child.exits_ms) < self.limits.exits_max:",
         replace="if len(child.exits_ms) <= self.limits.exits_max:",
         check=POLICY,
-        why="a node would restart a broken child more often than it says",
+        why="a node would restart a failing child more often than its limit",
     ),
     Mutation(
         name="supervise-old-exits-count",
@@ -59,7 +59,7 @@ MUTATIONS = (
         find="if child is None or pid_of(child.state) != pid:",
         replace="if child is None:",
         check=POLICY,
-        why="the last heartbeat of a dead shard would vouch for the next one",
+        why="the last heartbeat of a dead shard would count for its successor",
     ),
     Mutation(
         name="supervise-deaf-child-waited-for",
@@ -68,7 +68,7 @@ MUTATIONS = (
         find="case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:",
         replace="case Terminating(pid, since_ms) if False:",
         check=POLICY,
-        why="a stop would hang on one child",
+        why="a stop would wait for one child for ever",
     ),
     Mutation(
         name="supervise-spawn-from-any-thread",
@@ -86,7 +86,7 @@ MUTATIONS = (
         find="kill_session(process.pid)\nprocess.wait()",
         replace="pass",
         check=SUPERVISOR,
-        why="a control that fails would leave its shards to the signal alone",
+        why="a failing control would leave its shards to the death signal alone",
     ),
     Mutation(
         name="supervise-workers-outlive-their-process",
@@ -95,7 +95,7 @@ MUTATIONS = (
         find="kill_session(process.pid)\nstatus = process.wait()",
         replace="status = process.wait()",
         check=SUPERVISOR,
-        why="Java and its workers would go on without the process that answers for them",
+        why="Java and its workers would keep running without their parent process",
     ),
     Mutation(
         name="supervise-only-the-group-is-killed",
@@ -104,7 +104,7 @@ MUTATIONS = (
         find='if sys.platform != "linux":',
         replace="if True:",
         check=SUPERVISOR,
-        why="workers that made a group of their own would live on",
+        why="workers in a process group of their own would keep running",
     ),
     Mutation(
         name="supervise-optional-child-stops-the-node",
@@ -113,7 +113,7 @@ MUTATIONS = (
         find="if child.kind is ChildKind.OPTIONAL:",
         replace="if False:",
         check=POLICY,
-        why="a broken Java would take the whole node down",
+        why="a failing Java would stop the whole node",
     ),
     Mutation(
         name="supervise-unwanted-child-stays",
@@ -122,7 +122,7 @@ MUTATIONS = (
         find="case Starting(pid=pid) | RunningChild(pid=pid) if not wanted:",
         replace="case Starting(pid=pid) | RunningChild(pid=pid) if False:",
         check=POLICY,
-        why="a leader of the past would go on running jobs",
+        why="a former leader would keep running jobs",
     ),
     Mutation(
         name="supervise-wanted-again-before-it-is-gone",
@@ -131,7 +131,7 @@ MUTATIONS = (
         find="case NotStarted() if wanted:",
         replace="case NotStarted() | Terminating() if wanted:",
         check=POLICY,
-        why="two of one kind would run at once",
+        why="two processes of one kind would run at once",
     ),
     Mutation(
         name="supervise-no-pause-that-grows",
@@ -158,7 +158,7 @@ MUTATIONS = (
         find="while os.read(pipe, 1):\n    pass\n_end()",
         replace="pass",
         check=SUPERVISOR,
-        why="where there is no death signal, shards would be orphans",
+        why="without a death signal, shards would become orphans",
     ),
     Mutation(
         name="death-before-the-signal-was-set",
@@ -185,7 +185,7 @@ MUTATIONS = (
         find="identity = folder.read_identity() or _first_start(options, start.token)",
         replace="identity = _first_start(options, start.token)",
         check=PytestCheck("tests/unit/test_node.py"),
-        why="two starts at once would each make a host in one folder",
+        why="two concurrent starts would each create a host in one folder",
     ),
     Mutation(
         name="supervise-signal-ends-a-starting-child",
@@ -194,7 +194,7 @@ MUTATIONS = (
         find="self._kept_signals.setdefault(pid, {})[number] = None",
         replace="self._signal(pid, number)",
         check=SUPERVISOR,
-        why="renewed certificates would kill a shard whose handler is not there yet",
+        why="a certificate renewal would kill a shard that has not installed its signal handler yet",
     ),
     Mutation(
         name="up-twice-in-one-folder",
@@ -203,7 +203,7 @@ MUTATIONS = (
         find="raise LockHeld(path, None)",
         replace="pass",
         check=PytestCheck("tests/unit/cli/test_refusals.py::test_two_at_once_in_one_folder_are_refused"),
-        why="one start would take the other's nodes down as its own failure",
+        why="one start would fail and stop the nodes of the other",
     ),
     Mutation(
         name="keys-others-can-read-start",
@@ -248,6 +248,6 @@ MUTATIONS = (
         find="if key not in known:",
         replace="if False:",
         check=PytestCheck("tests/unit/test_options.py"),
-        why="a limit that was misspelt would silently not hold",
+        why="a misspelt limit would silently have no effect",
     ),
 )

@@ -1,6 +1,6 @@
-"""Bugs of jobs over whole tables: records, places, levels, versions.
+"""Bugs of jobs over whole tables: records, staging places, consistency levels, versions.
 
-Where a directed test shows the bug it is the check; seeds are, where it takes whole nodes.
+The check is a directed test where one shows the bug, and simulator seeds where it takes whole nodes.
 """
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
@@ -17,7 +17,7 @@ ANNOUNCED = PytestCheck("tests/unit/broker/test_announced_rows.py")
 COMMITS = PytestCheck("tests/unit/source/write/test_commit.py")
 
 MUTATIONS = (
-    # -- rows that are nowhere
+    # -- lost rows
     Mutation(
         name="table-jobs-a-range-that-nobody-has-is-taken-for-empty",
         module="ebla.source.write.staged_replicas",
@@ -25,7 +25,7 @@ MUTATIONS = (
         find="if not any(plan.targets[target].transfer in present for target in route.targets):",
         replace="if False:",
         check=COMMITS,
-        why="nodes that were started anew one after another: each lacks some rows, and the job is done without any",
+        why="after a rolling restart each node lacks some rows, and the job reports success without them",
     ),
     Mutation(
         name="table-jobs-a-place-on-vnodes-is-a-copy-of-everything",
@@ -34,7 +34,7 @@ MUTATIONS = (
         find="return staged.covers(stack, route.range)",
         replace="return True",
         check=PLANS,
-        why="as a node leaves, one that takes over a range counts as a copy of rows that it was never sent",
+        why="while a node leaves, a new owner of its range counts as a replica of rows that it never received",
     ),
     Mutation(
         name="table-jobs-a-partial-place-counts",
@@ -43,7 +43,7 @@ MUTATIONS = (
         find="self.progress.incomplete = frozenset(missing)",
         replace="",
         check=JOBS,
-        why="where no new place can be opened, one that lacks a range is counted as a copy of it",
+        why="when no new staging place can be opened, a replica without the range is counted as having it",
     ),
     Mutation(
         name="table-jobs-announced-rows-are-not-noted",
@@ -52,7 +52,7 @@ MUTATIONS = (
         find=("await self._fresh_view()\nawait self._mark_adopting()"),
         replace="await self._fresh_view()",
         check=ANNOUNCED,
-        why="a commit that fails after rows went over CQL says that none is seen",
+        why="a commit that fails after rows were written over CQL reports that no row is visible",
     ),
     # -- records
     Mutation(
@@ -62,7 +62,7 @@ MUTATIONS = (
         find=("session=run.session,\nopened_ms=run.now_ms,"),
         replace=("session=run.session,\ntimestamp_us=record.timestamp_us + 1,\nopened_ms=run.now_ms,"),
         check=BOOK,
-        why="rows of a run that failed lose against nothing, and a job that is run again is two",
+        why="a job that is run again gets a second timestamp and counts as two writes",
     ),
     Mutation(
         name="table-jobs-done-is-opened-again",
@@ -71,7 +71,7 @@ MUTATIONS = (
         find=("if is_done(record, run.batch):\n    return record"),
         replace="",
         check=JOBS,
-        why="a batch that Spark commits twice is written twice, over what was written since",
+        why="a batch that Spark commits twice is written twice, and overwrites later writes",
     ),
     Mutation(
         name="table-jobs-the-run-before-is-not-closed",
@@ -80,7 +80,7 @@ MUTATIONS = (
         find=("for session in record.closing:\n    await self._client.close_session(session, deadline)"),
         replace="",
         check=JOBS,
-        why="a driver that was frozen goes on with its commit after another has ended the job",
+        why="a paused driver continues its commit after another one has ended the job",
     ),
     Mutation(
         name="table-jobs-only-the-last-run-is-closed",
@@ -89,7 +89,7 @@ MUTATIONS = (
         find="closing = (*record.closing, record.session)",
         replace="closing = (record.session,)",
         check=BOOK,
-        why="the run before the last, whose successor died before it closed it, still commits",
+        why="a run still commits although it was replaced by one that crashed before closing its session",
     ),
     Mutation(
         name="table-jobs-any-run-commits",
@@ -98,7 +98,7 @@ MUTATIONS = (
         find="if not is_done(record, run.batch) and (record.session, record.batch) != (run.session, run.batch):",
         replace="if not is_done(record, run.batch) and record.batch != run.batch:",
         check=BOOK,
-        why="a run that was overtaken before its session was opened ends the job with its own rows",
+        why="a run that was replaced before its session was opened ends the job with its own rows",
     ),
     Mutation(
         name="table-jobs-adoption-is-not-noted",
@@ -107,7 +107,7 @@ MUTATIONS = (
         find=("await self._change(record_adopting)\nself.progress.visibility = RowVisibility.SOME"),
         replace="self.progress.visibility = RowVisibility.SOME",
         check=JOBS,
-        why="a second call says that no row is seen, and the first has shown some",
+        why="a second call reports that no row is visible although the first has made some visible",
     ),
     # -- levels and versions
     Mutation(
@@ -117,7 +117,7 @@ MUTATIONS = (
         find="wanted.datacenter, pending)",
         replace="wanted.datacenter)",
         check=PLANS,
-        why="after a move a quorum is read that has none of the job's rows",
+        why="after a move, a quorum is read that has none of the job's rows",
     ),
     Mutation(
         name="table-jobs-half-of-a-copy-counts",
@@ -135,7 +135,7 @@ MUTATIONS = (
         find="lambda stack: stack in adopted.answers or progress.has_nothing_to_adopt(stack)",
         replace="lambda stack: progress.is_adopted(stack) or progress.has_nothing_to_adopt(stack)",
         check=JOBS,
-        why="one replica has it by the old map and one by the new, and neither map has a quorum of it",
+        why="one replica of the old set and one of the new have the rows, and neither set has a quorum of them",
     ),
     Mutation(
         name="table-jobs-the-version-is-not-held",
@@ -150,7 +150,7 @@ MUTATIONS = (
             "    self._deps.view.hold(version)"
         ),
         check=JOBS,
-        why="a barrier passes while a commit routed by the version before it is still on its way",
+        why="a barrier returns while a commit routed with the previous version is still in flight",
     ),
     Mutation(
         name="table-jobs-adoption-dies-with-its-client",
@@ -159,7 +159,7 @@ MUTATIONS = (
         find="results.answers[stack] = await asyncio.shield(answer)",
         replace="results.answers[stack] = await answer",
         check=JOBS,
-        why="an answer that comes to a commit whose client is gone breaks the shard",
+        why="an answer to a commit whose client is gone breaks the shard",
     ),
     # -- places
     Mutation(
@@ -169,7 +169,7 @@ MUTATIONS = (
         find="return bool(staged.runs_of(stack)) or not any(staged.runs_of(other) for other in route.stacks)",
         replace="return True",
         check=JOBS,
-        why="a replica that no task reached is acknowledged as one that has the rows",
+        why="a replica that no task reached is counted as having the rows",
     ),
     Mutation(
         name="table-jobs-late-replicas-are-passed-over",
@@ -178,7 +178,7 @@ MUTATIONS = (
         find=("if missing:\n    return CommitWriteAnswer(lacking=missing)"),
         replace="assert missing is not None",
         check=JOBS,
-        why="a replica that came while the job ran never gets its rows, and nobody is told",
+        why="a replica added while the job ran never gets the job's rows, and the job reports success",
     ),
     Mutation(
         name="table-jobs-one-run-of-several-is-sealed",
@@ -187,7 +187,7 @@ MUTATIONS = (
         find="for run in runs]",
         replace="for run in runs[:1]]",
         check=JOBS,
-        why="of what a place was brought by several tasks only the first one's rows are there",
+        why="of the rows that several tasks staged at one replica, only those of the first task are visible",
     ),
     Mutation(
         name="table-jobs-without-admission",
@@ -196,7 +196,7 @@ MUTATIONS = (
         find="if count >= most:",
         replace="if count >= most << 20:",
         check=JOBS,
-        why="a few hundred jobs at once leave nothing of the disks to those that serve",
+        why="a few hundred concurrent jobs leave no disk capacity for requests",
     ),
     # -- reads
     Mutation(
@@ -206,7 +206,7 @@ MUTATIONS = (
         find="view = await self._deps.fresh_view(deadline)",
         replace="view = self._deps.view.current",
         check=CALLS,
-        why="a node that lags sends readers to replicas that have not had writes for long",
+        why="a lagging node sends readers to replicas that no longer receive writes",
     ),
     Mutation(
         name="table-reads-one-copy-too-few",
@@ -224,7 +224,7 @@ MUTATIONS = (
         find="if all(self.progress.is_met(route) for route in routes):",
         replace="if any(self.progress.is_met(route) for route in routes):",
         check=SEEDS,
-        why="a job says that it is done, and a tablet whose replicas moved has nothing of it",
+        why="a job reports success although a tablet whose replicas moved has none of its rows",
         limit_s=SEEDS_S,
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of reads of whole tables at the bulk process: which copy is read, what it holds, how long it is kept."""
+"""Bugs of reads of whole tables at the bulk process: which replica is read, what it holds, how long it is kept."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -7,7 +7,7 @@ COVERAGE = PytestCheck("tests/unit/bulk/test_read_coverage.py")
 SHARD = PytestCheck("tests/unit/replica/test_checkpoints.py")
 
 MUTATIONS = (
-    # -- what is there
+    # -- which replicas
     Mutation(
         name="table-reads-coverage-not-checked",
         module="ebla.bulk.table_snapshots",
@@ -15,7 +15,7 @@ MUTATIONS = (
         find="if not snapshot.coverage.has(asked, grant.incarnations):",
         replace="if not asked.width:",
         check=READS,
-        why="a tablet that has moved away is read as one without rows, and a job counts too few",
+        why="a tablet that has moved away is read as empty, and a job counts too few rows",
     ),
     Mutation(
         name="table-reads-another-life-will-do",
@@ -24,7 +24,7 @@ MUTATIONS = (
         find="if not snapshot.coverage.has(asked, grant.incarnations):",
         replace="if not snapshot.coverage.has(asked, snapshot.coverage.incarnations):",
         check=READS,
-        why="two copies of one replica are taken for a quorum, and what a third had acknowledged is missing",
+        why="two copies of one replica are taken for a quorum, and acknowledged rows are missing",
     ),
     Mutation(
         name="table-reads-part-of-a-range-is-enough",
@@ -33,7 +33,7 @@ MUTATIONS = (
         find="return all(any(one.covers(piece) for one in ranges) for piece in asked.unwrapped())",
         replace="return any(one.overlaps(piece) for one in ranges for piece in asked.unwrapped())",
         check=COVERAGE,
-        why="of a range that reaches into another node's the rows of that one are missing",
+        why="of a range that spans two nodes, the rows of the second are missing",
     ),
     Mutation(
         name="table-reads-owned-afterwards-is-enough",
@@ -42,7 +42,7 @@ MUTATIONS = (
         find="if _covers(before.by_shard.get(part.shard, ()), part.range)\nand _covers(",
         replace="if _covers(",
         check=COVERAGE,
-        why="a replica is read that was still being filled when its files were linked",
+        why="a replica is read whose files were linked while it was still being filled",
     ),
     Mutation(
         name="table-reads-owned-before-is-enough",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find="ranges = _common(before.of_node, after.of_node)",
         replace="ranges = before.of_node",
         check=COVERAGE,
-        why="a range is read that the node had given away, and cleaned, before its files were linked",
+        why="a range is read that the node had handed over and cleaned up before its files were linked",
     ),
     Mutation(
         name="table-reads-any-shard-of-the-node-will-do",
@@ -64,7 +64,7 @@ MUTATIONS = (
             "        by_shard.setdefault(ShardNumber(number), []).append(tablet)"
         ),
         check=COVERAGE,
-        why="while a tablet moves between two shards of a node the half filled copy is read for the whole one",
+        why="while a tablet moves between two shards of a node, the partly filled replica is read",
     ),
     Mutation(
         name="table-reads-vnodes-without-one-of-the-shards",
@@ -73,9 +73,9 @@ MUTATIONS = (
         find="if any(ShardNumber(number) not in there for number in range(after.shard_count)):",
         replace="if not there:",
         check=COVERAGE,
-        why="the rows of a shard that had no stack yet are missing, and nobody is told",
+        why="the rows of a shard that had no stack yet are silently missing",
     ),
-    # -- at which point
+    # -- which point in time
     Mutation(
         name="table-reads-taken-without-a-read-barrier",
         module="ebla.bulk.table_snapshots",
@@ -83,7 +83,7 @@ MUTATIONS = (
         find="await deps.guards.catch_up(min(deadline_ms, deps.limits.barrier_ms))",
         replace="",
         check=READS,
-        why="a node that has not heard of a move serves the copy that writes do not reach any more",
+        why="a node that has not seen a move serves a replica that no longer receives writes",
     ),
     Mutation(
         name="table-reads-shards-not-held-to-the-version",
@@ -92,7 +92,7 @@ MUTATIONS = (
         find="asked = max(version, before.version)",
         replace="asked = ANY_VERSION",
         check=READS,
-        why="a shard that is behind links its files before it takes the writes that were acknowledged",
+        why="a lagging shard links its files before it has the acknowledged writes",
     ),
     Mutation(
         name="table-reads-judged-behind-the-shard",
@@ -101,7 +101,7 @@ MUTATIONS = (
         find="after = await self._view_at(record.version, deadline_ms)",
         replace="after = deps.view.current",
         check=READS,
-        why="a shard that knew of a change is judged by a topology without it",
+        why="the files of a shard that knew a change are checked against a topology without it",
     ),
     Mutation(
         name="table-reads-read-by-the-schema-from-before",
@@ -110,7 +110,7 @@ MUTATIONS = (
         find="schema = self._schema(after, table)",
         replace="self._schema(after, table)\nschema = self._schema(before, table)",
         check=READS,
-        why="rows that were written just after a column was added cannot be read",
+        why="rows written just after a column was added cannot be read",
     ),
     Mutation(
         name="table-reads-shard-does-not-wait-for-the-version",
@@ -119,7 +119,7 @@ MUTATIONS = (
         find="await wait_version(deps, request.version, deadline_ms)\nif request.session is None:",
         replace="if request.session is None:",
         check=SHARD,
-        why="a checkpoint lacks writes that were routed to the shard by a version that it had not installed",
+        why="a checkpoint lacks writes that were routed to the shard with a version it had not installed",
     ),
     Mutation(
         name="table-reads-a-new-point-for-each-question",
@@ -128,7 +128,7 @@ MUTATIONS = (
         find="if entry.snapshot is None or not await",
         replace="if entry.snapshot is None or version == ANY_VERSION or not await",
         check=READS,
-        why="the tasks of one job read a tablet at as many points",
+        why="each task of one job reads a tablet at another point in time",
     ),
     Mutation(
         name="table-reads-opened-again-without-what-came",
@@ -137,7 +137,7 @@ MUTATIONS = (
         find="return _replica_places(view, snapshot.record.table) is snapshot.places",
         replace="return view.version >= version",
         check=READS,
-        why="a job that plans again is sent to a node for a tablet, and away from it, for ever",
+        why="a job that plans again is sent to a node and refused there, for ever",
     ),
     Mutation(
         name="table-reads-opened-for-nobody",
@@ -148,7 +148,7 @@ MUTATIONS = (
         check=PytestCheck(
             "tests/unit/bulk/test_flight_reads.py::test_what_is_opened_after_its_thread_gave_up_is_let_go"
         ),
-        why="a checkpoint that was ready a moment too late is in use until its ticket ends",
+        why="a checkpoint that was ready a moment too late is kept until its ticket expires",
     ),
     # -- how long
     Mutation(
@@ -158,7 +158,7 @@ MUTATIONS = (
         find="return not self.waiters and (self.snapshot is None or not self.snapshot.uses)",
         replace="return not self.waiters",
         check=READS,
-        why="files go from under a task that reads slowly",
+        why="files are removed while a task reads them slowly",
     ),
     Mutation(
         name="table-reads-removed-under-a-stream",
@@ -167,7 +167,7 @@ MUTATIONS = (
         find="while (snapshot := next((one for one in self._leaving if not one.uses), None)) is not None:",
         replace="while (snapshot := next(iter(self._leaving), None)) is not None:",
         check=READS,
-        why="files go from under a task when its read is opened again",
+        why="files are removed when a task opens its read again",
     ),
     Mutation(
         name="table-reads-given-up-while-it-is-taken",
@@ -176,7 +176,7 @@ MUTATIONS = (
         find="return not self.waiters and (self.snapshot is None or not self.snapshot.uses)",
         replace="return self.snapshot is None or not self.snapshot.uses",
         check=READS,
-        why="a checkpoint is taken that nobody knows of, and its files stay until the process ends",
+        why="a checkpoint is taken without a record, and its files stay until the process ends",
     ),
     Mutation(
         name="table-reads-idle-for-ever",
@@ -185,7 +185,7 @@ MUTATIONS = (
         find="idle = entry.is_closed or now_ms - entry.used_ms >= self._deps.limits.reads_idle_ms",
         replace="idle = entry.is_closed",
         check=READS,
-        why="each job that ends without a word keeps the files of its table on all disks",
+        why="each job that ends without a release keeps the files of its table on all disks",
     ),
     Mutation(
         name="table-reads-kept-after-a-drop",
@@ -194,7 +194,7 @@ MUTATIONS = (
         find="(entry.table not in tables or now_ms >= entry.expires_ms):",
         replace="now_ms >= entry.expires_ms:",
         check=READS,
-        why="the space of a dropped table does not come back while a task is frozen",
+        why="the disk space of a dropped table is not freed while a task is paused",
     ),
     Mutation(
         name="table-reads-outlive-their-tickets",
@@ -203,7 +203,7 @@ MUTATIONS = (
         find="(entry.table not in tables or now_ms >= entry.expires_ms):",
         replace="entry.table not in tables:",
         check=READS,
-        why="a task that is frozen in the middle of a stream keeps files for ever",
+        why="a task that is paused in the middle of a stream keeps files for ever",
     ),
     Mutation(
         name="table-reads-everyone-takes",
@@ -212,7 +212,7 @@ MUTATIONS = (
         find="async with entry.taking:\n    if",
         replace="if True:\n    if",
         check=READS,
-        why="two hundred tasks that begin at once make all shards link two hundred copies",
+        why="two hundred tasks that start at once make all shards link two hundred copies",
     ),
     Mutation(
         name="table-reads-of-a-former-life-are-kept",

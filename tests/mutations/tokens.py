@@ -1,4 +1,4 @@
-"""Bugs of tokens and ranges: a row that goes to the wrong replicas is a row lost."""
+"""Bugs of tokens and ranges: a row that goes to the wrong replicas is lost."""
 
 from tests.mutations.framework import Mutation, PytestCheck
 
@@ -13,7 +13,7 @@ MUTATIONS = (
         find="signed = byte - 256 if byte > 127 else byte",
         replace="signed = byte",
         check=RANGES,
-        why="keys with a byte above 127 in the tail go to other replicas than the driver's",
+        why="keys with a byte above 127 in the tail go to other replicas than those the driver chooses",
     ),
     Mutation(
         name="token-column-unsigned-tail",
@@ -22,7 +22,7 @@ MUTATIONS = (
         find="first ^= _mix(_signed(_word(rows, body_end)), (_C1, 31, _C2))",
         replace="first ^= _mix(_word(rows, body_end), (_C1, 31, _C2))",
         check=COLUMNS,
-        why="Spark would write rows where CQL does not look",
+        why="Spark would write rows where CQL does not read them",
     ),
     Mutation(
         name="token-column-minimum-kept",
@@ -31,7 +31,7 @@ MUTATIONS = (
         find="tokens[tokens == TOKEN_MIN] = TOKEN_MAX",
         replace="pass",
         check=COLUMNS,
-        why="a key that hashes to the minimum is in no range",
+        why="a key that hashes to the minimum token is in no range",
     ),
     Mutation(
         name="token-range-end-excluded",
@@ -49,7 +49,7 @@ MUTATIONS = (
         find="return token > self.start or token <= self.end",
         replace="return token >= self.start or token <= self.end",
         check=RANGES,
-        why="a key on the border of the range over the top is in two",
+        why="a key on the border of the wrapping range is in two ranges",
     ),
     Mutation(
         name="token-split-misses-remainder",

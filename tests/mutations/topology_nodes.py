@@ -21,7 +21,7 @@ MUTATIONS = (
         find="NodeAction.DRAIN_TABLETS, (state, _T.WRITE_BOTH_READ_OLD), back)",
         replace="NodeAction.DRAIN_TABLETS, (state, _T.WRITE_BOTH_READ_OLD), None)",
         check=PytestCheck("tests/scenarios/test_seed_edges.py"),
-        why="a leave that cannot drain holds the cluster up for ever",
+        why="a decommission that cannot drain blocks the cluster for ever",
     ),
     Mutation(
         name="topology-way-back-after-reads-switched",
@@ -30,7 +30,7 @@ MUTATIONS = (
         find="_row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, (_S.NORMAL, None), None, _Trait.BARRIER)",
         replace="_row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, (_S.NORMAL, None), out, _Trait.BARRIER)",
         check=PytestCheck(UNIT + "test_node_states.py"),
-        why="writes acknowledged by the new owners are lost by the rollback",
+        why="a rollback loses writes that the new owners acknowledged",
     ),
     Mutation(
         name="topology-fence-not-raised",
@@ -39,7 +39,7 @@ MUTATIONS = (
         find="self.set_state(fence=fence)",
         replace="self.set_state()",
         check=PytestCheck(UNIT + "apply/test_nodes.py"),
-        why="a router with an outdated map goes on writing to replicas that are cleaned up",
+        why="a router with an outdated version keeps writing to replicas that are cleaned up",
     ),
     Mutation(
         name="topology-barrier-skipped",
@@ -48,7 +48,7 @@ MUTATIONS = (
         find="passed = self.now.fence >= since",
         replace="passed = self.now.fence >= 0 * since",
         check=PytestCheck(UNIT + "apply/test_tablets.py", UNIT + "apply/test_nodes.py"),
-        why="a hurried leader cleans up a replica that is still written to",
+        why="a leader cleans up a replica that still receives writes",
     ),
     Mutation(
         name="topology-fence-may-fall",
@@ -69,7 +69,7 @@ MUTATIONS = (
         ),
         replace="busy = None",
         check=PytestCheck(UNIT + "apply/test_nodes.py"),
-        why="two changes of the ring at once make write sets that no quorum argument covers",
+        why="two changes of the ring at once make write sets whose quorums do not overlap",
     ),
     Mutation(
         name="topology-request-session-left-open",
@@ -78,7 +78,7 @@ MUTATIONS = (
         find="draft.close_session(draft.base.state.session)\nopened = None",
         replace="opened = None",
         check=PytestCheck(UNIT + "apply/test_nodes.py"),
-        why="a stream that was given up still writes rows after the operation",
+        why="an abandoned stream still writes rows after the operation",
     ),
     Mutation(
         name="topology-rollback-over-moving-tablets",
@@ -92,7 +92,7 @@ MUTATIONS = (
         ),
         replace="",
         check=PytestCheck(UNIT + "apply/test_nodes.py"),
-        why="tablets stay half moved in a state where nobody drives them",
+        why="tablets stay half moved in a state that no step leaves",
     ),
     Mutation(
         name="topology-leaves-with-tablets",
@@ -101,7 +101,7 @@ MUTATIONS = (
         find="stays = node.state is NodeState.REPLACING or not draft.base.has_tablets(node.host)",
         replace="stays = True",
         check=PytestCheck(UNIT + "apply/test_nodes.py"),
-        why="a decommissioned node takes the last copies of its tablets along",
+        why="the last replicas of some tablets are lost with a decommissioned node",
     ),
     Mutation(
         name="topology-replaced-node-keeps-its-tokens",
@@ -128,7 +128,7 @@ MUTATIONS = (
         find="busy = tablets.transition(move.tablet) is not None",
         replace="busy = False",
         check=PytestCheck(UNIT + "apply/test_tablets.py"),
-        why="a migration under way is forgotten and its pending replica never cleaned up",
+        why="a running migration is lost, and its pending replica is never cleaned up",
     ),
     Mutation(
         name="topology-repair-counts-in-transition",
@@ -146,7 +146,7 @@ MUTATIONS = (
         find="moving = [host for host in moving if draft.base.in_tablet_transition(host)]",
         replace="moving = []",
         check=PytestCheck(UNIT + "apply/test_tablets.py"),
-        why="a node that was given up comes back with rows of a tablet that was taken from it, for good",
+        why="a node that was declared dead comes back with rows of a tablet that it no longer owns",
     ),
     Mutation(
         name="topology-step-without-its-condition",
@@ -164,7 +164,7 @@ MUTATIONS = (
         find="keys.encode(row, unknown.get(key, ())))",
         replace="keys.encode(row))",
         check=PytestCheck(UNIT + "test_snapshot_builder.py"),
-        why="in a rolling upgrade an older leader wipes what newer nodes have written",
+        why="in a rolling upgrade, an older leader erases what newer nodes have written",
     ),
     Mutation(
         name="topology-feed-forgets-deletions",
@@ -182,7 +182,7 @@ MUTATIONS = (
         find="transitions.pop(number, None)",
         replace="pass",
         check=PytestCheck(UNIT + "apply/test_tablets.py"),
-        why="a tablet never comes to rest",
+        why="a tablet never finishes its transition",
     ),
     Mutation(
         name="topology-join-bears-dead-nodes",
@@ -209,7 +209,7 @@ MUTATIONS = (
         find="if request is not None and request.error:",
         replace="if request is None:",
         check=PytestCheck(UNIT + "test_next_step.py"),
-        why="an aborted decommission goes on under the next leader",
+        why="an aborted decommission continues under the next leader",
     ),
     Mutation(
         name="topology-balances-while-a-request-waits",
@@ -227,7 +227,7 @@ MUTATIONS = (
         find="while place in taken:\n    place = (place + 1) % RING_TOKENS",
         replace="",
         check=PytestCheck(UNIT + "test_token_allocation.py"),
-        why="two nodes own one token, and readers disagree about whose it is",
+        why="two nodes own one token, and readers disagree about its owner",
     ),
     Mutation(
         name="topology-old-node-started-again",
@@ -236,7 +236,7 @@ MUTATIONS = (
         find="needed = sorted({*snapshot.state.enabled_features, *supported_by_all(snapshot)})",
         replace="needed = sorted(snapshot.state.enabled_features)",
         check=PytestCheck(UNIT + "test_features.py"),
-        why="a downgraded node meets commands it cannot read",
+        why="a downgraded node receives commands that it cannot read",
     ),
     Mutation(
         name="topology-recovery-brings-back-who-left",

@@ -41,7 +41,7 @@ MUTATIONS = (
         find="stage=TabletStage.STREAMING,\nreads=Selector.PREVIOUS,",
         replace="stage=TabletStage.STREAMING,\nreads=Selector.NEXT,",
         check=QUORUMS,
-        why="readers ask the pending replica before it has what was written earlier",
+        why="reads go to the pending replica before it has the earlier writes",
     ),
     Mutation(
         name="tablets-writes-switched-early",
@@ -50,7 +50,7 @@ MUTATIONS = (
         find="reads=Selector.NEXT,\nwrites=Selector.BOTH,",
         replace="reads=Selector.NEXT,\nwrites=Selector.NEXT,",
         check=QUORUMS,
-        why="a reader one stage behind asks old replicas that newer writers skip",
+        why="a reader one stage behind reads old replicas that newer writers skip",
     ),
     Mutation(
         name="tablets-direct-way-back",
@@ -68,7 +68,7 @@ MUTATIONS = (
         find="writes=Selector.BOTH,\nbarrier=True,\nnext=TabletStage.STREAMING,",
         replace="writes=Selector.BOTH,\nbarrier=False,\nnext=TabletStage.STREAMING,",
         check=QUORUMS,
-        why="a router that still writes to the old set alone is missed by the copy",
+        why="the stream misses writes of a router that still writes to the old set alone",
     ),
     Mutation(
         name="tablets-no-barrier-before-target-is-cleaned",
@@ -77,7 +77,7 @@ MUTATIONS = (
         find="barrier=True,\naction=StageAction.CLEAN_PENDING,",
         replace="barrier=False,\naction=StageAction.CLEAN_PENDING,",
         check=QUORUMS,
-        why="a late write lands on the cleaned replica and stays there (INV-TABL-1)",
+        why="a late write reaches the cleaned-up replica and stays there (INV-TABL-1)",
     ),
     Mutation(
         name="tablets-cleanup-without-session",
@@ -86,7 +86,7 @@ MUTATIONS = (
         find="action=StageAction.CLEAN_LEAVING,\nsession=True,",
         replace="action=StageAction.CLEAN_LEAVING,\nsession=False,",
         check=STAGES,
-        why="a clean-up that comes late empties a replica that has come back",
+        why="a late clean-up empties a replica that has come back",
     ),
     Mutation(
         name="tablets-choice-turned-round",
@@ -95,7 +95,7 @@ MUTATIONS = (
         find="lost_after > lost_before",
         replace="lost_after < lost_before",
         check=STAGES,
-        why="a migration goes on to the set with more dead replicas",
+        why="a migration continues to the set with more dead replicas",
     ),
     Mutation(
         name="tablets-rebuild-from-one-source",
@@ -104,7 +104,7 @@ MUTATIONS = (
         find="tuple(replica for replica in staying if replica.host not in given_up)",
         replace="tuple(replica for replica in staying if replica.host not in given_up)[-1:]",
         check=QUORUMS,
-        why="a write on the dead replica and one more is on one of three afterwards",
+        why="a write on the dead replica and one other is on only one of three afterwards",
     ),
     Mutation(
         name="tablets-session-left-open",
@@ -122,7 +122,7 @@ MUTATIONS = (
         find="(NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _NEXT,",
         replace="(NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _PREVIOUS,",
         check=QUORUMS,
-        why="writes are acknowledged by a node that is about to go, and readers ask the new owners",
+        why="writes are acknowledged by a leaving node, and reads go to the new owners",
     ),
     Mutation(
         name="vnodes-pending-not-written",
@@ -140,7 +140,7 @@ MUTATIONS = (
         find="_BOTH_READ_OLD = RingUse(Selector.PREVIOUS, Selector.BOTH)",
         replace="_BOTH_READ_OLD = RingUse(Selector.NEXT, Selector.BOTH)",
         check=QUORUMS,
-        why="readers ask a node that is still being filled",
+        why="reads go to a node that is still being filled",
     ),
     Mutation(
         name="vnodes-stream-from-a-bystander",
@@ -158,7 +158,7 @@ MUTATIONS = (
         find="return (new, old)",
         replace="return (new,)",
         check=QUORUMS,
-        why="inside a node a read of the old shard misses what was acknowledged",
+        why="inside a node, a read of the old shard misses acknowledged writes",
     ),
     Mutation(
         name="sharder-follows-the-stage-between-nodes",
@@ -185,7 +185,7 @@ MUTATIONS = (
         find="return tuple(node.address for node in nodes if node.state is not NodeState.LEFT)",
         replace="return tuple(node.address for node in nodes if node.state is not NodeState.NO_REPLICAS)",
         check=SETS,
-        why="requests go to an address that may belong to somebody else by now",
+        why="requests go to an address that may belong to another host by now",
     ),
     Mutation(
         name="vnodes-racks-ignored",
@@ -194,7 +194,7 @@ MUTATIONS = (
         find="if rack in racks_used and len(racks_used) < part.rack_count:",
         replace="if rack in racks_used and len(racks_used) < 0:",
         check=STRATEGIES,
-        why="a rack that fails takes two replicas of three with it, and drivers ask other nodes",
+        why="the failure of one rack stops two of three replicas, and drivers choose other nodes",
     ),
     Mutation(
         name="sessions-guard-on-a-stale-list",
@@ -203,7 +203,7 @@ MUTATIONS = (
         find="if not _reached(self.applied, proof.revision):",
         replace="if _reached(proof.revision, self.applied) and False:",
         check=ZOMBIE,
-        why="a node that has not seen the close yet lets a zombie in",
+        why="a node that has not seen the close yet accepts effects of a closed session",
     ),
     Mutation(
         name="sessions-barrier-does-not-wait",
@@ -230,7 +230,7 @@ MUTATIONS = (
         find="delay_ms = 2 * ring_delay_ms + LEEWAY_MS if ring_delay_ms else 0",
         replace="delay_ms = 0 * ring_delay_ms",
         check=STREAMS,
-        why="nodes that have not heard of a generation write to the one before",
+        why="nodes that have not seen a new generation write to the previous one",
     ),
     Mutation(
         name="cdc-split-without-new-streams",
@@ -248,7 +248,7 @@ MUTATIONS = (
         find="if fitting and room < 0:",
         replace="if not fitting:",
         check=PytestCheck("tests/unit/topology/test_commit_sizes.py"),
-        why="the commit is larger than group 0 takes, and the topology never leaves the resize",
+        why="the commit is larger than the limit of group 0, and the resize never ends",
     ),
     Mutation(
         name="resize-splits-at-target",
@@ -266,7 +266,7 @@ MUTATIONS = (
         find="oldest = [min(pair) for pair",
         replace="oldest = [max(pair) for pair",
         check=RESIZE,
-        why="tombstones go before the other half was repaired, and deleted rows come back",
+        why="tombstones are purged before the other half is repaired, and deleted rows come back",
     ),
     Mutation(
         name="placement-racks-ignored",
@@ -275,7 +275,7 @@ MUTATIONS = (
         find="key=lambda name: (used[name], self._racks[name][0][0])",
         replace="key=lambda name: (used[name] * 0, self._racks[name][0][0])",
         check=PLACEMENT,
-        why="a rack that fails takes two replicas of a tablet with it",
+        why="the failure of one rack stops two replicas of a tablet",
     ),
     Mutation(
         name="placement-capacity-ignored",

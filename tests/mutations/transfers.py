@@ -1,7 +1,7 @@
 """Bugs of transfers: sessions, staging, the seal, adoption, jobs.
 
-Where a directed test shows the bug it is the check; seeds are, where it takes whole nodes, or to show that the
-scenario would notice by itself.
+The check is a directed test where one shows the bug, and simulator seeds where it takes whole nodes or to show that
+the scenario would notice by itself.
 """
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
@@ -30,7 +30,7 @@ MUTATIONS = (
         ),
         replace="if True:\n    staged = deps.staging.find(request.session, request.transfer)",
         check=DESK,
-        why="a job that was cancelled, and taken over by another, names what counts all the same",
+        why="a cancelled job that another one has replaced still decides which runs are sealed",
     ),
     Mutation(
         name="transfers-session-not-checked-at-a-batch",
@@ -42,7 +42,7 @@ MUTATIONS = (
         ),
         replace="await self._deps.puts.append(stream, data)",
         check=DESK,
-        why="a task that was given up fills the disk of a node for as long as it likes",
+        why="an abandoned task keeps filling the disk of a node",
     ),
     Mutation(
         name="transfers-put-opened-without-a-read-barrier",
@@ -51,7 +51,7 @@ MUTATIONS = (
         find="async with guards.hold_guard(session, self._deps.limits.barrier_ms):",
         replace="with guards.hold_guard_without_barrier(session):",
         check=DESK,
-        why="a bulk process that lags takes in what belongs to a session that is over",
+        why="a lagging bulk process accepts files of a closed session",
     ),
     # -- adoption
     Mutation(
@@ -61,7 +61,7 @@ MUTATIONS = (
         find="if target.incarnation != stack.incarnation:",
         replace="if target.incarnation != stack.incarnation and not stack.incarnation:",
         check=ADOPTION,
-        why="a replica that left and came back gets rows whose tombstones are gone everywhere else",
+        why="a replica that left and came back gets rows whose tombstones are purged everywhere else",
     ),
     Mutation(
         name="transfers-adoption-without-guard",
@@ -78,7 +78,7 @@ MUTATIONS = (
             "if True:"
         ),
         check=ADOPTION,
-        why="a session is closed everywhere, and a stack of it still becomes part of a replica",
+        why="a layer of a session becomes part of a replica after the session was closed everywhere",
     ),
     Mutation(
         name="transfers-adoption-layer-by-layer",
@@ -87,7 +87,7 @@ MUTATIONS = (
         find="await self._adopt_fresh(stack, fresh, tuple(origins), check)",
         replace=("for own in fresh:\n    await self._adopt_fresh(stack, [own], tuple(origins), check)"),
         check=PytestCheck("tests/unit/storage/test_adoption.py"),
-        why="for a moment, or after a crash for good, a deleted row shows, whose tombstone is in the next layer",
+        why="a deleted row whose tombstone is in the next layer is visible for a moment, or after a crash for ever",
     ),
     Mutation(
         name="transfers-adopted-again-when-asked-again",
@@ -96,7 +96,7 @@ MUTATIONS = (
         find="fresh = [one for one in adoptions if one.origin not in stack.entry.adopted]",
         replace="fresh = list(adoptions)",
         check=ADOPTION,
-        why="an answer that was lost doubles the size of a replica",
+        why="a lost answer doubles the size of a replica",
     ),
     Mutation(
         name="transfers-adoption-not-fenced-on-arrival",
@@ -105,7 +105,7 @@ MUTATIONS = (
         find="_pass(self._fences.on_arrival(version))",
         replace="self._fences.on_arrival(version)",
         check=JOB_ADOPTION,
-        why="what was routed by a map that is gone waits for guards and reads files before it is refused",
+        why="a request with a fenced version waits for guards and reads files before it is refused",
     ),
     Mutation(
         name="transfers-adoption-not-fenced-before-the-effect",
@@ -114,7 +114,7 @@ MUTATIONS = (
         find="_pass(self._fences.before_effect(version))",
         replace="self._fences.before_effect(version)",
         check=JOB_ADOPTION,
-        why="a job's layer is put into a replica that a barrier has shown to take nothing older any more",
+        why="a job's layer is adopted with a version that a barrier has already excluded",
     ),
     Mutation(
         name="transfers-fence-does-not-wait-for-manifests",
@@ -123,7 +123,7 @@ MUTATIONS = (
         find="while any(version < fence for version in self._effects):",
         replace="while any(version < fence - fence for version in self._effects):",
         check=JOB_ADOPTION,
-        why="a node is said to be fenced, and a layer that was on its way becomes part of a replica",
+        why="a layer in flight becomes part of a replica after its node was fenced",
     ),
     Mutation(
         name="transfers-adoption-not-fenced-after-the-effect",
@@ -132,7 +132,7 @@ MUTATIONS = (
         find="_pass(self._fences.after_effect(version))",
         replace="self._fences.after_effect(version)",
         check=JOB_ADOPTION,
-        why="a job counts on a replica that had lost its range when it answered",
+        why="a job counts a replica that had lost its range when it answered",
     ),
     Mutation(
         name="transfers-adoption-holds-no-version",
@@ -141,7 +141,7 @@ MUTATIONS = (
         find="deps.view.hold(version)",
         replace=("deps.view.hold(deps.view.current.version)\nversion = deps.view.current.version"),
         check=JOB_ADOPTION,
-        why="a barrier returns while a layer of an older version is still on its way into a replica",
+        why="a barrier returns while a layer of an older version is still being adopted",
     ),
     Mutation(
         name="transfers-adoption-of-any-number-of-layers",
@@ -150,7 +150,7 @@ MUTATIONS = (
         find="if bases + layers > max(layers_max, layers):",
         replace="if bases + layers > max(layers_max, layers) + bases:",
         check=JOB_ADOPTION,
-        why="small jobs one after another make every read look into hundreds of layers",
+        why="many small jobs make every read look into hundreds of layers",
     ),
     # -- the seal
     Mutation(
@@ -160,7 +160,7 @@ MUTATIONS = (
         find="is_copied = not self._deps.isolation.has_no_writer(taken)",
         replace="is_copied = False",
         check=STAGING,
-        why="a task that is given up, and still has its file open, changes a replica's file",
+        why="an abandoned task that still has its file open changes a replica's file",
     ),
     Mutation(
         name="transfers-staging-shared-by-attempts",
@@ -178,7 +178,7 @@ MUTATIONS = (
         find="return file_checksum(self._disk, path) == expected.checksum",
         replace="return self._disk.exists(path)",
         check=STAGING,
-        why="a bit that changed on the way becomes part of a replica",
+        why="a bit that changed in transit becomes part of a replica",
     ),
     Mutation(
         name="transfers-merge-does-not-look-at-checksums",
@@ -187,7 +187,7 @@ MUTATIONS = (
         find="self._expected = rules.checksums.get(file.path)",
         replace="self._expected = None",
         check=RUNS,
-        why="a run that a task has written anew since it was named becomes part of a replica",
+        why="a run that a task has rewritten since it was named becomes part of a replica",
     ),
     Mutation(
         name="transfers-files-together-not-compared",
@@ -196,7 +196,7 @@ MUTATIONS = (
         find="if answer.checksum != checksum:",
         replace="if answer.received_bytes < 0:",
         check=TOGETHER,
-        why="small files that changed on their way are told as what the source has",
+        why="small files that changed in transit are reported as identical to the source",
     ),
     Mutation(
         name="transfers-files-together-end-anywhere",
@@ -205,7 +205,7 @@ MUTATIONS = (
         find="if self._stream is not None or self._pending:",
         replace="if False:",
         check=TOGETHER,
-        why="a stream that broke off looks like one that has brought all of its files",
+        why="a broken stream looks like one that has delivered all of its files",
     ),
     Mutation(
         name="transfers-sealed-names-not-durable",
@@ -223,7 +223,7 @@ MUTATIONS = (
         find="if size_bytes != expected.size_bytes:",
         replace="if size_bytes < 0:",
         check=STAGING,
-        why="half a file is taken for a whole one",
+        why="half of a file is taken for the complete file",
     ),
     Mutation(
         name="transfers-seal-takes-another-attempt",
@@ -232,7 +232,7 @@ MUTATIONS = (
         find="is_named = not self.winners or self.winners == winners",
         replace="is_named = not self.winners or bool(winners)",
         check=STAGING,
-        why="a shard reads of one attempt while another is put in its place",
+        why="a shard reads the files of one attempt while another replaces them",
     ),
     # -- several runs
     Mutation(
@@ -242,7 +242,7 @@ MUTATIONS = (
         find="return (*((self.attempt, file) for file in self.files), *self.more)",
         replace="return (*((self.attempt, file) for file in self.files), *self.more[1:])",
         check=RUNS,
-        why="what one of the tasks wrote is missing, and the job is done",
+        why="the rows of one task are missing, and the job reports success",
     ),
     Mutation(
         name="transfers-second-run-forgotten-in-simulation",
@@ -251,7 +251,7 @@ MUTATIONS = (
         find="return (*((self.attempt, file) for file in self.files), *self.more)",
         replace="return (*((self.attempt, file) for file in self.files), *self.more[1:])",
         check=SEEDS,
-        why="what one of the tasks wrote is missing, and the scenario would not notice",
+        why="the rows of one task are missing, and the scenario would not notice",
         limit_s=SEEDS_S,
     ),
     Mutation(
@@ -261,7 +261,7 @@ MUTATIONS = (
         find="sealed = SealedFile(attempt=spec.attempt, more=sorted_attempts(attempt for attempt, _ in spec.more))",
         replace="sealed = SealedFile(attempt=spec.attempt)",
         check=RUNS,
-        why="after a restart another set is taken for the one that counts, or the same one for another",
+        why="after a restart another set of runs is taken for the sealed one, or the sealed one is refused",
     ),
     Mutation(
         name="transfers-only-the-first-attempt-is-compared",
@@ -270,7 +270,7 @@ MUTATIONS = (
         find="is_named = not self.winners or self.winners == winners",
         replace="is_named = not self.winners or self.winners[0] == winners[0]",
         check=RUNS,
-        why="a commit that lacks a run is told that it is done",
+        why="a commit that lacks a run is reported as done",
     ),
     Mutation(
         name="transfers-runs-not-checked-for-order",
@@ -288,7 +288,7 @@ MUTATIONS = (
         find="if same_key.any():",
         replace="if same_key.all() and len(same_key) > len(places):",
         check=RUNS,
-        why="a layer has a key twice, and which of its rows is read is chance",
+        why="a layer has a key twice, and it is random which row is read",
     ),
     Mutation(
         name="transfers-window-beyond-what-is-read",
@@ -297,7 +297,7 @@ MUTATIONS = (
         find="end = min(bounds) if bounds else max(run.last_key for run in runs)",
         replace="end = max(run.last_key for run in runs)",
         check=PytestCheck("tests/unit/storage/merge/test_run_merge.py"),
-        why="rows of a run are written behind larger ones of another",
+        why="rows of one run are written after larger ones of another",
     ),
     Mutation(
         name="transfers-sealed-runs-told-as-one",
@@ -306,7 +306,7 @@ MUTATIONS = (
         find='return StagedRows(f"{staged.folder}/{sealed.rows_file}", is_merged=True)',
         replace='return StagedRows(f"{staged.folder}/{sealed.rows_file}")',
         check=RUNS,
-        why="a copy for a further replica brings all rows once for each run",
+        why="a copy for one more replica contains all rows once for each run",
     ),
     # -- the end of sessions
     Mutation(
@@ -316,7 +316,7 @@ MUTATIONS = (
         find="request = NodeBarrierRequest(now.version, drain=True)",
         replace="request, members = NodeBarrierRequest(now.version, drain=True), members[:0]",
         check=SESSIONS,
-        why="a job is said to be over while a replica still takes something of it",
+        why="a job is reported finished while a replica still adopts a layer of it",
     ),
     Mutation(
         name="transfers-guards-of-bulk-not-told",
@@ -325,7 +325,7 @@ MUTATIONS = (
         find="closing_sessions=self.guards.closing",
         replace="closing_sessions=()",
         check=PytestCheck("tests/unit/bulk/test_bulk_process.py"),
-        why="a close returns while a seal of the session is under way",
+        why="a close returns while a seal of the session is running",
     ),
     Mutation(
         name="transfers-sweep-of-an-open-session",
@@ -334,7 +334,7 @@ MUTATIONS = (
         find="await self._guards.catch_up(barrier_ms)",
         replace="",
         check=DESK,
-        why="a bulk process that starts, and has not heard of a session yet, removes what is being brought",
+        why="a starting bulk process that does not know a session yet removes files that are being staged",
     ),
     Mutation(
         name="transfers-nothing-is-swept",
@@ -343,7 +343,7 @@ MUTATIONS = (
         find="await self._sweep_one(session)",
         replace="del session",
         check=DESK,
-        why="whatever a job that died has staged stays on the disk for ever",
+        why="files staged by a crashed job stay on disk for ever",
     ),
     Mutation(
         name="transfers-late-folders-not-swept",
@@ -352,7 +352,7 @@ MUTATIONS = (
         find="self._staging.notice_orphans()",
         replace="",
         check=DESK,
-        why="a task that goes on after its session was swept leaves its files for ever",
+        why="a task that continues after its session was removed leaves its files for ever",
     ),
     Mutation(
         name="transfers-nothing-is-swept-in-simulation",
@@ -382,7 +382,7 @@ MUTATIONS = (
         find="if table_id in staged:",
         replace="if table_id in staged and not staged:",
         check=PytestCheck("tests/unit/replica/test_replica_stacks.py", "tests/unit/replica/test_adoption.py"),
-        why="a tombstone goes while an older row is on its way: what was deleted is back",
+        why="a tombstone is purged while an older row is in transit, and the deleted row is back",
     ),
     Mutation(
         name="transfers-target-found-after-the-checkpoint",
@@ -402,7 +402,7 @@ MUTATIONS = (
             "opened = await self._open_stagings(StagingKind.FILES, [(copy.range, copy.target) for copy in copies])"
         ),
         check=RUNNER,
-        why="a tombstone that the target drops in between is missing under a row of the checkpoint",
+        why="a tombstone that the target purges meanwhile does not cover a row of the checkpoint",
     ),
     # -- jobs
     Mutation(
@@ -412,7 +412,7 @@ MUTATIONS = (
         find=("if record.session is not None:\n    await self._runner.close(record.session)"),
         replace="",
         check=QUEUE,
-        why="two runs of one job bring things at the same time, and the first may do so after the second has ended",
+        why="two runs of one job stage files at the same time, and the first may continue after the second has ended",
     ),
     Mutation(
         name="transfers-cancelled-before-its-session-is-closed",
@@ -421,6 +421,6 @@ MUTATIONS = (
         find="await self._runner.close(new.session)",
         replace="pass",
         check=QUEUE,
-        why="a task of a job that was cancelled goes on, and counts",
+        why="a task of a cancelled job continues, and its rows count",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bugs of messages and certificates: what a caller, a peer or a stranger must never get away with."""
+"""Bugs of messages and certificates: what a caller, a peer or an unknown sender must not be able to do."""
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
@@ -23,7 +23,7 @@ MUTATIONS = (
         find='self._stop_running(request_id, "its deadline has passed")',
         replace="continue",
         check=SimSeeds("wire", "1-20"),
-        why="a node works for callers that have long given up, and has none left for those who wait",
+        why="a node works for callers that have timed out, and has no capacity for those that wait",
     ),
     Mutation(
         name="wire-cancel-before-first-step-leaks",
@@ -32,7 +32,7 @@ MUTATIONS = (
         find="running = self._running.pop(request_id, None)\nif running",
         replace="running = self._running.get(request_id)\nif running",
         check=PytestCheck(f"{CALLS}::test_a_cancel_right_behind_the_request_leaves_nothing_counted"),
-        why="cancelled requests use up a connection's places until it refuses everything",
+        why="cancelled requests use up the slots of a connection until it refuses everything",
     ),
     Mutation(
         name="wire-greeting-against-certificate",
@@ -50,7 +50,7 @@ MUTATIONS = (
         find='self._fail(request_id, InternalError(cause, advice="ask for less at once"))',
         replace='self._fail(request_id, InvalidRequest(cause, advice="ask for less at once"))',
         check=PytestCheck(f"{CALLS}::test_an_answer_over_the_limit_does_not_claim_that_nothing_happened"),
-        why="a client repeats a write that was done and only could not be answered",
+        why="a client repeats a write that was applied but could not be answered",
     ),
     Mutation(
         name="wire-lost-connection-claims-not-applied",
@@ -68,7 +68,7 @@ MUTATIONS = (
         find="return queued < self._limits.in_flight_bytes_max",
         replace="return queued >= 0",
         check=PytestCheck(f"{CALLS}::test_a_peer_that_does_not_read_does_not_fill_our_memory"),
-        why="a stopped peer fills the memory of everyone who calls it",
+        why="a paused peer fills the memory of all its callers",
     ),
     Mutation(
         name="wire-deadline-not-armed",
@@ -77,7 +77,7 @@ MUTATIONS = (
         find="if earliest < self.armed_at:\n    self._arm(earliest)",
         replace="del earliest",
         check=PytestCheck("tests/unit/aio/test_deadline_timer.py"),
-        why="after the first deadline of a connection the others are never noticed, and calls hang",
+        why="after the first deadline of a connection, later ones are never checked, and calls hang",
     ),
     Mutation(
         name="wire-outcome-understated",
@@ -86,7 +86,7 @@ MUTATIONS = (
         find="if kind is not None and kind.outcome is failure.outcome:",
         replace="if kind is not None:",
         check=PytestCheck("tests/unit/wire/test_errors.py"),
-        why="an error of a newer node says that nothing was applied although something may have been",
+        why="an unknown error of a newer node is read as not applied although something may have been",
     ),
     Mutation(
         name="wire-backoff-unbounded",
@@ -95,7 +95,7 @@ MUTATIONS = (
         find="step = min(limits.backoff_max_ms, limits.backoff_first_ms",
         replace="step = max(limits.backoff_first_ms, limits.backoff_first_ms",
         check=PytestCheck("tests/unit/wire/test_peers.py"),
-        why="a peer that was away for an hour is left alone for days",
+        why="a peer that was down for an hour is not retried for days",
     ),
     Mutation(
         name="transport-length-believed",
@@ -104,7 +104,7 @@ MUTATIONS = (
         find="if length > self._frame_bytes_max or length == 0:",
         replace="if length == 0:",
         check=PytestCheck("tests/unit/runtime/test_tcp_transport.py::test_the_first_frame_must_be_small"),
-        why="four bytes of a stranger make a node hold gigabytes",
+        why="four bytes from an unknown sender make a node allocate gigabytes",
     ),
     Mutation(
         name="transport-strangers-send-much",
@@ -113,7 +113,7 @@ MUTATIONS = (
         find="if self._frames_received == 0 and not self._is_stranger:",
         replace="if self._frames_received == 0:",
         check=PytestCheck(f"{TRANSPORT}::test_a_peer_without_a_certificate_never_sends_much_at_once"),
-        why="sixteen megabytes of anybody, on each of thousands of connections",
+        why="unauthenticated senders can fill sixteen megabytes on each of thousands of connections",
     ),
     Mutation(
         name="transport-one-address-takes-all-room",
@@ -122,7 +122,7 @@ MUTATIONS = (
         find="if of_host >= self._limits.handshakes_per_host_max else None",
         replace="if False else None",
         check=PytestCheck(f"{TRANSPORT}::test_one_address_leaves_room_for_others"),
-        why="one machine that says nothing keeps every other node out",
+        why="one silent machine keeps every other node out",
     ),
     Mutation(
         name="join-door-without-closing-time",
@@ -131,7 +131,7 @@ MUTATIONS = (
         find="asyncio.get_running_loop().call_later(self._stay_ms / 1000, link.close, cause)",
         replace="_ = cause",
         check=PytestCheck("tests/unit/runtime/test_authority_handover.py"),
-        why="a few who greet and say nothing keep every newcomer out",
+        why="a few silent connections keep every joining node out",
     ),
     Mutation(
         name="transport-join-door-open-to-all",
@@ -140,7 +140,7 @@ MUTATIONS = (
         find="if link.peer_host is not None or self._plain:",
         replace="if link.peer_host is not None or on_join is not None:",
         check=PytestCheck(TLS),
-        why="whoever has no certificate is let into the cluster's own verbs",
+        why="a client without a certificate can call the verbs between nodes",
     ),
     Mutation(
         name="tls-server-believed",
@@ -149,7 +149,7 @@ MUTATIONS = (
         find="self._context(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)",
         replace="self._context(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_NONE)",
         check=PytestCheck(TLS),
-        why="a stranger at a node's address is taken for the node",
+        why="another machine at a node's address is taken for the node",
     ),
     Mutation(
         name="tls-key-readable",
@@ -167,7 +167,7 @@ MUTATIONS = (
         find="if now_s >= self.expires_at_s:",
         replace="if now_s < 0:",
         check=PytestCheck("tests/unit/wire/test_join_token.py"),
-        why="a token found in an old mail opens the cluster",
+        why="an old join token still admits a node",
     ),
     Mutation(
         name="join-token-for-another-authority",
@@ -176,7 +176,7 @@ MUTATIONS = (
         find='raise Refused(f"{address} belongs to another cluster than the join token")',
         replace="pass",
         check=PytestCheck(f"{TLS}::test_a_token_of_another_cluster_is_never_shown"),
-        why="a stranger in the middle is shown the token and hands over an authority of his own",
+        why="a man in the middle sees the token and hands over a certificate authority of its own",
     ),
     Mutation(
         name="wire-dead-connection-kept",
@@ -185,7 +185,7 @@ MUTATIONS = (
         find="self._note_silence(now, len(passed))",
         replace="pass",
         check=PytestCheck("tests/unit/wire/test_peers.py"),
-        why="a peer behind a connection that died unseen is out of reach until TCP gives it up",
+        why="a peer behind a half-open connection is unreachable until TCP gives up",
     ),
     Mutation(
         name="wire-answers-do-not-break-the-silence",
@@ -194,6 +194,6 @@ MUTATIONS = (
         find="def frame_received(self, frame: bytes) -> None:\n    self._silent_deadlines = 0",
         replace="def frame_received(self, frame: bytes) -> None:",
         check=PytestCheck("tests/unit/wire/test_peers.py"),
-        why="a peer with a few slow verbs is connected to anew all the time",
+        why="the connection to a peer with a few slow verbs is reopened all the time",
     ),
 )
