@@ -336,7 +336,7 @@ def test_mistakes_of_who_writes_say_what_to_do(jobs: SourceJobs) -> None:
         ([(1, "x", "y")], "p int, c string, v string", {}, "column 'v'"),
         ([(1, "x", 2**40)], "p int, c string, v bigint", {}, "column 'v' has a value that a CQL int does not hold"),
         ([(1, "x", 1)], "p int, c string, w int", {}, "has no column 'w'; there are: c, p, v"),
-        ([(1, "x", "drop")], "p int, c string, o string", {"op": "o"}, "column 'o' asks for 'drop'"),
+        ([(1, "x", "drop")], "p int, c string, o string", {"op": "o"}, "column 'o' holds 'drop'"),
         ([(1, "x")], "p int, c string", {"table": "jobs.strikt"}, "has no table 'strikt'; did you mean 'strict'?"),
         ([(1, "x")], "p int, c string", {"contact": "127.0.0.1:9"}, "no node answers (127.0.0.1:9 cannot be reached"),
         ([(1,)], "p int", {"table": "jobs.captured"}, "changes of jobs.captured are captured (CDC)"),
