@@ -197,9 +197,9 @@ def measure_once(figures: Figures, bench: Bench, cluster: SourceCluster) -> None
         bench.write("write", cluster, "once"),
     ]
     seen = compare(writes, bench.plan)
-    told = SourceReport(figures, bench.plan.rows)
-    told.rates(seen)
-    told.ratio(seen, ("write", "write_jdbc"), WRITE_OVER_JDBC_MIN)
+    report = SourceReport(figures, bench.plan.rows)
+    report.rates(seen)
+    report.ratio(seen, ("write", "write_jdbc"), WRITE_OVER_JDBC_MIN)
     bench.check(cluster, "once")
     bench.check(cluster, "plain")
     reads = [
@@ -209,19 +209,19 @@ def measure_once(figures: Figures, bench: Bench, cluster: SourceCluster) -> None
         bench.read("read_rows", cluster, "plain"),
     ]
     seen = compare(reads, bench.plan)
-    told.rates(seen)
-    told.ratio(seen, ("read", "read_jdbc"), READ_OVER_JDBC_MIN)
-    told.ratio(seen, ("read", "read_parquet"), READ_OVER_PARQUET_MIN)
-    told.ratio(seen, ("read_rows", "read_jdbc"), ROWS_READ_OVER_JDBC_MIN)
+    report.rates(seen)
+    report.ratio(seen, ("read", "read_jdbc"), READ_OVER_JDBC_MIN)
+    report.ratio(seen, ("read", "read_parquet"), READ_OVER_PARQUET_MIN)
+    report.ratio(seen, ("read_rows", "read_jdbc"), ROWS_READ_OVER_JDBC_MIN)
 
 
 def measure_thrice(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
     cluster.make_table("thrice", 3)
     sides = [*bench.jdbc_write("write_jdbc_beside_three"), bench.write("write_thrice", cluster, "thrice")]
     seen = compare(sides, bench.plan)
-    told = SourceReport(figures, bench.plan.rows)
-    told.rates(seen)
-    told.ratio(seen, ("write_thrice", "write_jdbc_beside_three"), WRITE_THRICE_OVER_JDBC_MIN)
+    report = SourceReport(figures, bench.plan.rows)
+    report.rates(seen)
+    report.ratio(seen, ("write_thrice", "write_jdbc_beside_three"), WRITE_THRICE_OVER_JDBC_MIN)
     bench.check(cluster, "thrice")
 
 
@@ -318,8 +318,8 @@ def main() -> int:
         postgres = None if lacking else stack.enter_context(closing(JdbcPostgres(folder / "postgres", spark)))
         measure(figures, Bench(folder, spark, postgres, plan))
     figures.note("load_after", os.getloadavg()[0])
-    told = {"skipped": ["postgresql"] if lacking else [], "missed": figures.missed}
-    print(json.dumps(figures.values | told | {"within_limits": not figures.missed}))
+    summary = {"skipped": ["postgresql"] if lacking else [], "missed": figures.missed}
+    print(json.dumps(figures.values | summary | {"within_limits": not figures.missed}))
     return 0 if not figures.missed else 1
 
 

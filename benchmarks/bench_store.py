@@ -438,7 +438,7 @@ PARTS: dict[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
 }
 
 
-def told(name: str, value: float) -> str:
+def figure_line(name: str, value: float) -> str:
     limit = LIMITS.get(name)
     judged = "" if limit is None else f"  {'ok' if limit.met(value) else 'MISSED'}, {limit}"
     return f"{name:26} {value:12,.2f}{judged}"
@@ -459,7 +459,7 @@ def main() -> int:
                 asyncio.run(measure(bench))
                 bench.disk.close()
             for figure, value in bench.figures.items():
-                print(told(figure, value), flush=True)
+                print(figure_line(figure, value), flush=True)
             figures.update(bench.figures)
     met = all(LIMITS[name].met(value) for name, value in figures.items() if name in LIMITS)
     limits = {name: limit.bound for name, limit in LIMITS.items()}

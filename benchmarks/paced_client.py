@@ -65,10 +65,10 @@ class PacedLoad:
         return self
 
     def __exit__(self, *_: object) -> None:
-        told, _nothing = self._process.communicate(timeout=DEADLINE_MS / 1000)
+        output, _nothing = self._process.communicate(timeout=DEADLINE_MS / 1000)
         if self._process.returncode:
             raise RuntimeError(f"the client ended with {self._process.returncode}")
-        self.spell = pickle.loads(told)
+        self.spell = pickle.loads(output)
         if self.spell.failed or not self.spell.answered:
             counted = f"{self.spell.failed} requests failed, {self.spell.answered} were answered"
             raise RuntimeError(f"{counted}; the last failure: {self.spell.failure}")

@@ -29,8 +29,8 @@ class QuietInterval:
         return self.paced.percentile_ms(0.99)
 
     def __str__(self) -> str:
-        told = f"p50 {self.paced.percentile_ms(0.5):.2f} ms, p99 {self.p99_ms:.2f} ms"
-        return f"{told} (stolen {self.stolen_share:.1%}, try {self.tries})"
+        percentiles = f"p50 {self.paced.percentile_ms(0.5):.2f} ms, p99 {self.p99_ms:.2f} ms"
+        return f"{percentiles} (stolen {self.stolen_share:.1%}, try {self.tries})"
 
 
 def quiet_interval(

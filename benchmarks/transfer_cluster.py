@@ -143,11 +143,11 @@ class TransferCluster:
         )
         return self.run_jobs([spec])[0]
 
-    def run_jobs(self, wishes: Sequence[JobSpec]) -> list[JobRecord]:
+    def run_jobs(self, specs: Sequence[JobSpec]) -> list[JobRecord]:
         """Submits all jobs at once, and waits for their end."""
 
         async def work(access: JobCommandContext) -> list[JobRecord]:
-            jobs = [await access.jobs.submit(spec, "a benchmark") for spec in wishes]
+            jobs = [await access.jobs.submit(spec, "a benchmark") for spec in specs]
             ended = []
             async with asyncio.timeout(JOB_S):
                 for job in jobs:

@@ -19,7 +19,7 @@ from ebla.wire.verbs import A, Q, Verb
 QUICK = FlightClientLimits(attempts_max=2, pause_s=0.1)
 
 
-def told(nodes: LocalNodes, *arguments: str) -> Any:
+def json_of(nodes: LocalNodes, *arguments: str) -> Any:
     result = CliRunner().invoke(app, [*arguments, "--data", str(nodes.data), "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

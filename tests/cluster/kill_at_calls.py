@@ -22,7 +22,7 @@ from typing import NoReturn
 TRY_LIMIT_S = 60
 IS_SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
 IGNORED_NAMES = ("LOG", "LOCK")
-TOLD_NAME = "told"
+ACKNOWLEDGED_NAME = "acknowledged"
 """A file beside the work's folder with one byte per step."""
 SMALL_CHANGE = "write /"
 """Of consecutive writes to one file (the library's own bookkeeping) only the first is tried."""
@@ -85,7 +85,7 @@ class Trial:
 
     folder: str
     calls: list[str] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
     """After how many calls each step was reported."""
     was_killed: bool = False
     status: int = 0
@@ -123,11 +123,11 @@ def try_every_kill(folder: str, workload: Workload) -> None:
 
 def _tried_calls(undisturbed: Trial, workload: Workload) -> Iterator[int]:
     """Their numbers, from 1."""
-    told = undisturbed.told
-    first = told[workload.kill_from_step - 1] + 1 if workload.kill_from_step else 1
+    acknowledged = undisturbed.acknowledged
+    first = acknowledged[workload.kill_from_step - 1] + 1 if workload.kill_from_step else 1
     sampled = range(0)
     if workload.sampled_step is not None:
-        sampled = range(told[workload.sampled_step - 2] + 1, told[workload.sampled_step - 1] + 1)
+        sampled = range(acknowledged[workload.sampled_step - 2] + 1, acknowledged[workload.sampled_step - 1] + 1)
     for number in range(first, len(undisturbed.calls) + 1):
         call = undisturbed.calls[number - 1]
         is_small = call.startswith(SMALL_CHANGE) and number > first and call == undisturbed.calls[number - 2]
@@ -139,7 +139,7 @@ def _try(folder: str, workload: Workload, number: int) -> Trial:
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(f"{folder}/data")
     workload.prepare(f"{folder}/data")
-    acknowledgements = os.open(f"{folder}/{TOLD_NAME}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    acknowledgements = os.open(f"{folder}/{ACKNOWLEDGED_NAME}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def acknowledge() -> None:
         os.write(acknowledgements, b".")
@@ -153,7 +153,7 @@ def _try(folder: str, workload: Workload, number: int) -> Trial:
 def _check(folder: str, workload: Workload) -> str:
     child = os.fork()
     if child == 0:
-        _live_and_end(partial(workload.check, f"{folder}/data", os.path.getsize(f"{folder}/{TOLD_NAME}")))
+        _live_and_end(partial(workload.check, f"{folder}/data", os.path.getsize(f"{folder}/{ACKNOWLEDGED_NAME}")))
     status = os.waitpid(child, 0)[1]
     return f"the check ended with status {status}" if status else ""
 
@@ -235,8 +235,8 @@ def _note(trial: Trial, call: str, path: str) -> bool:
     if inside != path and not os.path.basename(path).startswith(IGNORED_NAMES):
         trial.calls.append(f"{call} {inside}")
         return True
-    if path == f"{trial.folder}/{TOLD_NAME}":
-        trial.told.append(len(trial.calls))
+    if path == f"{trial.folder}/{ACKNOWLEDGED_NAME}":
+        trial.acknowledged.append(len(trial.calls))
     return False
 
 

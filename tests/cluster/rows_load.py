@@ -47,7 +47,7 @@ ALL = ConsistencyLevel.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TableSpec:
     """A keyspace and its table `t` of numbers."""
 
     keyspace: str
@@ -57,22 +57,22 @@ class Wanted:
     datacenters: tuple[str, ...] = ("dc1",)
 
 
-def create_table(node: LocalNode, wanted: Wanted) -> "Numbers":
-    factors = tuple((datacenter, wanted.replicas) for datacenter in wanted.datacenters)
+def create_table(node: LocalNode, spec: TableSpec) -> "Numbers":
+    factors = tuple((datacenter, spec.replicas) for datacenter in spec.datacenters)
     replication = Replication(Strategy.NETWORK_TOPOLOGY, factors)
     keyspace = Keyspace(
-        name=wanted.keyspace,
+        name=spec.keyspace,
         replication=replication,
-        on_tablets=wanted.on_tablets,
-        initial_tablets=8 if wanted.on_tablets else 0,
+        on_tablets=spec.on_tablets,
+        initial_tablets=8 if spec.on_tablets else 0,
     )
     ask(node, SCHEMA, SchemaRequest(CreateKeyspaceRequest(keyspace)), SCHEMA_MS)
     answer: SchemaAnswer = ask(
-        node, SCHEMA, SchemaRequest(CreateTableRequest(keyspace=wanted.keyspace, name="t", columns=COLUMNS)), SCHEMA_MS
+        node, SCHEMA, SchemaRequest(CreateTableRequest(keyspace=spec.keyspace, name="t", columns=COLUMNS)), SCHEMA_MS
     )
     assert answer.changed
     assert answer.table is not None
-    return Numbers(wanted.keyspace, answer.table)
+    return Numbers(spec.keyspace, answer.table)
 
 
 class Numbers:

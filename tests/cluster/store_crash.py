@@ -172,57 +172,57 @@ async def close(shard: Shard, _stack: Stack, acknowledge: Acknowledge) -> None:
     acknowledge()
 
 
-async def all_there(shard: Shard, _told: int) -> None:
+async def all_there(shard: Shard, _answered: int) -> None:
     assert await shard.content() == BEFORE
 
 
-async def writes_there(shard: Shard, told: int) -> None:
+async def writes_there(shard: Shard, answered: int) -> None:
     found = await shard.content()
-    may_be = [merged(BEFORE, *WRITTEN[:count]) for count in (told, min(told + 1, len(WRITTEN)))]
-    assert found in may_be, f"{told} writes were answered"
+    may_be = [merged(BEFORE, *WRITTEN[:count]) for count in (answered, min(answered + 1, len(WRITTEN)))]
+    assert found in may_be, f"{answered} writes were answered"
 
 
-async def created(shard: Shard, told: int) -> None:
-    await all_there(shard, told)
-    assert not told or shard.store.find(TABLE.id, OTHER_RANGE) is not None
+async def created(shard: Shard, answered: int) -> None:
+    await all_there(shard, answered)
+    assert not answered or shard.store.find(TABLE.id, OTHER_RANGE) is not None
 
 
-async def adopted(shard: Shard, told: int) -> None:
+async def adopted(shard: Shard, answered: int) -> None:
     found = await shard.content()
     after = merged(BEFORE, ADOPTED, NEWER)
-    assert found in ([after] if told else [BEFORE, after])
+    assert found in ([after] if answered else [BEFORE, after])
 
 
-async def folded(shard: Shard, told: int) -> None:
-    await all_there(shard, told)
+async def folded(shard: Shard, answered: int) -> None:
+    await all_there(shard, answered)
     stack = shard.stack()
     assert stack is not None
-    assert told < FOLDED or len(stack.entry.bases) == 1
+    assert answered < FOLDED or len(stack.entry.bases) == 1
     scratch = f"{shard.folder}/shard/folds"
     assert not shard.disk.exists(scratch) or not shard.disk.list_folder(scratch)
 
 
-async def dropped(shard: Shard, told: int) -> None:
+async def dropped(shard: Shard, answered: int) -> None:
     found = await shard.content()
-    assert found is None if told else found in (None, BEFORE)
+    assert found is None if answered else found in (None, BEFORE)
 
 
-async def altered(shard: Shard, told: int) -> None:
-    await all_there(shard, told)
-    assert shard.store.tables in ([(WIDER,)] if told else [(TABLE,), (WIDER,)])
+async def altered(shard: Shard, answered: int) -> None:
+    await all_there(shard, answered)
+    assert shard.store.tables in ([(WIDER,)] if answered else [(TABLE,), (WIDER,)])
 
 
-async def checkpointed(shard: Shard, told: int) -> None:
-    await all_there(shard, told)
+async def checkpointed(shard: Shard, answered: int) -> None:
+    await all_there(shard, answered)
     if shard.disk.exists(f"{shard.folder}/checkpoint/manifest"):
         # Opened as a separate store, which never happens to a checkpoint in use.
-        copied = f"{shard.folder}/copy-{told}-{len(shard.disk.list_folder(shard.folder))}"
+        copied = f"{shard.folder}/copy-{answered}-{len(shard.disk.list_folder(shard.folder))}"
         os.rename(f"{shard.folder}/checkpoint", copied)
         copy = await open_store(shard.disk, SystemRng(), copied, shard.engine, LIMITS)
         (stack,) = copy.stacks.values()
         assert await copy.scan(stack, b"", None, 10_000) == BEFORE
     else:
-        assert not told
+        assert not answered
 
 
 OPERATIONS = {
@@ -269,11 +269,11 @@ async def operate(operation: Operation, acknowledge: Acknowledge, shard: Shard) 
     await operation.act(shard, stack, acknowledge)
 
 
-async def check_and_repeat(operation: Operation, told: int, shard: Shard) -> None:
+async def check_and_repeat(operation: Operation, answered: int, shard: Shard) -> None:
     """Repeats the operation, as a caller without an answer would."""
     named = [one for stack in shard.store.stacks.values() for one in stack.layer_entries]
     assert len(shard.disk.list_folder(layers_folder(f"{shard.folder}/shard"))) <= len(named), "something was not swept"
-    await operation.check(shard, max(told - OPENED, 0))
+    await operation.check(shard, max(answered - OPENED, 0))
     stack = shard.stack()
     if stack is not None:
         steps: list[None] = []
@@ -302,8 +302,8 @@ def workload_of(name: str, filled: str) -> Workload:
     def work(folder: str, acknowledge: Acknowledge) -> None:
         asyncio.run(with_shard(folder, partial(operate, operation, acknowledge)))
 
-    def check(folder: str, told: int) -> None:
-        asyncio.run(with_shard(folder, partial(check_and_repeat, operation, told)))
+    def check(folder: str, answered: int) -> None:
+        asyncio.run(with_shard(folder, partial(check_and_repeat, operation, answered)))
 
     def prepare(folder: str) -> None:
         shutil.copytree(filled, folder, dirs_exist_ok=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually, is_alive
-from tests.cluster.flight_rig import QUICK, asked, told
+from tests.cluster.flight_rig import QUICK, asked, json_of
 
 from ebla.cli.cluster.local_cluster import renew_certificates
 from ebla.model.errors import Refused
@@ -81,7 +81,7 @@ class Session:
 def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int") -> Session:
     nodes = make_nodes(1)
     nodes.start_all()
-    made = told(nodes, "table", "create", "shop.orders", columns, "--tablets", "1")
+    made = json_of(nodes, "table", "create", "shop.orders", columns, "--tablets", "1")
     table, session = TableId(uuid.UUID(made["id"])), SessionId(uuid.uuid4())
     request = OpenSessionRequest(session=session, table=table, job=JobId(uuid.uuid4()), life_ms=60_000)
     answer = asked(nodes, nodes.nodes[0].folder.control_socket, OPEN_SESSION, request)
@@ -91,7 +91,7 @@ def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int") -> 
 def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> None:
     session = opened(make_nodes)
     for number in range(ROWS):
-        told(session.nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
+        json_of(session.nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
     target = session.target(StagingKind.FILES)
     source = session.source()
     attempt = AttemptId(uuid.uuid4())
@@ -136,7 +136,7 @@ def test_rows_and_files_of_a_checkpoint_come_out_and_go_in(make_nodes: Make) -> 
 
 def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
     session = opened(make_nodes)
-    told(session.nodes, "row", "put", "shop.orders", "id=1", "total=2")
+    json_of(session.nodes, "row", "put", "shop.orders", "id=1", "total=2")
     node = session.nodes.nodes[0]
     source = session.source()
     renew_certificates(session.nodes.nodes, SystemClock())
@@ -156,7 +156,7 @@ def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
 def test_a_node_stops_in_time_while_a_reader_sleeps(make_nodes: Make) -> None:
     session = opened(make_nodes, "id int PRIMARY KEY, photo blob")
     for number in range(8):
-        told(session.nodes, "row", "put", "shop.orders", f"id={number}", f"photo=0x{os.urandom(4 << 20).hex()}")
+        json_of(session.nodes, "row", "put", "shop.orders", f"id={number}", f"photo=0x{os.urandom(4 << 20).hex()}")
     source = session.source()
     pid, control = session.nodes.pid("bulk"), session.nodes.nodes[0].running_pid()
     assert control is not None

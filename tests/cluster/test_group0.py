@@ -284,10 +284,10 @@ def joining(group: Group, token: str) -> Iterator[LocalNode]:
 
 def roles(data: Path, node: str | None = None) -> dict[str, str]:
     flags = () if node is None else ("--node", node)
-    told = run(data, "group0", "members", *flags, "--json")
-    if told["code"] != 0:
+    result = run(data, "group0", "members", *flags, "--json")
+    if result["code"] != 0:
         return {}
-    return {each["host"]: each["role"] for each in told["json"]["members"]}
+    return {each["host"]: each["role"] for each in result["json"]["members"]}
 
 
 def run(data: Path, *command: str, stdin: str | None = None) -> dict[str, Any]:
@@ -295,8 +295,8 @@ def run(data: Path, *command: str, stdin: str | None = None) -> dict[str, Any]:
     done = CliRunner().invoke(app, [*command, "--data", str(data)], input=stdin)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    told = json.loads(done.stdout) if "--json" in command and "watch" not in command and done.stdout else None
-    return {"code": done.exit_code, "text": done.stdout, "errors": done.stderr, "json": told}
+    result = json.loads(done.stdout) if "--json" in command and "watch" not in command and done.stdout else None
+    return {"code": done.exit_code, "text": done.stdout, "errors": done.stderr, "json": result}
 
 
 def test_every_command_answers_in_json_and_tells_what_became_of_the_operation(make_group: Callable[..., Group]) -> None:
@@ -339,7 +339,7 @@ def test_every_command_answers_in_json_and_tells_what_became_of_the_operation(ma
 
     more_than_a_frame_holds(group, group0)
     refused_commands(group0)
-    leader_moves_and_a_lost_quorum_is_told(group, group0)
+    leader_moves_and_a_lost_quorum_is_reported(group, group0)
 
 
 Group0Command = Callable[..., dict[str, Any]]
@@ -355,8 +355,8 @@ def more_than_a_frame_holds(group: Group, group0: Group0Command) -> None:
     found = group0("get", "user/large/")["json"]["found"]
     assert [(one["key"], len(one["text"])) for one in found] == [(key, 500_000) for key in keys]
     for resumed in ((), ("--after", str(before))):
-        told = run(group.cluster.data, "group0", "watch", "user/large/", "--count", "40", "--json", *resumed)
-        lines = [json.loads(line) for line in told["text"].splitlines()]
+        result = run(group.cluster.data, "group0", "watch", "user/large/", "--count", "40", "--json", *resumed)
+        lines = [json.loads(line) for line in result["text"].splitlines()]
         assert [(line["key"], line["reset"]) for line in lines] == [(key, not resumed) for key in keys]
 
 
@@ -374,7 +374,7 @@ def refused_commands(group0: Group0Command) -> None:
     assert group0("remove", stranger)["json"]["outcome"] == "not_applied"
 
 
-def leader_moves_and_a_lost_quorum_is_told(group: Group, group0: Group0Command) -> None:
+def leader_moves_and_a_lost_quorum_is_reported(group: Group, group0: Group0Command) -> None:
     leader = group.leader((0, 1, 2))
     heir, third = (number for number in (0, 1, 2) if number != leader)
     assert group0("transfer-leader", str(group.host(heir)), "--node", f"node{third + 1}")["code"] == 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.cluster.conftest import LocalNodes, eventually
-from tests.cluster.rows_load import Numbers, Wanted, create_table, read_once, write_once
+from tests.cluster.rows_load import Numbers, TableSpec, create_table, read_once, write_once
 
 from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.consistency import ConsistencyLevel as Level
@@ -52,8 +52,8 @@ def test_each_level_counts_the_replicas_of_its_datacenters(make_nodes: Make) -> 
     cluster.start_all()
     east, west = cluster.nodes[0], cluster.nodes[2]
     tables = [
-        create_table(east, Wanted(keyspace="tablets", replicas=2, datacenters=BOTH)),
-        create_table(east, Wanted(keyspace="vnodes", replicas=2, on_tablets=False, datacenters=BOTH)),
+        create_table(east, TableSpec(keyspace="tablets", replicas=2, datacenters=BOTH)),
+        create_table(east, TableSpec(keyspace="vnodes", replicas=2, on_tablets=False, datacenters=BOTH)),
     ]
     for rows in tables:
         must_refuse(east, rows)

@@ -24,8 +24,8 @@ def pipeline_of(node: NodeView) -> ProcessView | None:
 
 def views(nodes: LocalNodes, among: Sequence[int]) -> dict[int, NodeView]:
     """The status of these nodes, as each reports it."""
-    told = {view.name: view for view in nodes.view_from(*among).nodes}
-    return {number: told[nodes.nodes[number].name] for number in among}
+    by_name = {view.name: view for view in nodes.view_from(*among).nodes}
+    return {number: by_name[nodes.nodes[number].name] for number in among}
 
 
 def places(nodes: LocalNodes, among: Sequence[int]) -> list[int]:
@@ -35,8 +35,8 @@ def places(nodes: LocalNodes, among: Sequence[int]) -> list[int]:
 
 
 def leader(nodes: LocalNodes, among: Sequence[int]) -> int | None:
-    told = views(nodes, among).items()
-    leading = [number for number, view in told if view.group0 is not None and view.group0.leads]
+    seen = views(nodes, among).items()
+    leading = [number for number, view in seen if view.group0 is not None and view.group0.leads]
     return leading[0] if len(leading) == 1 else None
 
 

@@ -37,8 +37,8 @@ def test_the_data_folder_of_the_previous_release_opens(tmp_path: Path, make_node
     assert renewed.exit_code == 0, renewed.output
     nodes = make_nodes(data=data)
     nodes.start_all()
-    told = CliRunner().invoke(app, ["group0", "get", "user/colour", "--data", str(data)])
-    assert (told.exit_code, told.stdout.split()[-1]) == (0, "blue"), told.output
+    result = CliRunner().invoke(app, ["group0", "get", "user/colour", "--data", str(data)])
+    assert (result.exit_code, result.stdout.split()[-1]) == (0, "blue"), result.output
     with Cluster([nodes.nodes[0].options.address]) as cluster:
         _check_rows(cluster.connect())
 

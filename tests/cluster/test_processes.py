@@ -108,8 +108,8 @@ def test_a_start_waits_for_a_predecessors_child_and_names_it_when_it_stays(make_
     eventually(lambda: nodes.nodes[0].running_pid() == control.pid, "it waits with its own lock held")
     control.send_signal(signal.SIGHUP)  # means that certificates were renewed: no reason to end
     assert control.wait(15) == 1
-    told = f"a process of an earlier run of this node is still alive after 700 ms: process {os.getpid()} holds"
-    assert told in nodes.output()
+    message = f"a process of an earlier run of this node is still alive after 700 ms: process {os.getpid()} holds"
+    assert message in nodes.output()
     assert f"kill -9 {os.getpid()}" in nodes.output()
     assert not folder.control_socket.exists(), "nothing may be acknowledged before the locks are free"
     lock.release()

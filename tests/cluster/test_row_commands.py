@@ -19,7 +19,7 @@ def ebla(nodes: LocalNodes, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "--data", str(nodes.data)])
 
 
-def told(nodes: LocalNodes, *arguments: str) -> Any:
+def json_of(nodes: LocalNodes, *arguments: str) -> Any:
     result = ebla(nodes, *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -28,22 +28,22 @@ def told(nodes: LocalNodes, *arguments: str) -> Any:
 def test_a_first_look_at_tables_and_rows(make_nodes: Make) -> None:
     nodes = make_nodes(shards=2)
     nodes.start_all()
-    told(nodes, "table", "create", "shop.orders", "id int PRIMARY KEY, total int", "--tablets", "4")
+    json_of(nodes, "table", "create", "shop.orders", "id int PRIMARY KEY, total int", "--tablets", "4")
     for number in range(8):
-        told(nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
-    assert told(nodes, "row", "get", "shop.orders", "id=3") == {"id": 3, "total": 30}
-    told(nodes, "row", "delete", "shop.orders", "id=3")
+        json_of(nodes, "row", "put", "shop.orders", f"id={number}", f"total={10 * number}")
+    assert json_of(nodes, "row", "get", "shop.orders", "id=3") == {"id": 3, "total": 30}
+    json_of(nodes, "row", "delete", "shop.orders", "id=3")
     assert ebla(nodes, "row", "get", "shop.orders", "id=3").exit_code == 1
     scanned = ebla(nodes, "row", "scan", "shop.orders", "--json").stdout.splitlines()
     assert sorted(json.loads(line)["id"] for line in scanned) == [0, 1, 2, 4, 5, 6, 7]
-    (host,) = told(nodes, "ring")
+    (host,) = json_of(nodes, "ring")
     assert (host["shards"], host["tablets"]) == (2, 4)
     address = nodes.nodes[0].options.control_address.host
-    places = [one["replicas"] for one in told(nodes, "tablets", "shop.orders")]
+    places = [one["replicas"] for one in json_of(nodes, "tablets", "shop.orders")]
     assert sorted(places) == [[f"{address}/0"], [f"{address}/0"], [f"{address}/1"], [f"{address}/1"]]
     _check_metrics(nodes)
-    told(nodes, "table", "drop", "shop.orders")
-    assert told(nodes, "table", "list") == []
+    json_of(nodes, "table", "drop", "shop.orders")
+    assert json_of(nodes, "table", "list") == []
     refused = ebla(nodes, "row", "get", "shop.orders", "id=1")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == "ebla: there is no table shop.orders; see `ebla table list`\n"

@@ -21,7 +21,7 @@ from tests.cluster.rows_load import (
     SCHEMA_MS,
     Numbers,
     RowsLoad,
-    Wanted,
+    TableSpec,
     ask_shard,
     create_table,
     read_numbers,
@@ -49,8 +49,8 @@ class Cluster:
         self.local = nodes
         self.processes: list[subprocess.Popen[bytes]] = [nodes.start(number) for number in range(NODES)]
         nodes.wait_all_up()
-        self.on_tablets = create_table(self.node(0), Wanted(keyspace="tablets"))
-        self.on_vnodes = create_table(self.node(1), Wanted(keyspace="vnodes", on_tablets=False))
+        self.on_tablets = create_table(self.node(0), TableSpec(keyspace="tablets"))
+        self.on_vnodes = create_table(self.node(1), TableSpec(keyspace="vnodes", on_tablets=False))
 
     def node(self, number: int) -> LocalNode:
         return self.local.nodes[number]
@@ -229,7 +229,7 @@ def test_a_node_with_fewer_shards_than_its_tablets_need_says_so_and_stops(make_n
     nodes = make_nodes(shards=2)
     process = nodes.start()
     nodes.wait_all_up()
-    rows = create_table(nodes.nodes[0], Wanted(keyspace="one", replicas=1))
+    rows = create_table(nodes.nodes[0], TableSpec(keyspace="one", replicas=1))
     write_numbers(rows, (nodes.nodes[0], 0), dict.fromkeys(range(20), 3), QUORUM)
     process.terminate()
     assert process.wait(15) == 0

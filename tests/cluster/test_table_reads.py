@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually
-from tests.cluster.flight_rig import QUICK, asked, told
+from tests.cluster.flight_rig import QUICK, asked, json_of
 
 from ebla.model.errors import EblaError, NotFound, Refused
 from ebla.model.identity import CheckpointId, TableId, TopologyVersion
@@ -36,12 +36,12 @@ class Reader:
     def __init__(self, nodes: LocalNodes, name: str) -> None:
         self._nodes = nodes
         self.name = name
-        made = told(nodes, "table", "create", name, "id int PRIMARY KEY, total int", *TABLES[name])
+        made = json_of(nodes, "table", "create", name, "id int PRIMARY KEY, total int", *TABLES[name])
         self._table = TableId(uuid.UUID(made["id"]))
         self._client = FlightClient((nodes.nodes[0].folder.tls / "authority.pem").read_bytes(), QUICK)
 
     def put(self, number: int, total: int) -> None:
-        told(self._nodes, "row", "put", self.name, f"id={number}", f"total={total}")
+        json_of(self._nodes, "row", "put", self.name, f"id={number}", f"total={total}")
 
     def open(self, read: ReadId) -> tuple[TransferSource, tuple[StackSizeEstimate, ...]]:
         request = OpenTableReadRequest(read=read, table=self._table, version=TopologyVersion(1), life_ms=600_000)
@@ -92,7 +92,7 @@ def test_a_read_has_one_point_and_its_ticket_outlives_the_process(make_nodes: Ca
     assert not any(folder.exists() for folder in folders)
     assert kept(nodes) == len(TABLES)
     for reader, source in opened:
-        told(nodes, "table", "drop", reader.name)
+        json_of(nodes, "table", "drop", reader.name)
         with pytest.raises(NotFound, match="it was dropped"):
             reader.rows(source)
         reader.close()

@@ -191,13 +191,13 @@ def test_a_node_joins_by_token_and_is_refused_without_one_or_with_a_wrong_one(
     token = terminal.run("token").stdout.strip()
     assert token.startswith("ebla-join-")
 
-    for arguments, told in (
+    for arguments, message in (
         ([], "it must join their cluster"),
         (["--join", "ebla-join-nonsense"], "not a join token"),
         (["--join", token[:-4] + ("AAAA" if not token.endswith("AAAA") else "BBBB")], "is not of this cluster"),
     ):
         assert run_process(["control", *options, *arguments]) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not (folder / "identity").exists()
 
     command = [sys.executable, "-m", "ebla", "node", *options, "--join", token]

@@ -223,8 +223,8 @@ ATTACKS: tuple[tuple[Attack, tuple[str, ...]], ...] = (
 """Each attack with what the server's log must say about it."""
 
 
-@pytest.mark.parametrize(("attack", "told"), ATTACKS, ids=[attack.__name__ for attack, _ in ATTACKS])
-def test_a_good_client_is_served_through_an_attack(attack: Attack, told: tuple[str, ...], victim: Victim) -> None:
+@pytest.mark.parametrize(("attack", "reported"), ATTACKS, ids=[attack.__name__ for attack, _ in ATTACKS])
+def test_a_good_client_is_served_through_an_attack(attack: Attack, reported: tuple[str, ...], victim: Victim) -> None:
     async def attack_on(good_answers: list[int]) -> None:
         while len(good_answers) < GOOD_ANSWERS:
             await attack(victim)
@@ -243,7 +243,7 @@ def test_a_good_client_is_served_through_an_attack(attack: Attack, told: tuple[s
             await under_attack
             after = await health(caller)
             assert after.problems == ()
-            assert [event for event in told if event not in after.reports] == []
+            assert [event for event in reported if event not in after.reports] == []
             assert max(most, after.rss_bytes) - before.rss_bytes < MEMORY_GROWTH_MAX
 
     asyncio.run(run())

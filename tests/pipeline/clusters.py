@@ -98,11 +98,11 @@ class PipelineCluster(ServedNodes):
 
         def is_ready() -> bool:
             try:
-                told = self.jobs(lambda access: access.jobs.pipeline())
+                state = self.jobs(lambda access: access.jobs.pipeline())
             except EblaError:
                 return False
             leader = self.host(self.leader)
-            return told is not None and told.state == EngineState.READY and told.host == leader
+            return state is not None and state.state == EngineState.READY and state.host == leader
 
         slowly(is_ready, "the pipeline is ready beside the leader", PATIENCE_S)
 
@@ -211,8 +211,8 @@ class PipelineCluster(ServedNodes):
     def _received(self, number: int, job: JobId) -> int:
         """Bytes received in the job's current session."""
         session = self.job(job).session
-        told = None if session is None else self.bulk_status(number, session)
-        return 0 if told is None else sum(one.received_bytes for one in told.stagings)
+        status = None if session is None else self.bulk_status(number, session)
+        return 0 if status is None else sum(one.received_bytes for one in status.stagings)
 
 
 def run_command(cluster: PipelineCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -385,8 +385,8 @@ class Replicas:
         for number in numbers:
             found, wanted = self.held(number), self.expected[number]
             wrong = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
-            told = [(key, _brief(found.get(key)), _brief(wanted.get(key))) for key in wrong[:5]]
-            assert not wrong, f"node {number}: {len(wrong)} of {len(wanted)} rows, (key, found, expected): {told}"
+            examples = [(key, _brief(found.get(key)), _brief(wanted.get(key))) for key in wrong[:5]]
+            assert not wrong, f"node {number}: {len(wrong)} of {len(wanted)} rows, (key, found, expected): {examples}"
 
     def _version(self, number: int) -> TopologyVersion:
         ring = self._cluster.local.node(number).ring

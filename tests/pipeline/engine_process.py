@@ -16,11 +16,11 @@ async def main(folder: Path) -> None:
     engine = SparkEngine(SparkOptions(folder=folder, master="local[2]"), b"")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(engine.serve())
-        told = ""
+        printed = ""
         while True:
             status = engine.status()
-            if told != str(status):
-                told = str(status)
+            if printed != str(status):
+                printed = str(status)
                 assert engine._live is not None or status.state is not EngineState.READY
                 java = engine._live.session.java.place if engine._live is not None else ""
                 pid = engine._live.session.process.pid if engine._live is not None else 0

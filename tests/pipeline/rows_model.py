@@ -14,7 +14,7 @@ SELECTED = "p, c, s, a, b"
 MARK = ""
 """The name of a row's marker cell, by which a row exists without any value."""
 
-Given = tuple[int, int | None, str | None, int | None, str | None, str | None]
+InputRow = tuple[int, int | None, str | None, int | None, str | None, str | None]
 """p, c, s, a, b, and the operation of the row."""
 Key = tuple[int, int | None, str]
 """A cell: its partition, its row (none: static) and its column."""
@@ -45,7 +45,7 @@ class RowsModel:
     rows_deleted: dict[tuple[int, int], int] = field(default_factory=dict)
     partitions_deleted: dict[int, int] = field(default_factory=dict)
 
-    def apply(self, time: int, rows: Sequence[Given], *, nulls_delete: bool = False) -> None:
+    def apply(self, time: int, rows: Sequence[InputRow], *, nulls_delete: bool = False) -> None:
         for p, c, s, a, b, what in rows:
             if what == "delete_partition":
                 self.partitions_deleted[p] = max(time, self.partitions_deleted.get(p, time))
@@ -91,12 +91,12 @@ class RowsModel:
         return shown
 
 
-def random_rows(rng: random.Random, count: int) -> list[Given]:
+def random_rows(rng: random.Random, count: int) -> list[InputRow]:
     """Few keys, so that writes collide; some keys twice in a job."""
     return [_random_row(rng) for _ in range(count)]
 
 
-def _random_row(rng: random.Random) -> Given:
+def _random_row(rng: random.Random) -> InputRow:
     p, c = rng.randrange(12), rng.randrange(6)
     what = rng.choices(["upsert", None, "delete", "delete_partition", "static"], [60, 20, 12, 3, 5])[0]
     a = rng.choice([None, rng.randrange(-50, 50)])

@@ -92,9 +92,9 @@ class ServedNodes:
 
     def refused(self, number: int) -> int:
         """Requests for closed sessions that the node has refused."""
-        told = self.bulk_status(number)
-        assert told is not None
-        return told.refused_closed_session
+        status = self.bulk_status(number)
+        assert status is not None
+        return status.refused_closed_session
 
     def wait_clean(self, *, with_streams: bool = True) -> None:
         """INV-XFER-5: no staging, checkpoint or stream is left, on disk or in memory."""
@@ -111,10 +111,16 @@ class ServedNodes:
                 raise AssertionError(f"{error}: {left}") from None
 
     def _leftovers(self, number: int, *, with_streams: bool) -> list[object]:
-        told = self.bulk_status(number)
-        if told is None:
+        status = self.bulk_status(number)
+        if status is None:
             return ["no answer"]
         folder = self.node(number).folder
         staged = [path for path in folder.staging.iterdir() if path.is_dir()]
-        streams = ["streams"] * told.streams if with_streams else []
-        return [*told.stagings, *["checkpoints"] * told.checkpoints, *streams, *staged, *folder.checkpoints.iterdir()]
+        streams = ["streams"] * status.streams if with_streams else []
+        return [
+            *status.stagings,
+            *["checkpoints"] * status.checkpoints,
+            *streams,
+            *staged,
+            *folder.checkpoints.iterdir(),
+        ]

@@ -59,12 +59,12 @@ def spark_environment(folder: Path) -> Mapping[str, str]:
     assert archives is not None
     flags = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={archive_path(archives, java, SPARK_HOME)}"
     settings = {"spark.driver.extraJavaOptions": flags, "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
-    told = " ".join(f'--conf "{name}={value}"' for name, value in settings.items())
+    settings_text = " ".join(f'--conf "{name}={value}"' for name, value in settings.items())
     return {
         **os.environ,
         "JAVA_HOME": str(make_java_home(java, folder)),
         "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": f"{told} pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": f"{settings_text} pyspark-shell",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 

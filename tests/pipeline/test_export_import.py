@@ -48,8 +48,8 @@ def node(small_node: SmallNode) -> SmallNode:
 
 def ended_well(ended: subprocess.CompletedProcess[str]) -> dict[str, object]:
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
-    told: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])
-    return told
+    result: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.long), "csv"])
@@ -59,8 +59,8 @@ def test_every_type_there_and_back(node: SmallNode, tmp_path: Path, kind: str) -
         node.cql(f"CREATE TABLE files.{table} ({COLUMNS})")
     node.cql(*(statement.format(table=source) for statement in (FULL, *OTHERS)))
     folder = str(tmp_path / "out")
-    told = ended_well(node.ebla("export", f"files.{source}", folder, "--format", kind, "--json"))
-    assert told["rows"] == 5
+    result = ended_well(node.ebla("export", f"files.{source}", folder, "--format", kind, "--json"))
+    assert result["rows"] == 5
     ended_well(node.ebla("import", folder, f"files.{copy}", "--json"))
     assert sorted(node.cql(COMPARED.format(table=copy))) == sorted(node.cql(COMPARED.format(table=source)))
 
@@ -94,8 +94,8 @@ def test_what_was_killed_goes_on(node: SmallNode, tmp_path: Path) -> None:
     done = _chunks(folder / MANIFEST)
     assert 1 <= len(done) < 6
     (folder / "ffff-left-behind.parquet").write_bytes(b"half")
-    told = ended_well(node.ebla("export", "files.many", str(folder), "--pieces", "2", "--json"))
-    assert told["rows"] == ROWS
+    result = ended_well(node.ebla("export", "files.many", str(folder), "--pieces", "2", "--json"))
+    assert result["rows"] == ROWS
     after = _chunks(folder / MANIFEST)
     assert after[: len(done)] == done
     names = {name for chunk in after for name in chunk["files"]}

@@ -85,9 +85,9 @@ def test_a_tablet_is_copied_over_flight(missed: Missed) -> None:
     with missed.load as load:
         eventually(lambda: load.acknowledged > 5, "the load runs")
         places = ("--from", cluster.address(0), "--to", cluster.address(AWAY))
-        told = run_command(cluster, "copy-tablet", table.name, "1", *places, "--no-short-cut", "--json")
-    assert told.returncode == 0, told
-    result = json.loads(told.stdout)["result"]
+        ended = run_command(cluster, "copy-tablet", table.name, "1", *places, "--no-short-cut", "--json")
+    assert ended.returncode == 0, ended
+    result = json.loads(ended.stdout)["result"]
     assert not result["short_cut"]
     assert result["bytes_moved"] > 0
     table.brought([0], AWAY, table.tablet_range(1))

@@ -88,8 +88,8 @@ def test_a_tablet_is_copied_in_the_middle(jobs: SourceJobs, pipelined: PipelineC
     places = ("--from", pipelined.address(0), "--to", pipelined.address(KILLED))
     with Held(jobs, tmp_path, "copied") as held:
         for table in (held.source, held.target):
-            told = run_command(pipelined, "copy-tablet", table, "1", *places)
-            assert told.returncode == 0, told
+            ended = run_command(pipelined, "copy-tablet", table, "1", *places)
+            assert ended.returncode == 0, ended
     held.check()
     same = run_command(pipelined, "compare", held.target)
     assert same.returncode == 0, same

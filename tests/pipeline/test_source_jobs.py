@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from tests.pipeline.rows_model import SCHEMA, SELECTED, TABLE, Given, RowsModel, random_rows
+from tests.pipeline.rows_model import SCHEMA, SELECTED, TABLE, InputRow, RowsModel, random_rows
 from tests.pipeline.served_nodes import ServedNodes
 from tests.pipeline.source_jobs import MASTER, OneSpark, SourceJobs
 from tests.pipeline.typed_values import NO_KEYS, TYPES, plain
@@ -55,11 +55,11 @@ class ModelledTable:
         staged = self.rng.choice([{}, STAGED, {**STAGED, "shortcut": "false"}, {**STAGED, "run_bytes": "1k"}])
         return {"op": "what", "nulls": self.rng.choice(["unset", "delete"]), **staged}
 
-    def job(self, rows: list[Given], options: Mapping[str, str]) -> None:
+    def job(self, rows: list[InputRow], options: Mapping[str, str]) -> None:
         self.jobs.write(self.jobs.frame(rows, SCHEMA), self.name, **options)
         self.model.apply(next(self._times), rows, nulls_delete=options["nulls"] == "delete")
 
-    def failed_and_run_again(self, rows: list[Given], options: dict[str, str]) -> None:
+    def failed_and_run_again(self, rows: list[InputRow], options: dict[str, str]) -> None:
         """The second run writes at the timestamp of the first: writes in between are newer."""
         began = next(self._times)
         named = {**options, **STAGED, "job": f"again-{began}"}

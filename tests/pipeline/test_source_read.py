@@ -227,9 +227,11 @@ def test_every_type(spark: SparkSession, tables: Tables, monkeypatch: pytest.Mon
 
 
 def test_sql_joins_and_aggregates(spark: SparkSession, tables: Tables) -> None:
-    spark.sql(f"CREATE TEMPORARY VIEW told USING ebla OPTIONS (contact '{tables.contact}', table 'vn.t')")
+    spark.sql(f"CREATE TEMPORARY VIEW joined USING ebla OPTIONS (contact '{tables.contact}', table 'vn.t')")
     spark.createDataFrame([(k, k % 3) for k in range(PARTITIONS)], "k int, g int").createOrReplaceTempView("groups")
-    found = spark.sql("SELECT g, count(*) n, sum(v) v FROM told JOIN groups USING (k) GROUP BY g ORDER BY g").collect()
+    found = spark.sql(
+        "SELECT g, count(*) n, sum(v) v FROM joined JOIN groups USING (k) GROUP BY g ORDER BY g"
+    ).collect()
     for g in range(3):
         values = [v for k, _, _, v in EXPECTED if v is not None and k % 3 == g]
         assert tuple(found[g]) == (g, len(values), sum(values))

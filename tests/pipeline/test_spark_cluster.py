@@ -70,8 +70,8 @@ def test_a_second_attempt_races_the_first(cluster: PipelineCluster, standalone: 
 
 
 def attempts(cluster: PipelineCluster, job: JobId) -> int:
-    told = cluster.bulk_status(TARGET, cluster.job(job).session)
-    return 0 if told is None else sum(one.attempts for one in told.stagings)
+    status = cluster.bulk_status(TARGET, cluster.job(job).session)
+    return 0 if status is None else sum(one.attempts for one in status.stagings)
 
 
 @pytest.mark.long

@@ -79,9 +79,9 @@ def test_a_failure_is_tried_again(spark: FlightRig) -> None:
 def test_the_cause_of_a_failure_is_told_in_words(spark: FlightRig) -> None:
     async def run() -> None:
         spark.stream_service.fails = 1000
-        with pytest.raises(WorkFailed) as told:
+        with pytest.raises(WorkFailed) as caught:
             await move_some(spark)
-        assert str(told.value) == "a task failed: the disk of the source is on fire"
+        assert str(caught.value) == "a task failed: the disk of the source is on fire"
 
     spark.loop.run(run())
 

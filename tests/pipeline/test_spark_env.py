@@ -45,10 +45,10 @@ def test_executors_with_nothing_but_a_python(tmp_path: Path) -> None:
         )
         packed = node.run("-m", "ebla", "spark-env", str(archive), "--json")
         assert packed.returncode == 0, packed.stderr
-        told = json.loads(packed.stdout)
+        packing = json.loads(packed.stdout)
         quick = "spark.executor.extraJavaOptions=-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-        settings = [quick, *(f"{name}={value}" for name, value in told["settings"].items())]
-        ended = node.run(str(program), node.contact, spark.master, *settings, **told["environment"])
+        settings = [quick, *(f"{name}={value}" for name, value in packing["settings"].items())]
+        ended = node.run(str(program), node.contact, spark.master, *settings, **packing["environment"])
         assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
     counted, place = ended.stdout.splitlines()[-2:]
     assert counted == "2000 7"

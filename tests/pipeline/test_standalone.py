@@ -40,7 +40,7 @@ def test_work_on_a_cluster(
         assert running.engine.status().master == standalone.master
         for one in (
             contract.files_arrive_as_they_are,
-            contract.every_transfer_is_told_of,
+            contract.every_transfer_is_reported,
             contract.rows_of_several_are_merged,
             contract.replicas_are_compared_by_bucket,
             contract.a_closed_session_ends_the_work,

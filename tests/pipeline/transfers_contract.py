@@ -116,7 +116,7 @@ async def files_arrive_as_they_are(rig: TransfersRig) -> None:
     assert moved.size_bytes == sum(map(len, expected.values()))
 
 
-async def every_transfer_is_told_of(rig: TransfersRig) -> None:
+async def every_transfer_is_reported(rig: TransfersRig) -> None:
     sources = [await rig.files_source({"f": content(number, 100 + number)}) for number in range(7)]
     targets = [await rig.target(StagingKind.FILES) for _ in sources]
     moves = [FileMove(source, 0, target) for source, target in zip(sources, targets)]
@@ -128,8 +128,8 @@ async def every_transfer_is_told_of(rig: TransfersRig) -> None:
 
 async def the_same_again_is_another_attempt(rig: TransfersRig) -> None:
     source, target = await rig.files_source({"f": b"bytes"}), await rig.target(StagingKind.FILES)
-    told = [await rig.transfers.run(rig.new_job(), [FileMove(source, 0, target)]) for _ in range(2)]
-    first, second = (moved_by_transfer(results)[str(target.transfer)] for results in told)
+    both = [await rig.transfers.run(rig.new_job(), [FileMove(source, 0, target)]) for _ in range(2)]
+    first, second = (moved_by_transfer(results)[str(target.transfer)] for results in both)
     assert first.attempt != second.attempt
     assert await rig.staged(target, first) == await rig.staged(target, second) == {"0/f": b"bytes"}
 
@@ -193,7 +193,7 @@ async def replicas_are_compared_by_bucket(rig: TransfersRig) -> None:
     assert different
     assert all(token in one.range and one.range in WHOLE_RING.split(BUCKETS) for one in different)
     hosts = [host for host, _, _ in different[0].replicas]
-    hashes = [told for _, told, _ in different[0].replicas]
+    hashes = [found for _, found, _ in different[0].replicas]
     assert hosts == [source.host for source in unequal.sources]
     assert hashes[0] == hashes[2] != hashes[1]
     assert any(isinstance(one, ComparisonResult) and one.range == WHOLE_RING for one in results)
@@ -217,10 +217,10 @@ def some_row_of_its_own(other: bytes) -> bytes:
 async def a_closed_session_ends_the_work(rig: TransfersRig) -> None:
     source, target = await rig.files_source({"f": content(9, 10)}), await rig.target(StagingKind.FILES)
     await rig.close_session()
-    with pytest.raises(WorkFailed, match="session") as told:
+    with pytest.raises(WorkFailed, match="session") as caught:
         await rig.transfers.run(rig.new_job(), [FileMove(source, 0, target)])
-    assert "Traceback" not in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "Traceback" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 async def a_cancelled_job_ends_for_its_caller(rig: TransfersRig) -> None:
@@ -246,7 +246,7 @@ CONTRACTS: Sequence[Contract] = (
     says_that_it_is_ready,
     nothing_is_done_at_once,
     files_arrive_as_they_are,
-    every_transfer_is_told_of,
+    every_transfer_is_reported,
     the_same_again_is_another_attempt,
     rows_of_one_replica_arrive,
     rows_of_several_are_merged,

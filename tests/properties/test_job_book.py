@@ -43,7 +43,7 @@ HOSTS = [HostId(UUID(int=number)) for number in (11, 12)]
 LIMITS = SchedulerLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, abandoned_after_ms=0, ended_kept_max=3)
 
 TABLETS = st.sets(st.integers(0, 2), min_size=1).map(lambda numbers: tuple(sorted(numbers)))
-wishes: st.SearchStrategy[JobSpec] = st.one_of(
+specs: st.SearchStrategy[JobSpec] = st.one_of(
     st.builds(
         CopyTablets,
         table=st.sampled_from(TABLES),
@@ -81,7 +81,7 @@ class Pipelines(RuleBasedStateMachine):
         self.serial += 1
         return UUID(int=self.serial)
 
-    @rule(spec=wishes)
+    @rule(spec=specs)
     def ask(self, spec: JobSpec) -> None:
         self.now += 1
         job = JobId(self._new_id())

@@ -93,8 +93,8 @@ def one_by_one(items: Sequence[Item], schema: TableSchema, asked: tuple[TokenRan
                     stream.update(data)
                 streams[3].update(value)
                 rows += not head
-        told = b"".join(stream.digest() for stream in streams)
-        lines.append((number, sha256(told).digest()[:HASH_BYTES], rows))
+        digests = b"".join(stream.digest() for stream in streams)
+        lines.append((number, sha256(digests).digest()[:HASH_BYTES], rows))
     return lines
 
 

@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 1 << 32)
 EXAMPLES = settings(max_examples=30, deadline=None, derandomize=True, print_blob=False)
 
 
-def told(writes: list[list[Item]], *, by_column: bool) -> list[pa.RecordBatch]:
+def replica_answer(writes: list[list[Item]], *, by_column: bool) -> list[pa.RecordBatch]:
     """What a replica that has seen these answers."""
     items = list(merge_streams(writes, MIXED)) if writes else []
     if not items:
@@ -37,7 +37,7 @@ def test_a_job_sees_every_write_that_some_replica_has_seen(seed: int) -> None:
     writes = [rows.layer() for _ in range(rng.randrange(1, 5))]
     seen_by = [rng.choice([(0,), (1,), (0, 1)]) for _ in writes]
     streams = [
-        told([one for one, seen in zip(writes, seen_by) if number in seen], by_column=rng.random() < 0.5)
+        replica_answer([one for one, seen in zip(writes, seen_by) if number in seen], by_column=rng.random() < 0.5)
         for number in range(2)
     ]
     conditions = random_conditions(rng) if rng.random() < 0.5 else ()

@@ -103,11 +103,11 @@ def _brought(rig: StagingRig, attempt: AttemptId) -> bytes:
 
 
 async def _seal(rig: StagingRig, model: Model, attempt: AttemptId) -> None:
-    told = StagedFile(name=NAME, size_bytes=BYTES, checksum=zlib.crc32(content_of(attempt)))
+    file = StagedFile(name=NAME, size_bytes=BYTES, checksum=zlib.crc32(content_of(attempt)))
     is_whole = rig.own.exists(PLACE) and _brought(rig, attempt) == content_of(attempt)
     try:
         staged = rig.staging.find(SESSION, TRANSFER)
-        await rig.sealer.seal(staged, SealSpec(attempt=attempt, files=(told,), layers=RANGES[:1], schema=SMALL))
+        await rig.sealer.seal(staged, SealSpec(attempt=attempt, files=(file,), layers=RANGES[:1], schema=SMALL))
     except EblaError:
         assert model.winner not in (None, attempt) or not is_whole or model.is_released
         assert model.winner != attempt

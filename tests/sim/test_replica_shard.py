@@ -269,14 +269,14 @@ def in_world(story: Callable[[ShardWorld, Client], Awaitable[None]], seed: int =
 pytestmark = runs_in(in_world)
 
 
-def told(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
+def failures_of(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
     return [(one.index, one.error, one.outcome) for one in answer.failures]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_rows_are_written_and_read_over_the_wire(seed: int) -> None:
     async def story(rig: ShardWorld, client: Client) -> None:
-        assert told(await client.write(*[write_of(item) for item in ITEMS])) == []
+        assert failures_of(await client.write(*[write_of(item) for item in ITEMS])) == []
         assert await client.rows(2) == sorted(ITEMS)
         assert rig.service.versions
 
@@ -289,8 +289,8 @@ async def test_a_version_that_is_newer_is_waited_for(rig: ShardWorld, client: Cl
         await asyncio.sleep(1)
         assert not early.done()
         rig.commit(3, 1)
-    assert told(early.result()) == []
-    assert told(await client.write(write_of(ITEMS[1], version=9))) == [(0, "stale", "not_applied")]
+    assert failures_of(early.result()) == []
+    assert failures_of(await client.write(write_of(ITEMS[1], version=9))) == [(0, "stale", "not_applied")]
 
 
 async def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_waits(
@@ -308,8 +308,8 @@ async def test_a_fence_that_rises_during_a_slow_sync_is_noticed_and_the_barrier_
             await asyncio.sleep(0.3)
             assert not slow.done()
             assert not barrier.done(), "a write of the version before still runs"
-    assert told(slow.result()) == [(0, "stale", "unknown")]
-    assert told(await client.write(write_of(ITEMS[3]))) == [(0, "stale", "not_applied")]
+    assert failures_of(slow.result()) == [(0, "stale", "unknown")]
+    assert failures_of(await client.write(write_of(ITEMS[3]))) == [(0, "stale", "not_applied")]
     with pytest.raises(Stale):
         await client.rows(2)
     assert ITEMS[3] not in await client.rows(3)
@@ -334,7 +334,7 @@ async def test_streams_need_an_open_session_by_a_barrier(rig: ShardWorld, client
 async def test_a_shard_whose_control_is_silent_stops_serving_and_comes_back(rig: ShardWorld, client: Client, /) -> None:
     rig.control.kill()
     await asyncio.sleep(4)
-    assert told(await client.write(write_of(ITEMS[0]))) == []
+    assert failures_of(await client.write(write_of(ITEMS[0]))) == []
     await asyncio.sleep(3)
     with pytest.raises(Unavailable):
         await client.write(write_of(ITEMS[1]))
@@ -371,7 +371,7 @@ async def test_a_control_that_answers_late_is_not_silent(rig: ShardWorld, client
     rig.beat_ms = 1_000
     await asyncio.sleep(12)
     assert "shard.stopped_serving" not in rig.events
-    assert told(await client.write(write_of(ITEMS[0]))) == []
+    assert failures_of(await client.write(write_of(ITEMS[0]))) == []
 
 
 async def test_what_was_acknowledged_is_there_after_a_crash_and_what_left_is_dropped_at_the_start(
@@ -386,7 +386,7 @@ async def test_what_was_acknowledged_is_there_after_a_crash_and_what_left_is_dro
     assert "replica.dropped" in rig.events
     answer = await reads(client, 3)
     assert answer == sorted(IN_FIRST)
-    assert told(await client.write(write_of(IN_SECOND[0], version=3))) == [(0, "stale", "not_applied")]
+    assert failures_of(await client.write(write_of(IN_SECOND[0], version=3))) == [(0, "stale", "not_applied")]
 
 
 async def reads(client: Client, version: int) -> list[Item]:

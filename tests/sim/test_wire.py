@@ -65,19 +65,19 @@ def goes_on_too_long(ledger: CallLedger) -> None:
     ],
 )
 def test_the_ledger_sees_broken_promises(story: Callable[[CallLedger], None], label: str) -> None:
-    told: list[str] = []
-    story(CallLedger(told.append, 50))
-    assert [text.partition(":")[0] for text in told] == [label]
+    complaints: list[str] = []
+    story(CallLedger(complaints.append, 50))
+    assert [text.partition(":")[0] for text in complaints] == [label]
 
 
 def test_the_ledger_is_content_with_what_may_happen() -> None:
-    told: list[str] = []
-    ledger = CallLedger(told.append, 50)
+    complaints: list[str] = []
+    ledger = CallLedger(complaints.append, 50)
     ledger.ran(1)
     ledger.was_answered(1, 1)
     ledger.ran(2)
     ledger.failed(2, ConnectionLost("cut"))
     ledger.failed(3, Overloaded("no room"))
     ledger.ended(1, 1050, 1000)
-    assert told == []
+    assert complaints == []
     assert (ledger.answered, ledger.unknown, ledger.refused) == (1, 1, 1)

@@ -7,15 +7,15 @@ from ebla.model.errors import Stale
 
 
 def test_whoever_waits_is_told_in_the_step_that_gives_it() -> None:
-    told: list[EagerFuture[str]] = []
+    called: list[EagerFuture[str]] = []
     reply: EagerFuture[str] = EagerFuture()
-    reply.add_done_callback(told.append)
+    reply.add_done_callback(called.append)
     assert not reply.done()
     reply.set_result("clay")
-    assert told == [reply]
+    assert called == [reply]
     assert (reply.done(), reply.cancelled(), reply.exception(), reply.result()) == (True, False, None, "clay")
-    reply.add_done_callback(told.append)
-    assert told == [reply, reply]
+    reply.add_done_callback(called.append)
+    assert called == [reply, reply]
     assert not reply.cancel()
 
 

@@ -276,7 +276,7 @@ async def flight_rig(
     stream_service = RigPlane(folder=folder)
     workers = BulkWorkers(worker_limits, pool_limits)
     reports: list[tuple[str, Mapping[str, object]]] = []
-    server = FlightServer(stream_service, workers, limits or FlightLimits(), lambda *told: reports.append(told))
+    server = FlightServer(stream_service, workers, limits or FlightLimits(), lambda *report: reports.append(report))
     rig = FlightRig(folder, stream_service, server, workers)
     rig.reports = reports
     async with asyncio.timeout(life_s):

@@ -94,7 +94,7 @@ class ReadRig:
     async def enter(self, ticket: bytes, number: int | None = None, run: str = "") -> SourceStream:
         return await self.rig.stream_service.open_read(ticket, WHOLE_RING if number is None else HALVES[number], run)
 
-    async def told(self, name: str) -> dict[tuple[str, ...], float]:
+    async def metric_values(self, name: str) -> dict[tuple[str, ...], float]:
         control, _ = await connect(self.rig.context, PEERS, CallTarget(Lane.CONTROL, OURS.host))
         answer = await control.call(METRICS, MetricsRequest(), CALL_MS)
         control.close("that was all")

@@ -25,7 +25,7 @@ def records_of(items: Sequence[Item], rows: int = 7) -> bytes:
     return b"".join(encode_rows(rows_batch(items[start : start + rows])) for start in range(0, len(items), rows))
 
 
-def told(items: Sequence[Item]) -> StagedFile:
+def staged_run(items: Sequence[Item]) -> StagedFile:
     records = records_of(items)
     return StagedFile(name="rows", size_bytes=len(records), checksum=zlib.crc32(records))
 
@@ -34,8 +34,8 @@ def order_of(runs: Runs) -> SealSpec:
     (first, items), *more = runs.items()
     return SealSpec(
         attempt=first,
-        files=(told(items),),
+        files=(staged_run(items),),
         layers=(),
         schema=SMALL,
-        more=tuple((attempt, told(one)) for attempt, one in more),
+        more=tuple((attempt, staged_run(one)) for attempt, one in more),
     )

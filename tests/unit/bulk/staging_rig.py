@@ -40,14 +40,14 @@ def target(kind: StagingKind = StagingKind.FILES, tokens: TokenRange = WHOLE_RIN
     return TargetFile(table=TABLE, shard=ShardNumber(0), incarnation=Incarnation(incarnation), range=tokens, kind=kind)
 
 
-def told(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
+def staged_files(files: Mapping[str, bytes]) -> tuple[StagedFile, ...]:
     return tuple(StagedFile(name=name, size_bytes=len(data), checksum=zlib.crc32(data)) for name, data in files.items())
 
 
 def order_of(
     attempt: AttemptId, files: Mapping[str, bytes] = FILES, layers: tuple[TokenRange, ...] = RANGES
 ) -> SealSpec:
-    return SealSpec(attempt=attempt, files=told(files), layers=layers, schema=SMALL)
+    return SealSpec(attempt=attempt, files=staged_files(files), layers=layers, schema=SMALL)
 
 
 class BuildsHere:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.bulk import staging_rig
-from tests.unit.bulk.seal_of_runs_rig import THIRD, THREE, Runs, order_of, records_of, told
+from tests.unit.bulk.seal_of_runs_rig import THIRD, THREE, Runs, order_of, records_of, staged_run
 from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, machine
 from tests.unit.storage.store_rig import plain
@@ -78,7 +78,7 @@ async def test_runs_become_one_layer_or_one_file_of_rows(
     staged = await staged_runs(rig, {**THREE, other: ITEMS})
     sealed = await rig.sealer.seal(staged, order_of(THREE))
     assert await found_items(disk, sealed) == ITEMS
-    assert sealed.size_bytes == sum(told(items).size_bytes for items in THREE.values())
+    assert sealed.size_bytes == sum(staged_run(items).size_bytes for items in THREE.values())
     assert set(sealed.attempts) == set(THREE)
     left = [name for name in rig.below(PLACE) if name not in ("SEALED", "target", staging_rig.MACHINE)]
     assert all(name.startswith(sealed.rows_file or sealed.layers[0].folder) for name in left), left
@@ -230,7 +230,9 @@ async def test_every_run_must_be_what_was_brought(
 ) -> None:
     rig = await StagingRig(disk).begin()
     staged = await staged_runs(rig, THREE)
-    order = SealSpec(attempt=FIRST, files=(told(THREE[FIRST]),), layers=(), schema=SMALL, more=((SECOND, second),))
+    order = SealSpec(
+        attempt=FIRST, files=(staged_run(THREE[FIRST]),), layers=(), schema=SMALL, more=((SECOND, second),)
+    )
     with pytest.raises(failure, match=words):
         await rig.sealer.seal(staged, order)
     assert staged.state.phase is TransferPhase.OPEN
@@ -240,7 +242,7 @@ async def test_every_run_must_be_what_was_brought(
 async def test_what_no_seal_can_name(disk: ProcessDisk, /) -> None:
     rig = await StagingRig(disk).begin()
     staged = await staged_runs(rig, THREE)
-    file = told(THREE[FIRST])
+    file = staged_run(THREE[FIRST])
     for order, words in (
         (
             SealSpec(attempt=FIRST, files=(file,), layers=(), schema=SMALL, more=((FIRST, file),)),
@@ -267,10 +269,10 @@ async def test_of_files_one_attempt_counts(disk: ProcessDisk, /) -> None:
     staged = await rig.put_all(await rig.opened(), FIRST)
     order = SealSpec(
         attempt=FIRST,
-        files=staging_rig.told(staging_rig.FILES),
+        files=staging_rig.staged_files(staging_rig.FILES),
         layers=staging_rig.RANGES,
         schema=SMALL,
-        more=((SECOND, told(ITEMS)),),
+        more=((SECOND, staged_run(ITEMS)),),
     )
     with pytest.raises(InvalidRequest, match="only attempts of rows"):
         await rig.sealer.seal(staged, order)

@@ -22,7 +22,7 @@ from ebla.wire.transfer_messages import FlightPut
 
 PIECES = [encode_rows(rows_batch(ITEMS[start : start + 25])) for start in range(0, len(ITEMS), 25)]
 RECORDS = b"".join(PIECES)
-ROWS_TOLD = (StagedFile(name="rows", size_bytes=len(RECORDS), checksum=zlib.crc32(RECORDS)),)
+ROWS_FILES = (StagedFile(name="rows", size_bytes=len(RECORDS), checksum=zlib.crc32(RECORDS)),)
 
 
 def order_of(records: bytes) -> SealSpec:

@@ -20,8 +20,8 @@ from tests.unit.bulk.staging_rig import (
     StagingRig,
     machine,
     order_of,
+    staged_files,
     target,
-    told,
 )
 
 from ebla.bulk.seal import SealSpec
@@ -212,17 +212,17 @@ async def test_attempts_and_transfers_are_bounded(rig: StagingRig, /) -> None:
 @pytest.mark.parametrize(
     ("files", "failure", "words"),
     [
-        (told({**FILES, "1/missing": b"x"}), Refused, "was not staged"),
-        (told({**FILES, "1/000002.sst": b"second" * 201}), Corruption, "1206"),
-        (told({**FILES, "1/000002.sst": b"SECOND" * 200}), Corruption, "not what its source has"),
+        (staged_files({**FILES, "1/missing": b"x"}), Refused, "was not staged"),
+        (staged_files({**FILES, "1/000002.sst": b"second" * 201}), Corruption, "1206"),
+        (staged_files({**FILES, "1/000002.sst": b"SECOND" * 200}), Corruption, "not what its source has"),
         (
-            (*told(FILES)[:2], StagedFile(name="1/000002.sst", size_bytes=1200, inode=77)),
+            (*staged_files(FILES)[:2], StagedFile(name="1/000002.sst", size_bytes=1200, inode=77)),
             Corruption,
             "not what its source has",
         ),
-        (told(FILES)[:2], InvalidRequest, r"names files of layers \[0\]"),
-        ((*told(FILES), told(FILES)[0]), InvalidRequest, "twice"),
-        (told({**FILES, "2/x": b""}), InvalidRequest, "names files of layers"),
+        (staged_files(FILES)[:2], InvalidRequest, r"names files of layers \[0\]"),
+        ((*staged_files(FILES), staged_files(FILES)[0]), InvalidRequest, "twice"),
+        (staged_files({**FILES, "2/x": b""}), InvalidRequest, "names files of layers"),
     ],
 )
 async def test_what_is_not_whole_is_not_sealed(

@@ -106,7 +106,7 @@ def test_a_task_that_still_writes_does_not_reach_what_was_sealed(tmp_path: Path)
         try:
             await rig.sealer.seal(staged, order_of(FIRST))
             assert staged.copied_files == 1
-            assert told_by(zombie) == "it is gone"
+            assert output_of(zombie) == "it is gone"
         finally:
             zombie.kill()
             zombie.communicate()
@@ -126,7 +126,7 @@ def start_zombie(path: Path) -> "subprocess.Popen[str]":
     return zombie
 
 
-def told_by(zombie: "subprocess.Popen[str]") -> str:
+def output_of(zombie: "subprocess.Popen[str]") -> str:
     """Released, it writes and looks for its name."""
     assert zombie.stdin is not None
     assert zombie.stdout is not None

@@ -132,7 +132,7 @@ async def test_it_is_taken_by_a_topology_that_is_as_new_as_the_question(rig: Tra
         ticket = (await opened(caller)).source.ticket
         await reads.idle()
         moved = reads.tablets(OWN, AWAY)
-        rig.control.change(moved, told=False)
+        rig.control.change(moved, notify=False)
         with pytest.raises(Unavailable):
             await reads.enter(ticket, 1)
         assert reads.taken == 1
@@ -198,9 +198,9 @@ async def test_a_range_that_is_not_owned_is_refused_and_never_empty(rig: Transfe
         for number in (1, None):
             with pytest.raises(Stale, match="no complete copy"):
                 await reads.enter(answer.source.ticket, number)
-        assert (await reads.told("bulk_refused_total"))[("not_owned",)] == 2
-        assert await reads.told("bulk_reads") == {(): 1}
-        assert await reads.told("bulk_read_checkpoints_total") == {(): 1}
+        assert (await reads.metric_values("bulk_refused_total"))[("not_owned",)] == 2
+        assert await reads.metric_values("bulk_reads") == {(): 1}
+        assert await reads.metric_values("bulk_read_checkpoints_total") == {(): 1}
         assert rig.stream_service.streams == 0
 
 

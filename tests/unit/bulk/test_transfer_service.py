@@ -191,7 +191,7 @@ async def test_a_process_that_has_not_heard_of_the_end_asks_first(rig: TransferR
         target = await rig.open_staging(caller)
         files = await put_layer(rig, caller)
         put = FlightPut(ticket=target.ticket, attempt=SECOND_ATTEMPT, name="0/more.sst", size_bytes=10)
-        rig.control.close_session(told=False)
+        rig.control.close_session(notify=False)
         async with asyncio.TaskGroup() as tasks:
             late = [
                 tasks.create_task(_refusal(work))
@@ -250,7 +250,7 @@ async def test_without_a_quorum_nothing_begins_and_nothing_is_removed(rig: Trans
         with pytest.raises(Unavailable, match="quorum"):
             await caller.call(SEAL, seal_of(*files), CALL_MS)
         rig.control.close_session()
-        await rig.until(lambda: "staging.not_swept" in rig.told)
+        await rig.until(lambda: "staging.not_swept" in rig.reports)
         assert rig.below("staging") == before
         rig.control.has_quorum = True
         await rig.until(lambda: rig.below("staging") == [])
@@ -418,8 +418,8 @@ async def test_the_doors_for_the_node_and_for_peers_serve_the_same(rig: Transfer
         asking, _ = await connect(rig.context, BULK, CallTarget(Lane.CONTROL, OURS.host))
         target = await rig.open_staging(local)
         await rig.put(target, "0/a", b"12345")
-        told = await asking.call(METRICS, MetricsRequest(), CALL_MS)
-        values = {metric.name: metric.series[0].value for metric in told.metrics}
+        answer = await asking.call(METRICS, MetricsRequest(), CALL_MS)
+        values = {metric.name: metric.series[0].value for metric in answer.metrics}
         assert values["bulk_received_bytes_total"] == 5
         local.close("done")
         asking.close("done")

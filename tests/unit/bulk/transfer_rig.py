@@ -105,15 +105,15 @@ class FedControl(Control):
         self.index += 1
         self.tell(self.index, rows, reset=True)
 
-    def change(self, rows: dict[str, Row | None], *, told: bool = True) -> None:
+    def change(self, rows: dict[str, Row | None], *, notify: bool = True) -> None:
         """Committed; the child learns of it only when it is published."""
         self._version += 1
         self.index += 1
-        if told:
+        if notify:
             self.tell(self.index, {STATE: state(self._version), **rows})
 
-    def close_session(self, session: SessionId = SESSION, *, told: bool = True) -> None:
-        self.change({session_key(session): None}, told=told)
+    def close_session(self, session: SessionId = SESSION, *, notify: bool = True) -> None:
+        self.change({session_key(session): None}, notify=notify)
 
     def _barrier(self, _request: ReadBarrierRequest, _call: IncomingCall) -> ReadBarrierAnswer:
         self.barriers += 1
@@ -198,7 +198,7 @@ class TransferRig:
         self.limits = limits
         self.lives = 0
         self.clock: Clock = SystemClock()
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self.stream_servers: tuple[StreamServer, ...] = ()
         self.bulk: BulkProcess | None = None
         self.context = PeersContext(
@@ -235,7 +235,7 @@ class TransferRig:
             heartbeat_ms=20,
             compactions=CompactionServiceLimits(),
             wire=WireLimits(),
-            report=lambda event, _details: self.told.append(event),
+            report=lambda event, _details: self.reports.append(event),
             pid=self.lives,
             transfers=transfers,
         )

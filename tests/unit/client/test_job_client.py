@@ -18,7 +18,7 @@ from ebla.model.records.jobs import CompareReplicas, JobProgress, JobRecord, Job
 from ebla.sim.rng import SimRng
 from ebla.wire.verbs import Verb
 
-WISH = CompareReplicas(TABLE)
+SPEC = CompareReplicas(TABLE)
 
 
 def run(work: Callable[[JobClient, SmallGroup0], Awaitable[None]]) -> None:
@@ -37,7 +37,7 @@ async def test_a_job_whose_answer_is_lost_is_written_once(
     client: JobClient, group0: SmallGroup0, /, error: ConnectionLost | DeadlineExceeded
 ) -> None:
     group0.lost_answers = [error]
-    job = await client.submit(WISH, "compare")
+    job = await client.submit(SPEC, "compare")
     assert [one.id for one in await client.jobs()] == [job.id]
     assert len(group0.history_of(job.id)) == 1
 
@@ -45,14 +45,14 @@ async def test_a_job_whose_answer_is_lost_is_written_once(
 async def test_a_job_that_could_not_be_sent_is_told_of(client: JobClient, group0: SmallGroup0, /) -> None:
     group0.refusals = [Unreachable("no way")]
     with pytest.raises(Unreachable):
-        await client.submit(WISH, "compare")
+        await client.submit(SPEC, "compare")
     assert await client.jobs() == []
 
 
 async def test_a_cancel_does_not_undo_what_the_pipeline_writes_meanwhile(
     client: JobClient, group0: SmallGroup0, /
 ) -> None:
-    job = a_job(1, WISH, state=JobState.RUNNING)
+    job = a_job(1, SPEC, state=JobState.RUNNING)
     group0.put_job(job)
     progressed = msgspec.structs.replace(job, progress=JobProgress(step="comparing"))
     ask = group0.ask
@@ -70,24 +70,24 @@ async def test_a_cancel_does_not_undo_what_the_pipeline_writes_meanwhile(
 async def test_one_that_was_never_begun_is_cancelled_at_once_whether_or_not_a_pipeline_runs(
     client: JobClient, group0: SmallGroup0, /
 ) -> None:
-    waiting = await client.submit(WISH, "compare ks.t")
+    waiting = await client.submit(SPEC, "compare ks.t")
     assert (await client.cancel(waiting.id)).state is JobState.CANCELLED
-    begun = a_job(2, WISH, session=SessionId(UUID(int=5)), runs=1)
+    begun = a_job(2, SPEC, session=SessionId(UUID(int=5)), runs=1)
     group0.put_job(begun)
     assert (await client.cancel(begun.id)).state is JobState.WAITING
 
 
 async def test_what_has_ended_or_is_not_there_cannot_be_cancelled(client: JobClient, group0: SmallGroup0, /) -> None:
     with pytest.raises(NotFound):
-        await client.cancel(a_job(1, WISH).id)
-    group0.put_job(a_job(1, WISH, state=JobState.DONE))
+        await client.cancel(a_job(1, SPEC).id)
+    group0.put_job(a_job(1, SPEC, state=JobState.DONE))
     with pytest.raises(Refused, match="it is done"):
-        await client.cancel(a_job(1, WISH).id)
+        await client.cancel(a_job(1, SPEC).id)
 
 
 async def test_a_job_is_found_by_as_much_of_its_id_as_tells_it_apart(client: JobClient, group0: SmallGroup0, /) -> None:
     first, second = (
-        a_job(number, WISH, id=JobId(UUID(int=start << 96))) for number, start in enumerate((0x11110000, 0x11112222), 1)
+        a_job(number, SPEC, id=JobId(UUID(int=start << 96))) for number, start in enumerate((0x11110000, 0x11112222), 1)
     )
     group0.put_job(first)
     group0.put_job(second)
@@ -103,7 +103,7 @@ async def test_a_job_is_found_by_as_much_of_its_id_as_tells_it_apart(client: Job
 
 
 async def test_a_job_is_followed_to_its_end(client: JobClient, group0: SmallGroup0, /) -> None:
-    job = a_job(1, WISH)
+    job = a_job(1, SPEC)
     group0.put_job(job)
     seen: list[JobRecord] = []
 
@@ -119,7 +119,7 @@ async def test_a_job_is_followed_to_its_end(client: JobClient, group0: SmallGrou
 
 
 async def test_a_job_that_goes_while_it_is_followed_is_told_of(client: JobClient, group0: SmallGroup0, /) -> None:
-    job = a_job(1, WISH)
+    job = a_job(1, SPEC)
     group0.put_job(job)
     records = client.follow(job.id)
     assert await anext(records) == job

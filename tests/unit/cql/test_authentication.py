@@ -70,33 +70,33 @@ def test_credentials_that_are_none(token: bytes, error: type[EblaError]) -> None
 
 
 async def test_who_knows_the_password_is_let_in_and_proved_once(known: PasswordHash, proofs: list[str]) -> None:
-    door = PasswordAuthentication({"scribe": known}, CHANCE)
-    users = await asyncio.gather(*(door.authenticate(b"\0scribe\0clay") for _ in range(20)))
+    login = PasswordAuthentication({"scribe": known}, CHANCE)
+    users = await asyncio.gather(*(login.authenticate(b"\0scribe\0clay") for _ in range(20)))
     assert users == ["scribe"] * 20
-    assert await door.authenticate(b"other\0scribe\0clay") == "scribe"
+    assert await login.authenticate(b"other\0scribe\0clay") == "scribe"
     assert 1 <= proofs.count("clay") <= 3
 
 
 async def test_a_wrong_password_and_an_unknown_name_are_refused_alike(known: PasswordHash, proofs: list[str]) -> None:
-    door = PasswordAuthentication({"scribe": known}, CHANCE)
+    login = PasswordAuthentication({"scribe": known}, CHANCE)
     for token in (b"\0scribe\0wax", b"\0nobody\0clay"):
         with pytest.raises(BadCredentials, match="and/or password are incorrect"):
-            await door.authenticate(token)
+            await login.authenticate(token)
     assert proofs == ["wax", "clay"]
 
 
 async def test_too_many_at_once_are_told_so(known: PasswordHash, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "_CHECKS_WAITING_MAX", 1)
-    door = PasswordAuthentication({"scribe": known}, CHANCE)
+    login = PasswordAuthentication({"scribe": known}, CHANCE)
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(door.authenticate(b"\0scribe\0clay"))
+        first = tasks.create_task(login.authenticate(b"\0scribe\0clay"))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            await door.authenticate(b"\0scribe\0wax")
+            await login.authenticate(b"\0scribe\0wax")
         assert await first == "scribe"
 
 
 def test_without_passwords_everyone_is_the_same() -> None:
-    door = AllowAllAuthentication()
-    assert door.authenticator is None
-    assert asyncio.run(door.authenticate(b"")) == "anonymous"
+    login = AllowAllAuthentication()
+    assert login.authenticator is None
+    assert asyncio.run(login.authenticate(b"")) == "anonymous"

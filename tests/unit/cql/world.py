@@ -162,8 +162,8 @@ class Cql:
             group0=self.group0,
         )
 
-    async def change(self, wish: SchemaChange, _deadline_ms: int) -> SchemaAnswer:
-        planned = plan_schema_change(wish, PlanningState(self.topology.snapshot), TableId(self.rng.uuid()))
+    async def change(self, requested: SchemaChange, _deadline_ms: int) -> SchemaAnswer:
+        planned = plan_schema_change(requested, PlanningState(self.topology.snapshot), TableId(self.rng.uuid()))
         if not planned.commands:
             return SchemaAnswer(changed=False, version=self.topology.snapshot.version, table=planned.table)
         applied = apply_commands(self.topology.snapshot, planned.commands)

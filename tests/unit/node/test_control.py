@@ -12,8 +12,8 @@ def test_every_child_is_told_the_options_that_control_was() -> None:
     commands = child_commands(NodeOptions(data="d", shards=2), START)
     assert [command.name for command in commands] == ["shard-0", "shard-1", "bulk", "pipeline"]
     for command in commands:
-        told = " ".join(command.arguments)
-        assert "--options /etc/options.toml --set limits.stop_ms=900" in told
+        arguments_text = " ".join(command.arguments)
+        assert "--options /etc/options.toml --set limits.stop_ms=900" in arguments_text
     assert [command.name for command in commands if command.optional] == ["pipeline"]
 
 

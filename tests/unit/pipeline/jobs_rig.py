@@ -245,7 +245,7 @@ class ScriptedEngine:
         """Hosts that lack rows; None: all."""
         self.takes_s = 0.01
         self.looks = 0
-        self.told_files: tuple[StagedFile, ...] | None = None
+        self.reported_files: tuple[StagedFile, ...] | None = None
         """What attempts at files say; None: what they should."""
 
     def status(self) -> EngineStatus:
@@ -289,7 +289,7 @@ class ScriptedEngine:
     def _moved(self, target: TransferTarget, rows: int) -> MoveResult:
         attempt = AttemptId(self._rng.uuid())
         usual = (StagedFile(name="rows" if rows else "0/rows", size_bytes=FILE_BYTES, checksum=1),)
-        files = usual if self.told_files is None else self.told_files
+        files = usual if self.reported_files is None else self.reported_files
         return MoveResult(
             transfer=target.transfer,
             attempt=attempt,
@@ -360,14 +360,14 @@ class SmallGroup0:
     def put(self, key: str, value: bytes) -> None:
         self.index += 1
         self.values[key] = (value, self.index)
-        self._told(key, value)
+        self._record(key, value)
 
     def delete(self, key: str) -> None:
         self.index += 1
         self.values.pop(key, None)
-        self._told(key, None)
+        self._record(key, None)
 
-    def _told(self, key: str, value: bytes | None) -> None:
+    def _record(self, key: str, value: bytes | None) -> None:
         self._log.append((self.index, key, value))
         self.writes.append((asyncio.get_running_loop().time(), key, value))
         self._changed.set()

@@ -49,9 +49,9 @@ def test_every_range_is_asked_of_every_replica() -> None:
 def test_differences_are_told_with_all_replicas() -> None:
     replicas = [Row(replica=1, hash=bytearray(b"b"), rows=5), Row(replica=0, hash=bytearray(b"a"), rows=6)]
     different = [Row(range=0, bucket=2, replicas=replicas)]
-    told = compare_results([ASKED], different, [Row(range=0, rows=9, hashes=8)])
+    differences = compare_results([ASKED], different, [Row(range=0, rows=9, hashes=8)])
     part = WHOLE_RING.split(4)[2]
-    assert told == [
+    assert differences == [
         BucketDifference(part, ((ASKED.sources[0].host, b"a", 6), (ASKED.sources[1].host, b"b", 5))),
         ComparisonResult(WHOLE_RING, 4, 9),
     ]

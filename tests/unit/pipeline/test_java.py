@@ -26,7 +26,7 @@ GONE = JavaProbe(trouble="is not there")
 
 def chosen(probed: Mapping[str, JavaProbe], option: str = "") -> Java:
     places = java_candidates(option, {"JAVA_HOME": "/home-of-java"}, "/path/java")
-    known = {Path(program): told for program, told in probed.items()}
+    known = {Path(program): version for program, version in probed.items()}
     return choose_java(places, lambda program: known.get(program, GONE))
 
 
@@ -52,11 +52,11 @@ def test_one_without_the_module_goes_behind_the_shim() -> None:
 
 
 def test_without_any_the_reasons_are_told_and_what_to_install() -> None:
-    with pytest.raises(NoJava) as told:
+    with pytest.raises(NoJava) as caught:
         chosen({"/path/java": OLD})
-    assert "no Java found" in str(told.value)
-    assert "/path/java (PATH) is version 11, Spark needs 17" in str(told.value)
-    assert "install Java 17 or newer" in str(told.value)
+    assert "no Java found" in str(caught.value)
+    assert "/path/java (PATH) is version 11, Spark needs 17" in str(caught.value)
+    assert "install Java 17 or newer" in str(caught.value)
 
 
 def test_modules_tell_the_version() -> None:

@@ -44,10 +44,10 @@ def test_whoever_ends_our_session_finds_it_though_it_is_frozen(tmp_path: Path) -
 
 def test_it_and_what_it_starts_stand_behind_us(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    told = f"import os, subprocess, sys; {WAITING}; subprocess.run(['nice'])"
+    program = f"import os, subprocess, sys; {WAITING}; subprocess.run(['nice'])"
     process = PipedProcess(
         ProcessSpec(
-            command=[sys.executable, "-c", told], environment=dict(os.environ), folder=tmp_path, log=log, niceness=3
+            command=[sys.executable, "-c", program], environment=dict(os.environ), folder=tmp_path, log=log, niceness=3
         )
     )
     own = os.getpriority(os.PRIO_PROCESS, 0)

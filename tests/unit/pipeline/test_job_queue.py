@@ -381,8 +381,8 @@ async def test_the_state_of_the_pipeline_is_told_when_it_changes(rig: Rig, /) ->
         rig.engine.state = EngineStatus(state=EngineState.READY, cause="", master="local[2]", version="4.1")
         await asyncio.sleep(20)
     written = [value for _, key, value in rig.group0.writes if key == PIPELINE_KEY and value is not None]
-    told = [decode_stored(PipelineState, value).value for value in written]
-    assert [(one.host, one.state, one.version) for one in told] == [(A, "starting", ""), (A, "ready", "4.1")]
+    reported = [decode_stored(PipelineState, value).value for value in written]
+    assert [(one.host, one.state, one.version) for one in reported] == [(A, "starting", ""), (A, "ready", "4.1")]
 
 
 async def test_only_the_latest_of_the_ended_are_kept(rig: Rig, /) -> None:

@@ -67,11 +67,11 @@ class Rig:
                 limits=RunLimits(),
             )
         )
-        self.told: list[JobProgress] = []
+        self.reported: list[JobProgress] = []
         self.taken_over = False
 
     def report(self, progress: JobProgress) -> None:
-        self.told.append(progress)
+        self.reported.append(progress)
 
     async def confirm(self) -> None:
         self.cluster.calls.append("confirm")
@@ -193,7 +193,7 @@ def test_patience_has_an_end() -> None:
 def test_of_several_attempts_the_first_whole_one_is_sealed() -> None:
     rig = Rig()
     rig.engine.attempts = 2
-    rig.cluster.failing["seal"] = [Corruption("a file is not what was told")]
+    rig.cluster.failing["seal"] = [Corruption("a file differs from its description")]
     run(rig, COPY)
     first, second = rig.cluster.of(SealRequest)
     assert first.transfer == second.transfer
@@ -202,14 +202,14 @@ def test_of_several_attempts_the_first_whole_one_is_sealed() -> None:
 
 def test_an_attempt_that_is_not_whole_is_no_transfer() -> None:
     rig = Rig()
-    rig.cluster.failing["seal"] = [Corruption("a file is not what was told")]
+    rig.cluster.failing["seal"] = [Corruption("a file differs from its description")]
     with pytest.raises(Corruption):
         run(rig, COPY)
     assert "adopt n2/1" not in rig.cluster.calls
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         (),
         (StagedFile(name="0/rows", size_bytes=FILE_BYTES - 1, checksum=1),),
@@ -221,10 +221,12 @@ def test_an_attempt_that_is_not_whole_is_no_transfer() -> None:
     ],
     ids=["nothing", "too short", "another file", "too many"],
 )
-def test_an_attempt_that_tells_of_other_files_than_the_source_has_is_not_sealed(told: tuple[StagedFile, ...]) -> None:
+def test_an_attempt_that_tells_of_other_files_than_the_source_has_is_not_sealed(
+    reported: tuple[StagedFile, ...],
+) -> None:
     """INV-XFER-2."""
     rig = Rig()
-    rig.engine.told_files = told
+    rig.engine.reported_files = reported
     with pytest.raises(InternalError, match="no complete attempt"):
         run(rig, COPY)
     assert rig.cluster.of(SealRequest) == []
@@ -272,13 +274,13 @@ def test_progress_comes_from_the_target_and_the_engine() -> None:
         return running.result()
 
     in_simulated_time(receive())
-    steps = [one.step for one in rig.told]
+    steps = [one.step for one in rig.reported]
     assert steps[0] == "opening a session"
     assert "copying files" in steps
     assert any(
-        (one.bytes_done, one.bytes_total, one.tasks_done, one.tasks_total) == (400, 1000, 1, 2) for one in rig.told
+        (one.bytes_done, one.bytes_total, one.tasks_done, one.tasks_total) == (400, 1000, 1, 2) for one in rig.reported
     )
-    assert rig.told[-1].bytes_done == FILE_BYTES
+    assert rig.reported[-1].bytes_done == FILE_BYTES
 
 
 # ---- rows

@@ -208,8 +208,8 @@ def test_what_writes_to_the_same_stack_waits_and_says_for_whom() -> None:
     )
     waits = f"waits for job {first.id}, which writes to the same stacks"
     assert next_steps(scene(first, second), LIMITS) == (StartJob(first.id), ExplainWait(second.id, waits))
-    told = msgspec.structs.replace(second, cause=waits)
-    assert next_steps(scene(first, told), LIMITS) == (StartJob(first.id),), "it is not said twice"
+    explained = msgspec.structs.replace(second, cause=waits)
+    assert next_steps(scene(first, explained), LIMITS) == (StartJob(first.id),), "it is not said twice"
 
 
 def test_nothing_that_came_later_passes_one_that_waits_for_the_same() -> None:
@@ -224,9 +224,9 @@ def test_nothing_that_came_later_passes_one_that_waits_for_the_same() -> None:
 
 
 def test_what_only_has_its_record_written_takes_no_place() -> None:
-    told = job(1, CopyTablets(table=TABLE, tablets=(3,), source=A, target=B))
+    recording = job(1, CopyTablets(table=TABLE, tablets=(3,), source=A, target=B))
     other = job(2, CopyTablets(table=TABLE, tablets=(3,), source=C, target=B))
-    steps = next_steps(scene(told, other, active={told.id: ActiveJob(only_writes_record=True)}), LIMITS)
+    steps = next_steps(scene(recording, other, active={recording.id: ActiveJob(only_writes_record=True)}), LIMITS)
     assert steps == (StartJob(other.id),)
 
 

@@ -21,7 +21,7 @@ def options(master: str = "local[*]", **more: object) -> SparkOptions:
 
 
 @pytest.mark.parametrize(
-    ("master", "told"),
+    ("master", "result"),
     [
         ("local", "local[1,4]"),
         ("local[*]", "local[*,4]"),
@@ -29,8 +29,8 @@ def options(master: str = "local[*]", **more: object) -> SparkOptions:
         ("spark://a:7077", "spark://a:7077"),
     ],
 )
-def test_an_embedded_spark_tries_tasks_again(master: str, told: str) -> None:
-    assert master_with_tries(options(master)) == told
+def test_an_embedded_spark_tries_tasks_again(master: str, result: str) -> None:
+    assert master_with_tries(options(master)) == result
     assert spark_settings(options(master), PLACES)["spark.task.maxFailures"] == "4"
 
 
@@ -69,7 +69,7 @@ def test_further_settings_go_over_ours() -> None:
 
 def test_what_would_lead_spark_elsewhere_is_not_handed_on() -> None:
     around = {"PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell", "SPARK_REMOTE": "sc://x", "HOME": "/h"}
-    told = spark_environment(options(), PLACES, around | {"JAVA_HOME": "/other", "SPARK_HOME": "/other"})
-    assert "PYSPARK_SUBMIT_ARGS" not in told
-    assert "SPARK_REMOTE" not in told
-    assert (told["HOME"], told["JAVA_HOME"], told["SPARK_HOME"]) == ("/h", "/java", "/spark")
+    result = spark_environment(options(), PLACES, around | {"JAVA_HOME": "/other", "SPARK_HOME": "/other"})
+    assert "PYSPARK_SUBMIT_ARGS" not in result
+    assert "SPARK_REMOTE" not in result
+    assert (result["HOME"], result["JAVA_HOME"], result["SPARK_HOME"]) == ("/h", "/java", "/spark")

@@ -105,8 +105,8 @@ class ShardRig:
     ) -> None:
         self.store = store
         self.view = TopologyView()
-        self.told: list[tuple[str, object]] = []
-        self.stacks = ReplicaStacks(store, self.view, own, lambda event, details: self.told.append((event, details)))
+        self.reports: list[tuple[str, object]] = []
+        self.stacks = ReplicaStacks(store, self.view, own, lambda event, details: self.reports.append((event, details)))
         self.barriers = ScriptedBarriers()
         self.clock = WallClock()
         self.guards = SessionGuards(self.view, self.barriers, self.clock, bounds.barrier_ms)

@@ -196,9 +196,9 @@ async def test_an_adoption_that_breaks_among_its_rows_says_so(shard: ShardRig, _
         return write_open(stack, live, items)
 
     shard.store.write_open = break_at_second  # type: ignore[method-assign] # only when it takes them is the test's
-    with pytest.raises(PartialAdoption) as told:
+    with pytest.raises(PartialAdoption) as caught:
         await shard.adoptions.adopt(request_of(), 50)
-    assert told.value.outcome is Outcome.UNKNOWN
+    assert caught.value.outcome is Outcome.UNKNOWN
     assert shard.guards.held == 0
     shard.store.write_open = write_open  # type: ignore[method-assign] # back
     assert (await shard.adoptions.adopt(request_of(), AT_ONCE_MS)).rows == len(ITEMS)
@@ -210,9 +210,9 @@ async def test_an_adoption_that_breaks_among_its_rows_says_so(shard: ShardRig, _
 async def expect_refused(shard: ShardRig, kind: type[EblaError], words: str, **fields: object) -> None:
     (stack,) = shard.store.stacks.values()
     before, holds = stack.entry, set(stack.gc_holds)
-    with pytest.raises(kind, match=words) as told:
+    with pytest.raises(kind, match=words) as caught:
         await shard.adoptions.adopt(msgspec.structs.replace(request_of(), **fields), AT_ONCE_MS)
-    assert told.value.outcome is Outcome.NOT_APPLIED
+    assert caught.value.outcome is Outcome.NOT_APPLIED
     assert stack.entry is before
     assert stack.gc_holds == holds
     assert await shard.store.scan(stack, b"", None, 99) == []

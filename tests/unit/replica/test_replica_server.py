@@ -178,12 +178,12 @@ def test_a_right_that_is_lost_during_an_adoption_leaves_it_unknown() -> None:
             return answer
 
         shard.adoptions.adopt = adopt_and_lose  # type: ignore[method-assign] # only when the right goes is the test's
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as failure:
             await served.replica.adopt(request_of(), call_of())
-        assert told.value.outcome is Outcome.UNKNOWN
-        with pytest.raises(Unavailable) as told:
+        assert failure.value.outcome is Outcome.UNKNOWN
+        with pytest.raises(Unavailable) as failure:
             await served.replica.adopt(request_of(), call_of())
-        assert told.value.outcome is Outcome.NOT_APPLIED
+        assert failure.value.outcome is Outcome.NOT_APPLIED
 
     in_shard(work, rig=rig)
 

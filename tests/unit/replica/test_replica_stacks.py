@@ -75,7 +75,7 @@ async def test_a_doomed_stack_stays_while_an_older_request_runs(shard: ShardRig,
     shard.view.release(TopologyVersion(2))
     await shard.stacks.settle()
     assert [one.entry.range for one in shard.store.stacks.values()] == [RANGES[1]]
-    assert [event for event, _ in shard.told] == ["replica.dropped"]
+    assert [event for event, _ in shard.reports] == ["replica.dropped"]
 
 
 async def test_a_replica_that_comes_back_begins_empty(shard: ShardRig, /) -> None:

@@ -47,7 +47,7 @@ def oldest_running(shard: ShardRig) -> int:
     return shard.view.versions.oldest(TopologyVersion(9))
 
 
-def told(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
+def failures_of(answer: WriteRowsAnswer) -> list[tuple[int, str, str]]:
     return [(one.index, one.error, one.outcome) for one in answer.failures]
 
 
@@ -64,7 +64,7 @@ async def test_each_write_of_a_batch_stands_for_itself(shard: ShardRig, /) -> No
         write_of(version=5),
         write_of(HERE[2], HERE[3], version=3),
     )
-    assert told(answer) == [
+    assert failures_of(answer) == [
         (1, "stale", "not_applied"),
         (2, "stale", "not_applied"),
         (3, "not_found", "not_applied"),
@@ -106,7 +106,7 @@ async def test_a_fence_that_rises_during_the_sync_is_noticed(shard: ShardRig, /)
         await syncs.begun.wait()
         await shard.follow(with_state(view.snapshot, 4, 3))
         syncs.may_end.set()
-    assert told(running.result()) == [(0, "stale", "unknown")]
+    assert failures_of(running.result()) == [(0, "stale", "unknown")]
     assert len(await stored(shard, 4)) == 1
 
 
@@ -115,13 +115,13 @@ async def test_a_fence_that_rises_before_the_effect_prevents_it(shard: ShardRig,
     rest = run_eagerly(shard.writer.write(WriteRowsRequest((write_of(HERE[0]),)), 1_000))
     assert isinstance(rest, Suspended), "the layer must be opened first"
     await shard.follow(with_state(view.snapshot, 4, 3))
-    assert told(await rest) == [(0, "stale", "not_applied")]
+    assert failures_of(await rest) == [(0, "stale", "not_applied")]
     assert await stored(shard, 4) == ()
 
 
 async def test_a_newer_version_is_waited_for_and_not_for_ever(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(TWO))
-    assert told(await shard.write(write_of(HERE[0], version=3))) == [(0, "stale", "not_applied")]
+    assert failures_of(await shard.write(write_of(HERE[0], version=3))) == [(0, "stale", "not_applied")]
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(shard.write(write_of(HERE[0], version=3)))
         await asyncio.sleep(0.05)
@@ -156,7 +156,7 @@ async def test_a_full_disk_is_told_per_write(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(TWO))
     await shard.write(write_of(HERE[0]))
     shard.store._shortage = Overloaded("no room")  # type: ignore[assignment] # any refusal of the store will do
-    assert told(await shard.write(write_of(HERE[1]), write_of(HERE[2]))) == [
+    assert failures_of(await shard.write(write_of(HERE[1]), write_of(HERE[2]))) == [
         (0, "overloaded", "not_applied"),
         (1, "overloaded", "not_applied"),
     ]
@@ -170,7 +170,7 @@ async def test_a_replica_that_leaves_while_its_layer_opens_takes_nothing(shard: 
         with_state(view.snapshot, 3, 1), tablets=FrozenMap({SMALL.id: tablet_map(SMALL.id, [(replica(2),)] * 2)})
     )
     await shard.follow(gone)
-    assert told(await rest) == [(0, "stale", "not_applied")]
+    assert failures_of(await rest) == [(0, "stale", "not_applied")]
 
 
 class RecordingSibling:
@@ -214,6 +214,6 @@ def test_what_the_other_shard_refuses_is_not_acknowledged(stage: TabletStage, ou
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster(with_transition(TWO, 0, move)))
         for item in HERE[:2]:
-            assert told(await shard.write(write_of(item))) == [(0, "stale", outcome)]
+            assert failures_of(await shard.write(write_of(item))) == [(0, "stale", outcome)]
 
     in_shard(work, sibling=sibling)

@@ -29,37 +29,39 @@ FULL = ReplicaWriteFailure(target=A, error="disk_full", message="no space", advi
 
 
 def test_a_timeout_tells_how_far_the_write_is_and_what_to_do() -> None:
-    told = write_timeout(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1)], failures=[]), 250)
-    assert told.message == "QUORUM write: 1 of 2 replicas acknowledged within 250 ms"
-    assert "may be there" in told.advice
-    assert (told.received, told.required) == (1, 2)
+    failure = write_timeout(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1)], failures=[]), 250)
+    assert failure.message == "QUORUM write: 1 of 2 replicas acknowledged within 250 ms"
+    assert "may be there" in failure.advice
+    assert (failure.received, failure.required) == (1, 2)
 
 
 def test_a_failure_tells_who_refused_and_why() -> None:
-    told = write_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1, 2)], failures=[FULL]))
-    assert f"shard 0 of host {A.host}: disk_full, no space" in told.message
-    assert told.advice.endswith("make room")
-    assert (told.received, told.required, told.failed) == (1, 2, 2)
+    failure = write_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1, 2)], failures=[FULL]))
+    assert f"shard 0 of host {A.host}: disk_full, no space" in failure.message
+    assert failure.advice.endswith("make room")
+    assert (failure.received, failure.required, failure.failed) == (1, 2, 2)
 
 
 def test_of_a_batch_the_number_is_told_and_the_write_that_lacks_most() -> None:
-    told = write_timeout(WriteProgress(level=QUORUM, writes=9, lacking=[acks(1), acks(0), acks(1)], failures=[]), 250)
-    assert "3 of 9 writes were not acknowledged at QUORUM, of one only 0 of 2 replicas acknowledged" in told.message
-    assert told.received == 0
+    failure = write_timeout(
+        WriteProgress(level=QUORUM, writes=9, lacking=[acks(1), acks(0), acks(1)], failures=[]), 250
+    )
+    assert "3 of 9 writes were not acknowledged at QUORUM, of one only 0 of 2 replicas acknowledged" in failure.message
+    assert failure.received == 0
 
 
 def test_a_few_failures_are_told_and_the_rest_counted() -> None:
     many = [ReplicaWriteFailure(target=B, error="corruption", message=f"block {number}") for number in range(5)]
-    told = write_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(0, 2)], failures=many))
-    assert "block 2; and 2 more)" in told.message
-    assert "block 3" not in told.message
+    failure = write_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(0, 2)], failures=many))
+    assert "block 2; and 2 more)" in failure.message
+    assert "block 3" not in failure.message
 
 
 def test_a_second_try_that_did_not_start_leaves_the_outcome_of_the_first_unknown() -> None:
     cause = TooFewReplicas("QUORUM needs 2 replicas and 1 of them are up")
-    told = write_retry_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1)], failures=[]), cause)
-    assert told.outcome is Outcome.UNKNOWN
-    assert cause.message in told.message
+    failure = write_retry_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1)], failures=[]), cause)
+    assert failure.outcome is Outcome.UNKNOWN
+    assert cause.message in failure.message
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def test_down_and_left_hosts_and_shards_that_refuse_get_no_copies_but_count() ->
     book = WritePlanCache(view(AT_REST), "dc1", frozenset({C.host}), frozenset({A, replica(2, 3)}))
     plan = book.plan(TABLE, 5, L.ONE)
     assert (plan.targets, plan.skipped) == ((B,), (A, C))
-    told = too_few_replicas(book.plan(TABLE, 5, L.QUORUM), L.QUORUM)
-    assert (told.required, told.alive) == (2, 1)
+    error = too_few_replicas(book.plan(TABLE, 5, L.QUORUM), L.QUORUM)
+    assert (error.required, error.alive) == (2, 1)
 
 
 def test_each_quorum_counts_every_datacenter() -> None:

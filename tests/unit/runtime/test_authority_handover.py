@@ -30,16 +30,16 @@ async def test_nobody_stays_at_the_door(tmp_path: Path) -> None:
         TcpTransport(JoiningNodeTls(None), TransportLimits(), Reports()) as newcomer,
         asyncio.TaskGroup() as tasks,
     ):
-        desk = Server(tasks, introduction(1), JOIN_LIMITS, Reports())
+        join_server = Server(tasks, introduction(1), JOIN_LIMITS, Reports())
         main = Server(tasks, introduction(1), WireLimits(), Reports())
         address = Address(free_address().host, 7000)
-        doors = JoinTransport(transport, address, desk.accept, STAY_MS)
-        await doors.listen(address, main.accept)
+        join_transport = JoinTransport(transport, address, join_server.accept, STAY_MS)
+        await join_transport.listen(address, main.accept)
         context = PeersContext(
             transport=newcomer, rng=SystemRng(), introduction=introduction(2), limits=WireLimits(), report=Reports()
         )
         began = time.monotonic()
         caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
-        assert (desk.links_open, main.links_open) == (1, 0)
+        assert (join_server.links_open, main.links_open) == (1, 0)
         assert await caller.wait_closed() == "the peer ended the connection"
         assert time.monotonic() - began > STAY_MS / 1000 / 2

@@ -109,12 +109,12 @@ def test_links_have_one_inode(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_machine_is_the_same_for_all_its_processes() -> None:
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", "from ebla.runtime.machine_id import machine_id; print(machine_id())"],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert told.stdout.strip() == machine_id()
+    assert printed.stdout.strip() == machine_id()
     assert "." not in machine_id()
     assert "/" not in machine_id()

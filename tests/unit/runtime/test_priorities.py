@@ -63,9 +63,9 @@ ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 
 def slice_ns() -> int:
     """Of the calling thread, as the kernel tells it."""
-    told = ctypes.create_string_buffer(ATTRIBUTES.size)
-    assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], 0, told, ATTRIBUTES.size, 0) == 0
-    return int(ATTRIBUTES.unpack(told.raw)[5])
+    buffer = ctypes.create_string_buffer(ATTRIBUTES.size)
+    assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], 0, buffer, ATTRIBUTES.size, 0) == 0
+    return int(ATTRIBUTES.unpack(buffer.raw)[5])
 
 
 def knows_slices() -> bool:
@@ -73,7 +73,7 @@ def knows_slices() -> bool:
     return sys.platform == "linux" and platform.machine() in SCHED_GETATTR and tuple(map(int, numbers)) >= (6, 12)
 
 
-@pytest.mark.skipif(not knows_slices(), reason="Linux takes such wishes from 6.12 on")
+@pytest.mark.skipif(not knows_slices(), reason="Linux supports slices from 6.12 on")
 def test_a_thread_and_what_it_starts_get_short_slices_and_no_more_than_before() -> None:
     own, seen = slice_ns(), list[tuple[int, int]]()
 
@@ -115,9 +115,9 @@ def test_only_who_leads_a_session_speaks_for_it(tmp_path: Path, leads: bool) -> 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not weigh sessions")
 def test_the_kernel_takes_it() -> None:
-    told = SESSION.replace("Path(sys.argv[1])", f"Path('{AUTOGROUP}')") + f"print(Path('{AUTOGROUP}').read_text())"
+    program = SESSION.replace("Path(sys.argv[1])", f"Path('{AUTOGROUP}')") + f"print(Path('{AUTOGROUP}').read_text())"
     said = subprocess.run(
-        [sys.executable, "-c", told], start_new_session=True, check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], start_new_session=True, check=True, capture_output=True, text=True, timeout=60
     )
     assert said.stdout.split()[-2:] == ["nice", "7"]
 

@@ -26,7 +26,7 @@ LIMITS = ChildLimits(
 WAIT_S = 20.0
 
 
-class Told:
+class RecordedReports:
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, object]]] = []
 
@@ -51,27 +51,27 @@ def shell(code: str) -> ChildCommand:
 
 
 def test_a_child_that_keeps_ending_makes_the_supervisor_give_up_with_the_reason() -> None:
-    told = Told()
-    supervisor = Supervisor([shell("exit 7")], LIMITS, SystemClock(), told)
+    reports = RecordedReports()
+    supervisor = Supervisor([shell("exit 7")], LIMITS, SystemClock(), reports)
     asyncio.run(asyncio.wait_for(supervisor.run(), WAIT_S))
     assert supervisor.gave_up == "shard-0 ended 3 times within 60000 ms; the last time it ended with status 7"
-    assert told.names() == ["child.started", "child.ended"] * 3
+    assert reports.names() == ["child.started", "child.ended"] * 3
     (status,) = supervisor.statuses()
     assert (status.pid, status.restarts, status.state) == (0, 3, ProcessState.GONE)
 
 
 def test_a_command_that_does_not_exist_is_told_and_given_up() -> None:
-    told = Told()
-    supervisor = Supervisor([ChildCommand("shard-0", ("/nonexistent/x",))], LIMITS, SystemClock(), told)
+    reports = RecordedReports()
+    supervisor = Supervisor([ChildCommand("shard-0", ("/nonexistent/x",))], LIMITS, SystemClock(), reports)
     asyncio.run(asyncio.wait_for(supervisor.run(), WAIT_S))
     assert supervisor.gave_up is not None
     assert "could not be started" in supervisor.gave_up
-    assert told.names() == ["child.not_started"] * 3
+    assert reports.names() == ["child.not_started"] * 3
 
 
 def test_a_child_that_does_not_end_when_asked_is_killed_and_reaped() -> None:
     async def run() -> int:
-        supervisor = Supervisor([shell("trap '' TERM; echo up; exec sleep 60")], LIMITS, SystemClock(), told)
+        supervisor = Supervisor([shell("trap '' TERM; echo up; exec sleep 60")], LIMITS, SystemClock(), reports)
         running = asyncio.ensure_future(supervisor.run())
         async with asyncio.timeout(WAIT_S):
             await until(lambda: supervisor.statuses()[0].pid)
@@ -81,9 +81,9 @@ def test_a_child_that_does_not_end_when_asked_is_killed_and_reaped() -> None:
             await running
         return pid
 
-    told = Told()
+    reports = RecordedReports()
     pid = asyncio.run(run())
-    assert told.names() == ["child.started", "child.asked", "child.killed", "child.ended"]
+    assert reports.names() == ["child.started", "child.asked", "child.killed", "child.ended"]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -96,7 +96,7 @@ def _ignores_term(pid: int) -> bool:
 
 def test_a_cancelled_supervisor_leaves_no_child() -> None:
     async def run() -> int:
-        supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), Told())
+        supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), RecordedReports())
         running = asyncio.ensure_future(supervisor.run())
         async with asyncio.timeout(WAIT_S):
             await until(lambda: supervisor.statuses()[0].pid)
@@ -116,9 +116,9 @@ def test_a_cancelled_supervisor_leaves_no_child() -> None:
 async def test_a_signal_waits_until_the_child_was_heard() -> None:
     """A child that has just been started would be ended by it: its handler is not there yet."""
 
-    told = Told()
+    reports = RecordedReports()
 
-    supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), told)
+    supervisor = Supervisor([shell("exec sleep 60")], LIMITS, SystemClock(), reports)
     running = asyncio.ensure_future(supervisor.run())
     async with asyncio.timeout(WAIT_S):
         await until(lambda: supervisor.statuses()[0].pid)
@@ -135,7 +135,7 @@ async def test_a_signal_waits_until_the_child_was_heard() -> None:
         await until(lambda: supervisor.statuses()[0].restarts == 2)
         supervisor.stop()
         await running
-    ends = [details["how"] for name, details in told.events if name == "child.ended"]
+    ends = [details["how"] for name, details in reports.events if name == "child.ended"]
     assert ends[:2] == ["was ended by SIGHUP"] * 2
 
 
@@ -183,7 +183,9 @@ def family(path: Path) -> ChildCommand:
 @pytest.mark.parametrize("end", ["unwanted", "killed by somebody", "supervisor cancelled"])
 def test_a_child_takes_everything_along_that_it_started(tmp_path: Path, end: str) -> None:
     async def run() -> list[int]:
-        supervisor = Supervisor([shell("exec sleep 60"), family(tmp_path / "pids")], LIMITS, SystemClock(), Told())
+        supervisor = Supervisor(
+            [shell("exec sleep 60"), family(tmp_path / "pids")], LIMITS, SystemClock(), RecordedReports()
+        )
         running = asyncio.ensure_future(supervisor.run())
         async with asyncio.timeout(WAIT_S):
             supervisor.want("pipeline", True)
@@ -208,7 +210,7 @@ def test_a_child_takes_everything_along_that_it_started(tmp_path: Path, end: str
 async def test_an_optional_child_comes_and_goes_and_never_stops_the_node() -> None:
     limits = dataclasses.replace(LIMITS, again_ms=1)
     failing = ChildCommand("pipeline", ("/bin/sh", "-c", "exit 3"), optional=True)
-    supervisor = Supervisor([shell("exec sleep 60"), failing], limits, SystemClock(), Told())
+    supervisor = Supervisor([shell("exec sleep 60"), failing], limits, SystemClock(), RecordedReports())
     running = asyncio.ensure_future(supervisor.run())
     async with asyncio.timeout(WAIT_S):
         assert [status.name for status in supervisor.statuses()] == ["shard-0"]
@@ -229,7 +231,7 @@ def test_children_are_spawned_from_the_main_thread_only() -> None:
     errors: list[BaseException] = []
 
     def elsewhere() -> None:
-        supervisor = Supervisor([shell("exit 0")], LIMITS, SystemClock(), Told())
+        supervisor = Supervisor([shell("exit 0")], LIMITS, SystemClock(), RecordedReports())
         try:
             asyncio.run(supervisor.run())
         except AssertionError as error:

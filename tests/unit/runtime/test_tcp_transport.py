@@ -316,7 +316,7 @@ def test_half_open_tls_is_ended(loop: Loop, tmp_path: Path) -> None:
             reader, writer = await asyncio.open_connection(served.address.host, served.address.port)
             writer.write(b"\x16\x03")
             assert await reader.read() == b""
-            await served.reports.wait_told()
+            await served.reports.wait_for_report()
             assert "transport.tls_failed" in served.reports.text()
             writer.close()
             await writer.wait_closed()

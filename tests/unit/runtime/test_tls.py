@@ -140,15 +140,15 @@ async def refused(client: TlsContexts, served: Served, number: int = 2) -> tuple
         async with calling(client, served, number=number, expect=host(1)):
             pass
     async with asyncio.timeout(10):
-        await served.reports.wait_told()
+        await served.reports.wait_for_report()
     return str(caught.value), served.reports
 
 
 async def test_a_foreign_certificate_is_refused_by_both(tmp_path: Path) -> None:
     ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
     async with serving(ours.tls(1)) as served:
-        told, reports = await refused(theirs.tls(2), served)
-        assert "certificate" in told
+        message, reports = await refused(theirs.tls(2), served)
+        assert "certificate" in message
         assert "transport.tls_failed" in reports.text()
         async with calling(ours.tls(3), served, number=3) as (caller, _):
             assert await caller.call(ECHO, EchoRequest("still"), 5000) == EchoAnswer("still")
@@ -172,40 +172,40 @@ class Trusting:
 async def test_a_foreign_client_that_believes_anybody_is_refused(tmp_path: Path) -> None:
     ours, theirs = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
     async with serving(ours.tls(1)) as served:
-        told, reports = await refused(Trusting(theirs.tls(2)), served)
+        message, reports = await refused(Trusting(theirs.tls(2)), served)
         assert "certificate refused: " in reports.text()
-        assert "may have refused our certificate" in told
+        assert "may have refused our certificate" in message
 
 
 async def test_an_expired_client_certificate_is_refused_with_a_word_in_both_logs(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with serving(cluster.tls(1)) as served:
-        told, reports = await refused(cluster.tls(2, days=-1), served)
-        assert "certificate" in told
+        message, reports = await refused(cluster.tls(2, days=-1), served)
+        assert "certificate" in message
         assert "certificate refused: certificate has expired" in reports.text()
 
 
 async def test_an_expired_server_certificate_is_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with serving(cluster.tls(1, days=-1)) as served:
-        told, reports = await refused(cluster.tls(2), served)
-        assert "certificate refused: certificate has expired" in told
+        message, reports = await refused(cluster.tls(2), served)
+        assert "certificate refused: certificate has expired" in message
         assert "transport.tls_failed" in reports.text()
 
 
 async def test_a_client_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with serving(cluster.tls(1)) as served:
-        told, reports = await refused(cluster.tls(2, name_host=9), served)
-        assert f"the certificate is for host {host(9)}" in told
+        message, reports = await refused(cluster.tls(2, name_host=9), served)
+        assert f"the certificate is for host {host(9)}" in message
         assert f"the certificate is for host {host(9)}" in reports.text()
 
 
 async def test_a_server_under_another_hosts_certificate_is_refused(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     async with serving(cluster.tls(1, name_host=9)) as served:
-        told, reports = await refused(cluster.tls(2), served)
-        assert f"the certificate belongs to host {host(9)}" in told
+        message, reports = await refused(cluster.tls(2), served)
+        assert f"the certificate belongs to host {host(9)}" in message
         assert "ended before it greeted" in reports.text()
 
 
@@ -270,17 +270,17 @@ async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str 
     """Asks a node of the cluster whose main server must not be reached without a certificate."""
     async with asyncio.timeout(30), TcpTransport(cluster.tls(1), TransportLimits(), reports) as transport:
         async with asyncio.TaskGroup() as tasks:
-            desk = Server(tasks, introduction(1), WireLimits(), reports)
+            join_server = Server(tasks, introduction(1), WireLimits(), reports)
             main = Server(tasks, introduction(1), WireLimits(), reports)
-            AuthorityService(cluster.folder(1), CLUSTER, SystemClock(), desk)
-            listening = await transport.listen(free_address(), main.accept, desk.accept)
+            AuthorityService(cluster.folder(1), CLUSTER, SystemClock(), join_server)
+            listening = await transport.listen(free_address(), main.accept, join_server.accept)
             try:
                 return await fetch_authority(newcomer(name), listening.address, token)
             except (Refused, Unreachable) as error:
                 return error
             finally:
                 assert main.links_open == 0
-                desk.close("the test is over")
+                join_server.close("the test is over")
 
 
 async def test_a_token_hands_the_authority_over(tmp_path: Path) -> None:

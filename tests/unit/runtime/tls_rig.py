@@ -50,15 +50,15 @@ def free_address() -> Address:
 class Reports:
     def __init__(self) -> None:
         self.events: list[tuple[str, Mapping[str, object]]] = []
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
 
     def __call__(self, event: str, details: Mapping[str, object]) -> None:
         self.events.append((event, details))
-        self._told.set()
+        self._reported.set()
 
-    async def wait_told(self) -> None:
+    async def wait_for_report(self) -> None:
         """Returns once there is an event."""
-        await self._told.wait()
+        await self._reported.wait()
 
     def text(self) -> str:
         return "\n".join(f"{name} {dict(details)}" for name, details in self.events)

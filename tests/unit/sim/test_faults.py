@@ -49,7 +49,7 @@ async def test_each_fault_heals_what_it_did(world: World, /, fault: InjectedFaul
     for _ in range(5):
         await fault.strike(world, units)
     assert_healed(world, units)
-    assert world.trace.events > lines or fault.name in ("reset", "start the down"), "a strike is told"
+    assert world.trace.events > lines or fault.name in ("reset", "start the down"), "a strike is traced"
 
 
 @pytest.mark.parametrize("fault", HARSH, ids=lambda fault: fault.name)
@@ -102,9 +102,9 @@ def test_the_harsh_storm_uses_everything_and_ends_in_calm() -> None:
         assert sum(unit.start_count for unit in units) > start_count + 30
         assert world.network.conditions == NetworkConditions()
 
-    told: list[str] = []
-    World(1, 120.0, told.append).run(scenario)
-    story = "\n".join(told)
+    trace_lines: list[str] = []
+    World(1, 120.0, trace_lines.append).run(scenario)
+    story = "\n".join(trace_lines)
     marks = (
         *(
             "crashes",
@@ -129,7 +129,7 @@ def test_the_gentle_one_only_kills() -> None:
         assert sum(unit.start_count for unit in units) > 6
         assert all(unit.running for unit in units)
 
-    told: list[str] = []
-    World(1, 100.0, told.append).run(scenario)
+    trace_lines: list[str] = []
+    World(1, 100.0, trace_lines.append).run(scenario)
     assert len(GENTLE) == 1
-    assert not any("crashes" in line or "cut" in line for line in told)
+    assert not any("crashes" in line or "cut" in line for line in trace_lines)

@@ -42,8 +42,8 @@ def with_password(name: str, password: str, reply: Reply) -> Reply:
         if opcode == Opcode.STARTUP:
             return Opcode.AUTHENTICATE, notation.string("org.apache.cassandra.auth.PasswordAuthenticator")
         if opcode == Opcode.AUTH_RESPONSE:
-            told = notation.BodyReader(body).data()
-            is_right = told == b"\0".join((b"", name.encode(), password.encode()))
+            credentials = notation.BodyReader(body).data()
+            is_right = credentials == b"\0".join((b"", name.encode(), password.encode()))
             return (Opcode.AUTH_SUCCESS, notation.NULL_LENGTH) if is_right else _bad_credentials()
         return reply(opcode, body)
 

@@ -23,10 +23,10 @@ def type_row(scalar: Scalar) -> str:
 
 
 def test_every_option_is_told() -> None:
-    told = DOCUMENT.read_text().splitlines()
-    assert [option_row(option) for option in OPTIONS if option_row(option) not in told] == []
+    documented = DOCUMENT.read_text().splitlines()
+    assert [option_row(option) for option in OPTIONS if option_row(option) not in documented] == []
 
 
 def test_every_type_is_told() -> None:
-    told = DOCUMENT.read_text().splitlines()
-    assert [type_row(scalar) for scalar in Scalar if type_row(scalar) not in told] == []
+    documented = DOCUMENT.read_text().splitlines()
+    assert [type_row(scalar) for scalar in Scalar if type_row(scalar) not in documented] == []

@@ -12,7 +12,7 @@ LIMITS = FlightClientLimits(attempts_max=3, pause_s=0.001, overload_pause_s=0.00
 
 
 @dataclass(slots=True)
-class Asked:
+class FailingCall:
     fails_with: EblaError
     fails: int
     times: int = 0
@@ -27,20 +27,20 @@ class Asked:
 def test_a_node_without_room_is_asked_until_it_has_some() -> None:
     """More tasks than a node takes streams: that is no failure of theirs."""
     with FlightClient(b"", LIMITS) as client:
-        assert client.retry(Asked(Overloaded("16 streams are under way"), 20), overload_s=60) == 21
+        assert client.retry(FailingCall(Overloaded("16 streams are under way"), 20), overload_s=60) == 21
 
 
 def test_but_not_for_ever() -> None:
-    asked = Asked(Overloaded("16 streams are under way"), 1_000)
+    call = FailingCall(Overloaded("16 streams are under way"), 1_000)
     with FlightClient(b"", LIMITS) as client, pytest.raises(Overloaded):
-        client.retry(asked, overload_s=0.005)
-    assert asked.times == 5 + LIMITS.attempts_max
+        client.retry(call, overload_s=0.005)
+    assert call.times == 5 + LIMITS.attempts_max
 
 
 @pytest.mark.parametrize("error", [Overloaded("16 streams are under way"), Unreachable("nobody is there")])
 def test_other_tries_and_those_who_hold_something_are_counted(error: EblaError) -> None:
-    asked = Asked(error, 1_000)
+    call = FailingCall(error, 1_000)
     overload_s = 60.0 if isinstance(error, Unreachable) else 0.0
     with FlightClient(b"", LIMITS) as client, pytest.raises(type(error)):
-        client.retry(asked, overload_s=overload_s)
-    assert asked.times == LIMITS.attempts_max
+        client.retry(call, overload_s=overload_s)
+    assert call.times == LIMITS.attempts_max

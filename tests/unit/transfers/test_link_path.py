@@ -31,7 +31,7 @@ from ebla.runtime.machine_id import machine_id
 from ebla.transfers.link_path import can_link, is_reachable_folder, link_files
 
 ATTEMPT = AttemptId(uuid.UUID(int=9))
-DOOR = Address("127.0.0.1", 1)
+FLIGHT_ADDRESS = Address("127.0.0.1", 1)
 
 
 def source_and_target(tmp_path: Path) -> tuple[TransferSource, TransferTarget]:
@@ -51,7 +51,7 @@ def source_and_target(tmp_path: Path) -> tuple[TransferSource, TransferTarget]:
         table=TableId(uuid.UUID(int=3)),
         parts=(part,),
         ticket=b"",
-        flight=DOOR,
+        flight=FLIGHT_ADDRESS,
         machine=machine,
         folder=str(checkpoint),
     )
@@ -63,7 +63,7 @@ def source_and_target(tmp_path: Path) -> tuple[TransferSource, TransferTarget]:
         kind=StagingKind.FILES,
         range=WHOLE_RING,
         ticket=b"",
-        flight=DOOR,
+        flight=FLIGHT_ADDRESS,
         machine=machine,
         folder=str(staging),
     )

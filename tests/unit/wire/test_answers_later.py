@@ -105,7 +105,7 @@ async def test_the_deadline_the_caller_and_the_end_of_the_link_withdraw_it() -> 
 @runs_in(real_time)
 async def test_one_that_fails_after_its_link_has_ended_makes_no_noise() -> None:
     unheard: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unheard.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
     async with running_rig() as rig:
         futures, caller = Futures(rig), await rig.connect(Lane.DATA)
         asked = rig.tasks.create_task(_hears(caller, ConnectionLost))

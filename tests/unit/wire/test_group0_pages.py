@@ -27,7 +27,7 @@ def reset(index: int, names: str, *, more: bool) -> WatchAnswer:
     )
 
 
-def told(index: int, names: str) -> WatchAnswer:
+def changes_at(index: int, names: str) -> WatchAnswer:
     return WatchAnswer(
         revision=at(index), reset=False, changes=tuple(WatchedChange(name, b"", index) for name in names)
     )
@@ -69,7 +69,7 @@ def test_a_reset_comes_whole_and_is_followed_from_its_revision() -> None:
     assert pages.request(9).start == 2
     assert keys(pages.take(reset(7, "z", more=False))) == "xyz"
     assert (pages.request(9).after, pages.request(9).start) == (at(7), 0)
-    assert keys(pages.take(told(8, "k"))) == "k"
+    assert keys(pages.take(changes_at(8, "k"))) == "k"
     assert pages.after == at(8)
     assert keys(pages.take(reset(8, "kl", more=False))) == "kl", "the feed did not reach back, nothing changed since"
 

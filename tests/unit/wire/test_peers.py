@@ -189,12 +189,12 @@ def test_those_who_wait_for_a_forgotten_peer_are_told() -> None:
             peers = make_peers(rig)
             with pytest.raises(Unreachable):
                 await peers.call(SERVER, ECHO, EchoRequest(""), 1000)
-            waiting = rig.tasks.create_task(_told(peers))
+            waiting = rig.tasks.create_task(_failure(peers))
             await settled()
             peers.forget(SERVER)
             assert "no longer a peer" in await waiting
 
-    async def _told(peers: Peers) -> str:
+    async def _failure(peers: Peers) -> str:
         with pytest.raises(Unreachable) as caught:
             await peers.call(SERVER, ECHO, EchoRequest(""), 60_000)
         return str(caught.value)

@@ -37,14 +37,14 @@ def test_nodes_that_do_not_run_have_nothing_to_tell(tmp_path: Path) -> None:
         tmp_path / "d", NewClusterSpec(nodes=1, shards=2, base_address="127.0.0.1", cluster_name="ebla")
     )
     assign_identities(nodes)
-    told = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d")])
-    assert told.exit_code == 1
-    assert told.stderr == f"ebla: no node of {tmp_path / 'd'} runs; see `ebla status`; `ebla up` starts a cluster\n"
-    told = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d"), "--node", "node9"])
-    assert told.stderr.startswith("ebla: there is no node 'node9' in ")
-    told = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d"), "--node", "node1"])
-    assert (told.exit_code, told.stdout) == (1, "")
-    assert [line.split(":")[1] for line in told.stderr.splitlines()] == [
+    result = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d")])
+    assert result.exit_code == 1
+    assert result.stderr == f"ebla: no node of {tmp_path / 'd'} runs; see `ebla status`; `ebla up` starts a cluster\n"
+    result = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d"), "--node", "node9"])
+    assert result.stderr.startswith("ebla: there is no node 'node9' in ")
+    result = CliRunner().invoke(app, ["metrics", "--data", str(tmp_path / "d"), "--node", "node1"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert [line.split(":")[1] for line in result.stderr.splitlines()] == [
         " shard 0 of node1",
         " shard 1 of node1",
         " bulk process of node1",
@@ -52,9 +52,9 @@ def test_nodes_that_do_not_run_have_nothing_to_tell(tmp_path: Path) -> None:
 
 
 def test_what_bulk_refused_is_of_a_node_and_of_no_shard() -> None:
-    told = metrics_json([(("node2", ""), bulk_metrics(BulkStatusAnswer(refused_closed_session=3, received_bytes=7)))])
-    found = {(one["name"], *one["labels"].values()): one["value"] for one in told}
+    result = metrics_json([(("node2", ""), bulk_metrics(BulkStatusAnswer(refused_closed_session=3, received_bytes=7)))])
+    found = {(one["name"], *one["labels"].values()): one["value"] for one in result}
     assert found["bulk_refused_total", "session"] == 3
     assert found["bulk_refused_total", "ticket"] == 0
     assert found["bulk_bytes_total", "in"] == 7
-    assert {(one["node"], one["shard"]) for one in told} == {("node2", None)}
+    assert {(one["node"], one["shard"]) for one in result} == {("node2", None)}

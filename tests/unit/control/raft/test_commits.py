@@ -182,18 +182,18 @@ async def test_a_change_of_members_is_told_before_it_is_applied(world: World, /,
     """Once it is applied, the removed peer is no longer known, and a leader that removed itself leads no more: a peer
     that did not learn of it by then waits for an election, or forever."""
     peer = Peer(world)
-    told_by_then: list[list[tuple[PeerId, int, int]]] = []
+    sent_before: list[list[tuple[PeerId, int, int]]] = []
 
     async def work() -> None:
         await lead_three(peer)
-        peer.on_applied = lambda _entry: told_by_then.append(appends(peer))
+        peer.on_applied = lambda _entry: sent_before.append(appends(peer))
         change = MembershipChange((MemberChange(MemberChangeKind.REMOVE, PeerId(leaving)),))
         peer.server.propose(encode_change(change), EntryKind.MEMBERS)
         await asyncio.sleep(0)
         peer.wire.sendings.clear()
         await commit_all(peer)
         await asyncio.sleep(0.01)
-        assert told_by_then == [[(LEADER, 0, 3), (PeerId(3), 0, 3)]]
+        assert sent_before == [[(LEADER, 0, 3), (PeerId(3), 0, 3)]]
 
     await running(peer, THREE, work)
 

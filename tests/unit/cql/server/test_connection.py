@@ -110,7 +110,7 @@ async def test_a_second_startup_has_no_place(wired: Wired, /) -> None:
 # ---- login
 
 
-class SlowDoor:
+class SlowAuthentication:
     authenticator: str | None = PASSWORD_AUTHENTICATOR
 
     def __init__(self) -> None:
@@ -126,8 +126,8 @@ class SlowDoor:
 
 
 def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
-    door = SlowDoor()
-    parted = ConnectionRig(login=door)
+    login = SlowAuthentication()
+    parted = ConnectionRig(login=login)
 
     async def work(wired: Wired) -> None:
         (asked,) = wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
@@ -137,7 +137,7 @@ def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
         assert wired.ask(request(Opcode.AUTH_RESPONSE, notation.value(b"x")), query("waits", stream=2)) == []
         assert not wired.transport.reads()
         await settled()
-        door.future().set_result("scribe")
+        login.future().set_result("scribe")
         await settled()
         success, answer = wired.transport.taken()
         assert (success.opcode, success.body) == (Opcode.AUTH_SUCCESS, notation.value(None))
@@ -150,23 +150,23 @@ def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
 
 
 def test_who_cannot_prove_it_is_told_and_closed() -> None:
-    door = SlowDoor()
+    login = SlowAuthentication()
 
     async def work(wired: Wired) -> None:
         wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
         wired.ask(request(Opcode.AUTH_RESPONSE, notation.value(b"x")), query("never"))
         await settled()
-        door.future().set_exception(BadCredentials("no"))
+        login.future().set_exception(BadCredentials("no"))
         await settled()
         (answer,) = wired.transport.taken()
         assert error_of(answer) == (CqlCode.BAD_CREDENTIALS, "no")
         assert wired.transport.closed is not None
 
-    with_connection(work, ConnectionRig(login=door))
+    with_connection(work, ConnectionRig(login=login))
 
 
 def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
-    door = SlowDoor()
+    login = SlowAuthentication()
 
     async def work(wired: Wired) -> None:
         wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
@@ -176,7 +176,7 @@ def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
         await settled()
         assert not wired.connection.is_ready
 
-    with_connection(work, ConnectionRig(login=door))
+    with_connection(work, ConnectionRig(login=login))
 
 
 # ---- requests

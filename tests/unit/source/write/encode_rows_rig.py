@@ -18,10 +18,10 @@ TYPES = pa.schema(
     ]
 )  # fmt: skip
 
-Given = dict[str, Any]
+RowValues = dict[str, Any]
 
 
-def batch_of(rows: list[Given], names: list[str]) -> pa.RecordBatch:
+def batch_of(rows: list[RowValues], names: list[str]) -> pa.RecordBatch:
     fields = [TYPES.field(name) for name in names]
     return pa.RecordBatch.from_pylist(rows, pa.schema(fields))
 
@@ -34,8 +34,8 @@ def encoded(form: RowEncoding, batch: pa.RecordBatch) -> dict[bytes, Row | Parti
     return found
 
 
-def random_row(rng: Random) -> Given:
-    row: Given = {
+def random_row(rng: Random) -> RowValues:
+    row: RowValues = {
         "p": rng.choice("abc"),
         "c": rng.randrange(-2, 2),
         "d": rng.choice(["", "t"]),

@@ -4,7 +4,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from tests.unit.source.write.encode_rows_rig import TYPES, Given, batch_of, encoded, random_row
+from tests.unit.source.write.encode_rows_rig import TYPES, RowValues, batch_of, encoded, random_row
 from tests.unit.storage.random_rows import MIXED, stored_key, stored_prefix
 
 from ebla.model.errors import InvalidRequest
@@ -26,7 +26,7 @@ class Model:
         self.form = form
         self.held: dict[bytes, Row | PartitionHead] = {}
 
-    def write(self, row: Given, names: list[str]) -> None:
+    def write(self, row: RowValues, names: list[str]) -> None:
         stamp = self.form.stamp
         deletion = Deletion(stamp.timestamp_us, stamp.at_s)
         match row.get("op") or "upsert":
@@ -37,7 +37,7 @@ class Model:
             case _:
                 self._insert(row, [name for name in names if name not in ("op", "ttl")])
 
-    def _insert(self, row: Given, names: list[str]) -> None:
+    def _insert(self, row: RowValues, names: list[str]) -> None:
         stamp = self.form.stamp
         own = row.get("ttl") if self.form.ttl_column else None
         ttl_s = stamp.ttl_s if own is None else own
@@ -68,7 +68,7 @@ class Model:
             Row(marker=marker, deletion=None, cells=self._cells(regular, ttl_s, expires_s), collections=collections),
         )
 
-    def _cells(self, values: Given, ttl_s: int, expires_s: int) -> dict[int, Cell]:
+    def _cells(self, values: RowValues, ttl_s: int, expires_s: int) -> dict[int, Cell]:
         stamp = self.form.stamp
         cells = {}
         for name, value in values.items():
@@ -79,14 +79,14 @@ class Model:
                 cells[NUMBER[name]] = Cell(timestamp_us=stamp.timestamp_us, value=wire, ttl_s=ttl_s, at_s=expires_s)
         return cells
 
-    def _add_row(self, row: Given, change: Row) -> None:
+    def _add_row(self, row: RowValues, change: Row) -> None:
         wire = {"p": row["p"].encode(), "c": row["c"].to_bytes(4, signed=True), "d": row["d"].encode()}
         key = stored_key(MIXED, wire)
         known = self.held.get(key, Row())
         assert isinstance(known, Row)
         self.held[key] = merge_rows(known, change)
 
-    def _add_head(self, row: Given, change: PartitionHead) -> None:
+    def _add_head(self, row: RowValues, change: PartitionHead) -> None:
         key = head_key(stored_prefix([row["p"].encode()]))
         known = self.held.get(key, PartitionHead())
         assert isinstance(known, PartitionHead)
@@ -120,7 +120,11 @@ def test_rows_are_those_of_the_model(seed: int) -> None:
 
 
 def test_a_null_key_is_told_by_its_row() -> None:
-    rows: list[Given] = [{"p": "a", "c": 1, "d": "t"}, {"p": "b", "c": None, "d": "t"}, {"p": None, "c": 2, "d": "t"}]
+    rows: list[RowValues] = [
+        {"p": "a", "c": 1, "d": "t"},
+        {"p": "b", "c": None, "d": "t"},
+        {"p": None, "c": 2, "d": "t"},
+    ]
     with pytest.raises(InvalidRequest, match=r"key column 'c' of ks\.t is null in 2 rows .* is p=b, c=None, d=t"):
         encode_rows(
             RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1)), batch_of(rows, ["p", "c", "d"])
@@ -142,7 +146,7 @@ def test_a_partition_is_deleted_without_the_rest_of_the_key() -> None:
 
 
 def test_static_columns_alone_need_the_partition_key() -> None:
-    rows: list[Given] = [{"p": None, "s": "x"}]
+    rows: list[RowValues] = [{"p": None, "s": "x"}]
     with pytest.raises(InvalidRequest, match="key column 'p'"):
         encode_rows(RowEncoding(schema=MIXED, stamp=WriteStamp(timestamp_us=1, at_s=1)), batch_of(rows, ["p", "s"]))
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from tests.unit.source.write.encode_rows_rig import TYPES, Given, batch_of, encoded, random_row
+from tests.unit.source.write.encode_rows_rig import TYPES, RowValues, batch_of, encoded, random_row
 from tests.unit.source.write_fakes import FakeContact
 from tests.unit.storage.random_rows import MIXED, column, table
 
@@ -79,7 +79,7 @@ def test_names_are_quoted_and_values_are_bound() -> None:
 
 def test_batches_are_bounded_and_rows_of_a_partition_stand_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_writes, "BATCH_STATEMENTS", 7)
-    rows: list[Given] = [{"p": str(number % 5), "c": number, "d": "t"} for number in range(50)]
+    rows: list[RowValues] = [{"p": str(number % 5), "c": number, "d": "t"} for number in range(50)]
     contact = FakeContact()
     written = write_by_cql(
         contact, RowEncoding(schema=MIXED, stamp=STAMP), [batch_of(rows, ["p", "c", "d"])], ConsistencyLevel.ALL, 5.0
