@@ -4,7 +4,7 @@
 
 Both stores are called at their leader, over Unix sockets, by clients that send prepared requests and have one in flight
 each; a put writes 256 bytes to one key of 16. Ebla's members speak mutual TLS to each other, etcd's plain TCP, as
-either does by default. Ratios are medians over the rounds; CPU is of all members and per operation, and is the figure
+either does by default. Ratios are medians over the rounds; CPU is that of all members per operation, and is the figure
 to trust on a busy machine. Then, of Ebla alone: how long writes stop when the leader is killed, and how long a new node
 takes to load 100 MB, beside a lower bound, the median of three. One line per figure, the last line is JSON.
 """

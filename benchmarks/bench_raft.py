@@ -153,7 +153,7 @@ class InProcess:
         return True
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
-        raise AssertionError(f"nobody falls behind here: {message} {chunks}")
+        raise AssertionError(f"no peer falls behind here: {message} {chunks}")
 
 
 class UnsyncedFile(DiskFile):
@@ -300,7 +300,7 @@ class OverTcp:
         return self._peers.send(self._hosts[peer], RAFT, notice)
 
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
-        raise AssertionError(f"nobody falls behind here: {message} {chunks}")
+        raise AssertionError(f"no peer falls behind here: {message} {chunks}")
 
 
 async def serve(network: str, peer: PeerId, folder: str) -> None:

@@ -11,7 +11,7 @@ first and asynchronous ones in the second. Figures are medians over the rounds.
 CPU is user plus system time of a shard's process, over the operations it did. A shard that routes a write may also be
 a replica of it, so the two parts are separated by the choice of keys: all requests go to one shard, for rows whose
 three replicas are on other shards. The CPU of that process is routing only, and the CPU of the replicas,
-divided by the writes that each of them applied, is the replica's share. All other figures are of requests sent to a
+divided by the writes that each of them applied, is the replica's share. All other figures are for requests sent to a
 shard that has the row, as drivers do that know the shards; "in all" is the sum over all six of them. A batch is one
 request with 100 rows: of one partition, or each of a partition of its own.
 

@@ -254,7 +254,7 @@ def measure_serving(figures: Figures, bench: Bench, cluster: SourceCluster) -> N
 
 def measure_growth(figures: Figures, bench: Bench, cluster: SourceCluster) -> None:
     """Rows are made as they are written: no side of it reads files. The smallest number is tried before it counts. What
-    a row more costs from one number to the next is told beside: of short jobs that is a difference of small times."""
+    a row more costs from one number to the next is printed too; for short jobs it is a difference of small times."""
     counts = bench.plan.growth
     cluster.make_table("grown", 1)
     took: dict[str, list[float]] = {"write": [], "read": []}

@@ -22,7 +22,7 @@ START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The result of one interval of load. CPU is of all members together, per operation."""
+    """The result of one interval of load. CPU is that of all members together, per operation."""
 
     per_s: float
     p50_ms: float

@@ -40,7 +40,7 @@ def programs() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class PostgresLoad:
-    """CPU is of the server, per operation."""
+    """CPU is that of the server, per operation."""
 
     per_s: float
     cpu_us: float

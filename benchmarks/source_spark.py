@@ -95,7 +95,7 @@ class Timed:
 
 class _Ledger:
     """CPU of processes that come and go below another. One that was waited for is in its parent's books. One whose
-    parent ended before it, or does not wait for its children as Spark's daemons do not, is in nobody's, and stays here
+    parent ended before it, or does not wait for its children as Spark's daemons do not, is in no books, and stays here
     as it was last seen: what it did between the last look and its end is lost."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
     ebla up --no-follow                          # a cluster on this machine, if there is none
     python examples/csv_to_served_rows.py        # [ADDRESS[:PORT]], 127.0.0.1:9042 unless given
 
-Each step prints what it found. Run again, it begins anew.
+Each step prints what it found. Each run starts from the beginning.
 """
 
 # %% Where things are
@@ -19,7 +19,7 @@ from pyspark.sql import functions as fn
 contact = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9042"
 address, _, port = contact.partition(":")
 
-# %% A CSV file, as somebody sends it: a trip of a hired bicycle a line
+# %% A CSV file with one trip of a rented bicycle per line
 lines = ["bike,started,from,to,minutes"]
 for number in range(20_000):
     bike, place = number % 250, number * 7919 % 40

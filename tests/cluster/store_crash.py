@@ -56,7 +56,7 @@ OPENED = 1
 """The first reported step: the store is open."""
 BUILT = OPENED + 2
 """The step of a compaction that builds its output; `layer_crash.py` tries that one."""
-FOLDED = 3
+COMPACTED = 3
 
 
 def rows(numbers: range, text: str, at_us: int) -> list[Item]:
@@ -193,11 +193,11 @@ async def adopted(shard: Shard, answered: int) -> None:
     assert found in ([after] if answered else [BEFORE, after])
 
 
-async def folded(shard: Shard, answered: int) -> None:
+async def compacted(shard: Shard, answered: int) -> None:
     await all_there(shard, answered)
     stack = shard.stack()
     assert stack is not None
-    assert answered < FOLDED or len(stack.entry.bases) == 1
+    assert answered < COMPACTED or len(stack.entry.bases) == 1
     scratch = f"{shard.folder}/shard/folds"
     assert not shard.disk.exists(scratch) or not shard.disk.list_folder(scratch)
 
@@ -233,7 +233,7 @@ OPERATIONS = {
     "seal": Operation(seal, all_there),
     "adopt": Operation(adopt, adopted),
     "checkpoint": Operation(checkpoint, checkpointed),
-    "fold": Operation(compact, folded),
+    "compact": Operation(compact, compacted),
     "drop": Operation(drop, dropped),
     "alter": Operation(alter, altered),
     "close": Operation(close, all_there),
@@ -314,7 +314,7 @@ def workload_of(name: str, filled: str) -> Workload:
         prepare=prepare,
         name=name,
         kill_from_step=0 if name == "open" else OPENED,
-        sampled_step=BUILT if name == "fold" else None,
+        sampled_step=BUILT if name == "compact" else None,
     )
 
 

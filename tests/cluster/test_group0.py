@@ -132,7 +132,7 @@ def check_nothing_lost(record: Record, group: Group) -> None:
         false = {key: record.not_applied[key] for key in record.not_applied if key in found}
         assert not false, f"{node.name} holds what was not applied: {false}"
         strange = [key for key in found if key not in record.acknowledged and key not in record.unknown]
-        assert not strange, f"{node.name} holds what nobody wrote: {strange[:5]}"
+        assert not strange, f"{node.name} has values that were never written: {strange[:5]}"
 
 
 def test_acknowledged_writes_survive_kills_a_stopped_leader_and_the_death_of_all(
@@ -382,7 +382,7 @@ def leader_moves_and_a_lost_quorum_is_reported(group: Group, group0: Group0Comma
     assert group0("check-quorum")["json"]["quorum"] is True
     group.kill(heir, third)
     alone = f"node{leader + 1}"
-    eventually(lambda: group0("members", "--node", alone)["json"]["leader"] is None, "it knows that nobody leads")
+    eventually(lambda: group0("members", "--node", alone)["json"]["leader"] is None, "it knows that there is no leader")
     lost = group0("put", "user/late", "1", "--node", alone, "--timeout-ms", "400")
     assert (lost["code"], lost["json"]["outcome"], lost["json"]["error"]) == (1, "not_applied", "Unavailable")
     assert "no leader of group 0 is known" in lost["json"]["message"]

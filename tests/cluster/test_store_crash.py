@@ -63,7 +63,7 @@ def test_layers(folder: str) -> None:
         ("seal", 12, "fsync"),
         ("adopt", 25, "fsync"),
         ("checkpoint", 40, "fsync"),
-        ("fold", 80, "rmdir"),
+        ("compact", 80, "rmdir"),
         ("drop", 25, "rmdir"),
         ("alter", 6, "fsync"),
         ("close", 10, "fsync"),

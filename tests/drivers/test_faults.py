@@ -115,7 +115,7 @@ def test_a_node_is_killed_and_comes_back(hurt: DriverCluster, connect: Callable[
     there = connect([third], execution_profiles=only(third)).connect()
     assert there.execute("SELECT count(*) FROM f.t WHERE p = 0").one()[0] == 60
 
-    # The second page, from a node that was started anew since the first one.
+    # The second page, from a node that was restarted after the first one.
     hurt.kill(1)
     hurt.start(1)
     eventually(lambda: answers(paged, SimpleStatement("SELECT * FROM f.t WHERE p = 1")) == 40, "it is connected again")
@@ -123,7 +123,7 @@ def test_a_node_is_killed_and_comes_back(hurt: DriverCluster, connect: Callable[
     after = [tuple(row) for row in rest]
     assert not set(before) & set(after)
     assert {(p, c) for p in range(3) for c in range(40)} <= {*before, *after}
-    # It does not know the statement any more; the driver is told so and prepares it again.
+    # It no longer knows the statement; the driver gets that error and prepares it again.
     prepared = paged.prepare("SELECT v FROM f.t WHERE p = ? AND c = ?")
     hurt.kill(1)
     hurt.start(1)
@@ -151,16 +151,22 @@ def test_changes_of_the_schema_are_heard_of_everywhere(hurt: DriverCluster, conn
             together.set()
 
     cluster.control_connection._connection.register_watcher("SCHEMA_CHANGE", listen)
-    writer.execute(f"CREATE KEYSPACE told WITH {ONCE}")
-    writer.execute("CREATE TABLE told.t (k int PRIMARY KEY)")
+    writer.execute(f"CREATE KEYSPACE watched WITH {ONCE}")
+    writer.execute("CREATE TABLE watched.t (k int PRIMARY KEY)")
     known = cluster.metadata.keyspaces
-    eventually(lambda: "told" in known and "t" in known["told"].tables, "the table is in its metadata")
-    writer.execute("ALTER TABLE told.t ADD v int")
-    eventually(lambda: "v" in known["told"].tables["t"].columns, "the column too")
-    writer.execute("DROP TABLE told.t")
-    writer.execute("DROP KEYSPACE told")
+    eventually(lambda: "watched" in known and "t" in known["watched"].tables, "the table is in its metadata")
+    writer.execute("ALTER TABLE watched.t ADD v int")
+    eventually(lambda: "v" in known["watched"].tables["t"].columns, "the column too")
+    writer.execute("DROP TABLE watched.t")
+    writer.execute("DROP KEYSPACE watched")
     assert together.wait(20)
-    for change in (("CREATED", "told"), ("CREATED", "t"), ("UPDATED", "t"), ("DROPPED", "t"), ("DROPPED", "told")):
+    for change in (
+        ("CREATED", "watched"),
+        ("CREATED", "t"),
+        ("UPDATED", "t"),
+        ("DROPPED", "t"),
+        ("DROPPED", "watched"),
+    ):
         assert change in heard
 
 

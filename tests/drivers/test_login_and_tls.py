@@ -14,7 +14,7 @@ from tests.drivers.conftest import DriverCluster, run_there
 from ebla.cql.authentication import hash_password
 from ebla.runtime.system_rng import SystemRng
 
-PASSWORD = "a word nobody knows"
+PASSWORD = "an unknown password"
 ONE = "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}"
 
 

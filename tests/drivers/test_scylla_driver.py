@@ -44,9 +44,9 @@ def test_requests_arrive_at_the_owning_shard(session: Any) -> None:
     select = session.prepare("SELECT v FROM one_copy.t WHERE k = ?")
     first = hints(session, insert, lambda k: (k, "v"))
     assert 1 <= first <= TABLETS, (
-        "each tablet is told of once, and where a request met its shard by chance not even that"
+        "each tablet is reported once, and not at all if a request reached its shard by chance"
     )
-    # For a tablet that is not known it goes anywhere, and either meets its shard or is told: in the end all are known.
+    # A request for an unknown tablet goes to any shard, and gets a hint unless it is the right one.
     eventually(lambda: hints(session, insert, lambda k: (k, "v")) == 0, "every tablet is known")
     assert hints(session, insert, lambda k: (k, "w")) == 0
     assert hints(session, select, lambda k: (k,)) == 0

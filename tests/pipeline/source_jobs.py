@@ -176,7 +176,7 @@ def halting(folder: str, name: str, after: int) -> Callable[[Iterator[Any]], Ite
                 open(f"{folder}/{name}", "w").close()
                 deadline = time.monotonic() + patience_s
                 while not os.path.exists(f"{folder}/go"):
-                    assert time.monotonic() < deadline, "nobody lets it go on"
+                    assert time.monotonic() < deadline, "it was not released in time"
                     time.sleep(0.05)
         assert count >= after, f"{count} batches came"
 

@@ -117,7 +117,7 @@ def _landings(
             if storages:
                 seen = tuple((epoch, storage) for storage in storages)
                 options.setdefault(seen, tuple((number, storage) for storage in storages))
-    assert options, f"{writer} sends to host {host}, which nobody knows"
+    assert options, f"{writer} sends to host {host}, which is unknown"
     return list(options.values())
 
 

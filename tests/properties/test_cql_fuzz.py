@@ -113,4 +113,4 @@ def test_every_good_frame_is_answered_however_its_bytes_arrive(sent: list[bytes]
     assert not closed
     assert len(frames) == 1 + len(sent)
     refused = sum(frame.opcode == Opcode.ERROR for frame in frames)
-    assert refused == sent.count(WELL_FORMED[8]), "nobody asked for credentials"
+    assert refused == sent.count(WELL_FORMED[8]), "credentials were not requested"

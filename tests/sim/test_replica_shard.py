@@ -171,7 +171,7 @@ class ShardWorld:
 
     def _report(self, event: str, details: object) -> None:
         self.events.append(event)
-        self.world.log("told", f"{event} {details}")
+        self.world.log("report", f"{event} {details}")
 
     # -- what the test does -------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Plane:
         return self.sources[ticket]
 
     def open_staged(self, ticket: bytes, attempt: AttemptId) -> StagedRowsSource:
-        raise AssertionError("nobody asks for what was staged")
+        raise AssertionError("staged files are not read here")
 
     async def admit_sending(self, source: SourceStream, size_bytes: int) -> None:
         while self.is_held:

@@ -20,7 +20,7 @@ OUTSIDE_ALLOWED: Mapping[str, tuple[str, str]] = {
     "src/ebla/pipeline/java_process.py": ("secrets.token_hex", "the name of a file that Spark's driver makes, once"),
     "src/ebla/sim/sandbox.py": ("", "it holds these functions to take them away"),
     "src/ebla/sim/rng.py": ("random.Random", "the seeded source itself"),
-    "src/ebla/sim/scenario.py": ("time.process_time", "how long a run took on the CPU, told after it ended"),
+    "src/ebla/sim/scenario.py": ("time.process_time", "how long a run took on the CPU, printed after it ended"),
 }
 """File or folder to the one name allowed there (empty: all names) and the reason."""
 

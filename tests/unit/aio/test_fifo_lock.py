@@ -22,7 +22,7 @@ def test_it_goes_round_in_the_order_they_asked() -> None:
             assert had == []
             turn.release()
             await asyncio.sleep(0)
-            assert not turn.try_acquire(), "it was given to whoever waited"
+            assert not turn.try_acquire(), "it was given to the waiter"
         assert turn.try_acquire()
         return had
 

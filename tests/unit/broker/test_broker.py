@@ -69,12 +69,12 @@ async def test_what_cannot_be_read_is_told(rig: Rig, /) -> None:
 
 
 async def test_the_class_the_outcome_and_the_advice_come_along(rig: Rig, /) -> None:
-    rig.cluster.hooks["open_table_read"] = lambda _where, _request: raises(Unreachable("nobody is there"))
+    rig.cluster.hooks["open_table_read"] = lambda _where, _request: raises(Unreachable("connection refused"))
     payload = encode(CallRequest(1_000, encode(opening())))
     failure = failure_of(await rig.broker.call("open_read", payload))
     assert failure.error == "too_few_replicas"
     assert failure.outcome is Outcome.NOT_APPLIED
-    assert "nobody is there" in failure.message
+    assert "connection refused" in failure.message
     assert "lower consistency level" in failure.advice
 
 

@@ -88,7 +88,7 @@ async def test_only_what_has_a_part_of_the_range_is_opened(tmp_path: Path) -> No
 async def test_what_is_opened_after_its_thread_gave_up_is_let_go(tmp_path: Path) -> None:
     async with flight_rig(tmp_path, limits=FlightLimits(loop_wait_s=0.2), life_s=25) as rig:
         await build_part(rig, [(plain_items(2), WHOLE_RING, False)], PLAIN)
-        rig.stream_service.read_opened = lambda: time.sleep(0.5)  # the loop stands still
+        rig.stream_service.read_opened = lambda: time.sleep(0.5)  # blocks the loop
         with pytest.raises(DeadlineExceeded):
             await rig.answer(source(rig), StoredRowsQuery(range=WHOLE_RING))
         await rig.wait_for(lambda: rig.stream_service.sources == 0)

@@ -155,7 +155,7 @@ async def test_a_place_is_taken_over_from_a_stream_that_is_just_writing(rig: Sta
         await asyncio.sleep(BEGUN_S)
         again = await rig.puts.open(staged, put)
     assert writing.done()
-    assert again.received_bytes == 1000, "it was written before the next stream was told where to go on"
+    assert again.received_bytes == 1000, "it was written before the next stream got its offset"
     await rig.puts.append(again, data[1000:])
     assert rig.puts.finish(again).checksum == zlib.crc32(data)
     rig.puts.close(again)

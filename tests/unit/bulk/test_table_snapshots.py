@@ -1,4 +1,4 @@
-"""Reads of tables at the doors of a bulk process: one point for each, kept while it is used, taken again when asked."""
+"""Table reads at a bulk process: one checkpoint for each, kept while it is used, taken again on request."""
 
 import asyncio
 import uuid
@@ -241,7 +241,7 @@ async def test_a_tablet_that_came_is_there_for_who_opens_the_read_again(rig: Tra
         after = await reads.enter(answer.source.ticket, 1)
         assert after.checkpoint != before.checkpoint
         await reads.swept()
-        assert is_there(before), "somebody reads it still"
+        assert is_there(before), "it is still being read"
         await rig.stream_service.admit_sending(before, 1)
         rig.stream_service.close_source(before)
         await rig.until(lambda: not is_there(before))
@@ -272,7 +272,7 @@ async def test_a_replica_that_left_and_came_back_is_another_one(rig: TransferRig
         reads.move(AWAY, OWN)
         reads.move(OWN, OWN)
         await opened(caller, version=NEXT + 4)
-        assert reads.taken == taken + 1, "what is kept is of replicas that left"
+        assert reads.taken == taken + 1, "the kept checkpoint belongs to replicas that left"
 
 
 async def test_a_shard_may_be_ahead_or_lose_a_replica_meanwhile(rig: TransferRig, /, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ class LoopClock:
         return round(asyncio.get_running_loop().time() * 1000)
 
     def wall_us(self) -> int:
-        raise AssertionError("limits go by the time since the start alone")
+        raise AssertionError("limits depend only on the time since the start")
 
 
 def test_a_bucket_gives_what_it_has_and_then_by_the_second() -> None:

@@ -1,4 +1,4 @@
-"""Transfers at the doors of a bulk process: checkpoints, staging, the seal, and what is left of sessions."""
+"""Transfers at a bulk process: checkpoints, staging, the seal, and what is left of sessions."""
 
 import asyncio
 import uuid

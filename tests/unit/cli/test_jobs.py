@@ -190,14 +190,14 @@ def test_a_job_that_cannot_be_followed_is_not_said_to_be_undone(
     shell: JobsShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*_: object) -> JobRecord:
-        raise Unreachable("nobody answers")
+        raise Unreachable("no answer")
 
     monkeypatch.setattr(job_following, "FOLLOW_PAUSE_S", 0.0)
     monkeypatch.setattr(job_following, "follow", unreachable)
     output = shell.failed(*COPY)
     (job,) = shell.json("pipeline", "jobs")
     assert "not applied" not in output
-    assert f"job {job['id']} was submitted, but its end was not observed: nobody answers; check with: " in output
+    assert f"job {job['id']} was submitted, but its end was not observed: no answer; check with: " in output
 
 
 def test_a_tablet_that_is_named_twice_is_copied_once(shell: JobsShell) -> None:

@@ -31,7 +31,7 @@ class LoopClock:
         return int(asyncio.get_running_loop().time() * 1000) + 1_000
 
     def wall_us(self) -> int:
-        raise AssertionError("nobody asks")
+        raise AssertionError("not called here")
 
 
 @dataclass(kw_only=True)
@@ -236,7 +236,7 @@ async def test_a_new_control_is_told_again_and_its_lag_is_waited_for() -> None:
         await asyncio.sleep(1)
         assert rig.follower.silent_ms(LoopClock().boot_ms()) in range(1_100)
         assert rig.view.current.version == 3
-        assert rig.life.feed.waits_for(V(3)) == (), "it has been told, without a change"
+        assert rig.life.feed.waits_for(V(3)) == (), "its version was reported without a change"
         behind.version(3)
         await asyncio.sleep(2)
         assert rig.child.prepared[-1] == 3

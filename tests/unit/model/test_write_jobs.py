@@ -48,7 +48,7 @@ def test_a_second_run_has_the_timestamp_of_the_first_and_has_it_closed() -> None
     assert (again.timestamp_us, again.session.int, [one.int for one in again.closing]) == (100, 2, [1])
     assert again.has_adopted, "what the first run has shown is shown"
     third = record_opened(again, run(3), 300)
-    assert [one.int for one in third.closing] == [1, 2], "nobody knows that the second has closed the first"
+    assert [one.int for one in third.closing] == [1, 2], "it is unknown whether the second has closed the first"
     with pytest.raises(Stale, match="another run"):
         record_opened(third, run(1), 400)
     with pytest.raises(Stale, match="taken over"):

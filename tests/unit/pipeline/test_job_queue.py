@@ -299,7 +299,7 @@ async def test_progress_does_not_undo_a_cancel_that_came_before_it(rig: Rig, /) 
             rig.group0.put_job(msgspec.structs.replace(record, cancel_requested=True))
         return await ask(verb, request, deadline_ms)
 
-    rig.group0.ask = race  # type: ignore[method-assign]  # somebody is quicker
+    rig.group0.ask = race  # type: ignore[method-assign]  # another writer is quicker
     async with rig.running():
         assert (await rig.ended(job)).state is JobState.CANCELLED
 
@@ -369,7 +369,7 @@ async def test_a_run_that_was_taken_over_while_its_session_was_opened_is_told_so
             raise
         return RESULT
 
-    rig.runner.run = taken_over  # type: ignore[method-assign, assignment]  # somebody is quicker
+    rig.runner.run = taken_over  # type: ignore[method-assign, assignment]  # another writer is quicker
     async with rig.running():
         await rig.until(lambda: bool(refused))
 

@@ -1,4 +1,4 @@
-"""Folds of a shard's stacks."""
+"""Compactions of a shard's stacks."""
 
 import pytest
 from tests.async_tests import runs_in

@@ -141,7 +141,7 @@ async def test_a_newer_version_is_waited_for_and_held_meanwhile(
 async def test_a_fence_that_rises_before_the_effect_keeps_it_out(
     shard: ShardRig, _rig: Rig, staging: Staging, /, stage: Callable[[Staging], Awaitable[None]]
 ) -> None:
-    """INV-ROWS-1, and a barrier is told that the version is still in use."""
+    """INV-ROWS-1, and a barrier sees that the version is still in use."""
     await stage(staging)
     held = HeldStore(shard)
     async with asyncio.TaskGroup() as tasks:
@@ -272,4 +272,6 @@ async def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open(
         running.cancel()
     assert len(stack.entry.bases) < 4
     assert (await shard.reader.read(read_of(), AT_ONCE_MS)).items == ITEMS
-    assert (await shard.adoptions.adopt(job(4), AT_ONCE_MS)).layers == 0, "also what was folded away is not taken again"
+    assert (await shard.adoptions.adopt(job(4), AT_ONCE_MS)).layers == 0, (
+        "a layer that was compacted away is not adopted again"
+    )

@@ -1,4 +1,4 @@
-"""Stacks come before a view is installed and go after nobody needs them."""
+"""Stacks are opened before a view is installed and removed when they are no longer needed."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Batches of writes: each stands for itself, and each is fenced three times."""
+"""Batches of writes: each succeeds or fails by itself, and is fenced three times."""
 
 import asyncio
 import dataclasses

@@ -154,7 +154,7 @@ class MemoryClients:
             raise self.write_errors[target]
         self.writes.append((target, request))
         for write in request.writes:
-            assert len({split_key(key)[0] for key, _ in write.items}) == 1, "a write is of one partition"
+            assert len({split_key(key)[0] for key, _ in write.items}) == 1, "a write has one partition"
             self._check(write.version)
             self.of(target).write(write.items)
         return WriteRowsAnswer()

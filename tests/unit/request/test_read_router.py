@@ -150,7 +150,7 @@ async def test_what_a_quorum_has_shown_every_later_quorum_shows(rig: ReadRig, /)
     assert [value_of(item) for item in (await rig.read(point())).items] == ["new"]
     rig.view.down = frozenset({host(1)})
     assert [value_of(item) for item in (await rig.read(point())).items] == ["new"]
-    assert rig.counted("router_read_repairs_total") == 2, "the one that was down is mended too"
+    assert rig.counted("router_read_repairs_total") == 2, "the one that was down is repaired too"
 
 
 async def test_a_page_is_answered_once_the_repairs_are_done(rig: ReadRig, /) -> None:
@@ -234,7 +234,7 @@ async def test_too_few_that_answer_in_time(rig: ReadRig, /) -> None:
 
 
 async def test_too_few_that_can_answer(rig: ReadRig, /) -> None:
-    rig.clients.errors = {B: Corruption("damaged"), C: Unreachable("nobody there")}
+    rig.clients.errors = {B: Corruption("damaged"), C: Unreachable("connection refused")}
     with pytest.raises(ReadFailed, match="damaged") as raised:
         await rig.read(point())
     assert (raised.value.required, raised.value.received, raised.value.failed) == (2, 1, 2)

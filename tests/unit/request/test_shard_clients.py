@@ -1,4 +1,4 @@
-"""Doors: which way leads to which replica, and who is known to refuse."""
+"""Shard clients: how each replica is reached, and which are known to refuse."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -300,7 +300,7 @@ async def test_a_client_that_gives_up_in_the_turn_of_its_answer_harms_nobody() -
         all_stale_below(rig, 6)
         answer = rig.begin(level=ConsistencyLevel.ALL)
         await settled()
-        rig.view.on_release = answer.cancel  # type: ignore[assignment]  # what it returns is of no interest
+        rig.view.on_release = answer.cancel  # type: ignore[assignment]  # its result is not used
         rig.install(AT_REST, 6)
         with pytest.raises(asyncio.CancelledError):
             await answer
@@ -367,7 +367,7 @@ async def test_a_replica_that_is_not_needed_is_waited_for_no_longer_than_the_bou
         await asyncio.sleep(0.5)
         began = asyncio.get_running_loop().time()
         await asyncio.gather(*(rig.begin() for _ in range(8)))
-        assert asyncio.get_running_loop().time() - began < 0.05, "nobody waits for one that answers nothing"
+        assert asyncio.get_running_loop().time() - began < 0.05, "no write waits for a replica that does not answer"
         assert rig.counted("router_replica_writes_skipped_total") == 9
         let_go.set()
     rig.assert_all_released()

@@ -180,7 +180,7 @@ def family(path: Path) -> ChildCommand:
     return ChildCommand("pipeline", (sys.executable, "-c", textwrap.dedent(FAMILY), str(path)), optional=True)
 
 
-@pytest.mark.parametrize("end", ["unwanted", "killed by somebody", "supervisor cancelled"])
+@pytest.mark.parametrize("end", ["unwanted", "killed from outside", "supervisor cancelled"])
 def test_a_child_takes_everything_along_that_it_started(tmp_path: Path, end: str) -> None:
     async def run() -> list[int]:
         supervisor = Supervisor(

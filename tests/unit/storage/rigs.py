@@ -21,7 +21,7 @@ ENGINES: dict[str, Callable[[FileDisk], LayerEngine]] = {
 
 
 class Rig:
-    """One engine, the folder its layers stand in, and a loop to run on."""
+    """One engine, the folder of its layers, and a loop to run on."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind

@@ -1,6 +1,6 @@
 """What the library does wrong or surprisingly, each beside what our module makes of it.
 
-The first half of a test shows the library alone: should a release mend it, the test fails and the workaround can go.
+The first half of a test shows the library alone: if a release fixes it, the test fails and the workaround can go.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from ebla.topology.states import NodeRequestKind, NodeState, TransitionState
 
 
 def ask(world: World, kind: NodeRequestKind, number: int) -> None:
-    """A request of this kind, for the node or (join, replace) by a new one; whoever must be dead for it dies."""
+    """A request of this kind, for the node or (join, replace) by a new one; marks the node dead if it must be."""
     if kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
         world.dead.add(host(number))
     match kind:

@@ -266,7 +266,7 @@ class World:
 
 
 class Coordinator:
-    """Takes the next step of a world and commits its outcome, as if every action had succeeded or, told so, failed."""
+    """Takes the next step of a world and commits its outcome, as if every action had succeeded or optionally failed."""
 
     def __init__(self, world: World, moves_at_once: int = 2) -> None:
         self._world = world
@@ -333,7 +333,7 @@ class Coordinator:
         node = world.snapshot.node(step.host)
         here, now, fence = row.here.transition, world.now_ms, world.snapshot.version
         if fails and row.on_failure is not None:
-            world.do(RollBackNode(host=step.host, leaving=here, reason="told to fail", now_ms=now))
+            world.do(RollBackNode(host=step.host, leaving=here, reason="failed by the test", now_ms=now))
         elif row.action is NodeAction.ADMIT:
             generation = None if node.state is NodeState.REPLACING else world.write_generation()
             world.do(ChooseTokens(node.host, choose_tokens(world.snapshot, node), generation))
@@ -360,7 +360,7 @@ class Coordinator:
         elif fails and step.draining:
             node = world.snapshot.node_in_transition()
             assert node is not None
-            world.do(FailDraining(node.host, "told to fail"))
+            world.do(FailDraining(node.host, "failed by the test"))
             return
         if not step.ask_balancer:
             return
@@ -453,7 +453,7 @@ class Coordinator:
         now, fence = world.now_ms, world.snapshot.version
         if step.row.action is NodeAction.COMMIT_GENERATION:
             if fails:
-                world.do(FinishGlobalRequest(request.id, "told to fail", now))
+                world.do(FinishGlobalRequest(request.id, "failed by the test", now))
             else:
                 world.do(CommitCdcGeneration(timestamp_ms=now, session=world.new_session(), now_ms=now, fence=fence))
         elif request.outcome is RequestOutcome.RUNNING:

@@ -129,7 +129,7 @@ class MemoryTransport:
         self.attempts += 1
         await asyncio.sleep(0)
         if address not in self.listeners:
-            raise Unreachable(f"{address}: nobody listens")
+            raise Unreachable(f"{address}: no listener")
         near = MemoryLink(address, self.certificate_of_server)
         far = MemoryLink(Address("client", 1), self.certificate_of_client)
         near.other, far.other = far, near

@@ -1,4 +1,4 @@
-"""The codec: what goes out comes back, newer and older peers understand each other, garbage is told."""
+"""The codec: what goes out comes back, newer and older peers understand each other, garbage is reported."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""Putting pages together: in order, anew where the node begins anew, and not for ever."""
+"""Joining pages: in order, from the start if the node starts again, and not for ever."""
 
 import uuid
 
@@ -65,7 +65,7 @@ def test_a_reset_comes_whole_and_is_followed_from_its_revision() -> None:
     assert pages.request(9).after is None
     assert pages.take(reset(5, "ab", more=True)) is None
     assert (pages.request(9).after, pages.request(9).start) == (at(5), 2)
-    assert pages.take(reset(7, "xy", more=True)) is None, "begun anew"
+    assert pages.take(reset(7, "xy", more=True)) is None, "started again"
     assert pages.request(9).start == 2
     assert keys(pages.take(reset(7, "z", more=False))) == "xyz"
     assert (pages.request(9).after, pages.request(9).start) == (at(7), 0)

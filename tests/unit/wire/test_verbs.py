@@ -1,4 +1,4 @@
-"""Numbers are given once. Whoever adds a verb adds its line to the golden file; a changed line is a broken wire."""
+"""Numbers are assigned once. A new verb needs a new line in the golden file; a changed line breaks compatibility."""
 
 import inspect
 from pathlib import Path

@@ -22,7 +22,7 @@ def test_every_node_with_what_it_holds(shell: Shell) -> None:
     assert {one["state"] for one in nodes} == {"normal"}
     output = shell.lines("ring")
     assert len(output) == 1 + len(nodes)
-    assert all(one["host"] in line for one, line in zip(nodes, output[1:])), "nothing is cut where nobody looks"
+    assert all(one["host"] in line for one, line in zip(nodes, output[1:])), "nothing is cut where there is no terminal"
 
 
 def test_ranges_of_a_table_cover_the_ring_as_often_as_it_has_copies(shell: Shell) -> None:

@@ -316,7 +316,7 @@ class SystemExecution(ScriptedExecutor):
         if table.startswith("system"):
             return CqlResponse(Rows((ColumnSpec(keyspace="system", table="t", name="c", type=SCALARS["text"]),), []))
         if text == "fail":
-            raise InvalidRequest("as you wish")
+            raise InvalidRequest("not allowed here")
         return CqlResponse(
             Rows((ColumnSpec(keyspace="k", table="t", name="text", type=SCALARS["text"]),), [[text.encode()]]),
             ("beware",),
@@ -391,7 +391,7 @@ def test_a_driver_connects_and_asks(compression: object) -> None:
                 assert answer.response_future.warnings == ["beware"]
             prepared = session.prepare("prepared")
             assert [session.execute(prepared).one().text for _ in range(3)] == ["prepared"] * 3
-            with pytest.raises(DriverInvalidRequest, match="as you wish"):
+            with pytest.raises(DriverInvalidRequest, match="not allowed here"):
                 session.execute("fail")
             futures = [session.execute_async(f"number {number}") for number in range(200)]
             assert [future.result().one().text for future in futures] == [f"number {n}" for n in range(200)]
@@ -441,7 +441,7 @@ async def test_a_frame_that_is_cut_off_ends_with_its_connection(server: CqlServe
 
 
 def test_an_answer_larger_than_everything_is_sent_whole() -> None:
-    huge = CqlResponse(Rows(BIG.result.columns, [[b"y" * 5_000_000]]))  # type: ignore[union-attr]  # it is of rows
+    huge = CqlResponse(Rows(BIG.result.columns, [[b"y" * 5_000_000]]))  # type: ignore[union-attr]  # a rows result
 
     async def work(_: CqlServer, address: Address) -> None:
         async with client_of(address) as client:

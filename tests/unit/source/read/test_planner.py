@@ -71,7 +71,7 @@ def test_pieces_of_other_sources_stay_apart() -> None:
     shares = plan_splits(plan_of(*pieces), ReadSpec(columns=COLUMNS))
     assert [len(share.sources) for share in shares] == [1, 1, 1]
     assert {share.sources[0].ticket for share in shares} == {b"ticket0", b"ticket1", b"ticket2"}
-    assert all(piece.sources == (0,) for share in shares for piece in share.ranges), "numbered anew in each share"
+    assert all(piece.sources == (0,) for share in shares for piece in share.ranges), "numbered from 0 in each share"
     assert covered(shares) == [WHOLE_RING]
 
 

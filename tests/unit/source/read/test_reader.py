@@ -197,7 +197,7 @@ def test_filters_that_are_taken_are_what_is_asked_for(monkeypatch: pytest.Monkey
         nothing = data_source.make_reader(given, struct(k=IntegerType()))
         assert list(nothing.pushFilters([EqualTo(("k",), 1), EqualTo(("k",), 2)])) == []
         assert nothing.partitions() == []
-        assert len(server.requests) == asked + 2, "a greeting and a description: nobody is asked for no rows"
+        assert len(server.requests) == asked + 2, "a greeting and a description: no request for zero rows"
     share = decode_split(partition.value)
     assert [condition.column for condition in share.conditions] == ["c"]
     assert len(share.partitions) == 1

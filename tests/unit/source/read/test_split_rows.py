@@ -39,7 +39,7 @@ SHARE = InputSplit(
 
 @dataclass(kw_only=True)
 class Files:
-    """Stand for layers on this machine, and count who has them open."""
+    """Stub of layers on this machine; counts how many are open."""
 
     open: int = 0
     most: int = 0

@@ -363,7 +363,7 @@ def test_who_is_in_can_no_longer_be_rejected() -> None:
 
 @pytest.mark.parametrize("kind", list(NodeRequestKind))
 def test_a_left_node_takes_part_in_nothing(kind: NodeRequestKind) -> None:
-    """INV-NODE-1, at the door of every request."""
+    """INV-NODE-1, when a request is accepted."""
     world, coordinator = cluster(3)
     world.ask(NodeRequestKind.LEAVE, 3)
     coordinator.settle()

@@ -238,7 +238,7 @@ def test_every_edge_of_the_stage_table_is_committed_by_apply(kind: TransitionKin
         to_stage(world, table, edge.source)
         lost = given_up_for(kind, edge.cause)
         if lost is not None:
-            assert "is repeated" in world.refused(step(world, table, failed=True)), "nobody was given up yet"
+            assert "is repeated" in world.refused(step(world, table, failed=True)), "no replica was given up yet"
             world.do(SetIgnoredNodes((host(lost),)))
         world.do(step(world, table, failed=lost is not None))
         assert stage(world, table) is edge.target

@@ -101,7 +101,7 @@ def test_inside_a_node_answers_follow_the_stage(stage: TabletStage) -> None:
 
 @every_stage
 def test_who_has_a_replica_does_not_follow_the_stage(stage: TabletStage) -> None:
-    """In the first stage the pending shard is a replica nobody is routed to; in the last the leaving one still is."""
+    """In the first stage the pending shard is a replica without requests; in the last the leaving one still is one."""
     tablets = one_tablet(*OLD, transition=intranode(stage))
     assert has_replica(tablets, 0, A)
     assert has_replica(tablets, 0, ELSEWHERE_ON_A)
