@@ -88,8 +88,8 @@ def run_eagerly(work: Coroutine[Any, Any, T]) -> T | Suspended[T]:
 
 @types.coroutine
 def needs_task() -> Generator[None, None, None]:
-    """Ends the eager step. Inside a task it does nothing."""
-    if _step.is_eager:
+    """Ends the eager step, and every eager step around it. Inside a task it does nothing."""
+    while _step.is_eager:
         yield
 
 

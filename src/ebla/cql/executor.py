@@ -292,7 +292,7 @@ class CqlExecutor:
         point = plan.point(request)
         wait_ms = timeout_ms(plan.plan.timeout, request, self._limits.read_ms)
         rows = plan.rows(point, await self._deps.router.read(point.query, parameters.level, wait_ms))
-        if not client.tablet_routing:
+        if not client.tablet_routing or not plan.plan.key_positions:
             return CqlResponse(rows)
         token = decode_token(point.query.spans[0][0])
         return CqlResponse(rows, payload=tablet_payload(self._deps.view.current, plan.table, token, self._deps.own))

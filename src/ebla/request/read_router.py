@@ -182,7 +182,7 @@ class ReadRouter:
         )
         try:
             answer = run_eagerly(self._deps.clients.read(own, request, timeout_ms))
-        except Stale:
+        except (Stale, Overloaded):
             return None
         if isinstance(answer, Suspended):
             answer.close()

@@ -320,9 +320,9 @@ class RpcClientConnection:
     async def _wait_for_room(self, verb: Verb[Q, A], expires_at: float) -> int:
         """Waits its turn and returns what is left of the deadline, in milliseconds."""
         limits = self._limits
+        await needs_task()
         if len(self._waiting) >= limits.waiting_requests_max:
             raise Overloaded(f"{verb.name} to {self._peer_name()}: {len(self._waiting)} requests already wait")
-        await needs_task()
         try:
             async with asyncio.timeout_at(min(expires_at, self._loop.time() + limits.admission_wait_ms / 1000)):
                 await self._wait_turn()

@@ -92,6 +92,22 @@ async def test_needs_task_ends_the_eager_step() -> None:
     assert task.result() == 9
 
 
+async def test_needs_task_ends_every_eager_step_around_it() -> None:
+    steps: list[str] = []
+
+    async def inner() -> int:
+        await needs_task()
+        steps.append("in a task")
+        return 3
+
+    async def outer() -> int:
+        return await _suspended(inner())
+
+    rest = _suspended(outer())
+    assert steps == [], "an outer caller may close what it started: nothing may have begun outside a task"
+    assert await rest == 3
+
+
 async def test_needs_task_inside_a_task_waits_for_nothing() -> None:
     steps: list[int] = []
 

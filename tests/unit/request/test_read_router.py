@@ -34,6 +34,7 @@ from ebla.model.errors import (
     DeadlineExceeded,
     InvalidRequest,
     NotFound,
+    Overloaded,
     ReadFailed,
     ReadTimeout,
     TooFewReplicas,
@@ -130,6 +131,14 @@ async def test_where_the_own_shard_must_wait_it_is_asked_and_waited_for(rig: Rea
     fill(rig, put("p", "1"))
     assert len((await rig.read(point(), ONE)).items) == 1
     assert asked(rig) == [(A, False)]
+
+
+async def test_an_overloaded_own_shard_is_replaced_by_another_replica(rig: ReadRig, /) -> None:
+    rig.clients.errors[A] = Overloaded("too many reads wait")
+    fill(rig, put("p", "1"), replicas=(B, C))
+    assert len((await rig.read(point(), ONE)).items) == 1
+    assert asked(rig)[0] == (A, False)
+    assert asked(rig)[-1] in ((B, False), (C, False))
 
 
 # Digests and repairs
