@@ -103,11 +103,11 @@ async def test_a_compaction_by_the_bulk_process_is_swapped_in(tmp_path: Path) ->
         asyncio.TaskGroup() as tasks,
     ):
         environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport)
-        nobody = Address(str(tmp_path / "control.sock"))
+        unused = Address(str(tmp_path / "control.sock"))
         config = BulkConfig(
             introduction=ours,
             address=address,
-            control_address=nobody,
+            control_address=unused,
             heartbeat_ms=1_000,
             compactions=CompactionServiceLimits(),
             wire=WireLimits(),

@@ -136,5 +136,5 @@ async def test_a_stream_of_rows_that_broke_goes_on_at_a_record_or_begins_anew(di
     for piece in PIECES[1:]:
         await rig.puts.append(place, piece)
     assert rig.puts.finish(place).checksum == zlib.crc32(RECORDS)
-    anew = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0))
-    assert (anew.received_bytes, anew.checksum) == (0, 0)
+    reopened = await rig.puts.open(staged, FlightPut(ticket=b"", attempt=FIRST, name="rows", size_bytes=0))
+    assert (reopened.received_bytes, reopened.checksum) == (0, 0)

@@ -23,7 +23,7 @@ from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
 
 L = ConsistencyLevel
-NOBODY: frozenset[HostId] = frozenset()
+NO_HOSTS: frozenset[HostId] = frozenset()
 NOWHERE: frozenset[Replica] = frozenset()
 
 
@@ -83,20 +83,20 @@ def test_each_quorum_counts_every_datacenter() -> None:
 
 def test_a_plan_is_worked_out_once_and_its_book_is_good_for_one_view_and_who_is_up() -> None:
     seen = view(AT_REST)
-    book = WritePlanCache(seen, "dc1", NOBODY, NOWHERE)
+    book = WritePlanCache(seen, "dc1", NO_HOSTS, NOWHERE)
     assert book.plan(TABLE, 5, L.ONE) is book.plan(TABLE, 6, L.ONE)
-    assert book.is_for(seen, NOBODY, NOWHERE)
-    assert not book.is_for(view(MOVED), NOBODY, NOWHERE)
+    assert book.is_for(seen, NO_HOSTS, NOWHERE)
+    assert not book.is_for(view(MOVED), NO_HOSTS, NOWHERE)
     assert not book.is_for(seen, frozenset({A.host}), NOWHERE)
-    assert not book.is_for(seen, NOBODY, frozenset({A}))
+    assert not book.is_for(seen, NO_HOSTS, frozenset({A}))
 
 
 def test_tables_that_are_not_there_yet_or_any_more() -> None:
     with pytest.raises(NotFound):
-        WritePlanCache(view(AT_REST), "dc1", NOBODY, NOWHERE).plan(TableId(uuid.UUID(int=1)), 5, L.ONE)
+        WritePlanCache(view(AT_REST), "dc1", NO_HOSTS, NOWHERE).plan(TableId(uuid.UUID(int=1)), 5, L.ONE)
     half_made = Snapshot(nodes=AT_REST.nodes, keyspaces=AT_REST.keyspaces, tables=AT_REST.tables, tablets=FrozenMap())
     with pytest.raises(Unavailable, match=r"ks\.t is still being created"):
-        WritePlanCache(view(half_made), "dc1", NOBODY, NOWHERE).plan(TABLE, 5, L.ONE)
+        WritePlanCache(view(half_made), "dc1", NO_HOSTS, NOWHERE).plan(TABLE, 5, L.ONE)
 
 
 def test_a_target_without_room_is_waited_for_unless_it_is_abandoned_and_not_needed() -> None:

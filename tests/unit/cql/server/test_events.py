@@ -25,7 +25,7 @@ COLUMNS = (
     Column(name="b", type=SCALARS["text"], kind=ColumnKind.REGULAR),
 )
 FACTORS = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1),))
-NOBODY: frozenset[HostId] = frozenset()
+NO_HOSTS: frozenset[HostId] = frozenset()
 
 
 @pytest.fixture(scope="module")
@@ -89,25 +89,25 @@ def test_nodes_come_and_go(bare: Snapshot) -> None:
     node = next(bare.members())
     coming = in_state(bare, node, NodeState.BOOTSTRAPPING)
     new = [(NodeChange.NEW_NODE, node), (NodeChange.UP, node)]
-    assert list(node_changes(coming, NOBODY, bare, NOBODY)) == new
-    assert list(node_changes(coming, NOBODY, bare, {node.host})) == new[:1]
+    assert list(node_changes(coming, NO_HOSTS, bare, NO_HOSTS)) == new
+    assert list(node_changes(coming, NO_HOSTS, bare, {node.host})) == new[:1]
     left = in_state(bare, node, NodeState.LEFT)
-    assert list(node_changes(bare, NOBODY, left, NOBODY)) == [(NodeChange.REMOVED_NODE, node)]
-    assert list(node_changes(left, NOBODY, left, {node.host})) == []
+    assert list(node_changes(bare, NO_HOSTS, left, NO_HOSTS)) == [(NodeChange.REMOVED_NODE, node)]
+    assert list(node_changes(left, NO_HOSTS, left, {node.host})) == []
 
 
 @pytest.mark.parametrize("state", [NodeState.DECOMMISSIONING, NodeState.REMOVING, NodeState.REBUILDING])
 def test_a_node_on_its_way_is_still_there(bare: Snapshot, state: NodeState) -> None:
     node = next(bare.members())
-    assert list(node_changes(bare, NOBODY, in_state(bare, node, state), NOBODY)) == []
+    assert list(node_changes(bare, NO_HOSTS, in_state(bare, node, state), NO_HOSTS)) == []
 
 
 def test_nodes_fall_silent_and_are_back(bare: Snapshot) -> None:
     node = next(bare.members())
-    assert list(node_changes(bare, NOBODY, bare, {node.host})) == [(NodeChange.DOWN, node)]
-    assert list(node_changes(bare, {node.host}, bare, NOBODY)) == [(NodeChange.UP, node)]
+    assert list(node_changes(bare, NO_HOSTS, bare, {node.host})) == [(NodeChange.DOWN, node)]
+    assert list(node_changes(bare, {node.host}, bare, NO_HOSTS)) == [(NodeChange.UP, node)]
     stranger = HostId(uuid.UUID(int=99))
-    assert list(node_changes(bare, NOBODY, bare, {stranger})) == []
+    assert list(node_changes(bare, NO_HOSTS, bare, {stranger})) == []
 
 
 class Listener:
@@ -124,7 +124,7 @@ def test_each_hears_what_it_asked_for_and_nothing_twice(bare: Snapshot) -> None:
     publisher.subscribe(schema, [EventKind.SCHEMA_CHANGE])
     publisher.subscribe(status, [EventKind.STATUS_CHANGE, EventKind.TOPOLOGY_CHANGE])
     first = seen(bare)
-    publisher.publish_changes(first, NOBODY)
+    publisher.publish_changes(first, NO_HOSTS)
     assert schema.heard == status.heard == []
     second = seen(with_keyspace(bare, "ks"), first)
     host = next(bare.members())
@@ -135,6 +135,6 @@ def test_each_hears_what_it_asked_for_and_nothing_twice(bare: Snapshot) -> None:
     (down,) = status.heard
     assert down.event_args == {"change_type": "DOWN", "address": (host.address, 9042)}
     publisher.forget(schema)
-    publisher.publish_changes(seen(bare, second), NOBODY)
+    publisher.publish_changes(seen(bare, second), NO_HOSTS)
     assert len(schema.heard) == 1
     assert [heard.event_args["change_type"] for heard in status.heard] == ["DOWN", "UP"]

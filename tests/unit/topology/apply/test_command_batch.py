@@ -23,7 +23,7 @@ def test_all_commands_become_true_in_one_commit() -> None:
     assert "ks" not in world.snapshot.keyspaces
     assert world.snapshot.version == before.version + 3
     written = [change.key for change in applied.transaction.changes]
-    assert written == sorted(set(written)), "a key stands once"
+    assert written == sorted(set(written)), "each key occurs once"
     assert [type(change) for change in applied.transaction.changes if change.key == keys.STATE] == [PutKey]
     assert all(isinstance(change, DeleteKey) for change in applied.transaction.changes if change.key != keys.STATE)
 

@@ -125,7 +125,7 @@ def test_a_bulk_job_that_was_closed_is_not_opened_again_even_when_it_is_forgotte
     assert len(world.snapshot.state.bulk_closed) == BULK_CLOSED_KEPT
     assert "was closed" in world.refused(OpenBulkSession(first, known_version))
     fresh = Session(id=SessionId(uuid.UUID(int=6)), kind=SessionKind.BULK_JOB, table=first.table, deadline_ms=9_000_000)
-    assert "was closed" in world.refused(OpenBulkSession(fresh, known_version)), "nobody can tell"
+    assert "was closed" in world.refused(OpenBulkSession(fresh, known_version)), "it is unknown whether it was closed"
     forgotten_at = world.snapshot.state.bulk_forgotten
     assert known_version < forgotten_at < world.snapshot.version
     world.do(OpenBulkSession(fresh, forgotten_at))  # though others were closed since it was asked for
