@@ -242,11 +242,12 @@ def _shares(
 ) -> list[tuple[int, int]]:
     """The host's ranges that overlap a stack, each with the number of tokens in the overlap."""
     found: list[tuple[int, int]] = []
-    for part in stack.unwrapped():
-        for number in range(bisect.bisect_right(ends, int(part.start)), len(copies)):
-            part = copies[number].range
-            if part.start >= part.end:
+    for stored in stack.unwrapped():
+        for number in range(bisect.bisect_right(ends, int(stored.start)), len(copies)):
+            planned = copies[number].range
+            if planned.start >= stored.end:
                 break
             if host in copies[number].hosts:
-                found.append((number, min(int(part.end), int(part.end)) - max(int(part.start), int(part.start))))
+                end, start = min(int(planned.end), int(stored.end)), max(int(planned.start), int(stored.start))
+                found.append((number, end - start))
     return found

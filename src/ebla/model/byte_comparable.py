@@ -153,8 +153,7 @@ def _signed(size: int) -> ComparableCodec:
 
 def _floating(size: int) -> ComparableCodec:
     """Sign-magnitude to unsigned order: a positive number gets its sign bit set, a negative one is inverted. All NaNs
-    are
-    one value in CQL, and the greatest; -0.0 sorts before 0.0."""
+    are one value in CQL, and the greatest; -0.0 sorts before 0.0."""
     form = ">f" if size == 4 else ">d"
     nan = struct.pack(form, float("nan"))
 

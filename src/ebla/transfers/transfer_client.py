@@ -63,6 +63,9 @@ NO_FENCE = TopologyVersion(0)
 INCARNATIONS_MAX = 4
 """How many incarnations of one stack a job opens staging for."""
 
+OPEN_SESSION_PATIENCE_MS = 60_000
+"""A caller with a longer deadline learns after this time why the session cannot be opened."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferCallLimits:
@@ -134,7 +137,7 @@ class TransferClient:
         request = OpenSessionRequest(
             session=scope.session, table=scope.table, job=scope.job, life_ms=life_ms, known_version=known_version
         )
-        patience_ms = self._limits.patience_ms if deadline is None else deadline.left_ms
+        patience_ms = self._limits.patience_ms if deadline is None else min(OPEN_SESSION_PATIENCE_MS, deadline.left_ms)
         opening = retry(
             lambda: self._cluster.control(OPEN_SESSION, request, self._limits.open_session_ms),
             self._backoff,

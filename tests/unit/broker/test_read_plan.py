@@ -22,7 +22,7 @@ from ebla.feed.topology_view import View, view_of
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import NotFound, TooFewReplicas
 from ebla.model.identity import HistoryId, HostId, TableId
-from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, TokenRange
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transaction import Revision
 from ebla.wire.table_calls import StackSizeEstimate
 
@@ -142,6 +142,17 @@ def test_only_what_was_asked_for() -> None:
     alone = TableReadSpec(table=TABLETS, level=Level.QUORUM, datacenter="dc1", ranges=(first,))
     assert replica_shortage(whole, alone, whole[0].hosts, LOCAL) is None, "the others need not be there"
     assert set(hosts_to_read(whole, alone, LOCAL)) == set(whole[0].hosts)
+
+
+def test_a_stack_inside_one_range_counts_for_that_range_alone() -> None:
+    copies = range_copies(VIEW, TableReadSpec(table=VNODES, level=Level.ONE, datacenter="dc1"))
+    owned = [n for n, one in enumerate(copies) if host(1) in one.hosts and one.range.start < one.range.end]
+    number = owned[0]
+    assert len(owned) > 1
+    start = int(copies[number].range.start)
+    stacks = (StackSizeEstimate(TokenRange(Token(start + 1), Token(start + 2)), 1_000, 10),)
+    sizes = estimate_sizes(copies, {host(1): OpenedReadSource(0, stacks)})
+    assert [n for n, size in enumerate(sizes) if size.size_bytes] == [number]
 
 
 def test_a_stack_over_several_pieces_counts_by_tokens() -> None:

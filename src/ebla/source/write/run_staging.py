@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ebla.aio.retry import Backoff, retry_blocking
+from ebla.aio.retry import retry_with_policy
 from ebla.model.errors import DiskFull, EblaError, Overloaded, Unavailable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
@@ -204,14 +204,17 @@ class FlightSink:
                     put.send(record)
                 return put.finish()
 
-        return retry_blocking(
-            put_once,
-            Backoff(first_s=self._limits.overload_pause_s, max_s=self._limits.overload_pause_s),
-            timeout_s=self._limits.overload_s,
-            clock=time.monotonic,
-            sleep=time.sleep,
-            is_retryable=lambda error: isinstance(error, Overloaded),
-        )
+        waited_s = 0.0
+
+        def pause_after(error: EblaError) -> float | None:
+            """Only pauses count: an attempt may take long itself, and is not waiting for room then."""
+            nonlocal waited_s
+            if not isinstance(error, Overloaded) or waited_s >= self._limits.overload_s:
+                return None
+            waited_s += self._limits.overload_pause_s
+            return self._limits.overload_pause_s
+
+        return retry_with_policy(put_once, pause_after, time.sleep)
 
     def get_staged(self, target: TransferTarget, attempt: AttemptId, expected: StagedFile) -> StagedRecordStream:
         """The rows an attempt has staged there, in key order; after the seal, those of all attempts that count."""
