@@ -136,7 +136,7 @@ MUTATIONS = (
         find="await self._mark(JoinStage.FOUNDING, history=HistoryId(self._context.rng.uuid()))",
         replace=(
             "history = HistoryId(self._context.rng.uuid())\n"
-            "self._marks.mark = msgspec.structs.replace(self._marks.mark, history=history)"
+            "self._join_state.mark = msgspec.structs.replace(self._join_state.mark, history=history)"
         ),
         check=FORMATION,
         why="a founder that crashed half-way creates a second history over the first",

@@ -147,8 +147,7 @@ def test_only_what_was_asked_for() -> None:
 def test_a_stack_inside_one_range_counts_for_that_range_alone() -> None:
     copies = range_copies(VIEW, TableReadSpec(table=VNODES, level=Level.ONE, datacenter="dc1"))
     owned = [n for n, one in enumerate(copies) if host(1) in one.hosts and one.range.start < one.range.end]
-    number = owned[0]
-    assert len(owned) > 1
+    number = owned[1]
     start = int(copies[number].range.start)
     stacks = (StackSizeEstimate(TokenRange(Token(start + 1), Token(start + 2)), 1_000, 10),)
     sizes = estimate_sizes(copies, {host(1): OpenedReadSource(0, stacks)})
