@@ -164,7 +164,7 @@ MUTATIONS = (
         module="ebla.control.group0.pages",
         function="PagedReads.page",
         find="state if is_kept else _State(state.revision, state.keys, store.entries.copy())",
-        replace="_State(store.revision, wanted.keys_in(store), store.entries)",
+        replace="_State(store.revision, selection.keys_in(store), store.entries)",
         check=PytestCheck("tests/unit/control/group0/test_pages.py"),
         why="a large state that is read in pages mixes several revisions",
     ),

@@ -53,7 +53,7 @@ MUTATIONS = (
         module="ebla.source.read.planner",
         function="_clipped",
         find="if other.start >= mine.end:",
-        replace="if other.start >= mine.end or found:",
+        replace="if other.start >= mine.end or clipped:",
         check=PLAN,
         why="of several ranges in a query, only the first of each tablet is read",
     ),

@@ -286,7 +286,7 @@ MUTATIONS = (
         module="ebla.storage.merge.chunk_merge",
         function="sort_rows",
         find="if same_key.any():",
-        replace="if same_key.all() and len(same_key) > len(places):",
+        replace="if same_key.all() and len(same_key) > len(order):",
         check=RUNS,
         why="a layer has a key twice, and it is random which row is read",
     ),
