@@ -108,7 +108,7 @@ def test_a_killed_shard_serves_again_in_time_and_has_its_writes(cluster: Cluster
         pid = cluster.local.pid("shard-0", 1)
         os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic()
-        eventually(lambda: not is_alive(pid), "it is gone")
+        eventually(lambda: not is_alive(pid), "it is gone", 2.0)
         eventually(lambda: cluster.serves(victim, rows), "it is back")
         back_s = time.monotonic() - killed_at
         pause_s = load.longest_pause_s(killed_at, time.monotonic())
