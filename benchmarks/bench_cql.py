@@ -32,7 +32,6 @@ from cassandra.cluster import Cluster
 from benchmarks.figures import Figures
 from benchmarks.row_client import LoadResult, TableShape, Traffic, traffic_to
 from benchmarks.rows_cluster import KEYS, BenchTable, RowsCluster
-from ebla.cql.catalog import StoredTable
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import SelectStatement
 from ebla.cql.plan.binder import BoundRequest
@@ -130,14 +129,14 @@ def schema() -> TableSchema:
     return new_schema((TABLE, "ks", "t"), columns)
 
 
-def planned(table: StoredTable, text: str) -> SelectPlan:
+def planned(table: TableSchema, text: str) -> SelectPlan:
     parsed = parse(text)
     assert isinstance(parsed.statement, SelectStatement)
     return plan_select(parsed.statement, table, parsed.markers)
 
 
 def measure_plan(figures: Figures) -> None:
-    table = StoredTable(TABLE, schema())
+    table = schema()
     took_us = best_of(lambda: planned(table, SELECT), 2_000) * 1e6
     print(
         f"text to plan of a simple SELECT      {took_us:7.1f} µs ({figures.at_most('plan_us', took_us, PLAN_US_MAX)})"
@@ -153,16 +152,6 @@ def best_of(work: Callable[[], object], times: int, rounds: int = 5) -> float:
             work()
         found.append((time.process_time() - began) / times)
     return min(found)
-
-
-class PageOf:
-    """A reader that has one page."""
-
-    def __init__(self, page: ReadPage) -> None:
-        self._page = page
-
-    async def read(self, _query: ReadQuery) -> ReadPage:
-        return self._page
 
 
 def stored_page(made: TableSchema) -> ReadPage:
@@ -187,8 +176,12 @@ def stored_page(made: TableSchema) -> ReadPage:
 
 def measure_page(figures: Figures) -> None:
     made = schema()
-    plan = planned(StoredTable(TABLE, made), "SELECT * FROM ks.t WHERE k = 7")
-    reader = PageOf(stored_page(made))
+    plan = planned(made, "SELECT * FROM ks.t WHERE k = 7")
+    stored = stored_page(made)
+
+    async def reader(_query: ReadQuery) -> ReadPage:
+        return stored
+
     request = BoundRequest((), time.time_ns() // 1000, random.randbytes)
     parameters = QueryParameters(level=ConsistencyLevel.ONE)
 

@@ -26,18 +26,22 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
 from benchmarks.figures import Figures
 from ebla.bulk.flight_server import FlightCertificate, FlightServer
-from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.open_puts import OpenPuts
-from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
+from ebla.bulk.staging import StagedTransfer, Staging
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
+from ebla.bulk.tickets import KEY_BYTES, TicketSigner
+from ebla.bulk.transfer_context import ShardCaller, TransferContext
 from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_metrics import TransferMetrics
 from ebla.bulk.workers.bulk_workers import BulkWorkers
+from ebla.feed.session_guards import SessionGuards
+from ebla.feed.topology_view import TopologyView
 from ebla.model.cql_types import parse_type
 from ebla.model.identity import (
     Address,
@@ -63,11 +67,13 @@ from ebla.model.transfers import (
     TransferTarget,
 )
 from ebla.observe.event_reporter import discard_event
+from ebla.observe.metrics import Metrics
+from ebla.runtime.data_folder import NodeIdentity
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tls import TlsFolder, TlsIdentity
+from ebla.runtime.tls import TlsFolder, Validity, make_authority
 from ebla.storage.codec.key_codec import partition_prefix, row_key
 from ebla.storage.codec.row_codec import encode_row
 from ebla.storage.codec.staging_format import TargetFile
@@ -103,17 +109,25 @@ class BenchPlane:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        parts = StagingDeps(
+        context = TransferContext(
             disk=FileDisk(),
             rng=SystemRng(),
-            folder=str(folder / "staging"),
+            clock=SystemClock(),
+            report=discard_event,
+            limits=TransferLimits(),
+            metrics=TransferMetrics(Metrics()),
+            view=TopologyView(),
+            guards=cast("SessionGuards", None),
+            tickets=TicketSigner(bytes(KEY_BYTES)),
+            shards=cast("ShardCaller", None),
+            host=HOST,
             machine="machine",
             isolation=FileIsolation(),
             building=BulkWorkers(),
-            limits=TransferLimits(),
-            report=discard_event,
+            staging_folder=str(folder / "staging"),
+            checkpoints_folder=str(folder / "checkpoints"),
         )
-        self._puts = OpenPuts(parts, Staging(parts))
+        self._puts = OpenPuts(context, Staging(context))
         target = TargetFile(
             table=TABLE, shard=ShardNumber(0), incarnation=Incarnation(1), range=WHOLE_RING, kind=StagingKind.FILES
         )
@@ -122,7 +136,7 @@ class BenchPlane:
     def open_source(self, _ticket: bytes) -> SourceStream:
         folder = self._folder / "checkpoint"
         return SourceStream(
-            session=SESSION, checkpoint=CHECKPOINT, table=TABLE, folder=str(folder), parts=listed(folder), schema=SCHEMA
+            session=SESSION, checkpoint=CHECKPOINT, folder=str(folder), parts=listed(folder), schema=SCHEMA
         )
 
     async def open_read(self, ticket: bytes, _asked: TokenRange, _run: str = "") -> SourceStream:
@@ -168,7 +182,7 @@ def listed(folder: Path) -> tuple[CheckpointPart, ...]:
 async def serve(folder: Path) -> None:
     workers = BulkWorkers()
     certificate = TlsFolder(folder.parent / "tls").node_certificate()
-    server = FlightServer(BenchPlane(folder), workers, FlightLimits(), discard_event)
+    server = FlightServer(BenchPlane(folder), workers, discard_event)
     identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
     address = server.listen(Address("127.0.0.1", 0), identity)
     print(address.port, flush=True)
@@ -385,7 +399,9 @@ def bench(arguments: Any) -> int:
     figures = Figures()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        TlsFolder(folder / "tls").create_missing(TlsIdentity(HOST, CLUSTER, "bench"), SystemClock())
+        tls = TlsFolder(folder / "tls")
+        tls.store_authority(make_authority(CLUSTER, "bench", Validity.days(SystemClock(), 1)))
+        tls.renew(NodeIdentity(HOST, CLUSTER, "bench"), SystemClock())
         bench_files(folder, arguments, figures)
         bench_rows(folder, arguments.rows, figures)
     print(json.dumps(figures.values))

@@ -36,10 +36,11 @@ import psutil
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.transport import Link
+from ebla.runtime.data_folder import NodeIdentity
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.runtime.tls import NodeTls, TlsFolder, TlsIdentity
+from ebla.runtime.tcp_transport import TcpTransport
+from ebla.runtime.tls import NodeTls, TlsFolder, Validity, make_authority
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane, encode
 from ebla.wire.limits import WireLimits
@@ -129,8 +130,8 @@ def introduction(number: int) -> Introduction:
 
 def transport(folder: str, variant: str) -> TcpTransport:
     if variant == "tls":
-        return TcpTransport(NodeTls(TlsFolder(Path(folder))), TransportLimits(), discard_event)
-    return TcpTransport(None, TransportLimits(), discard_event, plain=True)
+        return TcpTransport(NodeTls(TlsFolder(Path(folder))), discard_event)
+    return TcpTransport(None, discard_event, plain=True)
 
 
 async def serve_all(address: Address, folder: str) -> None:
@@ -145,7 +146,7 @@ async def serve_all(address: Address, folder: str) -> None:
             if variant == "bare":
                 await net.listen(place, lambda link: BareServed(link, tasks))
                 continue
-            server = Server(tasks, introduction(1), WireLimits(), discard_event)
+            server = Server(tasks, introduction(1), discard_event)
             if variant == "inline":
                 server.serve(READ, lambda _request, _call: ROW_64)
             else:
@@ -158,9 +159,7 @@ async def serve_all(address: Address, folder: str) -> None:
 
 async def open_ours(stack: AsyncExitStack, address: Address, variant: str, folder: str) -> tuple[Call, AskCpu]:
     net = await stack.enter_async_context(transport(folder, variant))
-    context = PeersContext(
-        transport=net, rng=SystemRng(), introduction=introduction(2), limits=WireLimits(), report=discard_event
-    )
+    context = PeersContext(transport=net, rng=SystemRng(), introduction=introduction(2), report=discard_event)
     caller, _ = await connect(context, address, ConnectionTarget(Lane.DATA))
     return lambda: caller.call(READ, READ_200, DEADLINE_MS), lambda: caller.call(CPU, CpuRequest(), DEADLINE_MS)
 
@@ -429,9 +428,10 @@ def pair(work: str, rounds: int, seconds: float, folders: dict[str, str]) -> byt
 def make_folders(base: str) -> dict[str, str]:
     clock = SystemClock()
     server, client = TlsFolder(Path(base) / "server"), TlsFolder(Path(base) / "client")
-    server.create_missing(TlsIdentity(introduction(1).host, CLUSTER, "bench"), clock)
-    client.store_authority(server.authority())
-    client.create_missing(TlsIdentity(introduction(2).host, CLUSTER, "bench"), clock)
+    authority = make_authority(CLUSTER, "bench", Validity.days(clock, 1))
+    for number, folder in enumerate((server, client), 1):
+        folder.store_authority(authority)
+        folder.renew(NodeIdentity(introduction(number).host, CLUSTER, "bench"), clock)
     return {"server": str(server.path), "client": str(client.path)}
 
 

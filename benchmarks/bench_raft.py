@@ -58,10 +58,9 @@ from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.file_disk import DiskFile, FileDisk
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import RaftMessages
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import RAFT
@@ -263,7 +262,7 @@ async def measure_servers(folder: str, batch: int, seconds: float) -> float:
     """The same with the whole servers."""
     disk = UnsyncedDisk()
     peers: dict[PeerId, OnePeer] = {}
-    async with TcpTransport(None, TransportLimits(), discard_event, plain=True) as unused:
+    async with TcpTransport(None, discard_event, plain=True) as unused:
         around = Environment(clock=SystemClock(), rng=SystemRng(), disk=disk, transport=unused)
         for peer in PEERS:
             peers[peer] = OnePeer(around, f"{folder}/{peer}", peer, InProcess(peers))
@@ -308,7 +307,7 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
     hosts = {number: HostId(uuid.UUID(int=number)) for number in PEERS}
     disk = FileDisk()
     async with (
-        TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport,
+        TcpTransport(None, discard_event, plain=True) as transport,
         asyncio.TaskGroup() as tasks,
     ):
         around = Environment(clock=SystemClock(), rng=SystemRng(), disk=disk, transport=transport)
@@ -319,7 +318,6 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
                 transport=transport,
                 rng=around.rng,
                 introduction=introduction,
-                limits=WireLimits(),
                 report=discard_event,
             ),
         )
@@ -328,7 +326,7 @@ async def serve(network: str, peer: PeerId, folder: str) -> None:
             links.set_address(host, addresses[number])
         one = OnePeer(around, folder, peer, OverTcp(links, hosts, (hosts[peer], addresses[peer])))
         await one.open()
-        server = Server(tasks, introduction, WireLimits(), discard_event)
+        server = Server(tasks, introduction, discard_event)
 
         def receive(notice: RaftMessages, _call: IncomingCall) -> None:
             one.server.post_all(notice.messages)

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ebla.aio.eager_future import EagerFuture
 from ebla.feed.shard_peers import ShardAddresses
 from ebla.feed.topology_view import TopologyView, view_of
 from ebla.model.consistency import ConsistencyLevel
@@ -37,7 +38,7 @@ from ebla.request.write_router import WriteRouter
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.storage.codec.key_codec import decode_token, partition_prefix, row_key
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table
@@ -45,7 +46,6 @@ from ebla.topology.states import NodeState, Strategy
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.row_messages import (
     Item,
@@ -115,9 +115,11 @@ class StubReplica:
 
 
 def serve_writes(server: Server, writes: WriteRouter) -> None:
-    def write(request: BenchWriteRequest, call: IncomingCall) -> "asyncio.Future[None]":
+    def write(request: BenchWriteRequest, call: IncomingCall) -> EagerFuture[None]:
         mutations = [Mutation(TABLE, decode_token(items[0][0]), items) for items in request.writes]
-        return writes.write(mutations, request.level, call.remaining_ms())
+        answer: EagerFuture[None] = EagerFuture()
+        writes.write(mutations, request.level, call.remaining_ms()).add_done_callback(lambda _: answer.set_result(None))
+        return answer
 
     server.serve_future(BENCH_WRITE, write, lambda _: EmptyAnswer())
 
@@ -160,10 +162,10 @@ async def serve(number: int, net: str, profile: str) -> None:
     host = HOSTS[number - 1]
     stub = StubReplica()
     async with (
-        TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport,
+        TcpTransport(None, discard_event, plain=True) as transport,
         asyncio.TaskGroup() as tasks,
     ):
-        server = Server(tasks, introduction(host), WireLimits(), discard_event)
+        server = Server(tasks, introduction(host), discard_event)
         server.serve(WRITE_ROWS, stub.serve_write)
         server.serve(CPU, stub.cpu)
         if number == 1:
@@ -171,7 +173,6 @@ async def serve(number: int, net: str, profile: str) -> None:
                 transport=transport,
                 rng=SystemRng(),
                 introduction=introduction(host),
-                limits=WireLimits(),
                 report=discard_event,
             )
             own = Replica(host, ShardNumber(0))
@@ -221,12 +222,11 @@ def requests(count: int, batch: int) -> list[BenchWriteRequest]:
 
 
 async def drive(net: str, seconds: float, in_flight: int, batch: int) -> dict[str, float]:
-    async with TcpTransport(None, TransportLimits(), discard_event, plain=True) as transport:
+    async with TcpTransport(None, discard_event, plain=True) as transport:
         context = PeersContext(
             transport=transport,
             rng=SystemRng(),
             introduction=introduction(HostId(uuid.UUID(int=9))),
-            limits=WireLimits(),
             report=discard_event,
         )
         callers = [

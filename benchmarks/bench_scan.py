@@ -137,15 +137,15 @@ class Layers:
 
     def typed(self, kind: str, asked: TypedRowsQuery, numbers: Iterable[int] = (0,)) -> int:
         with self.opened(kind, numbers) as scan:
-            return sum(len(batch) for batch in scan.ask(asked)[1])
+            return sum(len(batch) for batch in scan(asked)[1])
 
     def stored(self) -> int:
         with self.opened("rows") as scan:
-            return sum(len(batch) for batch in scan.ask(StoredRowsQuery(range=WHOLE_RING))[1])
+            return sum(len(batch) for batch in scan(StoredRowsQuery(range=WHOLE_RING))[1])
 
     def merged(self, kind: str, numbers: tuple[int, int]) -> int:
         with self.opened(kind, numbers[:1]) as one, self.opened(kind, numbers[1:]) as other:
-            streams = [scan.ask(StoredRowsQuery(range=WHOLE_RING, by_column=True))[1] for scan in (one, other)]
+            streams = [scan(StoredRowsQuery(range=WHOLE_RING, by_column=True))[1] for scan in (one, other)]
             return sum(len(batch) for batch in merge_replicas(ScanQuery(schema=SCHEMA, columns=ALL, now_s=0), streams))
 
     def from_parquet(self) -> int:

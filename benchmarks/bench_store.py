@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.cql_types import parse_type
-from ebla.model.identity import TableId
+from ebla.model.identity import StoreId, TableId
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING
 from ebla.options import CommitLogMode
@@ -36,8 +36,8 @@ from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.columns.load_encoding import WriteStamp, encode_upserts
-from ebla.storage.commit_log import CommitLog, CommitLogLimits
-from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionLimits
+from ebla.storage.commit_log import CommitLog
+from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob
 from ebla.storage.compaction.compactor import BaseLayerWriter, run_compaction
 from ebla.storage.compaction.tombstone_gc import KEEP_ALL
 from ebla.storage.layers.layer import Item, build_layer
@@ -49,7 +49,9 @@ from ebla.storage.scan.scan_columns import select_values
 from ebla.storage.scan.stack_scan import ScanLayer, ScanQuery, close_scan, open_scan, scan_rows
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import ShardStore, StoreLimits
+from ebla.storage.store import ShardStore
+from ebla.storage.store_identity import create_store
+from ebla.storage.store_limits import StoreLimits
 from ebla.storage.store_recovery import open_store
 
 ROWS, QUICK_ROWS = 200_000, 20_000
@@ -63,6 +65,7 @@ def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Col
     return Column(name=name, type=parse_type(kind), kind=place)
 
 
+STORE = StoreId(uuid.UUID(int=1))
 SCHEMA = new_schema(
     (TableId(uuid.UUID(int=1)), "bench", "rows"),
     (
@@ -169,12 +172,13 @@ async def running_store(
     bench: Bench, name: str, mode: CommitLogMode = CommitLogMode.PERIODIC
 ) -> AsyncIterator[ShardStore]:
     limits = StoreLimits(
-        log=CommitLogLimits(mode=mode),
-        compaction=CompactionLimits(live_bytes_max=1 << 40),
+        mode=mode,
+        live_bytes_max=1 << 40,
         layers_open_max=1000,
         free_bytes_min=0,
     )
-    store = await open_store(bench.disk, SystemRng(), bench.path(name), RocksEngine(bench.disk), limits)
+    await create_store(bench.disk, SystemRng(), bench.path(name), STORE)
+    store = await open_store(bench.disk, SystemRng(), bench.path(name), RocksEngine(bench.disk), limits, store_id=STORE)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         await store.set_schema(SCHEMA)
@@ -233,7 +237,7 @@ async def _measure_reads(bench: Bench, store: ShardStore, stack: Stack, layers: 
     for _ in range(bench.rounds):
         with CpuTimer(len(chosen)) as reading:
             for key in chosen:
-                assert await store.read(stack, key) is not None
+                assert (await store.open(stack)).read(key) is not None
         bench.note(f"read_{layers}_layer{'s' if layers > 1 else ''}_us", reading.us_per_row)
 
 
@@ -340,7 +344,7 @@ async def logs_of_their_own(bench: Bench) -> AsyncIterator[list[CommitLog]]:
 
 async def _new_log(bench: Bench, name: str) -> CommitLog:
     await make_durable_folder(bench.disk, bench.path(name))
-    return await CommitLog.open(bench.disk, SystemRng(), bench.path(name), CommitLogLimits())
+    return await CommitLog.open(bench.disk, SystemRng(), bench.path(name), StoreLimits())
 
 
 async def _write_all(logs: Sequence[CommitLog], items: Sequence[Item]) -> None:
@@ -422,7 +426,7 @@ async def measure_many_tablets(bench: Bench) -> None:
         bench.note("tablets_start_s", time.perf_counter() - began)
         stacks = {stack.entry.range: stack for stack in store.stacks.values()}
         for number, rows in by_range.items():
-            assert await store.read(stacks[ranges[number]], rows[0][0]) == rows[0][1]
+            assert (await store.open(stacks[ranges[number]])).read(rows[0][0]) == rows[0][1]
         bench.note("tablets_all_open_s", time.perf_counter() - began)
         bench.note("tablets_all_open_cpu_s", time.process_time() - cpu)
     bench.note("tablets", count)

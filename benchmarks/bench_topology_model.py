@@ -32,7 +32,7 @@ from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
 from ebla.topology.snapshot_builder import FeedEntry, advance, from_group0
 from ebla.topology.states import NodeState, Strategy, TabletStage, TransitionKind, TransitionState, UpgradeState
-from ebla.topology.tablet_map import CHUNK_TABLETS, Resize, TabletTransition
+from ebla.topology.tablet_map import CHUNK_TABLETS, Resize, TabletChunk, TabletTransition
 
 SMALL, LARGE = 13_107, 131_072
 MEMORY_MIB_MAX = 120.0
@@ -81,7 +81,7 @@ def rows_of(tablets: int) -> dict[str, Row]:
         rows[keys.map_key(table)] = TabletMapRow(count, Resize())
         sets = tuple(_replicas(rng, hosts) for _ in range(count))
         for chunk, start in enumerate(range(0, count, CHUNK_TABLETS)):
-            rows[keys.chunk_key(table, chunk)] = chunk_row(sets[start : start + CHUNK_TABLETS], ())
+            rows[keys.chunk_key(table, chunk)] = chunk_row(TabletChunk(sets[start : start + CHUNK_TABLETS]))
         for number in range(0, count, max(1, count * 8 // MOVING)):
             new = (*sets[number][:-1], _other(rng, hosts, sets[number]))
             moving = TabletTransition(

@@ -24,7 +24,7 @@ from ebla.observe.event_reporter import discard_event
 from ebla.ports.transport import Link
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.group0_messages import ExecuteRequest, MembersRequest
@@ -184,7 +184,7 @@ async def _send_all(tls: NodeTls, address: Address, chunks: list[bytes]) -> None
         links.append(link)
         return _Sending()
 
-    async with TcpTransport(tls, TransportLimits(), discard_event) as transport:
+    async with TcpTransport(tls, discard_event) as transport:
         await transport.connect(address, opened)
         links[0].send(b"begin")
         for chunk in chunks:
@@ -215,7 +215,7 @@ class _Sink:
 
 async def _receive(tls_folder: str, address: Address, file: str) -> None:
     sink = _Sink()
-    async with TcpTransport(NodeTls(TlsFolder(Path(tls_folder))), TransportLimits(), discard_event) as transport:
+    async with TcpTransport(NodeTls(TlsFolder(Path(tls_folder))), discard_event) as transport:
         await transport.listen(address, lambda _link: sink)
         print("ready", flush=True)
         await sink.ended.wait()

@@ -24,7 +24,7 @@ from ebla.model.identity import Address
 from ebla.model.transaction import PutKey, Transaction
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import (
     PROTOCOL_NEWEST,
@@ -37,7 +37,6 @@ from ebla.wire.frames import (
     encode,
 )
 from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest, Group0Report, MembersRequest
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_MEMBERS, GROUP0_READ
 
@@ -192,7 +191,7 @@ class Clients:
     def __init__(self, nodes: Sequence[NodeProcess], count: int) -> None:
         self._nodes = nodes
         self._count = count
-        self._transport = TcpTransport(None, TransportLimits(), discard_event)
+        self._transport = TcpTransport(None, discard_event)
         self._callers: list[RpcClientConnection] = []
 
     async def __aenter__(self) -> list[RpcClientConnection]:
@@ -208,7 +207,6 @@ class Clients:
                 transport=self._transport,
                 rng=SystemRng(),
                 introduction=introduction,
-                limits=WireLimits(),
                 report=discard_event,
             )
             try:

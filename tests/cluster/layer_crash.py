@@ -13,13 +13,14 @@ from typing import Any
 
 from tests.cluster.kill_at_calls import Acknowledge, Workload, try_every_kill
 
+from ebla.options import NodeLimits
 from ebla.runtime.file_disk import FileDisk
 from ebla.storage.layers.layer import Item, build_layer
 from ebla.storage.layers.layer_facts import LayerFacts
-from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
+from ebla.storage.layers.rocks_engine import RocksEngine
 
 AT_US = 1_700_000_000_000_000
-LIMITS = RocksLimits(cache_bytes=1 << 20, write_buffers_total_bytes=4 << 20)
+LIMITS = NodeLimits(shard_cache_bytes_max=1 << 20, shard_unflushed_bytes_max=4 << 20)
 
 
 def rows(numbers: range, text: str) -> list[Item]:
@@ -34,7 +35,7 @@ GOES_ON = rows(range(500, 501), "goes on")
 
 
 async def work(engine: RocksEngine, folder: str, acknowledge: Acknowledge) -> None:
-    live = await engine.create(f"{folder}/live")
+    live = await engine.open(f"{folder}/live", writable=True)
     live.put_batch(FIRST, facts_of(FIRST, AT_US))
     await live.flush()
     acknowledge()

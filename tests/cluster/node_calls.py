@@ -9,10 +9,9 @@ from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.model.identity import Address
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.verbs import A, Q, Verb
 
@@ -24,10 +23,8 @@ async def calling(node: LocalNode, path: Path, lane: Lane = Lane.DATA) -> AsyncI
     introduction = Introduction(
         host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="test"
     )
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-        context = PeersContext(
-            transport=transport, rng=SystemRng(), introduction=introduction, limits=WireLimits(), report=discard_event
-        )
+    async with TcpTransport(None, discard_event) as transport:
+        context = PeersContext(transport=transport, rng=SystemRng(), introduction=introduction, report=discard_event)
         caller, _ = await connect(context, Address(str(path)), ConnectionTarget(lane))
         try:
             yield caller

@@ -16,32 +16,32 @@ from functools import partial
 from uuid import UUID
 
 from tests.cluster.kill_at_calls import Acknowledge, Workload, try_every_kill
+from tests.unit.storage.store_rig import open_new_store
 
-from ebla.journal.recovery import JournalLimits
 from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.identity import TableId
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, new_schema, with_column
 from ebla.model.token import WHOLE_RING, Token, TokenRange, token_of
+from ebla.options import NodeLimits
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
 from ebla.storage.codec.key_codec import partition_prefix, row_key
 from ebla.storage.codec.row_codec import encode_row
-from ebla.storage.commit_log import CommitLogLimits
 from ebla.storage.compaction.compaction_plan import CompactionResult, SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item, build_layer
-from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
+from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.manifest import layers_folder
 from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.storage.store import ShardStore, StoreLimits
-from ebla.storage.store_recovery import open_store
+from ebla.storage.store import ShardStore
+from ebla.storage.store_limits import StoreLimits
 
 AT_US = 1_700_000_000_000_000
-ROCKS = RocksLimits(cache_bytes=1 << 20, write_buffers_total_bytes=4 << 20)
-LIMITS = StoreLimits(log=CommitLogLimits(log=JournalLimits(segment_bytes=1 << 16)), free_bytes_min=0, upkeep_ms=10_000)
+ROCKS = NodeLimits(shard_cache_bytes_max=1 << 20, shard_unflushed_bytes_max=4 << 20)
+LIMITS = StoreLimits(segment_bytes=1 << 16, free_bytes_min=0, upkeep_ms=10_000)
 INT = ScalarType(Scalar.INT)
 TABLE = new_schema(
     (TableId(UUID(int=5)), "ks", "t"),
@@ -95,7 +95,7 @@ class Shard:
 
     async def content(self) -> list[Item] | None:
         stack = self.stack()
-        return None if stack is None else await self.store.scan(stack, b"", None, 10_000)
+        return None if stack is None else list((await self.store.open(stack)).scan())
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,9 @@ async def checkpointed(shard: Shard, answered: int) -> None:
         # Opened as a separate store, which never happens to a checkpoint in use.
         copied = f"{shard.folder}/copy-{answered}-{len(shard.disk.list_folder(shard.folder))}"
         os.rename(f"{shard.folder}/checkpoint", copied)
-        copy = await open_store(shard.disk, SystemRng(), copied, shard.engine, LIMITS)
+        copy = await open_new_store(shard.disk, SystemRng(), copied, shard.engine, LIMITS)
         (stack,) = copy.stacks.values()
-        assert await copy.scan(stack, b"", None, 10_000) == BEFORE
+        assert list((await copy.open(stack)).scan()) == BEFORE
     else:
         assert not answered
 
@@ -243,7 +243,7 @@ OPERATIONS = {
 async def with_shard(folder: str, main: Callable[[Shard], Awaitable[None]]) -> None:
     disk = FileDisk()
     engine = RocksEngine(disk, ROCKS)
-    store = await open_store(disk, SystemRng(), f"{folder}/shard", engine, LIMITS)
+    store = await open_new_store(disk, SystemRng(), f"{folder}/shard", engine, LIMITS)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         await main(Shard(folder=folder, disk=disk, engine=engine, store=store))

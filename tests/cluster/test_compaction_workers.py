@@ -9,31 +9,31 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.async_tests import real_time, runs_in
-from tests.unit.storage.store_rig import limits, plain, small_stack
+from tests.unit.storage.store_rig import limits, open_new_store, plain, small_stack
 
-from ebla.bulk.bulk_process import BulkConfig, BulkProcess
-from ebla.bulk.compaction_service import CompactionServiceLimits
+from ebla.bulk.bulk_transfers import TransferConfig
 from ebla.bulk.workers.bulk_workers import BulkWorkers, CompactionFailed
 from ebla.bulk.workers.pool import NICENESS
-from ebla.model.identity import Address, HostId
+from ebla.model.identity import ClusterId, HostId, ShardNumber
+from ebla.node.bulk_process import BulkProcess
+from ebla.node.context import NodeContext
 from ebla.observe.event_reporter import discard_event
-from ebla.options import CommitLogMode
+from ebla.options import CommitLogMode, NodeOptions
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.storage.columns.sidecar import open_sidecar
 from ebla.storage.compaction.compaction_plan import CompactionJob, SwapOutcome
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.rocks_engine import RocksEngine
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
-from ebla.storage.store_recovery import open_store
 from ebla.wire.client_connection import ConnectionTarget
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext, connect
+from ebla.wire.frames import Lane
+from ebla.wire.peers import connect
 from ebla.wire.verbs import COMPACT
 
 pytestmark = runs_in(real_time)
@@ -45,7 +45,7 @@ TERMS = GcContext(now_s=1_000, replication_factor=3, repaired=())
 async def real_store(folder: Path) -> AsyncIterator[tuple[ShardStore, FileDisk]]:
     disk = FileDisk()
     engine = RocksEngine(disk)
-    store = await open_store(disk, SystemRng(), str(folder), engine, limits(CommitLogMode.PERIODIC))
+    store = await open_new_store(disk, SystemRng(), str(folder), engine, limits(CommitLogMode.PERIODIC))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         yield store, disk
@@ -77,7 +77,7 @@ async def three_bases(store: ShardStore) -> tuple[Stack, CompactionJob]:
 
 
 async def content(store: ShardStore, stack: Stack) -> object:
-    return await store.scan(stack, b"", None, 1_000)
+    return list((await store.open(stack)).scan())
 
 
 async def test_a_compaction_in_a_worker_is_swapped_in(tmp_path: Path) -> None:
@@ -94,32 +94,35 @@ async def test_a_compaction_in_a_worker_is_swapped_in(tmp_path: Path) -> None:
 
 async def test_a_compaction_by_the_bulk_process_is_swapped_in(tmp_path: Path) -> None:
     """Over its socket, without a control process."""
-    host = HostId(SystemRng().uuid())
-    ours = Introduction(host=host, cluster=None, cluster_name="test", process="bulk")
-    address = Address(str(tmp_path / "bulk.sock"))
+    node = NodeContext(
+        options=NodeOptions(data=str(tmp_path)),
+        host=HostId(SystemRng().uuid()),
+        cluster=ClusterId(SystemRng().uuid()),
+        cluster_name="test",
+        report=discard_event,
+        pid=os.getpid(),
+    )
+    node.folder.lay_out()
     async with (
-        TcpTransport(None, TransportLimits(), discard_event) as transport,
+        TcpTransport(None, discard_event) as transport,
         bulk_workers() as workers,
         asyncio.TaskGroup() as tasks,
     ):
         environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport)
-        unused = Address(str(tmp_path / "control.sock"))
-        config = BulkConfig(
-            introduction=ours,
-            address=address,
-            control_address=unused,
-            heartbeat_ms=1_000,
-            compactions=CompactionServiceLimits(),
-            wire=WireLimits(),
-            report=discard_event,
-            pid=os.getpid(),
+        transfers = TransferConfig(
+            staging_folder=str(node.folder.staging),
+            checkpoints_folder=str(node.folder.checkpoints),
+            flight=node.options.flight_address,
+            peers_address=node.shard_socket(ShardNumber(1)),
+            shard_address=node.shard_socket,
+            machine="machine",
+            isolation=FileIsolation(),
+            building=workers,
         )
-        bulk = tasks.create_task(BulkProcess(environment, config, workers).run())
-        await _until(lambda: Path(address.host).exists())
-        context = PeersContext(
-            transport=transport, rng=SystemRng(), introduction=ours, limits=WireLimits(), report=discard_event
-        )
-        caller, _ = await connect(context, address, ConnectionTarget(Lane.DATA, host))
+        bulk = tasks.create_task(BulkProcess(environment, node, workers, transfers).run())
+        await _until(node.folder.bulk_socket.exists)
+        context = node.peers_context(environment, "shard-0")
+        caller, _ = await connect(context, node.bulk_socket, ConnectionTarget(Lane.DATA, node.host))
         async with real_store(tmp_path / "shard-0") as (store, _disk):
             stack, job = await three_bases(store)
             before = await content(store, stack)

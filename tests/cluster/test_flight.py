@@ -5,7 +5,7 @@ import os
 import signal
 import ssl
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -78,8 +78,8 @@ class Session:
         asked(self.nodes, self.nodes.nodes[0].folder.control_socket, CLOSE_SESSION, CloseSessionRequest(self.id))
 
 
-def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int") -> Session:
-    nodes = make_nodes(1)
+def opened(make_nodes: Make, columns: str = "id int PRIMARY KEY, total int", settings: Sequence[str] = ()) -> Session:
+    nodes = make_nodes(1, settings)
     nodes.start_all()
     made = json_of(nodes, "table", "create", "shop.orders", columns, "--tablets", "1")
     table, session = TableId(uuid.UUID(made["id"])), SessionId(uuid.uuid4())
@@ -154,7 +154,8 @@ def test_the_door_shows_a_renewed_certificate(make_nodes: Make) -> None:
 
 
 def test_a_node_stops_in_time_while_a_reader_sleeps(make_nodes: Make) -> None:
-    session = opened(make_nodes, "id int PRIMARY KEY, photo blob")
+    large_statements = [f"limits.cql_statement_bytes_max={16 << 20}"]
+    session = opened(make_nodes, "id int PRIMARY KEY, photo blob", large_statements)
     for number in range(8):
         json_of(session.nodes, "row", "put", "shop.orders", f"id={number}", f"photo=0x{os.urandom(4 << 20).hex()}")
     source = session.source()

@@ -26,7 +26,7 @@ from ebla.group0.members import MemberRole
 from ebla.model.identity import HostId
 from ebla.model.transaction import PutKey, Transaction
 from ebla.wire.group0_messages import ExecuteRequest, Group0Report
-from ebla.wire.verbs import GROUP0_EXECUTE
+from ebla.wire.verbs import GROUP0_EXECUTE, STATUS, StatusRequest
 
 ELECTION_MS = 600
 FASTER = ("limits.raft_tick_ms=60", f"limits.raft_election_ms={ELECTION_MS}")
@@ -184,7 +184,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(disk: Path, make_nodes: Make) -> None:
-    nodes = make_nodes(3, FASTER)
+    nodes = make_nodes(3, (*FASTER, "limits.free_disk_bytes_min=1000000"))
     group = Group(nodes)
     move_to(nodes.nodes[2], disk)
     group.start(0, 1, 2)
@@ -200,11 +200,18 @@ def test_a_full_disk_on_one_node_stops_nobody_and_is_waited_out(disk: Path, make
             ask(group.nodes[0], GROUP0_EXECUTE, request, 10_000)
         load.wait_service_after(time.monotonic(), PROMISED_S * PATIENCE)
         eventually(lambda: "raft.disk_full" in nodes.output(2), "it says so")
+        eventually(lambda: "disk.reserve_reached" in nodes.output(2), "its shard says so")
+        eventually(lambda: any("writes are refused" in one for one in _warnings(group, 2)), "and its status")
         assert group.processes[2].poll() is None
         filler.unlink()
         eventually(lambda: _is_level(group, 2), "it catches up without a restart", 40)
         assert "child.ended" not in nodes.output(2)
+        eventually(lambda: "disk.reserve_left" in nodes.output(2) and not _warnings(group, 2), "that is over")
     check_nothing_lost(load.record, group)
+
+
+def _warnings(group: Group, number: int) -> tuple[str, ...]:
+    return ask(group.nodes[number], STATUS, StatusRequest()).warnings
 
 
 def _is_level(group: Group, number: int) -> bool:
@@ -247,12 +254,16 @@ def refused_without_its_log(group: Group, number: int) -> None:
     kept = folder.group0.with_name("kept")
     folder.group0.rename(kept)
     group.start(number)
-    assert group.processes[number].wait(30) == 3
+    assert group.processes[number].wait(30) == 1
     assert "but its log in" in group.cluster.output(number)
     assert "remove the host from another node (ebla group0 remove)" in group.cluster.output(number)
     shutil.rmtree(folder.group0)
     mark = folder.group0.with_name(f"{folder.group0.name}-mark")
     mark.unlink()
+    group.start(number)
+    assert group.processes[number].wait(30) == 1
+    assert "cannot be created: store" in group.cluster.output(number)
+    shutil.rmtree(folder.shard(0))
     group.start(number)
     assert group.processes[number].wait(30) == 3
     assert "so it must not start over with an empty log" in group.cluster.output(number)

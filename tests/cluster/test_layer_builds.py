@@ -8,14 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.async_tests import runs_in
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import plain
 
-from ebla.bulk.workers.bulk_workers import BuildFailed, BulkWorkers, WorkerLimits
-from ebla.bulk.workers.pool import PoolLimits
+from ebla.bulk.workers.bulk_workers import BuildFailed, BulkWorkers
+from ebla.bulk.workers.pool import WorkerPool
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.file_disk import FileDisk
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.columns.sidecar import open_sidecar
 from ebla.storage.compaction.layer_build import BuildJob
@@ -99,7 +99,7 @@ async def test_a_build_that_is_late_is_killed(_disk: FileDisk, /, tmp_path: Path
 
 async def test_builds_share_workers_that_stay(_disk: FileDisk, /, tmp_path: Path) -> None:
     """Also after a build that failed because of its rows. A worker that was killed is replaced."""
-    builds = BulkWorkers(WorkerLimits(builds_max=2))
+    builds = BulkWorkers(builds_max=2)
     folders = [tmp_path / str(number) for number in range(6)]
     for folder in folders:
         folder.mkdir()
@@ -120,7 +120,7 @@ async def test_builds_share_workers_that_stay(_disk: FileDisk, /, tmp_path: Path
 
 
 async def test_the_server_ends_without_work(_disk: FileDisk, /, tmp_path: Path) -> None:
-    builds = BulkWorkers(pool_limits=PoolLimits(server_idle_s=0.01))
+    builds = BulkWorkers(WorkerPool(server_idle_s=0.01))
     await builds.build(job_of(tmp_path, ITEMS), 60)
     async with asyncio.timeout(60):
         while psutil.Process().children():  # noqa: ASYNC110 # other processes set no event here

@@ -17,11 +17,10 @@ from ebla.model.errors import Unavailable
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime import file_lock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.verbs import IDENTITY, IdentityAnswer, IdentityRequest
 
@@ -40,10 +39,8 @@ async def _ask_shard(nodes: LocalNodes) -> IdentityAnswer:
     identity = node.folder.read_identity()
     assert identity is not None
     introduction = Introduction(host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name)
-    async with TcpTransport(NodeTls(TlsFolder(node.folder.tls)), TransportLimits(), discard_event) as transport:
-        context = PeersContext(
-            transport=transport, rng=SystemRng(), introduction=introduction, limits=WireLimits(), report=discard_event
-        )
+    async with TcpTransport(NodeTls(TlsFolder(node.folder.tls)), discard_event) as transport:
+        context = PeersContext(transport=transport, rng=SystemRng(), introduction=introduction, report=discard_event)
         caller, _ = await connect(context, node.options.shard_address(0), ConnectionTarget(Lane.CONTROL, identity.host))
         try:
             return await caller.call(IDENTITY, IdentityRequest(), 2_000)

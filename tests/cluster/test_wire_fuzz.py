@@ -17,11 +17,10 @@ from tests.unit.wire.rig import ECHO, SLOW, EchoAnswer, EchoRequest
 from ebla.model.identity import Address
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import HelloFrame, Lane, RequestFrame, encode, with_body
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 
 MEMORY_GROWTH_MAX = 96 * 1024 * 1024
@@ -193,12 +192,11 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
 
 @asynccontextmanager
 async def good_client(victim: Victim) -> AsyncIterator[RpcClientConnection]:
-    async with TcpTransport(NodeTls(victim.client), TransportLimits(), discard_event) as transport:
+    async with TcpTransport(NodeTls(victim.client), discard_event) as transport:
         context = PeersContext(
             transport=transport,
             rng=SystemRng(),
             introduction=introduction(2),
-            limits=WireLimits(),
             report=discard_event,
         )
         caller, _ = await connect(context, victim.encrypted, ConnectionTarget(Lane.CONTROL, introduction(1).host))

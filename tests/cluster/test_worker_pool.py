@@ -9,7 +9,7 @@ import pytest
 
 from ebla.bulk.workers.bulk_workers import run_in_worker
 from ebla.bulk.workers.messages import WorkerFrameKind
-from ebla.bulk.workers.pool import NICENESS, PoolLimits, WorkerFailed, WorkerPool
+from ebla.bulk.workers.pool import NICENESS, WorkerFailed, WorkerPool
 
 MODULE = "tests.cluster.worker_pool_process"
 WAIT_S = 60.0
@@ -26,15 +26,19 @@ def loops() -> list[Loop | None]:
     return found
 
 
+IDLE_S = (WAIT_S, WAIT_S)
+"""Of a worker, and of the server."""
+
+
 @pytest.fixture
-def limits() -> PoolLimits:
-    return PoolLimits(worker_idle_s=WAIT_S, server_idle_s=WAIT_S)
+def idle_s() -> tuple[float, float]:
+    return IDLE_S
 
 
 @pytest.fixture(params=loops())
-def run(request: pytest.FixtureRequest, limits: PoolLimits) -> Run:
+def run(request: pytest.FixtureRequest, idle_s: tuple[float, float]) -> Run:
     async def main(story: Story) -> None:
-        pool = WorkerPool(limits, MODULE)
+        pool = WorkerPool(MODULE, worker_idle_s=idle_s[0], server_idle_s=idle_s[1])
         try:
             await story(pool)
         finally:
@@ -129,7 +133,7 @@ async def _failure(pool: WorkerPool, job: bytes) -> str:
     return failure.value.message
 
 
-@pytest.mark.parametrize("limits", [PoolLimits(worker_idle_s=0.01, server_idle_s=WAIT_S)])
+@pytest.mark.parametrize("idle_s", [(0.01, WAIT_S)])
 def test_idle_workers_end_and_are_forked_again(run: Run) -> None:
     async def story(pool: WorkerPool) -> None:
         first = await call(pool, b"pid")
@@ -140,7 +144,7 @@ def test_idle_workers_end_and_are_forked_again(run: Run) -> None:
     run(story)
 
 
-@pytest.mark.parametrize("limits", [PoolLimits(server_idle_s=0.01)])
+@pytest.mark.parametrize("idle_s", [(WAIT_S, 0.01)])
 def test_an_idle_server_ends_with_its_workers(run: Run) -> None:
     async def story(pool: WorkerPool) -> None:
         await call(pool, b"pid")

@@ -62,11 +62,11 @@ async def main(host: str, folder: str) -> None:
     asyncio.get_running_loop().set_exception_handler(problem)
     tls = NodeTls(TlsFolder(Path(folder)))
     async with (
-        TcpTransport(None, TRANSPORT_LIMITS, report, plain=True) as plain,
-        TcpTransport(tls, TRANSPORT_LIMITS, report) as encrypted,
+        TcpTransport(None, report, TRANSPORT_LIMITS, plain=True) as plain,
+        TcpTransport(tls, report, TRANSPORT_LIMITS) as encrypted,
         asyncio.TaskGroup() as tasks,
     ):
-        server = Server(tasks, introduction(1), LIMITS, report)
+        server = Server(tasks, introduction(1), report, LIMITS)
         server.serve(ECHO, lambda request, _call: EchoAnswer(request.text))
         server.serve(SLOW, slow)
         server.serve(HEALTH, health)

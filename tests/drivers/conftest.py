@@ -55,6 +55,14 @@ class DriverCluster:
         os.kill(pid, signal.SIGKILL)
         eventually(node.is_gone, f"{node.name} is gone")
 
+    def stop(self, number: int) -> None:
+        """In order, so that everything is flushed."""
+        node = self.made.nodes[number]
+        pid = node.running_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        eventually(node.is_gone, f"{node.name} is gone")
+
     def start(self, number: int) -> None:
         self.made.start(number)
         self.made.wait_all_up()

@@ -201,3 +201,26 @@ def test_a_write_that_too_few_acknowledge_in_time(hurt: DriverCluster, connect: 
             error = caught.value
             assert (error.consistency, error.required_responses) == (ConsistencyLevel.QUORUM, 2)
             assert error.received_responses in (0, 1)
+
+
+def test_a_damaged_replica_is_read_around_at_one(hurt: DriverCluster, connect: Callable[..., Any]) -> None:
+    hurt.made.wait_all_up()  # a test before may have stopped a shard, which serves again a moment after it continues
+    session = connect(hurt.addresses).connect()
+    session.execute(f"CREATE KEYSPACE damaged WITH {THRICE}")
+    session.execute("CREATE TABLE damaged.t (k int PRIMARY KEY, v text)")
+    insert = session.prepare("INSERT INTO damaged.t (k, v) VALUES (?, ?)")
+    insert.consistency_level = ConsistencyLevel.ALL
+    for k in range(50):
+        session.execute(insert, (k, str(k) * 100))
+    hurt.stop(2)  # it flushes its rows to files
+    for file in (hurt.made.nodes[2].options.folder).glob("shard-*/layers/**/*.sst"):
+        content = bytearray(file.read_bytes())
+        for place in range(0, len(content) // 2, 64):
+            content[place] ^= 0xFF
+        file.write_bytes(content)
+    hurt.start(2)
+    address = hurt.addresses[2]
+    through = connect([address], execution_profiles=only(address)).connect()
+    select = through.prepare("SELECT v FROM damaged.t WHERE k = ?")
+    select.consistency_level = ConsistencyLevel.ONE
+    assert [through.execute(select, (k,)).one().v for k in range(50)] == [str(k) * 100 for k in range(50)]

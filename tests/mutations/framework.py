@@ -10,12 +10,12 @@ To add some, write `tests/mutations/<area>.py`:
 
     MUTATIONS = (
         Mutation(
-            name="register-answer-before-sync",
-            module="ebla.sim.register",
-            function="Store.write",
-            find="await self._journal.sync()",
+            name="store-answer-before-sync",
+            module="ebla.storage.store",
+            function="ShardStore.write",
+            find="await self.log.wait_durable(sequence)",
             replace="pass",
-            check=SimSeeds("register", "1-200"),
+            check=SimSeeds("store", "1-40"),
             why="a crash between the answer and the sync loses an acknowledged write",
         ),
     )

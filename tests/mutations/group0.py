@@ -195,4 +195,22 @@ MUTATIONS = (
         check=PytestCheck("tests/unit/wire/test_group0_pages.py"),
         why="a read that moved to another node mixes two revisions",
     ),
+    Mutation(
+        name="start-record-not-compared",
+        module="ebla.group0.start_record",
+        function="decide_start",
+        find="if record.incarnation > own.previous_incarnation:",
+        replace="if record.incarnation > own.previous_incarnation + 100:",
+        check=PytestCheck("tests/unit/group0/test_start_record.py"),
+        why="a node serves from an older copy of its folder, without what it has acknowledged since",
+    ),
+    Mutation(
+        name="start-stores-not-compared",
+        module="ebla.group0.start_record",
+        function="decide_start",
+        find="if record.stores != own.record.stores[: len(record.stores)]:",
+        replace="if record.stores and not own.record.stores:",
+        check=PytestCheck("tests/unit/group0/test_start_record.py"),
+        why="a node serves from a store that is not the one it has acknowledged rows in",
+    ),
 )

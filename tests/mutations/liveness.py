@@ -50,7 +50,7 @@ MUTATIONS = (
         find="self._forget(peer)\nhost = self._hosts[peer]",
         replace="host = self._hosts[peer]",
         check=WORLDS,
-        why="a half-open connection would keep a healthy peer down for ever",
+        why="a half-open connection keeps a healthy peer down for seconds, until the wire gives it up",
     ),
     Mutation(
         name="liveness-restart-unseen",
@@ -81,12 +81,32 @@ MUTATIONS = (
     ),
     Mutation(
         name="serving-counts-from-arrival",
-        module="ebla.node.shard_process",
-        function="ShardProcess._send_heartbeats",
-        find="self._right.heard(sent_ms, allowed=answer.serving)",
-        replace="self._right.heard(clock.boot_ms(), allowed=answer.serving)",
+        module="ebla.node.child_process",
+        function="ChildProcess.send_heartbeats",
+        find="self.control_answered(sent_ms, answer)",
+        replace="self.control_answered(clock.boot_ms(), answer)",
         check=WORLDS,
         why="an old answer in the socket buffer of a paused shard would let it serve without a control",
+    ),
+    Mutation(
+        name="clocks-offset-ignored",
+        module="ebla.control.liveness.heartbeats",
+        function="HeartbeatMonitor.clock_ahead_ms",
+        find="one.offset_ms for one in",
+        replace="0 * one.offset_ms for one in",
+        check=PytestCheck(
+            "tests/sim/test_liveness.py::test_a_node_whose_clock_is_far_ahead_of_the_others_assigns_no_timestamps"
+        ),
+        why="a node whose clock is days ahead would hide the writes of all others",
+    ),
+    Mutation(
+        name="clocks-timestamp-not-checked",
+        module="ebla.request.timestamps",
+        function="WriteTimestamps.check",
+        find="if self._ahead_max_ms and timestamp_us - now_us > self._ahead_max_ms * MICROSECONDS_PER_MS:",
+        replace="if timestamp_us - now_us > 1 << 64:",
+        check=PytestCheck("tests/unit/request/test_timestamps.py"),
+        why="a row with the greatest timestamp can never be deleted",
     ),
     Mutation(
         name="serving-against-the-word-of-control",

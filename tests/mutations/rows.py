@@ -1,7 +1,7 @@
 """Bugs of rows: fences, barriers, guards, levels, repairs, pages.
 
 The check is a directed test where one shows the bug, and simulator seeds where it takes whole nodes or to show that
-the scenario would notice by itself.
+the scenario alone would catch it.
 """
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
@@ -29,7 +29,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="rows-overtaken-write-told-as-not-applied",
-        module="ebla.replica.fences",
+        module="ebla.replica.replica_context",
         function="OvertakenByFence",
         find="outcome = Outcome.UNKNOWN",
         replace="outcome = Outcome.NOT_APPLIED",
@@ -40,8 +40,8 @@ MUTATIONS = (
         name="rows-fence-not-looked-at-before-the-effect",
         module="ebla.replica.row_writes",
         function="ReplicaWriter._apply",
-        find="refusal = self.fences.before_effect(writes[index].version)",
-        replace="refusal = None",
+        find="if writes[index].version >= fence:",
+        replace="if writes[index].version >= 0:",
         check=WRITES,
         why="a request that waited for its layer has an effect after the barrier that excluded it",
     ),
@@ -60,11 +60,8 @@ MUTATIONS = (
         name="rows-barrier-forgets-guards",
         module="ebla.control.topology.node_barrier",
         function="barrier_waits_for",
-        find=(
-            "checks = (version_behind(version, report), older_running(version, report), pending_closed(report), "
-            "guards_held(report))"
-        ),
-        replace="checks = (version_behind(version, report), older_running(version, report), pending_closed(report))",
+        find=", guards_held(report)]",
+        replace="]",
         check=BARRIER,
         why="a stage ends while its rows are still being merged",
     ),
@@ -100,7 +97,7 @@ MUTATIONS = (
         name="rows-barrier-does-not-wait-for-pending-replicas",
         module="ebla.control.topology.node_barrier",
         function="barrier_waits_for",
-        find="pending_closed(report),",
+        find="pending_closed(report), ",
         replace="",
         check=BARRIER,
         why="a stage that writes to both sets begins before the new one takes writes",
@@ -183,10 +180,10 @@ MUTATIONS = (
         name="rows-stale-answer-counted-as-acknowledgement",
         module="ebla.request.outbox",
         function="Outbox._ended",
-        find="write.receiver.on_reply(write.position, failures.get(index))",
+        find="write.on_reply(write.position, failures.get(index))",
         replace=(
             "failure = failures.get(index)\n"
-            'write.receiver.on_reply(write.position, None if failure and failure.error == "stale" else failure)'
+            'write.on_reply(write.position, None if failure and failure.error == "stale" else failure)'
         ),
         check=ROUTED_WRITES,
         why="a write is acknowledged that replicas refused",
@@ -242,8 +239,8 @@ MUTATIONS = (
         name="rows-read-fence-not-rechecked",
         module="ebla.replica.row_reads",
         function="ReplicaReader.read",
-        find="refusal = self.fences.after_read(request.version)",
-        replace="refusal = None",
+        find="if request.version < fence:",
+        replace="if request.version < 0:",
         check=PytestCheck("tests/unit/replica/test_row_reads.py"),
         why="a page is read from a replica that has already left",
     ),

@@ -6,12 +6,12 @@ SCHEMA = SimSeeds("schema", "1-40")
 WISHES = PytestCheck("tests/unit/control/topology/test_schema_plan.py")
 JOINS = PytestCheck("tests/unit/control/topology/test_join_steps.py")
 CHANGES = PytestCheck("tests/unit/control/topology/test_schema_service.py")
-TOGETHER = PytestCheck("tests/unit/topology/apply/test_command_batch.py")
+TOGETHER = PytestCheck("tests/unit/topology/apply/test_command.py")
 
 MUTATIONS = (
     Mutation(
         name="schema-commits-without-condition",
-        module="ebla.topology.apply.command_batch",
+        module="ebla.topology.apply.command",
         function="apply_commands",
         find="conditions.update({each.key: each for each in applied.transaction.conditions})",
         replace="",
@@ -22,7 +22,7 @@ MUTATIONS = (
         name="schema-answers-before-every-node-has-it",
         module="ebla.control.topology.schema_service",
         function="SchemaService.change",
-        find="outcome = await self._deps.barriers.request(members, request, self._remaining_ms(expires_at))",
+        find="outcome = await self._deps.barriers.request(members, request, remaining_ms(expires))",
         replace="outcome = BarrierOutcome()",
         check=SCHEMA,
         why="the next request on another node does not know the table",
@@ -40,7 +40,7 @@ MUTATIONS = (
         name="schema-unknown-outcome-taken-for-none",
         module="ebla.control.topology.schema_service",
         function="SchemaService._commit",
-        find="return await self._find_out(planned, error, self._remaining_ms(expires_at))",
+        find="return await self._find_out(planned, error, remaining_ms(expires))",
         replace="return None",
         check=CHANGES,
         why="one request creates a table twice, or its creator gets the error that the table exists",
@@ -49,18 +49,14 @@ MUTATIONS = (
         name="schema-plans-on-what-this-node-knows",
         module="ebla.control.topology.schema_service",
         function="SchemaService._plan",
-        find=(
-            "await self._deps.group0.running.client.read_barrier(self._remaining_ms(expires_at))\n"
-            "snapshot = self._deps.topology.snapshot\n"
-            "drawn"
-        ),
-        replace="snapshot = self._deps.topology.snapshot\ndrawn",
+        find="snapshot = await self._deps.read(remaining_ms(expires))",
+        replace="snapshot = self._deps.topology.snapshot",
         check=CHANGES,
         why="a lagging node says that a dropped table exists, or that a new one does not",
     ),
     Mutation(
         name="schema-commands-together-keep-the-first-change",
-        module="ebla.topology.apply.command_batch",
+        module="ebla.topology.apply.command",
         function="apply_commands",
         find="changes.update({each.key: each for each in applied.transaction.changes})",
         replace="changes = {**{each.key: each for each in applied.transaction.changes}, **changes}",

@@ -4,6 +4,8 @@ from tests.mutations.framework import Mutation, PytestCheck
 
 LOOP = PytestCheck("tests/sim/test_loop.py")
 DISK = PytestCheck("tests/sim/test_disk.py")
+CHECKER = "ebla.sim.checkers.linearizability"
+CHECKER_TESTS = PytestCheck("tests/unit/sim/test_linearizability.py")
 
 MUTATIONS = (
     Mutation(
@@ -79,5 +81,41 @@ MUTATIONS = (
         replace="if False:",
         check=PytestCheck("tests/sim/test_network.py"),
         why="peers of a killed process wait for a timeout, although a real kernel would reset the connection",
+    ),
+    Mutation(
+        name="checker-forgets-real-time",
+        module=CHECKER,
+        function="_Search._candidates",
+        find="if calls[index] > horizon:\n    break",
+        replace="",
+        check=CHECKER_TESTS,
+        why="a stale read would count as correct",
+    ),
+    Mutation(
+        name="checker-unknown-from-the-start",
+        module=CHECKER,
+        function="_Search._push_next",
+        find="if operation.invoked > horizon:\n    break",
+        replace="",
+        check=CHECKER_TESTS,
+        why="a value read before it was written would count as correct",
+    ),
+    Mutation(
+        name="checker-unknown-must-happen",
+        module=CHECKER,
+        function="_Search.run",
+        find="if now[0] == total:",
+        replace="if now[0] == total and now[2].bit_count() == len(self._unknown):",
+        check=CHECKER_TESTS,
+        why="a lost request would count as a bug",
+    ),
+    Mutation(
+        name="checker-memory-without-state",
+        module=CHECKER,
+        function="_Search.run",
+        find="if now in seen:\n    continue\nseen.add(now)",
+        replace="if now[:3] in seen:\n    continue\nseen.add(now[:3])",
+        check=CHECKER_TESTS,
+        why="correct histories would count as wrong",
     ),
 )

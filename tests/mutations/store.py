@@ -4,6 +4,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 MODEL = PytestCheck("tests/properties/test_stack_model.py::test_the_same_scripts_every_time")
 STORE = PytestCheck("tests/unit/storage/test_store.py")
+MISSING = PytestCheck("tests/unit/storage/test_missing_layers.py")
 ROWS = PytestCheck("tests/properties/test_rows.py")
 SIM = SimSeeds("store", "1-60")
 
@@ -31,7 +32,7 @@ MUTATIONS = (
         module="ebla.storage.compaction.compaction_plan",
         function="least_outside_us",
         find="if layer.id not in inputs and any(",
-        replace="if layer.id not in inputs and not layer.is_live and any(",
+        replace="if layer.id not in inputs and layer is not layers[-1] and any(",
         check=MODEL,
         why="a recently written cell with an old timestamp is no longer covered by its tombstone",
     ),
@@ -100,10 +101,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="store-adopted-folder-not-synced",
-        module="ebla.storage.layers.memory_engine",
-        function="MemoryLayer.checkpoint",
-        find="if durable:\n    await disk.sync_folder(folder)",
-        replace="if False:\n    await disk.sync_folder(folder)",
+        module="ebla.storage.layers.layer",
+        function="Layer.checkpoint",
+        find="if durable:\n    await self._disk.sync_folder(folder)",
+        replace="if False:\n    await self._disk.sync_folder(folder)",
         check=SIM,
         why="the manifest names a folder that a power cut removes",
     ),
@@ -155,11 +156,47 @@ MUTATIONS = (
     Mutation(
         name="store-tie-the-other-way",
         module="ebla.model.rows",
-        function="_weight",
-        find='return (cell.timestamp_us, cell.value is None, cell.value or b"", cell.at_s, cell.ttl_s)',
-        replace='return (cell.timestamp_us, cell.value is not None, cell.value or b"", cell.at_s, cell.ttl_s)',
+        function="_rank",
+        find="cell.value is None, cell.ttl_s > 0,",
+        replace="cell.value is not None, cell.ttl_s > 0,",
         check=MODEL,
         why="replicas that saw the same cells show different rows",
+    ),
+    Mutation(
+        name="store-missing-layer-ignored",
+        module="ebla.storage.store_recovery",
+        function="_with_missing_noted",
+        find="if not layer.has_files or",
+        replace="if True or",
+        check=MISSING,
+        why="a replica whose files were lost serves without its rows",
+    ),
+    Mutation(
+        name="store-files-not-named-before-the-log-goes",
+        module="ebla.storage.store",
+        function="ShardStore._shorten_log",
+        find="await self.name_live_files()",
+        replace="",
+        check=MISSING,
+        why="a live layer that was lost looks like one that was never written",
+    ),
+    Mutation(
+        name="store-value-before-expiry",
+        module="ebla.model.rows",
+        function="_rank",
+        find='cell.ttl_s > 0, cell.at_s, cell.value or b"", cell.ttl_s)',
+        replace='cell.value or b"", cell.ttl_s > 0, cell.at_s, cell.ttl_s)',
+        check=ROWS,
+        why="a row is empty after a TTL, although a write of the same timestamp lives longer",
+    ),
+    Mutation(
+        name="store-marker-by-ttl",
+        module="ebla.model.rows",
+        function="_marker_rank",
+        find="marker.at_s, marker.ttl_s)",
+        replace="marker.ttl_s, marker.at_s)",
+        check=ROWS,
+        why="an inserted row vanishes, although an insert of the same timestamp lives longer",
     ),
     Mutation(
         name="store-range-tombstone-ignored-in-one-layer",

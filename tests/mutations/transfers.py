@@ -1,7 +1,7 @@
 """Bugs of transfers: sessions, staging, the seal, adoption, jobs.
 
 The check is a directed test where one shows the bug, and simulator seeds where it takes whole nodes or to show that
-the scenario would notice by itself.
+the scenario alone would catch it.
 """
 
 from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
@@ -25,10 +25,10 @@ MUTATIONS = (
         module="ebla.bulk.transfer_service",
         function="TransferService.seal",
         find=(
-            "async with deps.guards.hold_guard(request.session, call.work_ms()):\n"
-            "    staged = deps.staging.find(request.session, request.transfer)"
+            "async with self._guarded(request.session, call):\n"
+            "    staged = self.staging.find(request.session, request.transfer)"
         ),
-        replace="if True:\n    staged = deps.staging.find(request.session, request.transfer)",
+        replace="if True:\n    staged = self.staging.find(request.session, request.transfer)",
         check=DESK,
         why="a cancelled job that another one has replaced still decides which runs are sealed",
     ),
@@ -37,10 +37,10 @@ MUTATIONS = (
         module="ebla.bulk.transfer_streams",
         function="TransferStreams.append",
         find=(
-            "with self._deps.guards.hold_guard_without_barrier(stream.session):\n"
-            "    await self._deps.puts.append(stream, data)"
+            "with self._context.guards.hold_guard_without_barrier(stream.session):\n"
+            "    await self._open_puts.append(stream, data)"
         ),
-        replace="await self._deps.puts.append(stream, data)",
+        replace="await self._open_puts.append(stream, data)",
         check=DESK,
         why="an abandoned task keeps filling the disk of a node",
     ),
@@ -48,7 +48,7 @@ MUTATIONS = (
         name="transfers-put-opened-without-a-read-barrier",
         module="ebla.bulk.transfer_streams",
         function="TransferStreams._open_put",
-        find="async with guards.hold_guard(session, self._deps.limits.barrier_ms):",
+        find="async with guards.hold_guard(session, self._context.limits.barrier_ms):",
         replace="with guards.hold_guard_without_barrier(session):",
         check=DESK,
         why="a lagging bulk process accepts files of a closed session",
@@ -68,11 +68,11 @@ MUTATIONS = (
         module="ebla.replica.adoption",
         function="ShardAdoptions._begin",
         find=(
-            "async with deps.guards.hold_guard(request.session, deadline_ms):\n"
+            "async with context.guards.hold_guard(request.session, deadline_ms):\n"
             "    # Nothing awaits between the guard and the hold: the open session holds collection in between."
         ),
         replace=(
-            "async with deps.guards.hold_guard(request.session, deadline_ms):\n"
+            "async with context.guards.hold_guard(request.session, deadline_ms):\n"
             "    pass\n"
             "await asyncio.sleep(0.3)\n"
             "if True:"
@@ -102,8 +102,8 @@ MUTATIONS = (
         name="transfers-adoption-not-fenced-on-arrival",
         module="ebla.replica.adoption",
         function="ShardAdoptions.adopt",
-        find="_pass(self._fences.on_arrival(version))",
-        replace="self._fences.on_arrival(version)",
+        find="self._check_fence(version)",
+        replace="pass",
         check=JOB_ADOPTION,
         why="a request with a fenced version waits for guards and reads files before it is refused",
     ),
@@ -111,8 +111,8 @@ MUTATIONS = (
         name="transfers-adoption-not-fenced-before-the-effect",
         module="ebla.replica.adoption",
         function="ShardAdoptions._check_before",
-        find="_pass(self._fences.before_effect(version))",
-        replace="self._fences.before_effect(version)",
+        find="self._check_fence(version)",
+        replace="pass",
         check=JOB_ADOPTION,
         why="a job's layer is adopted with a version that a barrier has already excluded",
     ),
@@ -129,8 +129,8 @@ MUTATIONS = (
         name="transfers-adoption-not-fenced-after-the-effect",
         module="ebla.replica.adoption",
         function="ShardAdoptions.adopt",
-        find="_pass(self._fences.after_effect(version))",
-        replace="self._fences.after_effect(version)",
+        find="raise overtaken(version, fence)",
+        replace="pass",
         check=JOB_ADOPTION,
         why="a job counts a replica that had lost its range when it answered",
     ),
@@ -138,8 +138,8 @@ MUTATIONS = (
         name="transfers-adoption-holds-no-version",
         module="ebla.replica.adoption",
         function="ShardAdoptions.adopt",
-        find="deps.view.hold(version)",
-        replace=("deps.view.hold(deps.view.current.version)\nversion = deps.view.current.version"),
+        find="context.view.hold(version)",
+        replace=("context.view.hold(context.view.current.version)\nversion = context.view.current.version"),
         check=JOB_ADOPTION,
         why="a barrier returns while a layer of an older version is still being adopted",
     ),
@@ -157,7 +157,7 @@ MUTATIONS = (
         name="transfers-linked-file-not-isolated",
         module="ebla.bulk.seal",
         function="Sealer._isolate",
-        find="is_copied = not self._deps.isolation.has_no_writer(taken)",
+        find="is_copied = not self._context.isolation.has_no_writer(taken)",
         replace="is_copied = False",
         check=STAGING,
         why="an abandoned task that still has its file open changes a replica's file",
@@ -176,7 +176,7 @@ MUTATIONS = (
         module="ebla.bulk.seal",
         function="Sealer._has_checksum",
         find="return file_checksum(self._disk, path) == expected.checksum",
-        replace="return self._disk.exists(path)",
+        replace="return self.exists(path)",
         check=STAGING,
         why="a bit that changed in transit becomes part of a replica",
     ),
@@ -276,8 +276,8 @@ MUTATIONS = (
         name="transfers-runs-not-checked-for-order",
         module="ebla.storage.merge.run_merge",
         function="RowOrderCheck.check",
-        find="if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):",
-        replace="if not self._is_next(keys[0].as_py()) and not _ascend(keys, words):",
+        find="if not is_next or not _ascend(keys, words):",
+        replace="if not is_next and not _ascend(keys, words):",
         check=RUNS,
         why="a layer is built out of order, and reads do not find its rows",
     ),
@@ -320,9 +320,9 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-guards-of-bulk-not-told",
-        module="ebla.bulk.bulk_process",
-        function="BulkProcess._child_report",
-        find="closing_sessions=self.guards.closing",
+        module="ebla.node.child_process",
+        function="ChildProcess.report_of",
+        find="closing_sessions=() if self.guards is None else self.guards.closing",
         replace="closing_sessions=()",
         check=PytestCheck("tests/unit/bulk/test_bulk_process.py"),
         why="a close returns while a seal of the session is running",
@@ -366,10 +366,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="transfers-linked-file-not-isolated-in-simulation",
-        module="ebla.sim.transfers.file_isolation",
-        function="SimIsolation.has_no_writer",
-        find="return not self._disk.is_open(path)",
-        replace="return self._disk.exists(path)",
+        module="ebla.sim.disk",
+        function="ProcessDisk.has_no_writer",
+        find="return not self._file(path).is_open()",
+        replace="return self.exists(path)",
         check=SEEDS,
         why="the same as without isolation, found by whole nodes",
         limit_s=SEEDS_S,

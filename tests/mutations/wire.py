@@ -53,6 +53,15 @@ MUTATIONS = (
         why="a client repeats a write that was applied but could not be answered",
     ),
     Mutation(
+        name="wire-waiting-limit-checked-in-the-eager-step",
+        module="ebla.wire.client_connection",
+        function="RpcClientConnection._wait_for_room",
+        find="await needs_task()\nif len(self._waiting) >= limits.waiting_requests_max:",
+        replace="count = len(self._waiting)\nawait needs_task()\nif count >= limits.waiting_requests_max:",
+        check=PytestCheck(f"{CALLS}::test_calls_that_begin_in_one_eager_step_are_not_more_than_may_wait"),
+        why="the requests of one step all wait, however many they are",
+    ),
+    Mutation(
         name="wire-lost-connection-claims-not-applied",
         module="ebla.wire.client_connection",
         function="RpcClientConnection.link_closed",
@@ -153,11 +162,11 @@ MUTATIONS = (
     ),
     Mutation(
         name="tls-key-readable",
-        module="ebla.runtime.tls",
-        function="TlsFolder._write",
-        find="descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 384)",
-        replace="descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 420)",
-        check=PytestCheck(f"{TLS}::test_first_start_makes_files_of_the_owner_alone"),
+        module="ebla.runtime.data_folder",
+        function="write_durably",
+        find="os.O_CLOEXEC, 384)",
+        replace="os.O_CLOEXEC, 420)",
+        check=PytestCheck(f"{TLS}::test_first_start_makes_files_of_the_owner_alone_also_after_an_interrupted_one"),
         why="every user of the machine can read the cluster's key",
     ),
     Mutation(

@@ -77,13 +77,15 @@ class PipelineCluster(ServedNodes):
             slowly(lambda: self.leader == number, "the lead was handed over")
         self.wait_pipeline()
 
-    def restart_with_master(self, number: int, master: str) -> None:
+    def restart_with_master(self, number: int, master: str, secret_file: Path | str = "") -> None:
         """The node's pipeline runs its tasks at that master once the node leads."""
         self.stop_node(number)
         path = self.node(number).options_path
-        kept = [line for line in path.read_text().splitlines() if not line.startswith("master = ")]
+        kept = [line for line in path.read_text().splitlines() if not line.startswith(("master = ", "secret_file = "))]
         place = kept.index("[pipeline]") + 1
-        path.write_text("\n".join([*kept[:place], f'master = "{master}"', *kept[place:]]) + "\n")
+        path.write_text(
+            "\n".join([*kept[:place], f'master = "{master}"', f'secret_file = "{secret_file}"', *kept[place:]]) + "\n"
+        )
         self.start_node(number)
 
     def kill_child(self, name: str, number: int) -> int:

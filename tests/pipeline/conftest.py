@@ -15,7 +15,7 @@ from tests.pipeline.flight_rig import FlightRig, LoopThread
 from tests.pipeline.served_nodes import NODES, STEADY, ServedNodes
 from tests.pipeline.small_node import SmallNode, running_node
 from tests.pipeline.source_jobs import OneSpark
-from tests.pipeline.standalone import StandaloneCluster
+from tests.pipeline.standalone import SECRET, StandaloneCluster
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it has no types
 
 from ebla.pipeline.java import archive_path, default_archive_folder, find_java
@@ -28,10 +28,16 @@ TOGETHER = {
     "test_source_read": "source",
     "test_export_import": "programs",
     "test_spark_doc": "programs",
-    "test_spark_cluster": "standalone",
-    "test_standalone": "standalone",
+    "test_failures": "pipelined",
+    "test_kills": "pipelined",
+    "test_moves": "pipelined",
+    "test_source_failures": "pipelined",
+    "test_spark_cluster": "pipelined",
+    "test_standalone": "pipelined",
+    "test_zombies": "pipelined",
 }
-"""Modules that share slow fixtures, with the name of their group. Every other module is its own group."""
+"""Modules that share slow fixtures, with the name of their group. Every other module is its own group. The groups begin
+in the order of the files, so `pipelined`, which takes about as long as the others together, is one of the first."""
 
 __all__ = ["compiled_once"]
 
@@ -45,6 +51,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]  # see above
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
+    # By default the group with the most tests begins first, whatever they take.
+    config.option.loadscopereorder = False
     return Together(config, log)
 
 
@@ -122,7 +130,7 @@ def small_node(tmp_path_factory: pytest.TempPathFactory, archives: Path, compile
 
 @pytest.fixture(scope="session")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as running:
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone"), secret=SECRET) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -18,8 +18,8 @@ from tests.pipeline.transfers_contract import Files
 from tests.unit.storage.random_rows import MIXED
 
 from ebla.bulk.flight_server import FlightCertificate, FlightServer
-from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.bulk.workers.messages import ScanJob
 from ebla.model.errors import Corruption, Stale
 from ebla.model.identity import (
@@ -144,7 +144,6 @@ class Plane:
             attempt=put.attempt,
             name=put.name,
             kind=kind,
-            range=WHOLE_RING,
             size_bytes=put.size_bytes,
             received_bytes=0,
         )
@@ -169,7 +168,7 @@ class Plane:
 
 
 class Scan:
-    """`bulk.flight_streams.ScanStream` over the rows of a source."""
+    """`bulk.workers.bulk_workers.WorkerScan` over the rows of a source."""
 
     def __init__(self) -> None:
         self._found: Sequence[pa.RecordBatch] = ()
@@ -201,7 +200,7 @@ class Scan:
 
 
 class Scans:
-    async def start(self, deadline_s: float) -> Scan:
+    async def start(self, _deadline_s: float) -> Scan:
         return Scan()
 
 
@@ -226,7 +225,7 @@ class FlightRig:
         certificate = make_node_certificate(authority, self.host, cluster, validity)
         self.authority = authority.certificate_pem
         identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
-        self._server = FlightServer(self.stream_service, Scans(), FlightLimits(piece_bytes=1 << 18), unheard)
+        self._server = FlightServer(self.stream_service, cast("BulkWorkers", Scans()), unheard, piece_bytes=1 << 18)
         self._address = loop.call(lambda: self._server.listen(Address("127.0.0.1", 0), identity))
         self.with_short_cut = False
 
@@ -253,7 +252,7 @@ class FlightRig:
         parts = (CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=listed),)
         ticket = str(checkpoint).encode()
         self.stream_service.sources[ticket] = SourceStream(
-            session=self.session, checkpoint=checkpoint, table=MIXED.id, folder=str(folder), parts=parts, schema=MIXED
+            session=self.session, checkpoint=checkpoint, folder=str(folder), parts=parts, schema=MIXED
         )
         source = TransferSource(
             host=self.host, checkpoint=checkpoint, table=MIXED.id, parts=parts, ticket=ticket, flight=self._address

@@ -17,6 +17,7 @@ from ebla.pipeline.java_process import descendants, kill_process
 from ebla.pipeline.spark_session import SPARK_HOME
 
 LOOPBACK = "127.0.0.1"
+SECRET = "known-to-both-sides"  # of a cluster of the tests
 START_S = 90.0
 STOP_S = 20.0
 
@@ -29,8 +30,17 @@ def free_port() -> int:
 
 
 class StandaloneCluster:
-    def __init__(self, folder: Path, hosts: Sequence[str] = (LOOPBACK,)) -> None:
-        """`hosts`: of the workers. Spark runs the second attempt of a task only on another host."""
+    def __init__(self, folder: Path, hosts: Sequence[str] = (LOOPBACK,), secret: str = "") -> None:
+        """`hosts`: of the workers. Spark runs the second attempt of a task only on another host. `secret`: without it
+        nobody can connect."""
+        self.secret_file = folder / "secret"
+        self.secret_file.touch(0o600)
+        self.secret_file.write_text(f"{secret}\n")
+        self._properties = folder / "daemons.properties"
+        self._properties.touch(0o600)
+        if secret:
+            locked = f"spark.network.crypto.enabled true\nspark.authenticate.secret {secret}\n"
+            self._properties.write_text(f"spark.authenticate true\n{locked}")
         self._folder = folder
         self._hosts = hosts
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -48,8 +58,9 @@ class StandaloneCluster:
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": LOOPBACK,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false "
-            f"-XX:-UsePerfData -Djava.io.tmpdir={self._folder} -Dspark.local.dir={self._folder}",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
+            f"-Dspark.master.rest.enabled=false -XX:-UsePerfData -Djava.io.tmpdir={self._folder} "
+            f"-Dspark.local.dir={self._folder}",
         }
         try:
             place = ("--host", LOOPBACK, "--port", str(self.port), "--webui-port", "0")
@@ -78,7 +89,8 @@ class StandaloneCluster:
         return descendants(self.worker_pid)
 
     def _start(self, kind: str, name: str, *arguments: str) -> None:
-        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
+        daemon = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+        command = [*daemon, "--properties-file", str(self._properties), *arguments]
         with self._log(name).open("wb") as log:
             self._processes.append(
                 subprocess.Popen(

@@ -52,6 +52,6 @@ def test_stopped_while_it_starts_it_leaves_no_process_and_the_archive_of_classes
 def test_a_master_that_is_not_there_is_told(loop: LoopThread, tmp_path: Path) -> None:
     master = f"spark://127.0.0.1:{free_port()}"
     with RunningEngine(
-        loop, SparkOptions(folder=tmp_path / "spark", master=master), b"", EngineState.UNAVAILABLE
+        loop, SparkOptions(folder=tmp_path / "spark", master=master, authenticate=False), b"", EngineState.UNAVAILABLE
     ) as running:
         assert f"no Spark master answers at {master}" in running.engine.status().cause

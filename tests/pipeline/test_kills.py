@@ -74,8 +74,8 @@ KILLS: dict[str, Callable[[PipelineCluster, TwoMoves], object]] = {
 }
 
 
-ALONE = ("bulk_of_source", "bulk_of_target", "shards", "pipeline")
-"""Victims that every run covers together with others, as `children` and `leader`."""
+ALONE = ("workers", "bulk_of_source", "bulk_of_target", "shards", "target", "pipeline")
+"""Victims that every run covers together with others, as `children` and `leader`; `test_spark_engine` kills workers."""
 
 
 @pytest.mark.parametrize(

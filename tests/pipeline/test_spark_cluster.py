@@ -29,7 +29,7 @@ SOURCE, TARGET, THIRD = 0, 1, 2
 
 @pytest.fixture(scope="module")
 def cluster(pipelined: PipelineCluster, standalone: StandaloneCluster) -> Iterator[PipelineCluster]:
-    pipelined.restart_with_master(THIRD, standalone.master)
+    pipelined.restart_with_master(THIRD, standalone.master, standalone.secret_file)
     pipelined.lead(THIRD)
     pipelined.tasks_root = standalone.worker_pid
     yield pipelined

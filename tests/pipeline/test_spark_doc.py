@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from tests.pipeline.small_node import SmallNode
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,7 @@ def test_the_ten_first_things(small_node: SmallNode, tmp_path: Path) -> None:
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"
 
 
+@pytest.mark.long
 def test_from_csv_to_served_rows(small_node: SmallNode) -> None:
     ended = small_node.run(str(ROOT / "examples" / "csv_to_served_rows.py"), small_node.contact)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr[-4000:]}"

@@ -2,17 +2,25 @@
 
 import os
 
+import psutil
 import pytest
 from tests.pipeline import transfers_contract as contract
 from tests.pipeline.engines import RunningEngine, until
 from tests.pipeline.flight_rig import FlightRig, LoopThread
-from tests.pipeline.standalone import StandaloneCluster, bare_python
+from tests.pipeline.standalone import SECRET, StandaloneCluster, bare_python
 
 from ebla.pipeline.java import default_archive_folder
-from ebla.pipeline.java_process import is_running
+from ebla.pipeline.java_process import descendants, is_running
 from ebla.pipeline.package_shipping import warm_up
 from ebla.pipeline.spark_settings import SparkOptions
 from ebla.ports.transfer_engine import PipelineUnavailable
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""  # it has ended
 
 
 def test_work_on_a_cluster(
@@ -30,6 +38,7 @@ def test_work_on_a_cluster(
     options = SparkOptions(
         folder=folder / "spark",
         master=standalone.master,
+        secret_file=standalone.secret_file,
         python=str(stranger),
         task_tries=2,
         settings=quick,
@@ -48,6 +57,9 @@ def test_work_on_a_cluster(
         ):
             loop.run(one(rig))
         executors = standalone.executors
+        commands = [command_line(process) for process in (*descendants(os.getpid()), *executors)]
+        assert any("spark.authenticate=true" in command for command in commands)
+        assert not any(SECRET in command for command in commands), "others can see command lines"
         assert executors
         assert running.engine._live is not None
         spark = running.engine._live.session.spark

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import QUICK, random_base_address
+from tests.tidy.lock import pins
 
 ROOT = Path(__file__).parents[2]
 INSTALL_S = 900.0
@@ -31,7 +32,10 @@ class Installed:
         pip = (str(self._bin / "python"), "-m", "pip", "--disable-pip-version-check")
         self._python(*pip, "wheel", "-q", "--no-deps", "-w", str(wheels), str(ROOT))
         (wheel,) = wheels.iterdir()
-        self._python(*pip, "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel))
+        # Without hashes: pip would want one of the wheel too, which was built just now.
+        versions = folder / "versions.txt"
+        versions.write_text("\n".join(pins((ROOT / "constraints.txt").read_text())))
+        self._python(*pip, "install", "-q", "-c", str(versions), str(wheel))
 
     @property
     def surroundings(self) -> Mapping[str, str]:

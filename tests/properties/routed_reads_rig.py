@@ -20,8 +20,7 @@ from tests.unit.topology.small_cluster import TABLE, network
 
 from ebla.model.identity import Replica
 from ebla.model.schema import TableOptions, TableSchema, TombstoneGc
-from ebla.request.read_router import ReadLimits
-from ebla.request.router_types import ReadQuery
+from ebla.request.router_types import ReadQuery, RouterLimits
 from ebla.storage.codec.key_codec import head_key, prefix_end, row_key, split_key
 from ebla.storage.codec.live_rows import has_static, is_live_row, static_values, visible_cells
 from ebla.storage.codec.row_codec import decode_head, decode_row, is_head
@@ -149,5 +148,5 @@ def snapshot_for(case: Case) -> Snapshot:
             return snapshot_of(None, case.schema, nodes=nodes, replication=network(dc1=3))
 
 
-def limits_of(case: Case) -> ReadLimits:
-    return ReadLimits(page_bytes_max=case.rng.choice([60, 1 << 20]), parallel_ranges_max=case.rng.choice([1, 3, 64]))
+def limits_of(case: Case) -> RouterLimits:
+    return RouterLimits(page_bytes_max=case.rng.choice([60, 1 << 20]), parallel_ranges_max=case.rng.choice([1, 3, 64]))

@@ -6,9 +6,9 @@ can do, and INV-TABL-1 must hold of it.
 
 from ebla.model.identity import Replica, TableId
 from ebla.topology.apply.tablets import given_up_hosts
+from ebla.topology.invariants import InvariantViolation, StoredTablet, stray_tablets
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import TabletStage
-from ebla.topology.tablet_invariants import InvariantViolation, StoredTablet, stray_tablets
 from ebla.topology.tablet_map import TabletMap
 from ebla.topology.tablet_stages import Selector, leaving_replicas, pending_replicas, stage_row
 

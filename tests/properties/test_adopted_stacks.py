@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.storage.small_table import CELLS, SMALL, clustering_of, head_of, key_of, partition_token, value_of
 from tests.unit.storage.store_rig import Rig, limits
 
 from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.options import CommitLogMode
-from ebla.sim.clusters.memory_compaction import compact_in_memory
-from ebla.sim.workloads.small_table import CELLS, SMALL, clustering_of, head_of, key_of, partition_token, value_of
 from ebla.storage.codec.row_codec import decode_row, encode_head
 from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item
 from ebla.storage.manifest import layer_folder
@@ -125,7 +125,7 @@ async def seen_in(store: ShardStore, stack: Stack) -> dict[Place, bytes]:
     shown: dict[Place, bytes] = {}
     for partition in range(PARTITIONS):
         for row in range(ROWS):
-            value = await store.read(stack, key_of(partition, row))
+            value = (await store.open(stack)).read(key_of(partition, row))
             cells = {} if value is None else decode_row(value, SMALL.layouts).cells
             shown |= {(partition, row, at): one.value for at, one in cells.items() if one.value is not None}
     return shown
@@ -145,7 +145,8 @@ async def fold_away(rig: Rig, store: ShardStore, stack: Stack) -> None:
     assert rig.engine is not None
     job = await store.begin_compaction(stack, GcContext(now_s=LATE_S, replication_factor=1), whole=True)
     if job is not None:
-        assert await store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
+        result = await run_compaction(rig.engine, rig.engine.disk, job)
+        assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
 
 
 HALF = TokenRange(partition_token(0), partition_token(1))

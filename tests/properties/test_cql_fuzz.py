@@ -17,13 +17,14 @@ from tests.unit.cql.protocol_rig import (
     request,
 )
 
-from ebla.cql.server.connection import ConnectionLimits
 from ebla.model.error_codes import CqlCode
+from ebla.options import NodeLimits
 from ebla.wire.cql import notation
 from ebla.wire.cql.compression import LZ4
 from ebla.wire.cql.frames import CqlFrame, Opcode
 
-LIMITS = ConnectionLimits(request_bytes_max=2_000, first_request_bytes_max=500)
+LIMITS = NodeLimits(cql_request_bytes_max=2_000)
+BOUNDS = {"first_request_bytes_max": 500}
 STARTUP = request(Opcode.STARTUP, STARTUP_BODY)
 STARTUP_LZ4 = request(
     Opcode.STARTUP,
@@ -93,7 +94,7 @@ async def _heard(parted: ConnectionRig, data: bytes, steps: list[int]) -> tuple[
 @example(b"", [b"\x04\x00\x00\x01\x01\x00\x00\x00\x02\xff\xff"], [3, 1])
 @example(STARTUP_LZ4, [request(Opcode.QUERY, b"\x7f\xff\xff\xff\0", flags=1)], [])
 def test_no_bytes_are_too_strange(greeting: bytes, sent: list[bytes], steps: list[int]) -> None:
-    parted = ConnectionRig(limits=LIMITS)
+    parted = ConnectionRig(limits=LIMITS, bounds=BOUNDS)
     frames, closed = asyncio.run(_heard(parted, greeting + b"".join(sent), steps))
     assert parted.reports == []
     assert parted.load.bytes == 0
@@ -108,7 +109,7 @@ def test_no_bytes_are_too_strange(greeting: bytes, sent: list[bytes], steps: lis
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(WELL_FORMED), max_size=20), st.lists(st.integers(0, 60), max_size=20))
 def test_every_good_frame_is_answered_however_its_bytes_arrive(sent: list[bytes], steps: list[int]) -> None:
-    parted = ConnectionRig(limits=LIMITS)
+    parted = ConnectionRig(limits=LIMITS, bounds=BOUNDS)
     frames, closed = asyncio.run(_heard(parted, STARTUP_LZ4 + b"".join(sent), steps))
     assert not closed
     assert len(frames) == 1 + len(sent)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.unit.journal.on_disks import Machine
 
 from ebla.control.raft.storage import RaftStorage
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import SegmentedLog
 from ebla.model.errors import DiskFull
 from ebla.raft.effects import LogWrite
@@ -16,7 +15,7 @@ from ebla.raft.messages import Entry, HardState, PeerId, SnapshotMeta
 from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
-LIMITS = JournalLimits(segment_bytes=3000, batch_bytes_max=1 << 16, read_bytes=2000)
+SEGMENT_BYTES = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class Model:
 
 
 async def live(machine: Machine, model: Model, life: Life, disk: ProcessDisk) -> None:
-    log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+    log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
     await check(log, model)
     for kind, count, size in life.steps:
         if kind == "drop":
@@ -180,7 +179,7 @@ class RaftRun:
         self.wanted = RaftModel()
 
     async def live(self, steps: list[tuple[str, int]], disk: ProcessDisk) -> None:
-        log, found = await RaftStorage.open(disk, self.machine.rng, "/data/raft", LIMITS)
+        log, found = await RaftStorage.open(disk, self.machine.rng, "/data/raft", SEGMENT_BYTES)
         model = RaftModel(found.hard_state, found.snapshot, found.entries)
         self.check(model)
         self.durable, self.wanted = model.copy(), model

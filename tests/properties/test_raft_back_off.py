@@ -4,10 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebla.raft.log import Log
-from ebla.raft.messages import Entry, SnapshotMeta
-from ebla.raft.progress import FlowLimits, PeerProgress
+from ebla.raft.messages import Entry, PeerId, SnapshotMeta
+from ebla.raft.options import RaftOptions
+from ebla.raft.progress import PeerProgress
 
-_LIMITS = FlowLimits(8, 0)
+_OPTIONS = RaftOptions(peer=PeerId(1), inflight_messages_max=8)
 
 
 @st.composite
@@ -46,7 +47,7 @@ def _naive(leader: Log, follower: Log) -> int:
 @given(log_pairs(), st.data())
 def test_back_off_finds_where_the_logs_part(pair: tuple[list[int], list[int]], data: st.DataObject) -> None:
     leader, follower = _log(pair[0], 1), _log(pair[1], 1)
-    progress = PeerProgress(_LIMITS, next_index=leader.last_index + 1, is_learner=False, recently_active=True)
+    progress = PeerProgress(_OPTIONS, next_index=leader.last_index + 1, is_learner=False, recently_active=True)
     probes = 0
     while True:
         probes += 1

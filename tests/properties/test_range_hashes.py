@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.storage.naive_compaction import collected
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, column
 
 from ebla.model.errors import InvalidRequest
@@ -20,7 +21,7 @@ from ebla.storage.codec.key_codec import decode_token, in_spans, key_spans
 from ebla.storage.codec.row_codec import decode_row, encode_row, is_head
 from ebla.storage.codec.row_digest import canonical_value
 from ebla.storage.columns.chunks import ChunkShape, chunk_of
-from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector, collected
+from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.layer_facts import ALWAYS_US
 from ebla.storage.merge.chunk_merge import merge_chunks

@@ -8,14 +8,14 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.replica.shard_rig import NOW_S, OWN, ShardRig, in_shard, read_of, small_cluster, write_of
+from tests.unit.storage.small_table import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
 from tests.unit.topology.small_cluster import replica
 
 from ebla.model.cql_types import parse_type
 from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema, with_column, without_column
 from ebla.options import CommitLogMode
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.small_table import CELLS, MAP, SMALL, STATIC, clustering_of, head_of, key_of, prefix_of
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.storage.codec.key_codec import prefix_end, split_key
 from ebla.storage.codec.live_rows import is_live_row
 from ebla.storage.codec.row_codec import decode_row, encode_head, encode_row, is_head

@@ -25,7 +25,7 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
-from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.replica.row_pages import StackPageReader, are_single_keys, read_keys
 from ebla.sim.disk import ProcessDisk
 from ebla.storage.layers.layer import Item

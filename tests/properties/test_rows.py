@@ -1,5 +1,6 @@
 """Versions of a row become one row whatever the order, and rows survive their stored form."""
 
+import itertools
 from collections.abc import Iterable
 from random import Random
 
@@ -32,11 +33,13 @@ CELLS = st.builds(
     ),
     TIMES,
     VALUES,
-    st.sampled_from([0, 5]),
+    st.sampled_from([0, 5, 9]),
     st.integers(0, 2),
 )
 DELETIONS = st.builds(Deletion, TIMES, st.integers(0, 2))
-MARKERS = st.builds(RowMarker, TIMES)
+MARKERS = st.builds(
+    lambda time, ttl, at: RowMarker(time, ttl, at if ttl else 0), TIMES, st.sampled_from([0, 5, 9]), st.integers(0, 2)
+)
 
 
 def elements(deletion: Deletion | None, cells: dict[bytes, Cell]) -> CollectionCells:
@@ -66,22 +69,41 @@ HEADS = st.builds(head, st.none() | DELETIONS, st.lists(RANGES, max_size=2)).map
 )
 
 
-@given(CELLS, CELLS)
-def test_ties_are_decided_by_content(one: Cell, other: Cell) -> None:
+def cell(value: bytes | None, ttl_s: int = 0, at_s: int = 0, timestamp_us: int = 1) -> Cell:
+    return Cell(timestamp_us=timestamp_us, value=value, ttl_s=ttl_s, at_s=at_s)
+
+
+RANKED = [
+    cell(b"a"),
+    cell(b"b"),
+    cell(b"z", ttl_s=1, at_s=2),
+    cell(b"a", ttl_s=100, at_s=101),
+    cell(b"b", ttl_s=50, at_s=101),
+    cell(b"b", ttl_s=100, at_s=101),
+    cell(None, at_s=1),
+    cell(None, at_s=2),
+    cell(b"a", timestamp_us=2),
+]
+"""Each wins over those before it."""
+RANKED_MARKERS = [RowMarker(1), RowMarker(1, 9, 10), RowMarker(1, 5, 11), RowMarker(1, 9, 11), RowMarker(2)]
+
+
+@given(CELLS, CELLS, CELLS)
+def test_ties_are_decided_by_content(one: Cell, other: Cell, third: Cell) -> None:
     assert newer_cell(one, other) == newer_cell(other, one)
+    assert newer_cell(newer_cell(one, other), third) == newer_cell(one, newer_cell(other, third))
+    assert newer_cell(one, one) == one
 
 
-@pytest.mark.parametrize(
-    ("loser", "best"),
-    [
-        (Cell(timestamp_us=1, value=b"z"), Cell(timestamp_us=2, value=b"a")),
-        (Cell(timestamp_us=1, value=b"z"), Cell(timestamp_us=1, value=None)),
-        (Cell(timestamp_us=1, value=b"a"), Cell(timestamp_us=1, value=b"b")),
-        (Cell(timestamp_us=1, value=b"a", ttl_s=5, at_s=10), Cell(timestamp_us=1, value=b"a", ttl_s=5, at_s=11)),
-    ],
-)
+@pytest.mark.parametrize(("loser", "best"), list(itertools.combinations(RANKED, 2)))
 def test_the_tie_rule(loser: Cell, best: Cell) -> None:
     assert newer_cell(loser, best) == newer_cell(best, loser) == best
+
+
+@pytest.mark.parametrize(("loser", "best"), list(itertools.combinations(RANKED_MARKERS, 2)))
+def test_markers_follow_the_tie_rule(loser: RowMarker, best: RowMarker) -> None:
+    one, other = Row(marker=loser), Row(marker=best)
+    assert merge_rows(one, other) == merge_rows(other, one) == other
 
 
 def merged(rows: Iterable[Row]) -> Row:

@@ -17,15 +17,7 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.storage.store_rig import Rig, limits
-
-from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
-from ebla.model.schema import TombstoneGc
-from ebla.model.token import WHOLE_RING
-from ebla.options import CommitLogMode
-from ebla.sim.clusters.memory_compaction import compact_in_memory
-from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import (
+from tests.unit.storage.small_table import (
     CELLS,
     MAP,
     STATIC,
@@ -35,8 +27,16 @@ from ebla.sim.workloads.small_table import (
     small_table,
     value_of,
 )
+from tests.unit.storage.store_rig import Rig, limits, open_new_store
+
+from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
+from ebla.model.schema import TombstoneGc
+from ebla.model.token import WHOLE_RING
+from ebla.options import CommitLogMode
+from ebla.sim.disk import ProcessDisk
 from ebla.storage.codec.row_codec import decode_head, decode_row, encode_head
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult, SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.storage.layers.layer import Item, build_layer
 from ebla.storage.layers.memory_engine import MemoryEngine
@@ -44,7 +44,6 @@ from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import ShardStore
-from ebla.storage.store_recovery import open_store
 
 PARTITIONS, ROWS = 3, 3
 PATHS = (b"x", b"y")
@@ -61,7 +60,13 @@ FRESH_BYTES = 230
 Place = tuple[int, int, str]
 """Partition, row (-1: static), and the column, collection element or marker."""
 Version = tuple[int, bool, bytes, int, int]
-"""Timestamp, whether it deletes, value, when it expires or was deleted, TTL: compared as a whole."""
+"""Timestamp, whether it deletes, value, when it expires or was deleted, TTL."""
+
+
+def rank(version: Version) -> tuple[int, bool, bool, int, bytes, int]:
+    """The tie rule, written once more."""
+    timestamp_us, deletes, value, at_s, ttl_s = version
+    return timestamp_us, deletes, ttl_s > 0, at_s, value, ttl_s
 
 
 @dataclass(eq=False, kw_only=True)
@@ -104,7 +109,7 @@ class Model:
         live = [one for one in self.versions.get(place, ()) if one[0] > covered_us]
         if not live:
             return None
-        _, deletes, value, at_s, ttl_s = max(live)
+        _, deletes, value, at_s, ttl_s = max(live, key=rank)
         return None if deletes or (ttl_s and at_s <= now_s) else value
 
     def may_be_dropped_us(self, place: Place, gc_before_s: int) -> int:
@@ -348,7 +353,7 @@ class Driver:
         job = await self.store.begin_compaction(self.stack, terms, whole=whole % 4 > 0)
         if job is not None:
             self.gc_before_s = max([self.gc_before_s, *(span.before_s for span in job.rule.spans)])
-            self.job = (job, await compact_in_memory(self.engine, job))
+            self.job = (job, await run_compaction(self.engine, self.engine.disk, job))
 
     async def finish_compaction(self, *_: int) -> None:
         if self.job is None:
@@ -452,11 +457,11 @@ class Driver:
     async def look(self, partition: int, number: int) -> dict[Place, bytes]:
         """What is seen of a row, or of the static part."""
         key = head_of(partition) if number < 0 else key_of(partition, number)
-        value = await self.store.read(self.stack, key)
+        value = (await self.store.open(self.stack)).read(key)
         return {} if value is None else dict(self.places(key, value))
 
     async def check_all(self, store: ShardStore | None = None, stack: Stack | None = None) -> None:
-        items = await (store or self.store).scan(stack or self.stack, b"", None, 1_000)
+        items = list((await (store or self.store).open(stack or self.stack)).scan())
         assert [key for key, _ in items] == sorted({key for key, _ in items})
         found = dict(seen for key, value in items for seen in self.places(key, value))
         expected = {}
@@ -495,12 +500,12 @@ def where_of(byte: int) -> tuple[int, int]:
 
 
 def marker_version(timestamp_us: int, ttl_s: int = 0, at_s: int = 0) -> Version:
-    """Markers of one time are compared by their TTL first."""
+    """Its TTL stands for a value."""
     return (timestamp_us, False, ttl_s.to_bytes(4), at_s, ttl_s)
 
 
 async def open_copy(rig: Rig, engine: MemoryEngine, folder: str) -> ShardStore:
-    return await open_store(engine.disk, rig.machine.rng, folder, engine, rig.bounds)
+    return await open_new_store(engine.disk, rig.machine.rng, folder, engine, rig.bounds)
 
 
 SCRIPTS = st.binary(min_size=OPERATIONS * OPERATION.size, max_size=OPERATIONS * OPERATION.size)

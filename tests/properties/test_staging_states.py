@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.bulk.staging_rig import PLACE, RANGES, SESSION, TRANSFER, StagingRig, target
 from tests.unit.journal.on_disks import Machine
+from tests.unit.storage.small_table import SMALL
 
 from ebla.bulk.seal import SealSpec
 from ebla.model.errors import EblaError
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.staging_format import read_sealed
 from ebla.wire.transfer_messages import FlightPut
 

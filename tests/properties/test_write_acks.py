@@ -7,7 +7,7 @@ from tests.unit.topology.small_cluster import node, replica
 from ebla.model.consistency import ConsistencyLevel, ReplicaCounts, RequiredReplies, is_met, required_replies
 from ebla.model.identity import Replica
 from ebla.request.write_acks import AckCounter
-from ebla.request.write_plan import UnavailableReplicas, WriteReplicaPlan, plan_without, plan_write
+from ebla.request.write_plan import WriteReplicaPlan, plan_without, plan_write
 from ebla.topology.routing.replica_sets import WriteReplicas, count_by_datacenter
 
 NODES = [node(number, datacenter=f"dc{number % 3}") for number in range(1, 13)]
@@ -25,7 +25,7 @@ def writes(draw: st.DrawFn) -> tuple[WriteReplicas, tuple[RequiredReplies, ...],
     needed = required_replies(level, counts, "dc1", count_by_datacenter(pending, DATACENTERS))
     away = frozenset(draw(st.lists(st.sampled_from(REPLICAS), max_size=4)))
     replicas = WriteReplicas(natural, pending)
-    return replicas, needed, plan_write(replicas, needed, DATACENTERS, UnavailableReplicas(frozenset(), away)), away
+    return replicas, needed, plan_write(replicas, needed, DATACENTERS, lambda replica: replica in away), away
 
 
 def enough(needed: tuple[RequiredReplies, ...], answered: list[Replica]) -> bool:

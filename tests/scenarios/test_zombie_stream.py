@@ -21,11 +21,11 @@ from tests.unit.topology.world import Coordinator, World, host
 from ebla.model.identity import HostId, Replica, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Revision
 from ebla.topology.commands import AdvanceTablets, RecordRepair, StartMoves, TabletAdvance, TabletMove
+from ebla.topology.invariants import StoredTablet, stray_tablets
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionStateMachine
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import TabletStage, TransitionKind
-from ebla.topology.tablet_invariants import StoredTablet, stray_tablets
 from ebla.topology.tablet_map import TabletTransition
 from ebla.topology.tablet_stages import StageAction, leaving_replicas, pending_replicas, stage_row, tablet_stream
 

@@ -54,24 +54,24 @@ def odd_seeds_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--list"]) == 0
     output = capsys.readouterr().out
-    assert "register" in output
-    assert "linearizable under every fault" in output
+    assert "raft" in output
+    assert "a Raft group keeps every promise" in output
 
 
 def test_a_seed_is_replayed_and_ends_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    expected = run_scenario(find_scenario("register"), 7, 4.0)
-    assert cli.main(["--scenario", "register", "--seed", "7", "--seconds", "4", "--narrate"]) == 0
+    expected = run_scenario(find_scenario("raft"), 7, 4.0)
+    assert cli.main(["--scenario", "raft", "--seed", "7", "--seconds", "4", "--narrate"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"trace={expected.trace}"
-    assert "register is well at seed 7" in lines[-2]
-    assert any(line.endswith("r1         starts") for line in lines)
+    assert "raft is well at seed 7" in lines[-2]
+    assert any(line.endswith("starts") for line in lines)
 
 
 def test_a_failing_seed_prints_its_story_and_exits_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "run_scenario", lambda *_: outcome("register", 7, "Failed: lost a write"))
-    assert cli.main(["--scenario", "register", "--seed", "7"]) == 1
+    monkeypatch.setattr(cli, "run_scenario", lambda *_: outcome("raft", 7, "Failed: lost a write"))
+    assert cli.main(["--scenario", "raft", "--seed", "7"]) == 1
     output = capsys.readouterr().out
     assert "the story" in output
     assert "fails at seed 7: Failed: lost a write" in output
@@ -81,14 +81,14 @@ def test_a_failing_seed_prints_its_story_and_exits_1(
 def test_many_seeds_say_which_fail_and_how_to_replay_them(
     capsys: pytest.CaptureFixture[str], odd_seeds_fail: None
 ) -> None:
-    assert cli.main(["--scenario", "register", "--seeds", "2-5"]) == 1
+    assert cli.main(["--scenario", "raft", "--seeds", "2-5"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "4 runs, 2 failed" in lines
     assert lines[-2:] == [
-        "  python -m ebla.sim --scenario register --seed 3 --seconds 20 --narrate",
-        "  python -m ebla.sim --scenario register --seed 5 --seconds 20 --narrate",
+        "  python -m ebla.sim --scenario raft --seed 3 --seconds 20 --narrate",
+        "  python -m ebla.sim --scenario raft --seed 5 --seconds 20 --narrate",
     ]
-    assert cli.main(["--scenario", "register", "--seeds", "2-2"]) == 0
+    assert cli.main(["--scenario", "raft", "--seeds", "2-2"]) == 0
     assert "1 runs, 0 failed" in capsys.readouterr().out
 
 
@@ -98,7 +98,7 @@ def test_all_runs_every_scenario(capsys: pytest.CaptureFixture[str], odd_seeds_f
 
 
 def test_worker_processes_really_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--scenario", "chatter", "--seeds", "1-3", "--seconds", "2"]) == 0
+    assert cli.main(["--scenario", "wire", "--seeds", "1-3", "--seconds", "2"]) == 0
     assert "3 runs, 0 failed" in capsys.readouterr().out
 
 
@@ -106,18 +106,18 @@ def test_worker_processes_really_run(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "complaint"),
     [
         ([], "one of the arguments --scenario --all --list is required"),
-        (["--scenario", "nonesuch"], "there is no scenario 'nonesuch'; there are: chatter"),
-        (["--scenario", "register", "--seed", "-1"], "a seed is a whole number from 0, not '-1'"),
-        (["--scenario", "register", "--seed", "x"], "a seed is a whole number from 0, not 'x'"),
-        (["--scenario", "register", "--seeds", "5"], "seeds are given as A-B, for example 1-200, not '5'"),
-        (["--scenario", "register", "--seeds", "9-5"], "'9-5' is empty"),
-        (["--scenario", "register", "--seeds", "0-99999999"], "more than 1000000 seeds"),
-        (["--scenario", "register", "--seconds", "0"], "seconds must be above 0"),
-        (["--scenario", "register", "--seconds", "nan"], "seconds must be above 0"),
-        (["--scenario", "register", "--seconds", "ten"], "seconds are a number, not 'ten'"),
-        (["--scenario", "register", "--seed", "1", "--seeds", "1-2"], "not allowed with argument"),
-        (["--scenario", "register", "--seeds", "1-2", "--narrate"], "--narrate prints one run: use it with --seed"),
-        (["--scenario", "register", "--all"], "not allowed with argument"),
+        (["--scenario", "nonesuch"], "there is no scenario 'nonesuch'; there are: formation"),
+        (["--scenario", "raft", "--seed", "-1"], "a seed is a whole number from 0, not '-1'"),
+        (["--scenario", "raft", "--seed", "x"], "a seed is a whole number from 0, not 'x'"),
+        (["--scenario", "raft", "--seeds", "5"], "seeds are given as A-B, for example 1-200, not '5'"),
+        (["--scenario", "raft", "--seeds", "9-5"], "'9-5' is empty"),
+        (["--scenario", "raft", "--seeds", "0-99999999"], "more than 1000000 seeds"),
+        (["--scenario", "raft", "--seconds", "0"], "seconds must be above 0"),
+        (["--scenario", "raft", "--seconds", "nan"], "seconds must be above 0"),
+        (["--scenario", "raft", "--seconds", "ten"], "seconds are a number, not 'ten'"),
+        (["--scenario", "raft", "--seed", "1", "--seeds", "1-2"], "not allowed with argument"),
+        (["--scenario", "raft", "--seeds", "1-2", "--narrate"], "--narrate prints one run: use it with --seed"),
+        (["--scenario", "raft", "--all"], "not allowed with argument"),
     ],
 )
 def test_bad_arguments_are_explained(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,16 +77,16 @@ def test_every_scenario_replays_exactly(name: str) -> None:
 
 
 def test_a_run_does_not_depend_on_the_runs_before_it() -> None:
-    register = find_scenario("register")
-    first = run_scenario(register, 3, 5.0)
-    other = run_scenario(register, 4, 5.0)
-    again = run_scenario(register, 3, 5.0)
+    raft = find_scenario("raft")
+    first = run_scenario(raft, 3, 5.0)
+    other = run_scenario(raft, 4, 5.0)
+    again = run_scenario(raft, 3, 5.0)
     assert first.trace == again.trace != other.trace
     assert first.steps == again.steps
 
 
 def test_narrating_changes_nothing() -> None:
     lines: list[str] = []
-    register = find_scenario("register")
-    assert run_scenario(register, 3, 5.0).trace == run_scenario(register, 3, 5.0, lines.append).trace
+    raft = find_scenario("raft")
+    assert run_scenario(raft, 3, 5.0).trace == run_scenario(raft, 3, 5.0, lines.append).trace
     assert any("crashes" in line for line in lines)

@@ -285,13 +285,13 @@ async def test_a_file_is_open_while_somebody_alive_has_it_under_any_name(
     disk.link("/data/a", "/data/b")
     disk.create("/data/c").close()
     assert disk.inode("/data/a") == disk.inode("/data/b") != disk.inode("/data/c")
-    assert [disk.is_open(f"/data/{name}") for name in "abc"] == [True, True, False]
+    assert [disk.has_no_writer(f"/data/{name}") for name in "abc"] == [False, False, True]
     held.close()
-    assert not disk.is_open("/data/b")
+    assert disk.has_no_writer("/data/b")
     theirs.open("/data/b")
-    assert disk.is_open("/data/a")
+    assert not disk.has_no_writer("/data/a")
     unit.kill()
-    assert not disk.is_open("/data/a")
+    assert disk.has_no_writer("/data/a")
     with pytest.raises(IsADirectoryError):
         disk.inode("/data")
 

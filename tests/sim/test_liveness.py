@@ -7,6 +7,7 @@ import pytest
 from tests.async_tests import runs_in
 
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
+from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.scenario import run_scenario
 from ebla.sim.scenarios.liveness import SCENARIO, SETTLE_S, build_nodes
@@ -108,14 +109,15 @@ async def test_a_node_that_was_stopped_itself_trusts_no_old_answer(world: World,
 
 
 async def test_a_connection_that_the_peer_has_forgotten_is_replaced(world: World, nodes: list[SimNode], /) -> None:
-    """It loses everything and never ends, as when a firewall loses its state."""
+    """It loses everything and never ends, as when a firewall loses its state. It is replaced once the peer is down,
+    seconds before the wire itself would give it up."""
     one, other = nodes[0].control.name, nodes[1].control.name
     ends = [link for link in world.network._links.values() if (link.here.name, link.other.here.name) == (other, one)]
     assert ends
     for end in ends:
         end.open = False
     before = of(nodes[0], nodes[1])
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(SILENCE_S + 3 * HEARTBEAT_S)
     after = of(nodes[0], nodes[1])
     assert after.state is PeerState.UP
     assert after.since_ms > before.since_ms, "it was down for a while"
@@ -177,3 +179,35 @@ async def test_the_right_to_serve_counts_from_the_question(world: World, nodes: 
         assert node.shards[0].process is not None
         assert not node.shards[0].process.serves()
         node.control.start()
+
+
+async def test_a_node_whose_clock_is_far_ahead_of_the_others_assigns_no_timestamps(
+    world: World, nodes: list[SimNode], /
+) -> None:
+    def skewed(node: SimNode) -> list[bool]:
+        clocks = monitor(node).clocks()
+        return [clocks[other.host].is_skewed for other in nodes if other is not node]
+
+    def assigns(node: SimNode) -> bool:
+        process = node.shards[0].process
+        assert process is not None
+        return not process._timestamps.is_clock_wrong
+
+    ahead_us = LIMITS.timestamp_ahead_max_ms * 1000 + 10_000_000
+    assert [skewed(node) for node in nodes] == [[False] * 3] * 4
+    nodes[0].control.machine.clock.jump(ahead_us)
+    await asyncio.sleep(8 * HEARTBEAT_S)
+    assert abs(monitor(nodes[0]).clock_ahead_ms() - ahead_us // 1000) < 2_000
+    assert [monitor(node).clock_ahead_ms() < 2_000 for node in nodes] == [False, True, True, True]
+    assert [skewed(node) for node in nodes] == [[True] * 3, *[[True, False, False]] * 3]
+    assert [assigns(node) for node in nodes] == [False, True, True, True]
+    nodes[0].control.machine.clock.jump(-ahead_us)
+    await asyncio.sleep(8 * HEARTBEAT_S)
+    assert [skewed(node) for node in nodes] == [[False] * 3] * 4
+    assert all(assigns(node) for node in nodes)
+
+
+def monitor(node: SimNode) -> HeartbeatMonitor:
+    assert node.control_process is not None
+    assert node.control_process._liveness is not None
+    return node.control_process._liveness

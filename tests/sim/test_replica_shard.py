@@ -10,33 +10,37 @@ import pytest
 from tests.async_tests import runs_in
 from tests.unit.control.feed_rig import FeedStore
 from tests.unit.replica.shard_rig import OWN, read_of, tablet_of, write_of
-from tests.unit.storage.store_rig import plain
+from tests.unit.storage.small_table import SMALL
+from tests.unit.storage.store_rig import STORE, plain
 from tests.unit.topology.small_cluster import network, node, replica
 
 from ebla.control.topology.committed_topology import CommittedTopology
 from ebla.control.topology.feed_service import FeedConfig, TopologyFeedService
 from ebla.feed.topology_view import View
+from ebla.journal.segmented_log import SegmentedLog
 from ebla.model.errors import ConnectionLost, EblaError, Stale, Unavailable, Unreachable
 from ebla.model.identity import Address, ClusterId, SessionId, ShardNumber, TopologyVersion
 from ebla.model.schema import encode_schema
 from ebla.model.transaction import Change, DeleteKey, PutKey, Revision
-from ebla.node.shard_process import ShardConfig, ShardDeps, ShardProcess, ShardServiceContext
+from ebla.node.context import NodeContext
+from ebla.node.shard_process import ShardDeps, ShardProcess, ShardServiceContext
+from ebla.options import NodeLimits, NodeOptions
 from ebla.ports.environment import Environment
-from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.disk import DiskFault
-from ebla.sim.workloads.small_table import SMALL
 from ebla.sim.world import World
-from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionLimits, CompactionResult
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.layers.memory_engine import MemoryEngine
-from ebla.storage.store import StoreLimits
+from ebla.storage.manifest import load_manifest, save_manifest
+from ebla.storage.store_identity import create_store, log_folder
+from ebla.storage.store_limits import StoreLimits
 from ebla.topology import keys
 from ebla.topology.snapshot import Keyspace, Session, Table
 from ebla.topology.snapshot import TopologyState as StateRow
 from ebla.topology.states import SessionKind
-from ebla.topology.tablet_map import TabletMap, tablet_map
+from ebla.topology.tablet_map import TabletChunk, TabletMap, tablet_map
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.frames import Introduction
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.row_messages import Item, RowWrite, StreamRowsRequest, WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.server import IncomingCall, Server
@@ -51,7 +55,6 @@ from ebla.wire.verbs import (
 )
 
 SOCKET = Address("/data/run/control.sock")
-WIRE = WireLimits()
 PORT, CONTROL_PORT = 7010, 7000
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
 FIRST_ONLY = tablet_map(SMALL.id, [(OWN,), (replica(2),)])
@@ -63,7 +66,7 @@ CLUSTER = ClusterId(uuid.UUID(int=3))
 
 
 class MemoryCompactor:
-    """`Compactor` on the disk of the shard."""
+    """Compacts on the disk of the shard."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
@@ -71,7 +74,7 @@ class MemoryCompactor:
 
     async def compact(self, job: CompactionJob) -> CompactionResult:
         self.compactions += 1
-        return await compact_in_memory(self.engine, job)
+        return await run_compaction(self.engine, self.engine.disk, job)
 
 
 class Probe:
@@ -103,9 +106,9 @@ class ShardWorld:
         self.beat_ms = 0
         """How long control takes to answer a heartbeat."""
         self.events: list[str] = []
-        self.store = StoreLimits(
-            free_bytes_min=0, compaction=CompactionLimits(bases_max=2, live_bytes_max=1 << 20), upkeep_ms=50
-        )
+        self.warnings: list[str] = []
+        """Of each heartbeat."""
+        self.store = StoreLimits(free_bytes_min=0, bases_max=2, live_bytes_max=1 << 20, upkeep_ms=50)
 
     # -- the two processes -------------------------------------------------------------------------------------------
 
@@ -119,7 +122,7 @@ class ShardWorld:
             ),
         )
         async with asyncio.TaskGroup() as tasks:
-            server = Server(tasks, self.introduction, WIRE, self._report)
+            server = Server(tasks, self.introduction, self._report)
             feed.serve_children(server)
             feed.serve_peers(server)
             server.serve(CHILD_BEAT, self._beat)
@@ -127,7 +130,8 @@ class ShardWorld:
             await environment.transport.listen(self.control.address(CONTROL_PORT), server.accept)
             await feed.run()
 
-    async def _beat(self, _request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
+    async def _beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
+        self.warnings.append(request.warning)
         await asyncio.sleep(self.beat_ms / 1000)
         return ChildBeatAnswer(serving=True)
 
@@ -138,28 +142,26 @@ class ShardWorld:
         return self.feed_store.store.revision
 
     async def _shard(self, environment: Environment) -> None:
-        setup = ShardConfig(
-            introduction=msgspec.structs.replace(self.introduction, process="shard-0"),
-            number=ShardNumber(0),
-            folder="/data/shard-0",
-            address=self.shard.address(PORT),
-            local_address_of=lambda number: Address(f"/data/run/shard-{number}.sock"),
-            shard_port_first=PORT,
-            control_address=SOCKET,
-            bulk_address=Address("/data/run/bulk.sock"),
-            datacenter="dc1",
-            heartbeat_ms=200,
-            feed_silence_ms=5_000,
-            wire=WIRE,
+        own = NodeContext(
+            options=NodeOptions(
+                data="/data", address=self.shard.host, limits=NodeLimits(child_heartbeat_ms=200, feed_silence_ms=5_000)
+            ),
+            host=OWN.host,
+            cluster=CLUSTER,
+            cluster_name="sim",
             report=self._report,
             pid=1,
-            store=self.store,
         )
+        await create_store(environment.disk, environment.rng, "/data/shard-0", STORE)
         engine = MemoryEngine(environment.disk)
         self.compactions = MemoryCompactor(engine)
         self.service = Probe()
         self.process = ShardProcess(
-            environment, setup, ShardDeps(engine=engine, services=self._services, compactor=self.compactions)
+            environment,
+            own,
+            ShardNumber(0),
+            STORE,
+            ShardDeps(engine=engine, store=self.store, services=self._services, compact=self.compactions.compact),
         )
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.process.run())
@@ -213,8 +215,7 @@ class ShardWorld:
 
 
 def replicas_put(tablets: TabletMap) -> PutKey:
-    sets = tuple(tablets.replicas(number) for number in range(tablets.tablet_count))
-    return PutKey(keys.chunk_key(SMALL.id, 0), keys.encode(keys.chunk_row(sets, ())))
+    return PutKey(keys.chunk_key(SMALL.id, 0), keys.encode(keys.chunk_row(TabletChunk(tablets.chunks[0].replicas))))
 
 
 class Client:
@@ -225,7 +226,6 @@ class Client:
             transport=environment.transport,
             rng=environment.rng,
             introduction=ours,
-            limits=WIRE,
             report=lambda _event, _details: None,
         )
         self.shard, self.control = Peers(tasks, context), Peers(tasks, context)
@@ -411,6 +411,18 @@ async def test_a_tablet_that_leaves_takes_its_folder_with_it(rig: ShardWorld, cl
     assert len(disk.list_folder("/data/shard-0/layers")) <= 1
 
 
+async def replace_log(environment: Environment) -> None:
+    """By an empty one, which the manifest names."""
+    disk, folder = environment.disk, "/data/shard-0"
+    for name in disk.list_folder(log_folder(folder)):
+        disk.unlink(f"{log_folder(folder)}/{name}")
+    log = await SegmentedLog.open(disk, environment.rng, log_folder(folder))
+    await log.close()
+    manifest = await load_manifest(disk, folder)
+    assert manifest is not None
+    await save_manifest(disk, folder, msgspec.structs.replace(manifest, log_id=log.log_id))
+
+
 async def test_an_orderly_stop_leaves_nothing_to_replay(rig: ShardWorld, client: Client, /) -> None:
     await client.write(*[write_of(item) for item in ITEMS])
     rig.stop.set()
@@ -422,9 +434,7 @@ async def test_an_orderly_stop_leaves_nothing_to_replay(rig: ShardWorld, client:
     assert rig.service.closed
     assert "shard.not_flushed" not in rig.events
     rig.world.machine("n1").disk.lose_power()
-    disk = rig.world.scenario_environment("n1").disk
-    for name in disk.list_folder("/data/shard-0/log"):
-        disk.unlink(f"/data/shard-0/log/{name}")
+    await replace_log(rig.world.scenario_environment("n1"))
     rig.stop.clear()
     rig.shard.start()
     await rig.serving()
@@ -432,9 +442,7 @@ async def test_an_orderly_stop_leaves_nothing_to_replay(rig: ShardWorld, client:
 
 
 async def test_a_stack_that_grows_is_folded(rig: ShardWorld, client: Client, /) -> None:
-    rig.store = StoreLimits(
-        free_bytes_min=0, compaction=CompactionLimits(bases_max=2, live_bytes_max=200), upkeep_ms=50
-    )
+    rig.store = StoreLimits(free_bytes_min=0, bases_max=2, live_bytes_max=200, upkeep_ms=50)
     rig.shard.kill()
     rig.shard.start()
     await rig.serving()
@@ -444,6 +452,31 @@ async def test_a_stack_that_grows_is_folded(rig: ShardWorld, client: Client, /) 
     await asyncio.sleep(5)
     assert rig.compactions is not None
     assert rig.compactions.compactions > 0
+
+
+async def test_a_full_disk_is_reported_when_it_begins_and_when_it_ends(rig: ShardWorld, client: Client, /) -> None:
+    rig.store = StoreLimits(free_bytes_min=1 << 20, upkeep_ms=50)
+    rig.shard.kill()
+    rig.shard.start()
+    await rig.serving()
+    await tried(client, plain(1, 1, 10))
+    assert (rig.warnings[-1], reserve_events(rig)) == ("", [])
+    disk = rig.world.machine("n1").disk
+    with disk.inject(DiskFault(capacity_bytes=disk.used_bytes() + 1000)):
+        await asyncio.sleep(1)
+        (failure,) = (await client.write(write_of(plain(1, 2, 11)))).failures
+        assert "writes need 1 MiB" in failure.message
+        assert rig.warnings[-1] == "less than 1 MiB are free: writes are refused, reads go on"
+        assert reserve_events(rig) == ["disk.reserve_reached"]
+        assert rig.process is not None
+        assert rig.process.metrics.gauges["disk_reserve_reached"].series().value == 1
+    await asyncio.sleep(1)
+    await tried(client, plain(1, 2, 11))
+    assert (rig.warnings[-1], reserve_events(rig)) == ("", ["disk.reserve_reached", "disk.reserve_left"])
+
+
+def reserve_events(rig: ShardWorld) -> list[str]:
+    return [event for event in rig.events if event.startswith("disk.")]
 
 
 async def tried(client: Client, item: Item) -> None:

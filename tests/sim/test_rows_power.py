@@ -8,7 +8,7 @@ import pytest
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
 from ebla.sim.disk import DiskFault
-from ebla.sim.scenarios.rows import add_driver, build_load, is_settled, wait_all_normal, wait_until
+from ebla.sim.scenarios.rows import build_load, is_settled, start_nodes, stop_load, wait_until
 from ebla.sim.workloads.rows_client import RowsClient
 from ebla.sim.world import World
 
@@ -21,14 +21,8 @@ def test_what_was_acknowledged_outlives_the_power(seed: int) -> None:
     async def run(world: World) -> None:
         load = build_load(world)
         cluster = load.cluster
-        driver = add_driver(world, load, cluster.nodes[0])
-        for unit in cluster.units():
-            unit.start()
-        await wait_all_normal(world, cluster)
-        driver.start()
-        await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
-        load.stopping = True
-        await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
+        driver = await start_nodes(load, cluster.nodes[0])
+        await stop_load(load)
         client = RowsClient(world.scenario_environment("client"), load, "client")
         with ExitStack() as faults:
             for node in cluster.nodes:

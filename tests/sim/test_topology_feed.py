@@ -1,22 +1,21 @@
 """Three nodes whose children follow the topology under every fault: a returned barrier stays true."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
 
-from ebla.control.control_process import ControlConfig, ControlProcess
-from ebla.control.group0.node import Group0Config
-from ebla.control.liveness.heartbeats import LivenessLimits
 from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
 from ebla.feed.topology_view import TopologyView, View
 from ebla.group0.commands import Done
-from ebla.group0.members import Member, MemberRole
 from ebla.model.errors import DiskFull, EblaError
 from ebla.model.identity import Address, ClusterId, HostId, TopologyVersion
 from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
+from ebla.node.context import NodeContext
+from ebla.node.control_process import ControlProcess, group0_config
 from ebla.observe.event_reporter import EventReporter
+from ebla.options import NodeOptions, PipelineOptions
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.nodes import SimChildren
 from ebla.sim.faults.harsh import harsh
@@ -26,7 +25,6 @@ from ebla.topology.snapshot import TopologyState
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_READ, NODE_BARRIER
 
@@ -35,7 +33,6 @@ PORT = 7000
 NONE = TopologyVersion(0)
 SOCKET = Address("/data/run/control.sock")
 CHILDREN = ("bulk", "shard-0")
-WIRE = WireLimits()
 CALM_S = 40.0
 
 
@@ -128,30 +125,24 @@ class FeedWorld:
         return lambda event, details: self.world.log(name, f"{event} {details}")
 
     async def _control(self, environment: Environment, node: Node, name: str) -> None:
-        own = node.control.address(PORT)
-        group0 = Group0Config(
-            member=Member(host=node.host, role=MemberRole.LEARNER, address=own),
+        own = NodeContext(
+            options=NodeOptions(
+                data="/data",
+                address=node.control.host,
+                cluster_name="sim",
+                peers=tuple(each.control.host for each in self.nodes),
+                pipeline=PipelineOptions(enabled=False),
+            ),
+            host=node.host,
             cluster=self.cluster,
             cluster_name="sim",
-            contacts=tuple(each.control.address(PORT) for each in self.nodes),
-            folder="/data/group0",
-            snapshot_entries_max=20,
-            kept_entries=5,
-        )
-        setup = ControlConfig(
-            introduction=self._introduction(node, "control"),
-            address=own,
-            local_address=SOCKET,
-            group0=group0,
-            liveness=LivenessLimits(),
-            wire=WIRE,
             report=self._report(name),
             pid=1,
-            release="sim",
         )
+        group0 = replace(group0_config(own), snapshot_entries_max=20, kept_entries=5)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(ControlProcess(environment, setup, SimChildren(*CHILDREN), stop).run())
+            running = tasks.create_task(ControlProcess(environment, own, group0, SimChildren(*CHILDREN), stop).run())
             await stop.wait()
             running.cancel()
 
@@ -162,7 +153,6 @@ class FeedWorld:
                 transport=environment.transport,
                 rng=environment.rng,
                 introduction=self._introduction(node, name),
-                limits=WIRE,
                 report=report,
             )
             control = Peers(tasks, context)
@@ -181,7 +171,6 @@ class FeedWorld:
                 transport=environment.transport,
                 rng=environment.rng,
                 introduction=self._introduction(self.nodes[0], "driver"),
-                limits=WIRE,
                 report=self._report("driver"),
             )
             own, peers = Peers(tasks, context), Peers(tasks, context)

@@ -83,7 +83,6 @@ class Plane:
             attempt=put.attempt,
             name=put.name,
             kind=target.kind,
-            range=target.range,
             size_bytes=put.size_bytes,
             received_bytes=0,
         )
@@ -165,7 +164,7 @@ class SimRig:
         )
         checkpoint, ticket = CheckpointId(self._rng.uuid()), folder.encode()
         self._plane.sources[ticket] = SourceStream(
-            session=self._session, checkpoint=checkpoint, table=MIXED.id, folder=folder, parts=parts, schema=MIXED
+            session=self._session, checkpoint=checkpoint, folder=folder, parts=parts, schema=MIXED
         )
         host = HostId(self._rng.uuid())
         return TransferSource(

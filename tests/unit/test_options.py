@@ -10,6 +10,8 @@ from ebla import options
 from ebla.model.identity import Address
 from ebla.options import LogFormat, NodeLimits, NodeOptions, OptionsError
 
+WITH_PASSWORD = {"authenticator": "password", "superuser_password_hash": "scrypt$16384$8$1$AAAA$BBBB"}
+
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "options.toml"
@@ -56,6 +58,10 @@ def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -
         ({"peers": "127.0.0.1"}, ["`peers` is '127.0.0.1'", "a list of addresses"]),
         ({"peers": ["127.0.0.1:7000"]}, ["`peers` holds '127.0.0.1:7000'", "without a port"]),
         ({"address": "0.0.0.0"}, ["`address` holds '0.0.0.0'", "one machine"]),
+        (
+            {"limits": {"cql_request_bytes_max": 64 << 20, "shard_requests_bytes_max": 32 << 20}},
+            ["`limits.cql_request_bytes_max`", "at most limits.shard_requests_bytes_max"],
+        ),
         ({"limits": {"peer_heartbeat_ms": 2000}}, ["`limits.peer_silence_ms`", "twice limits.peer_heartbeat_ms"]),
         ({"limits": {"child_heartbeat_ms": 4000}}, ["`limits.feed_silence_ms`", "twice limits.child_heartbeat_ms"]),
         ({"limits": {"child_silence_ms": 4000}}, ["`limits.feed_silence_ms`", "less than limits.child_silence_ms"]),
@@ -181,3 +187,18 @@ def test_every_option_has_a_name_and_a_spelling() -> None:
     assert named["ports.cql"] == "9999"
     assert named["peers"] == '["127.0.0.2"]'
     assert named["limits.cql_requests_max"] == "1024"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, ""),
+        ({"address": "::1"}, ""),
+        ({"address": "192.0.2.1"}, "CQL on 192.0.2.1 is without a password and without TLS"),
+        ({"address": "192.0.2.1", "client_tls": "on"}, "CQL on 192.0.2.1 is without a password"),
+        ({"address": "192.0.2.1", **WITH_PASSWORD}, "CQL on 192.0.2.1 is without TLS"),
+        ({"address": "192.0.2.1", "client_tls": "on", **WITH_PASSWORD}, ""),
+    ],
+)
+def test_cql_that_others_can_reach_needs_a_password_and_tls(flags: dict[str, str], said: str) -> None:
+    assert options.parse({"data": "d", **flags}, "the/file.toml").cql_exposure == said

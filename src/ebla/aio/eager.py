@@ -17,7 +17,7 @@ A coroutine that is run eagerly has no current task yet, or worse, its caller's.
 import asyncio
 import types
 from collections.abc import Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, final
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class _CurrentStep:
 _step = _CurrentStep()
 
 
+@final
 class Suspended(Coroutine[Any, Any, T], Generic[T]):
     """The rest of a coroutine whose first step ended in a wait. Give it to a task, await it in one, or close it.
 
@@ -97,7 +98,7 @@ async def run_within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     """Runs `work` eagerly, and bounds it if it has to wait. Raises `TimeoutError`."""
     outcome = run_eagerly(work)
     if type(outcome) is not Suspended:
-        return outcome  # type: ignore[return-value]  # mypy does not narrow by `type(...) is not`
+        return outcome
     try:
         await needs_task()
         async with asyncio.timeout(timeout_s):

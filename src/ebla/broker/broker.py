@@ -82,19 +82,19 @@ class TableBroker:
             return encode(CallAnswer(failure_frame(0, error)))
 
     async def _bounded(self, name: str, payload: bytes) -> bytes:
-        limits = self._deps.limits
+        limits = self._deps.node
         try:
             request = _requests.decode(payload)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"the argument of ebla.{name} is not a request: {error}") from error
         if request.deadline_ms <= 0:
             raise InvalidRequest(f"the deadline of a call must be positive, not {request.deadline_ms} ms")
-        if self._running >= limits.calls_max:
+        if self._running >= limits.table_calls_max:
             raise Overloaded(
                 f"{self._running} calls of jobs run on this shard already",
                 advice="nothing was begun; try again in a moment, or at another node",
             )
-        within_ms = min(request.deadline_ms, limits.call_ms_max)
+        within_ms = min(request.deadline_ms, limits.table_call_ms_max)
         self._running += 1
         try:
             async with asyncio.timeout((within_ms + GRACE_MS) / 1000):

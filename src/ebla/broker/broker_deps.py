@@ -1,44 +1,48 @@
 """What the broker needs from its node, and its limits."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from ebla.broker.write_layout import ReplicaStack
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import DeadlineExceeded, EblaError, Unavailable
 from ebla.model.identity import HostId
 from ebla.observe.event_reporter import EventReporter
-from ebla.options import DEFAULT_LIMITS
+from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
+from ebla.request.timestamps import WriteTimestamps
 from ebla.transfers.cluster_client import ClusterClient
 from ebla.transfers.deadline import Deadline
+from ebla.transfers.fan_out import FanOutCall, FanOutResult, fan_out
 from ebla.transfers.transfer_client import TransferCallLimits, TransferClient
 from ebla.wire.feed_messages import ReadBarrierRequest
 from ebla.wire.verbs import READ_BARRIER
 
+T = TypeVar("T")
+
+AT_ONCE_MAX = 16
+"""Concurrent requests to nodes of one call."""
+
+
+BROKER_CALLS = TransferCallLimits(adopt_ms=30_000, patience_ms=0)
+"""So long as it adopts, a commit may hold a version of the topology. Without retries: the broker calls through
+`fan_out`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLimits:
-    calls_max: int = DEFAULT_LIMITS.table_calls_max
-    """Concurrent calls of one shard."""
-    call_ms_max: int = DEFAULT_LIMITS.table_call_ms_max
-    """The longest deadline that a call is granted."""
+    """Those that a node's options do not set."""
+
+    calls: TransferCallLimits = BROKER_CALLS
     barrier_ms: int = 10_000
     group0_ms: int = 10_000
     open_read_ms: int = 120_000
     """A checkpoint flushes what is in memory."""
     read_stragglers_ms: int = 3_000
     """How long a read waits for nodes that it can do without."""
-    read_plans_max: int = 5
-    """How often a read is planned again because the topology changed."""
-    at_once_max: int = 16
-    """Concurrent requests to nodes of one call."""
-    write_jobs_max: int = DEFAULT_LIMITS.write_jobs_max
-    """Of the whole cluster, about: two that open at the same moment may both be the last."""
-    table_write_jobs_max: int = DEFAULT_LIMITS.table_write_jobs_max
-    write_life_ms: int = DEFAULT_LIMITS.bulk_job_life_ms
-    """Of a job that names no other."""
     open_stragglers_ms: int = 3_000
     """How long the opening of a write waits for replicas that it can do without."""
     stragglers_ms: int = 10_000
@@ -47,14 +51,6 @@ class BrokerLimits:
     """How long replicas that a write cannot do without are retried while none of them answers."""
     newer_version_ms: int = 1_000
     """How long a newer topology, which a node has reported, is waited for."""
-    staging_ms: int = 30_000
-    close_session_ms: int = 30_000
-    seal_ms: int = 3_900_000
-    """Longer than building a layer of staged rows may take."""
-    adopt_ms: int = 30_000
-    """So long a commit may hold a version of the topology."""
-    stale_max: int = 3
-    """After so many refusals under the newest topology, staging was opened for an earlier incarnation of the stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +61,40 @@ class BrokerDeps:
     datacenter: str
     authority: Callable[[], bytes]
     """The certificate of the cluster's authority, as PEM."""
-    next_timestamp_us: Callable[[], int]
-    """The router's: a job that begins after a write was acknowledged here is newer than that write."""
+    timestamps: WriteTimestamps
+    """The shard's: a job that begins after a write was acknowledged here is newer than that write."""
     tasks: asyncio.TaskGroup
     """Of the shard. Requests that were sent go on in it, even if the caller is gone."""
     clock: Clock
     rng: Rng
     report: EventReporter
+    node: NodeLimits = DEFAULT_LIMITS
     limits: BrokerLimits = field(default_factory=BrokerLimits)
 
     def transfer_client(self) -> TransferClient:
-        """Without retries of its own: the broker calls through `fan_out`."""
-        limits = self.limits
-        calls = TransferCallLimits(
-            staging_ms=limits.staging_ms,
-            seal_ms=limits.seal_ms,
-            adopt_ms=limits.adopt_ms,
-            close_session_ms=limits.close_session_ms,
-            patience_ms=0,
-        )
+        calls = replace(self.limits.calls, close_session_ms=self.node.session_close_ms)
         return TransferClient(self.cluster, self.rng, calls, self.report)
+
+    def is_down(self, stack: ReplicaStack) -> bool:
+        return stack.replica.host in self.view.down
+
+    async def call_stacks(
+        self,
+        stacks: Sequence[ReplicaStack],
+        call: Callable[[ReplicaStack], Awaitable[T]],
+        is_enough: Callable[[Mapping[ReplicaStack, T]], bool],
+        stragglers_ms: int,
+        deadline: Deadline,
+    ) -> FanOutResult[ReplicaStack, T]:
+        """Calls the node of each. Once the answers are enough, the others are waited for a little longer."""
+        return await fan_out(
+            stacks,
+            FanOutCall(call, is_enough, self.is_down),
+            deadline,
+            at_once_max=AT_ONCE_MAX,
+            stragglers_ms=stragglers_ms,
+            patience_ms=self.limits.patience_ms,
+        )
 
     async def fresh_view(self, deadline: Deadline) -> View:
         """The topology with everything that was committed before this call. A write that was acknowledged before was

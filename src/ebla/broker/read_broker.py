@@ -7,7 +7,7 @@ and each node takes its checkpoint after that, once its shards have that version
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
-from ebla.broker.broker_deps import BrokerDeps
+from ebla.broker.broker_deps import AT_ONCE_MAX, BrokerDeps
 from ebla.broker.read_plan import (
     OpenedReadSource,
     TableReadSpec,
@@ -35,6 +35,8 @@ from ebla.wire.table_calls import (
 from ebla.wire.verbs import CLOSE_TABLE_READ, OPEN_TABLE_READ
 
 CLOSE_MS = 5_000
+READ_PLANS_MAX = 5
+"""How often a read is planned again because the topology changed."""
 
 OpenedReads = FanOutResult[HostId, OpenTableReadAnswer]
 
@@ -45,7 +47,7 @@ class TableReadBroker:
 
     async def open(self, request: OpenReadRequest, deadline: Deadline) -> TableReadPlan:
         """Raises `TooFewReplicas` if the level cannot be reached for some range."""
-        for _ in range(self._deps.limits.read_plans_max):
+        for _ in range(READ_PLANS_MAX):
             view = await self._deps.fresh_view(deadline)
             plan = await self._open_under(view, request, deadline)
             if plan is not None:
@@ -117,7 +119,7 @@ class TableReadBroker:
     ) -> OpenedReads:
         """Waits for all of them; once the answers are enough, a little longer for the others."""
         result: OpenedReads = FanOutResult()
-        slots = asyncio.Semaphore(self._deps.limits.at_once_max)
+        slots = asyncio.Semaphore(AT_ONCE_MAX)
 
         async def open_one(host: HostId) -> None:
             async with slots:

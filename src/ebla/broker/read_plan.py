@@ -36,8 +36,7 @@ class TableReadSpec:
     the table is compared with them several times, on the loop that serves requests."""
 
     def __post_init__(self) -> None:
-        parts = [part for one in self.ranges for part in one.unwrapped()]
-        object.__setattr__(self, "ranges", merge_ranges(parts, len(parts)))
+        object.__setattr__(self, "ranges", merge_ranges(self.ranges))
 
 
 @dataclass(frozen=True, slots=True)

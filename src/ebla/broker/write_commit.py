@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ebla.aio.bounded_gather import gather_bounded
-from ebla.broker.broker_deps import BrokerDeps
+from ebla.broker.broker_deps import AT_ONCE_MAX, BrokerDeps
 from ebla.broker.commit_states import (
     CommitProgress,
     CopyState,
@@ -55,12 +55,14 @@ from ebla.model.records.write_jobs import (
 )
 from ebla.model.transfers import TransferTarget
 from ebla.transfers.deadline import Deadline
-from ebla.transfers.fan_out import FanOutCall, FanOutLimits, FanOutResult, fan_out
+from ebla.transfers.fan_out import FanOutResult
 from ebla.transfers.record_store import RecordStore
 from ebla.transfers.transfer_client import SealedAttempt, TransferClient, TransferScope
 from ebla.wire.table_calls import CommitWriteAnswer, CommitWriteRequest, MissingCopy
 from ebla.wire.transfer_messages import AdoptAnswer, SealAnswer
 
+STALE_MAX = 3
+"""After so many refusals under the newest topology, staging was opened for an earlier incarnation of the stack."""
 PAUSE_S = 0.3
 """Before a tablet whose replicas did not all answer goes again."""
 
@@ -90,7 +92,7 @@ class WriteCommits:
     async def _close_session(self, request: CommitWriteRequest, deadline: Deadline) -> None:
         """The job is done whatever comes of this: its session ends at its own deadline at the latest."""
         try:
-            within = Deadline(deadline.at_most_ms(self._deps.limits.close_session_ms))
+            within = Deadline(deadline.at_most_ms(self._deps.node.session_close_ms))
             await self._client.close_session(request.session, within)
         except EblaError as error:
             self._deps.report("broker.session_not_closed", {"session": str(request.session), "cause": error.message})
@@ -164,19 +166,20 @@ class _CommitCall:
                 )
         missing = self.progress.missing_stacks(routes)
         self.progress.incomplete = frozenset(missing)
-        reachable = [stack for stack in missing if not self._is_down(stack)]
+        reachable = [stack for stack in missing if not self._deps.is_down(stack)]
         if not reachable:
             return ()
         job = write_job_id(self._request.table, self._request.job)
         scope = TransferScope(job=job, session=self._request.session, table=self._request.table, version=view.version)
-        calls: FanOutCall[ReplicaStack, TransferTarget] = FanOutCall(
-            call=lambda stack: self._client.open_staging_of_incarnation(
+        opened = await self._deps.call_stacks(
+            reachable,
+            lambda stack: self._client.open_staging_of_incarnation(
                 scope, partial(staging_spec, scope.session, stack), self._staged.numbers.get(stack, 0), self._deadline
             ),
-            is_enough=lambda _: True,
-            is_down=self._is_down,
+            lambda _: True,
+            self._limits.open_stragglers_ms,
+            self._deadline,
         )
-        opened = await fan_out(reachable, calls, self._fan_out_limits(self._limits.open_stragglers_ms), self._deadline)
         self.progress.note_not_opened(opened.failures)
         # The new staging replaces the earlier one of the stack, also for the ranges that the earlier one did have.
         layout = self._layout(view)
@@ -212,8 +215,7 @@ class _CommitCall:
         is_enough: Callable[[Mapping[ReplicaStack, SealAnswer]], bool],
         deadline: Deadline,
     ) -> None:
-        calls: FanOutCall[ReplicaStack, SealAnswer] = FanOutCall(self._seal_one, is_enough, self._is_down)
-        sealed = await fan_out(stacks, calls, self._fan_out_limits(self._limits.stragglers_ms), deadline)
+        sealed = await self._deps.call_stacks(stacks, self._seal_one, is_enough, self._limits.stragglers_ms, deadline)
         self.progress.note_sealed(sealed.answers, sealed.failures)
 
     async def _seal_one(self, stack: ReplicaStack) -> SealAnswer:
@@ -228,7 +230,7 @@ class _CommitCall:
         groups = group_routes(routes)
         if groups:
             await self._mark_adopting()
-        await gather_bounded([partial(self._adopt, group) for group in groups], self._limits.at_once_max)
+        await gather_bounded([partial(self._adopt, group) for group in groups], AT_ONCE_MAX)
 
     async def _adopt(self, group: RouteGroup) -> None:
         """No await between reading the view and sending: a version that no request holds may be drained."""
@@ -265,7 +267,7 @@ class _CommitCall:
             raise Unavailable("the topology changed during each attempt to adopt the rows, until the time was over")
         await self._deps.view.wait_version(TopologyVersion(before.version + 1), PAUSE_S)
         view = await self._fresh_view()
-        self.progress.note_topology(is_newer=view.version > before.version, refusals_max=self._limits.stale_max)
+        self.progress.note_topology(is_newer=view.version > before.version, refusals_max=STALE_MAX)
         return view
 
     async def _adopt_stragglers(self) -> tuple[HostId, ...]:
@@ -277,13 +279,11 @@ class _CommitCall:
             unsealed = [
                 stack
                 for stack in behind
-                if progress.can_be_sealed(stack) and self._staged.runs_of(stack) and not self._is_down(stack)
+                if progress.can_be_sealed(stack) and self._staged.runs_of(stack) and not self._deps.is_down(stack)
             ]
             await self._seal_at(unsealed, lambda _: True, until)
             late = [route for route in progress.met.values() if any(stack in behind for stack in route.stacks)]
-            await gather_bounded(
-                [partial(self._adopt, group) for group in group_routes(late)], self._limits.at_once_max
-            )
+            await gather_bounded([partial(self._adopt, group) for group in group_routes(late)], AT_ONCE_MAX)
             if progress.behind():
                 await asyncio.sleep(PAUSE_S)
         return tuple(sorted({stack.replica.host for stack in progress.behind()}))
@@ -330,12 +330,6 @@ class _CommitCall:
             host, error = failure
             raise type(error)(f"host {host}: {error.message}", advice=error.advice)
         raise too_few_replicas(layout, route, self._request.level, has)
-
-    def _is_down(self, stack: ReplicaStack) -> bool:
-        return stack.replica.host in self._deps.view.down
-
-    def _fan_out_limits(self, stragglers_ms: int) -> FanOutLimits:
-        return FanOutLimits(self._limits.at_once_max, stragglers_ms, self._limits.patience_ms)
 
 
 class _HeldAdoption:

@@ -210,15 +210,11 @@ def collect_staged(
     by_transfer: dict[TransferId, dict[bytes, StagedRun]] = {}
     for run in runs:
         by_transfer.setdefault(run.transfer, {})[run.attempt.bytes] = run
-    complete = {}
-    for each in ranges:
-        parts = [part for one in each.ranges for part in one.unwrapped()]
-        complete[each.transfer] = merge_ranges(parts, len(parts))
     return StagedRuns(
         targets=by_stack,
         numbers=numbers,
         runs={transfer: tuple(attempts.values()) for transfer, attempts in by_transfer.items()},
-        ranges=complete,
+        ranges={each.transfer: merge_ranges(each.ranges) for each in ranges},
     )
 
 

@@ -41,7 +41,7 @@ from ebla.model.records.write_jobs import (
 from ebla.model.schema import TableSchema
 from ebla.model.transfers import TransferTarget
 from ebla.transfers.deadline import Deadline
-from ebla.transfers.fan_out import FanOutCall, FanOutLimits, FanOutResult, fan_out
+from ebla.transfers.fan_out import FanOutResult
 from ebla.transfers.record_store import RecordStore
 from ebla.transfers.transfer_client import TransferClient, TransferScope
 from ebla.wire.table_calls import AbortWriteRequest, CallDone, OpenWriteRequest, StagingPlan
@@ -79,11 +79,13 @@ class WriteOpener:
             batch=request.batch,
             now_ms=self._deps.clock.wall_us() // 1000,
         )
-        timestamp_us = self._deps.next_timestamp_us()
+        timestamp_us = self._deps.timestamps.next_us()
         record = await self._records.change(
             write_key(request.table, request.job), lambda before: record_opened(before, run, timestamp_us), deadline
         )
         assert record is not None, "it is never declined"
+        # An earlier run may have been opened at a node whose clock was wrong.
+        self._deps.timestamps.check(record.timestamp_us, self._deps.clock.wall_us())
         await self._delete_expired(deadline)
         if is_done(record, run.batch):
             return self._done_plan(schema, record)
@@ -104,7 +106,7 @@ class WriteOpener:
 
     def _admit(self, view: View, request: OpenWriteRequest) -> None:
         """Sessions of this job do not count: they are closed before it opens another."""
-        limits, own = self._deps.limits, write_job_id(request.table, request.job)
+        limits, own = self._deps.node, write_job_id(request.table, request.job)
         sessions = [
             each for each in view.snapshot.sessions.values() if is_write_job(each.request) and each.request != own
         ]
@@ -139,7 +141,7 @@ class WriteOpener:
                 lambda now: None if now is None else record_sessions_closed(now, closed),
                 deadline,
             )
-        life_ms = request.life_ms or self._deps.limits.write_life_ms
+        life_ms = request.life_ms or self._deps.node.bulk_job_life_ms
         scope = self._scope(request, self._deps.view.current.version)
         opened_session = await self._client.open_session(scope, life_ms, scope.version, deadline)
         opened = await self._open_stagings(request, deadline)
@@ -177,16 +179,15 @@ class WriteOpener:
         away = unreachable_hosts(view.snapshot, self._deps.view.down)
         stacks = [stack for stack in layout.stacks() if stack.replica.host not in away]
         scope = self._scope(request, view.version)
-        calls: FanOutCall[ReplicaStack, TransferTarget] = FanOutCall(
-            call=lambda stack: self._client.open_staging_of_incarnation(
+        return await self._deps.call_stacks(
+            stacks,
+            lambda stack: self._client.open_staging_of_incarnation(
                 scope, partial(staging_spec, scope.session, stack), 0, deadline
             ),
-            is_enough=lambda opened: first_unmet_route(layout, layout.routes, lambda stack: stack in opened) is None,
-            is_down=lambda stack: stack.replica.host in self._deps.view.down,
+            lambda opened: first_unmet_route(layout, layout.routes, lambda stack: stack in opened) is None,
+            self._deps.limits.open_stragglers_ms,
+            deadline,
         )
-        limits = self._deps.limits
-        fan_out_limits = FanOutLimits(limits.at_once_max, limits.open_stragglers_ms, limits.patience_ms)
-        return await fan_out(stacks, calls, fan_out_limits, deadline)
 
     def _done_plan(self, schema: TableSchema, record: WriteJobRecord) -> StagingPlan:
         return StagingPlan(

@@ -8,13 +8,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from ebla.aio.bounded_gather import gather_bounded
-from ebla.bulk.staging import Isolation, parse_uuid
-from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.staging import parse_uuid
+from ebla.bulk.transfer_context import TransferContext
 from ebla.journal.checked_file import read_checked_file, replace_file
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, Overloaded, Refused
@@ -22,24 +21,15 @@ from ebla.model.identity import CheckpointId, SessionId, ShardNumber, TableId, T
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
-from ebla.observe.event_reporter import EventReporter
-from ebla.ports.disk import Disk
-from ebla.ports.rng import Rng
 from ebla.storage.manifest import ShardManifest, StackEntry, layer_folder, read_manifest
 from ebla.wire.transfer_messages import CheckpointedStack, CheckpointRequest
-from ebla.wire.verbs import CHECKPOINT, A, Q, Verb
+from ebla.wire.verbs import CHECKPOINT
 
 RECORD_NAME = "record"
 CONCURRENT_CALLS_MAX = 8
 """Shards that are called, and stacks of one shard that are listed, at a time."""
 _NOT_MOVED = ("LOCK", "LOG")
 """The engine's own files."""
-
-
-class ShardCaller(Protocol):
-    """`feed.local_shards.LocalShardClients`."""
-
-    async def call(self, shard: ShardNumber, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A: ...
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -67,34 +57,23 @@ class CheckpointSpec:
     shards: tuple[ShardNumber, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointStoreDeps:
-    disk: Disk
-    rng: Rng
-    folder: str
-    machine: str
-    isolation: Isolation
-    shards: ShardCaller
-    limits: TransferLimits
-    report: EventReporter
-
-
 class CheckpointStore:
-    def __init__(self, deps: CheckpointStoreDeps) -> None:
-        self._deps = deps
-        self._disk = deps.disk
+    def __init__(self, context: TransferContext) -> None:
+        self._context = context
+        self._disk = context.disk
+        self._root = context.checkpoints_folder
         self._kept: dict[CheckpointId, CheckpointRecord] = {}
         self._changing: dict[CheckpointId, None] = {}
         """Being made or removed: their folders are not orphans."""
 
     async def recover(self) -> None:
-        """Keeps what is complete on disk. A checkpoint without a record was never answered to a caller. One of a read
-        is removed too: the next request takes a new one."""
-        disk, root = self._disk, self._deps.folder
+        """Keeps what is complete on disk. A checkpoint without a record was never answered to a caller, or belongs to a
+        read: the next request of the read takes a new one."""
+        disk, root = self._disk, self._root
         await make_durable_folder(disk, root)
         for name in disk.list_folder(root):
             record = await self._record_in(f"{root}/{name}")
-            if record is not None and parse_uuid(name) == record.checkpoint and record.session is not None:
+            if record is not None and parse_uuid(name) == record.checkpoint:
                 self._kept[record.checkpoint] = record
             else:
                 await disk.run(partial(disk.remove_folder, f"{root}/{name}"))
@@ -106,15 +85,15 @@ class CheckpointStore:
         except FileNotFoundError:
             return None
         except (Corruption, Refused, msgspec.DecodeError) as failure:
-            self._deps.report("checkpoint.unreadable", {"folder": folder, "cause": str(failure)})
+            self._context.report("checkpoint.unreadable", {"folder": folder, "cause": str(failure)})
             return None
 
     async def take(self, spec: CheckpointSpec, deadline_ms: int) -> CheckpointRecord:
         """Runs under a guard where it has a session. After an error nothing of it is left, at the latest after the next
         sweep."""
-        if len(self._kept) >= self._deps.limits.checkpoints_max:
+        if len(self._kept) >= self._context.limits.checkpoints_max:
             raise Overloaded(f"{len(self._kept)} checkpoints are kept on this node already")
-        checkpoint = CheckpointId(self._deps.rng.uuid())
+        checkpoint = CheckpointId(self._context.rng.uuid())
         folder = self.folder_of(checkpoint)
         self._changing[checkpoint] = None
         try:
@@ -128,7 +107,7 @@ class CheckpointStore:
             )
             parts = tuple(part for of_shard, _ in taken for part in of_shard)
             version = max((spec.version, *(seen for _, seen in taken)))
-            machine = self._deps.machine
+            machine = self._context.machine
             self._disk.create(f"{folder}/{machine}").close()
             record = CheckpointRecord(
                 checkpoint=checkpoint,
@@ -155,7 +134,7 @@ class CheckpointStore:
             await self._disk.run(partial(self._disk.remove_folder, folder))
         except OSError as failure:
             # The shard may still create files in it. The next sweep removes it; the first error is the one to raise.
-            self._deps.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
+            self._context.report("checkpoint.not_removed", {"folder": folder, "cause": str(failure)})
 
     async def _make_folder(self, folder: str, spec: CheckpointSpec) -> None:
         """The folder of a read is removed at the next start, so it need not survive a crash."""
@@ -171,7 +150,7 @@ class CheckpointStore:
             session=spec.session, table=spec.table, range=spec.range, version=spec.version, folder=folder
         )
         await self._make_folder(folder, spec)
-        answer = await self._deps.shards.call(shard, CHECKPOINT, request, deadline_ms)
+        answer = await self._context.shards.call(shard, CHECKPOINT, request, deadline_ms)
         listing = [partial(self._list_stack, shard, stack, folder) for stack in answer.stacks]
         return await gather_bounded(listing, CONCURRENT_CALLS_MAX), answer.version
 
@@ -202,7 +181,7 @@ class CheckpointStore:
         return layers
 
     def _files(self, folder: str) -> list[CheckpointFile]:
-        isolation = self._deps.isolation
+        isolation = self._context.isolation
         names = [name for name in self._disk.list_folder(folder) if name not in _NOT_MOVED]
         paths = [f"{folder}/{name}" for name in names]
         return [
@@ -213,7 +192,7 @@ class CheckpointStore:
     # -- later -------------------------------------------------------------------------------------------------------
 
     def folder_of(self, checkpoint: CheckpointId) -> str:
-        return f"{self._deps.folder}/{checkpoint}"
+        return f"{self._root}/{checkpoint}"
 
     def find(self, checkpoint: CheckpointId) -> CheckpointRecord | None:
         return self._kept.get(checkpoint)
@@ -240,11 +219,11 @@ class CheckpointStore:
 
     async def remove_orphans(self) -> None:
         """Folders of abandoned checkpoints: a slow shard may have made one afterwards."""
-        for name in self._disk.list_folder(self._deps.folder):
+        for name in self._disk.list_folder(self._root):
             found = parse_uuid(name)
             known = found is not None and (found in self._kept or found in self._changing)
             if not known:
-                await self._disk.run(partial(self._disk.remove_folder, f"{self._deps.folder}/{name}"))
+                await self._disk.run(partial(self._disk.remove_folder, f"{self._root}/{name}"))
 
     async def drop_session(self, session: SessionId) -> None:
         """INV-XFER-5."""

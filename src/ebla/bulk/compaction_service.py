@@ -6,12 +6,11 @@ version nor a session, and one that is abandoned at any point has changed nothin
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Protocol
 
 from ebla.model.errors import EblaError, Overloaded
 from ebla.observe.event_reporter import EventReporter
-from ebla.options import DEFAULT_LIMITS
+from ebla.options import NodeLimits
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.wire.server import IncomingCall
 
@@ -22,27 +21,27 @@ class CompactionRunner(Protocol):
     async def compact(self, job: CompactionJob, deadline_s: float) -> CompactionResult: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionServiceLimits:
-    compactions_max: int = DEFAULT_LIMITS.folds_max
-    """At a time, of all shards together: each takes a core for as long as it lasts."""
-    waiting_max: int = 256
-    compaction_ms: int = DEFAULT_LIMITS.fold_ms
+WAITING_MAX = 256
+"""Compactions that wait for a slot."""
 
 
 class CompactionService:
-    """`serve` answers the verb. A shard that dies loses its connection, which cancels its compactions."""
+    """`serve` answers the verb. A shard that dies loses its connection, which cancels its compactions. So many run at a
+    time, of all shards together, as the node allows: each takes a core for as long as it lasts."""
 
-    def __init__(self, runner: CompactionRunner, limits: CompactionServiceLimits, report: EventReporter) -> None:
+    def __init__(
+        self, runner: CompactionRunner, limits: NodeLimits, report: EventReporter, waiting_max: int = WAITING_MAX
+    ) -> None:
         self._runner = runner
         self._limits = limits
         self._report = report
-        self._slots = asyncio.Semaphore(limits.compactions_max)
+        self._waiting_max = waiting_max
+        self._slots = asyncio.Semaphore(limits.folds_max)
         self.running = 0
         self.waiting = 0
 
     async def serve(self, job: CompactionJob, call: IncomingCall) -> CompactionResult:
-        if self.waiting >= self._limits.waiting_max:
+        if self.waiting >= self._waiting_max:
             raise Overloaded(
                 f"{self.waiting} compactions are waiting already", advice="compact later; the layers stay as they are"
             )
@@ -53,7 +52,7 @@ class CompactionService:
             self.waiting -= 1
         self.running += 1
         try:
-            return await self._compact(job, min(call.remaining_ms(), self._limits.compaction_ms) / 1000)
+            return await self._compact(job, min(call.remaining_ms(), self._limits.fold_ms) / 1000)
         finally:
             self.running -= 1
             self._slots.release()

@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ebla.bulk.flight_streams import FlightLimits, FlightStreams, ScanPool, decode_get, decode_put
+from ebla.bulk.flight_streams import PIECE_BYTES, FlightStreams
 from ebla.bulk.loop_bridge import LoopBridge
 from ebla.bulk.stream_service import StreamService
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.model.errors import (
     DeadlineExceeded,
     EblaError,
@@ -33,8 +35,17 @@ from ebla.model.identity import Address
 from ebla.observe.event_reporter import EventReporter
 from ebla.storage.layers.malloc import keep_freed_buffers
 from ebla.wire.flight_format import encode_failure, flight_uri
+from ebla.wire.transfer_messages import FlightGet, FlightPut
+
+T = TypeVar("T", FlightGet, FlightPut)
 
 REOPEN_PAUSE_S = 0.02
+STREAMS_MAX = 128
+"""Calls at a time, before anything of them is decoded; the stream service has limits of its own."""
+LOOP_WAIT_S = 60.0
+"""For an answer of this process's own loop: longer than a batch may wait for the rate limit."""
+CLOSE_S = 1.5
+"""For open streams when the process ends; their readers come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class FlightCertificate:
     key_pem: bytes
 
     def __repr__(self) -> str:
-        return "FlightIdentity(…)"
+        return "FlightCertificate(…)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,17 +94,19 @@ class FlightServer:
     def __init__(
         self,
         stream_service: StreamService,
-        scans: ScanPool,
-        limits: FlightLimits,
+        scans: BulkWorkers,
         report: EventReporter,
         begin_thread: Callable[[], None] = _keep_priority,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        streams_max: int = STREAMS_MAX,
+        loop_wait_s: float = LOOP_WAIT_S,
     ) -> None:
         self._begin_thread = begin_thread
-        self._limits = limits
         self._report = report
-        self._limit = _CallLimit(calls_max=limits.streams_max)
+        self._limit = _CallLimit(calls_max=streams_max)
         self._streams: Callable[[], FlightStreams] = lambda: FlightStreams(
-            stream_service, scans, LoopBridge(asyncio.get_running_loop(), limits.loop_wait_s), limits
+            stream_service, scans, LoopBridge(asyncio.get_running_loop(), loop_wait_s), piece_bytes
         )
         self._served: FlightStreams | None = None
         self._grpc_server: _GrpcServer | None = None
@@ -132,9 +145,9 @@ class FlightServer:
         self._limit.is_closed = True
         self._is_closing.set()
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._limits.close_s
+        ends_at = loop.time() + CLOSE_S
         if self._replacing is not None:
-            await asyncio.to_thread(self._replacing.join, self._limits.close_s)
+            await asyncio.to_thread(self._replacing.join, CLOSE_S)
         if self._grpc_server is not None:
             self._shut_down(self._grpc_server)
             self._grpc_server = None
@@ -170,6 +183,14 @@ class FlightServer:
         self._closing = [one for one in self._closing if one.is_alive()] + [thread]
 
 
+def _refuse(call: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
+        advice = "tickets of the cluster say what can be read and written"
+        raise flight_error(Refused(f"{call} is not offered here", advice=advice))
+
+    return refuse
+
+
 class _GrpcServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     def __init__(
         self,
@@ -192,31 +213,20 @@ class _GrpcServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has
     def _answer(self, ticket: bytes) -> Iterator[Any]:
         """A generator that was started frees what it holds when it is dropped: at its end, or with the client."""
         with self._flight_errors(), self._counted_call():
-            yield from self._streams.answer(decode_get(ticket))
+            yield from self._streams.answer(_decode(FlightGet, "query", ticket))
 
     def do_put(
         self, _context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: flight.FlightMetadataWriter
     ) -> None:
         with self._flight_errors(), self._counted_call():
-            self._streams.take(decode_put(descriptor.command or b""), reader, writer)
+            self._streams.take(_decode(FlightPut, "put", descriptor.command or b""), reader, writer)
 
-    def list_flights(self, _context: Any, _criteria: bytes) -> NoReturn:
-        raise _not_offered("list_flights")
-
-    def get_flight_info(self, _context: Any, _descriptor: flight.FlightDescriptor) -> NoReturn:
-        raise _not_offered("get_flight_info")
-
-    def get_schema(self, _context: Any, _descriptor: flight.FlightDescriptor) -> NoReturn:
-        raise _not_offered("get_schema")
-
-    def do_exchange(self, _context: Any, _descriptor: flight.FlightDescriptor, _reader: Any, _writer: Any) -> NoReturn:
-        raise _not_offered("do_exchange")
-
-    def list_actions(self, _context: Any) -> NoReturn:
-        raise _not_offered("list_actions")
-
-    def do_action(self, _context: Any, _action: flight.Action) -> NoReturn:
-        raise _not_offered("do_action")
+    list_flights = _refuse("list_flights")
+    get_flight_info = _refuse("get_flight_info")
+    get_schema = _refuse("get_schema")
+    do_exchange = _refuse("do_exchange")
+    list_actions = _refuse("list_actions")
+    do_action = _refuse("do_action")
 
     @contextmanager
     def _counted_call(self) -> Iterator[None]:
@@ -254,10 +264,11 @@ def flight_error(error: EblaError) -> flight.FlightError:
     return kind(str(error), encode_failure(error))
 
 
-def _not_offered(what: str) -> flight.FlightError:
-    return flight_error(
-        Refused(f"{what} is not offered here", advice="tickets of the cluster say what can be read and written")
-    )
+def _decode(kind: type[T], noun: str, data: bytes) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"this is not a {noun} of a transfer: {error}") from None
 
 
 def _check_free(address: Address) -> None:

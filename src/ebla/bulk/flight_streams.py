@@ -8,8 +8,6 @@ reader has not taken is not read from disk.
 import os
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -18,13 +16,9 @@ from ebla.bulk.loop_bridge import LoopBridge
 from ebla.bulk.multi_file_put import MultiFilePut, PutReader, PutWriter, encode_answer, next_chunk, split_put
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource, StreamService
 from ebla.bulk.tickets import is_read_ticket
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.bulk.workers.messages import ScanJob
-from ebla.model.errors import (
-    ConnectionLost,
-    Corruption,
-    InvalidRequest,
-    NotFound,
-)
+from ebla.model.errors import ConnectionLost, Corruption, InvalidRequest, NotFound
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, CheckpointFile, ScanStack
 from ebla.storage.codec.checksums import crc32
@@ -55,54 +49,24 @@ from ebla.wire.transfer_messages import (
     TypedRowsQuery,
 )
 
-T = TypeVar("T")
 BatchAndMetadata = tuple[pa.RecordBatch, bytes]
 """A batch and its metadata."""
 ValuesAndMetadata = tuple[list[bytes], bytes]
 """Values for one batch, and its metadata."""
 
+PIECE_BYTES = 2 << 20
+"""Of a file in one batch."""
+SCAN_S = 3600.0
 COALESCED_BYTES_MAX = 64 << 10
 """Small pieces up to this size are copied into one batch."""
 
-_gets = msgspec.msgpack.Decoder(FlightGet)
-_puts = msgspec.msgpack.Decoder(FlightPut)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightLimits:
-    piece_bytes: int = 2 << 20
-    """Of a file in one batch."""
-    streams_max: int = 128
-    """Calls at a time, before anything of them is decoded; the stream service has limits of its own."""
-    loop_wait_s: float = 60.0
-    """For an answer of this process's own loop: longer than a batch may wait for the rate limit."""
-    scan_s: float = 3600.0
-    close_s: float = 1.5
-    """For open streams when the process ends; their readers come again."""
-
-
-class ScanStream(Protocol):
-    """A running scan. Used by one thread; `close` ends it from any thread, and twice is no error."""
-
-    def ask(self, job: ScanJob) -> pa.Schema: ...
-
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
-
-    def close(self) -> None: ...
-
-
-class ScanPool(Protocol):
-    """Runs scans in other processes."""
-
-    async def start(self, deadline_s: float) -> ScanStream: ...
-
 
 class FlightStreams:
-    def __init__(self, stream_service: StreamService, scans: ScanPool, loop: LoopBridge, limits: FlightLimits) -> None:
+    def __init__(self, stream_service: StreamService, scans: BulkWorkers, loop: LoopBridge, piece_bytes: int) -> None:
         self._plane = stream_service
         self._scans = scans
         self._loop = loop
-        self._limits = limits
+        self._piece_bytes = piece_bytes
 
     # -- gets --------------------------------------------------------------------------------------------------------
 
@@ -168,10 +132,10 @@ class FlightStreams:
 
     def _records_of_layer(self, source: SourceStream, layer: ScanStack) -> Iterator[bytes]:
         """Through a scan worker: this process opens no layers."""
-        stream = self._loop.call(self._scans.start(self._limits.scan_s))
+        stream = self._loop.call(self._scans.start(SCAN_S))
         try:
             schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuery(range=layer.range)))
-            yield from records_of(stream.batches(schema), self._limits.piece_bytes)
+            yield from records_of(stream.batches(schema), self._piece_bytes)
         finally:
             stream.close()
 
@@ -208,7 +172,7 @@ class FlightStreams:
         try:
             checksum = self._checksum_of_prefix(descriptor, path, offset)
             while True:
-                data = _read(descriptor, path, offset, min(self._limits.piece_bytes, size - offset))
+                data = _read(descriptor, path, offset, min(self._piece_bytes, size - offset))
                 checksum = crc32(data, checksum)
                 offset += len(data)
                 if offset == size:
@@ -222,13 +186,13 @@ class FlightStreams:
         """Of what the reader has already: the checksum at the end covers the whole file."""
         checksum = at = 0
         while at < end:
-            data = _read(descriptor, path, at, min(self._limits.piece_bytes, end - at))
+            data = _read(descriptor, path, at, min(self._piece_bytes, end - at))
             checksum = crc32(data, checksum)
             at += len(data)
         return checksum
 
     def _scan(self, source: SourceStream, job: ScanJob) -> Iterator[pa.Schema | BatchAndMetadata]:
-        stream = self._loop.call(self._scans.start(self._limits.scan_s))
+        stream = self._loop.call(self._scans.start(SCAN_S))
         try:
             schema = stream.ask(job)
             yield schema
@@ -313,20 +277,6 @@ def split_files(query: FilesQuery) -> list[FilesQuery]:
         raise InvalidRequest(f"{len(query.more) + 1} files are more than one stream may carry")
     further = [FilesQuery(part=query.part, layer=layer, file=file) for layer, file in query.more]
     return [msgspec.structs.replace(query, more=()), *further]
-
-
-def decode_get(data: bytes) -> FlightGet:
-    try:
-        return _gets.decode(data)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"this is not a query of a transfer: {error}") from None
-
-
-def decode_put(data: bytes) -> FlightPut:
-    try:
-        return _puts.decode(data)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"this is not a put of a transfer: {error}") from None
 
 
 def find_file(source: SourceStream, query: FilesQuery) -> tuple[str, CheckpointFile]:

@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 
-from ebla.bulk.staged_rows import StagedRows, find_staged_rows
-from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
+from ebla.bulk.staging import StagedTransfer, Staging
 from ebla.bulk.stream_service import IncomingPut
+from ebla.bulk.transfer_context import TransferContext
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, Stale
 from ebla.model.identity import AttemptId, TransferId
 from ebla.model.transfers import ROWS_NAME, StagingKind
@@ -73,9 +73,9 @@ _Key = tuple[TransferId, AttemptId, str]
 
 
 class OpenPuts:
-    def __init__(self, deps: StagingDeps, staging: Staging) -> None:
-        self._deps = deps
-        self._disk = deps.disk
+    def __init__(self, context: TransferContext, staging: Staging) -> None:
+        self._context = context
+        self._disk = context.disk
         self._staging = staging
         self._open: dict[_Key, _OpenPut] = {}
 
@@ -108,7 +108,7 @@ class OpenPuts:
                     f"at {put.offset} of {put.size_bytes}",
                     advice="start a new attempt",
                 )
-            self._staging.check_space(max(0, put.size_bytes - received))
+            self._context.check_space(max(0, put.size_bytes - received))
             # Another stream may have opened the same file, or a seal may have started, during the awaits above.
             staged.state = staged.state.put(put.attempt, self._attempts_max(target.kind))
         except BaseException:
@@ -121,7 +121,6 @@ class OpenPuts:
             attempt=put.attempt,
             name=put.name,
             kind=target.kind,
-            range=target.range,
             size_bytes=put.size_bytes,
             received_bytes=received,
             checksum=checksum,
@@ -130,7 +129,8 @@ class OpenPuts:
         return stream
 
     def _attempts_max(self, kind: StagingKind) -> int:
-        return self._deps.limits.runs_max if kind is StagingKind.ROWS else self._deps.limits.attempts_max
+        limits = self._context.limits
+        return limits.runs_max if kind is StagingKind.ROWS else limits.attempts_max
 
     def _file(self, staged: StagedTransfer, put: FlightPut) -> tuple[File, bool]:
         """And whether it is new."""
@@ -142,10 +142,6 @@ class OpenPuts:
         except FileExistsError:
             return self._disk.open(path), False
 
-    def rows_of(self, staged: StagedTransfer, attempt: AttemptId) -> StagedRows:
-        """What an attempt has put, to copy it to another replica."""
-        return find_staged_rows(self._disk, staged, attempt)
-
     async def append(self, stream: IncomingPut, data: bytes | memoryview) -> None:
         """Runs under a guard. Raises `Stale` where another stream has taken over the file."""
         opened = self._opened(stream)
@@ -155,7 +151,7 @@ class OpenPuts:
         if stream.kind is StagingKind.FILES and end > stream.size_bytes:
             raise InvalidRequest(f"{stream.name} was announced with {stream.size_bytes} bytes, and {end} arrived")
         try:
-            self._staging.check_space(len(data))
+            self._context.check_space(len(data))
             checksum = await self._write(opened, data)
         except DiskFull:
             await self._drop(staged, stream.attempt)

@@ -15,7 +15,7 @@ what it had when the read was opened. Merged, the two are one replica's data, an
 in neither.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ebla.feed.topology_view import View
@@ -24,11 +24,12 @@ from ebla.model.identity import HostId, ShardNumber, TableId
 from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointPart
 from ebla.storage.columns.sidecar import COLUMNS_NAME
+from ebla.transfers.token_ranges import merge_ranges
 from ebla.wire.table_calls import StackSizeEstimate
 
 INCARNATION_BYTES = 4
 Ranges = tuple[TokenRange, ...]
-"""Ascending, disjoint and not adjacent; none wraps around the ring."""
+"""As `merge_ranges` returns them."""
 
 
 class RangeNotOwned(Stale):
@@ -123,17 +124,6 @@ def _scanned_bytes(part: CheckpointPart) -> int:
 def _short_incarnation(part: CheckpointPart) -> bytes:
     """Incarnations are random, so a part of the number is enough."""
     return (part.incarnation % (1 << 8 * INCARNATION_BYTES)).to_bytes(INCARNATION_BYTES)
-
-
-def merge_ranges(ranges: Iterable[TokenRange]) -> Ranges:
-    found: list[TokenRange] = []
-    for one in sorted(piece for each in ranges for piece in each.unwrapped()):
-        if found and one.start <= found[-1].end:
-            last = found.pop()
-            found.append(TokenRange(last.start, max(last.end, one.end)))
-        else:
-            found.append(one)
-    return tuple(found)
 
 
 def _common(one: Ranges, other: Ranges) -> Ranges:

@@ -20,8 +20,9 @@ import msgspec
 
 from ebla.aio.bounded_gather import gather_bounded
 from ebla.bulk.open_puts import READ_BYTES, OpenPuts, check_staged_name, file_checksum, layer_index
-from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer, StagingDeps, parse_uuid
+from ebla.bulk.staging import RUN_SUFFIX, SEALED_PREFIX, StagedTransfer, parse_uuid
 from ebla.bulk.staging_state import sorted_attempts
+from ebla.bulk.transfer_context import TransferContext
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.identity import AttemptId
@@ -65,16 +66,16 @@ class SealSpec:
 
 
 class Sealer:
-    def __init__(self, deps: StagingDeps, puts: OpenPuts) -> None:
-        self._deps = deps
-        self._disk = deps.disk
+    def __init__(self, context: TransferContext, puts: OpenPuts) -> None:
+        self._context = context
+        self._disk = context.disk
         self._puts = puts
 
     async def seal(self, staged: StagedTransfer, spec: SealSpec) -> SealedFile:
         """Runs under a guard all the time. Idempotent; other attempts are refused with the names of those that
         count."""
         async with staged.changing:
-            _check_attempts(staged, spec, self._deps.limits.runs_max)
+            _check_attempts(staged, spec, self._context.limits.runs_max)
             staged.state = staged.state.sealing(spec.attempts)
             if staged.sealed is None:
                 await self._seal(staged, spec)
@@ -137,7 +138,7 @@ class Sealer:
         for name in self._disk.list_folder(staged.folder):
             if name.startswith(prefix):
                 return name
-        return prefix + self._deps.rng.bytes(16).hex()
+        return prefix + self._context.rng.bytes(16).hex()
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class Sealer:
         copied."""
         self._move(paths, expected)
         taken = paths[1]
-        is_the_source = expected.inode != 0 and self._deps.isolation.inode(taken) == expected.inode
+        is_the_source = expected.inode != 0 and self._context.isolation.inode(taken) == expected.inode
         is_copied = self._isolate(taken)
         # Also check linked bytes that were copied: the writer may have changed them.
         if (is_copied or not is_the_source) and not self._has_checksum(taken, expected, linked=is_the_source):
@@ -196,20 +197,20 @@ class Sealer:
             disk.unlink(staged)
         elif not disk.exists(taken):
             raise Refused(f"{expected.name} was not staged by this attempt", advice="name another attempt")
-        size_bytes = self._deps.isolation.size_bytes(taken)
+        size_bytes = self._context.isolation.size_bytes(taken)
         if size_bytes != expected.size_bytes:
             raise Corruption(f"{expected.name} has {size_bytes} bytes, and {expected.size_bytes} were staged")
 
     def _isolate(self, taken: str) -> bool:
         """Returns whether it had to be copied: a process can still write to it, or the kernel cannot say."""
-        is_copied = not self._deps.isolation.has_no_writer(taken)
+        is_copied = not self._context.isolation.has_no_writer(taken)
         if is_copied:
             self._copy_in_place(taken)
         return is_copied
 
     def _has_checksum(self, path: str, expected: StagedFile, *, linked: bool) -> bool:
         if linked and not expected.checksum:
-            return self._deps.isolation.size_bytes(path) == expected.size_bytes
+            return self._context.isolation.size_bytes(path) == expected.size_bytes
         return file_checksum(self._disk, path) == expected.checksum
 
     def _copy_in_place(self, path: str) -> None:
@@ -240,13 +241,13 @@ class Sealer:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     async def _rows(self, staged: StagedTransfer, spec: SealSpec, folder: str) -> SealedFile:
-        limits, token_range = self._deps.limits, staged.target.range
+        limits, token_range = self._context.limits, staged.target.range
         runs = await self._take_runs(staged, spec, folder)
         sealed = SealedFile(attempt=spec.attempt, more=sorted_attempts(attempt for attempt, _ in spec.more))
         if not runs:
             return sealed
         size_bytes = sum(file.size_bytes for _, file in spec.runs)
-        self._deps.check_space(size_bytes)
+        self._context.check_space(size_bytes)
         sealed = msgspec.structs.replace(sealed, size_bytes=size_bytes)
         if size_bytes <= limits.rows_merged_bytes_max:
             path = f"{folder}/{ROWS_NAME}"
@@ -264,7 +265,7 @@ class Sealer:
             schema=spec.schema,
             checksums=tuple(runs.values()),
         )
-        await self._deps.building.build(job, limits.build_ms / 1000)
+        await self._context.building.build(job, limits.build_ms / 1000)
         return msgspec.structs.replace(sealed, layers=(SealedLayer(_below(staged, layer), token_range),))
 
     async def _take_runs(self, staged: StagedTransfer, spec: SealSpec, folder: str) -> dict[str, int]:

@@ -10,16 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from ebla.bulk.staging_state import StagingState, TransferPhase, sorted_attempts
-from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_context import TransferContext
 from ebla.journal.recovery import make_durable_folder
-from ebla.model.errors import Corruption, DiskFull, Overloaded, Refused, Stale
+from ebla.model.errors import Corruption, Overloaded, Refused, Stale
 from ebla.model.identity import AttemptId, SessionId, TransferId
-from ebla.observe.event_reporter import EventReporter
-from ebla.ports.disk import Disk
-from ebla.ports.rng import Rng
 from ebla.storage.codec.staging_format import (
     SealedFile,
     TargetFile,
@@ -28,7 +24,6 @@ from ebla.storage.codec.staging_format import (
     transfer_folder,
     write_target,
 )
-from ebla.storage.compaction.layer_build import BuildJob, BuildResult
 from ebla.wire.transfer_messages import StagingStatus
 
 SEALED_PREFIX = "sealed-"
@@ -36,50 +31,6 @@ RUN_SUFFIX = ".run"
 """Of a run of rows that a seal has taken over; before it comes the id of its attempt."""
 REMOVING_PREFIX = "going-"
 """Of folders that are being removed. Without their old name, no one finds a part of their files."""
-
-
-class Isolation(Protocol):
-    """What transfers need of the file system beyond the disk port. Blocks: called off the loop."""
-
-    def inode(self, path: str) -> int: ...
-
-    def size_bytes(self, path: str) -> int:
-        """Without opening it."""
-        ...
-
-    def has_no_writer(self, path: str) -> bool:
-        """True only where no process has the file open for writing, under any name. False also where the kernel cannot
-        say."""
-        ...
-
-
-class RowLayerBuilder(Protocol):
-    """Builds a layer from staged rows. Cancelled, late or failed, it leaves no output folder and no running process."""
-
-    async def build(self, job: BuildJob, deadline_s: float) -> BuildResult: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagingDeps:
-    disk: Disk
-    rng: Rng
-    folder: str
-    machine: str
-    """Each target's folder contains a file of this name."""
-    isolation: Isolation
-    building: RowLayerBuilder
-    limits: TransferLimits
-    report: EventReporter
-
-    def check_space(self, size_bytes: int) -> None:
-        """Raises `DiskFull` where so many more bytes would take the reserve of the shards."""
-        free = self.disk.free_bytes(self.folder)
-        if free - size_bytes < self.limits.free_bytes_min:
-            raise DiskFull(
-                f"staging of {size_bytes} bytes does not fit: {free} bytes are free on this node and "
-                f"{self.limits.free_bytes_min} stay so",
-                advice="free space on its file system, and start the job again",
-            )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -122,9 +73,10 @@ class _OpenLock:
 
 
 class Staging:
-    def __init__(self, deps: StagingDeps) -> None:
-        self._deps = deps
-        self._disk = deps.disk
+    def __init__(self, context: TransferContext) -> None:
+        self._context = context
+        self._disk = context.disk
+        self._root = context.staging_folder
         self._transfers: dict[TransferId, StagedTransfer] = {}
         self._sessions: dict[SessionId, None] = {}
         """With a folder."""
@@ -139,7 +91,7 @@ class Staging:
     async def recover(self) -> None:
         """Keeps what is complete on disk, and nothing else. Whether the sessions are still open is known later, and
         `drop_session` removes those that are not."""
-        disk, root = self._disk, self._deps.folder
+        disk, root = self._disk, self._root
         await make_durable_folder(disk, root)
         await self.remove_leftovers()
         for name in disk.list_folder(root):
@@ -153,13 +105,13 @@ class Staging:
                     await self._recover_one(SessionId(session), TransferId(transfer))
 
     async def _recover_one(self, session: SessionId, transfer: TransferId) -> None:
-        folder = transfer_folder(self._deps.folder, session, transfer)
+        folder = transfer_folder(self._root, session, transfer)
         # A seal that a killed process left only in the page cache has already counted for a caller that saw it.
         await self._disk.sync_folder(folder)
         try:
             target, sealed = await read_target(self._disk, folder), await read_sealed(self._disk, folder)
         except (Corruption, Refused) as failure:
-            self._deps.report("staging.unreadable", {"folder": folder, "cause": failure.message})
+            self._context.report("staging.unreadable", {"folder": folder, "cause": failure.message})
             target, sealed = None, None
         if target is None:
             await self._disk.run(partial(self._disk.remove_folder, folder))
@@ -203,11 +155,11 @@ class Staging:
         found = self._transfers.get(transfer)
         if found is not None:
             _check_same(found, session, target)
-            self.check_space(size_bytes)
+            self._context.check_space(size_bytes)
             found.state = found.state.opened()
             return found
         self._check_room(size_bytes)
-        folder = transfer_folder(self._deps.folder, session, transfer)
+        folder = transfer_folder(self._root, session, transfer)
         try:
             await self._create(session, folder, target)
         except BaseException:
@@ -220,25 +172,22 @@ class Staging:
 
     async def _create(self, session: SessionId, folder: str, target: TargetFile) -> None:
         disk = self._disk
-        above = f"{self._deps.folder}/{session}"
+        above = f"{self._root}/{session}"
         self._sessions[session] = None
         if session not in self._durable:
             await make_durable_folder(disk, above)
             self._durable[session] = None
         disk.make_folder(folder)
-        disk.create(f"{folder}/{self._deps.machine}").close()
+        disk.create(f"{folder}/{self._context.machine}").close()
         await write_target(disk, folder, target)
         await disk.sync_folder(above)
 
     def _check_room(self, size_bytes: int) -> None:
-        limits = self._deps.limits
+        limits = self._context.limits
         staged = sum(1 for one in self._transfers.values() if one.state.phase is not TransferPhase.RELEASED)
         if staged + len(self._opening) > limits.transfers_max:
             raise Overloaded(f"{limits.transfers_max} transfers are staged on this node already")
-        self.check_space(size_bytes)
-
-    def check_space(self, size_bytes: int) -> None:
-        self._deps.check_space(size_bytes)
+        self._context.check_space(size_bytes)
 
     def find(self, session: SessionId, transfer: TransferId) -> StagedTransfer:
         found = self._transfers.get(transfer)
@@ -277,7 +226,7 @@ class Staging:
 
     def notice_orphans(self) -> None:
         """An abandoned task may have made the folder of a session again after it was dropped."""
-        for name in self._disk.list_folder(self._deps.folder):
+        for name in self._disk.list_folder(self._root):
             session = parse_uuid(name)
             if session is not None:
                 self._sessions.setdefault(SessionId(session), None)
@@ -287,14 +236,14 @@ class Staging:
         for staged in [one for one in self._transfers.values() if one.session == session]:
             del self._transfers[staged.transfer]
         self._durable.pop(session, None)
-        await self._remove(f"{self._deps.folder}/{session}")
+        await self._remove(f"{self._root}/{session}")
         self._sessions.pop(session, None)
 
     async def remove_leftovers(self) -> None:
         """Of interrupted removals, and of released transfers."""
-        for name in self._disk.list_folder(self._deps.folder):
+        for name in self._disk.list_folder(self._root):
             if name.startswith(REMOVING_PREFIX) and name not in self._going:
-                await self._disk.run(partial(self._disk.remove_folder, f"{self._deps.folder}/{name}"))
+                await self._disk.run(partial(self._disk.remove_folder, f"{self._root}/{name}"))
 
     async def _remove(self, folder: str) -> None:
         """INV-XFER-3: rename the folder in one step, then remove it file by file. A shard may be adopting from it,
@@ -309,19 +258,19 @@ class Staging:
                 del self._going[name]
 
     def _new_names(self, folders: Sequence[str]) -> dict[str, str]:
-        return {f"{REMOVING_PREFIX}{self._deps.rng.bytes(8).hex()}": folder for folder in folders}
+        return {f"{REMOVING_PREFIX}{self._context.rng.bytes(8).hex()}": folder for folder in folders}
 
     def _rename_aside(self, names: Mapping[str, str]) -> None:
         """Blocks."""
         for name, folder in names.items():
             if self._disk.exists(folder):
-                self._disk.rename(folder, f"{self._deps.folder}/{name}")
+                self._disk.rename(folder, f"{self._root}/{name}")
 
     def _remove_renamed(self, names: Mapping[str, str]) -> None:
         """Blocks."""
         self._rename_aside(names)
         for name in names:
-            self._disk.remove_folder(f"{self._deps.folder}/{name}")
+            self._disk.remove_folder(f"{self._root}/{name}")
 
     def statuses(self, session: SessionId | None) -> tuple[StagingStatus, ...]:
         shown = (one for one in self._transfers.values() if one.state.phase is not TransferPhase.RELEASED)

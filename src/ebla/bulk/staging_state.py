@@ -12,7 +12,6 @@ may be named again.
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from ebla.model.errors import Refused
 from ebla.model.identity import AttemptId
@@ -46,38 +45,28 @@ class StagingRefusal(enum.StrEnum):
     NOT_SEALING = "no seal of it is running"
 
 
-TRANSITIONS: Mapping[tuple[TransferPhase, StagingEvent], TransferPhase | StagingRefusal] = MappingProxyType(
-    {
-        (TransferPhase.OPEN, StagingEvent.OPENED): TransferPhase.OPEN,
-        (TransferPhase.OPEN, StagingEvent.PUT): TransferPhase.OPEN,
-        (TransferPhase.OPEN, StagingEvent.SEAL): TransferPhase.SEALING,
-        (TransferPhase.OPEN, StagingEvent.SEAL_OTHER): TransferPhase.SEALING,
-        (TransferPhase.OPEN, StagingEvent.SEAL_DONE): StagingRefusal.NOT_SEALING,
-        (TransferPhase.OPEN, StagingEvent.SEAL_FAILED): StagingRefusal.NOT_SEALING,
-        (TransferPhase.OPEN, StagingEvent.RELEASE): TransferPhase.RELEASED,
-        (TransferPhase.SEALING, StagingEvent.OPENED): TransferPhase.SEALING,
-        (TransferPhase.SEALING, StagingEvent.PUT): StagingRefusal.CLOSED_TO_PUTS,
-        (TransferPhase.SEALING, StagingEvent.SEAL): TransferPhase.SEALING,
-        (TransferPhase.SEALING, StagingEvent.SEAL_OTHER): StagingRefusal.BEING_SEALED,
-        (TransferPhase.SEALING, StagingEvent.SEAL_DONE): TransferPhase.SEALED,
-        (TransferPhase.SEALING, StagingEvent.SEAL_FAILED): TransferPhase.OPEN,
-        (TransferPhase.SEALING, StagingEvent.RELEASE): StagingRefusal.BEING_SEALED,
-        (TransferPhase.SEALED, StagingEvent.OPENED): TransferPhase.SEALED,
-        (TransferPhase.SEALED, StagingEvent.PUT): StagingRefusal.CLOSED_TO_PUTS,
-        (TransferPhase.SEALED, StagingEvent.SEAL): TransferPhase.SEALED,
-        (TransferPhase.SEALED, StagingEvent.SEAL_OTHER): StagingRefusal.SEALED_ALREADY,
-        (TransferPhase.SEALED, StagingEvent.SEAL_DONE): StagingRefusal.NOT_SEALING,
-        (TransferPhase.SEALED, StagingEvent.SEAL_FAILED): StagingRefusal.NOT_SEALING,
-        (TransferPhase.SEALED, StagingEvent.RELEASE): TransferPhase.RELEASED,
-        (TransferPhase.RELEASED, StagingEvent.OPENED): StagingRefusal.RELEASED,
-        (TransferPhase.RELEASED, StagingEvent.PUT): StagingRefusal.RELEASED,
-        (TransferPhase.RELEASED, StagingEvent.SEAL): StagingRefusal.RELEASED,
-        (TransferPhase.RELEASED, StagingEvent.SEAL_OTHER): StagingRefusal.RELEASED,
-        (TransferPhase.RELEASED, StagingEvent.SEAL_DONE): StagingRefusal.NOT_SEALING,
-        (TransferPhase.RELEASED, StagingEvent.SEAL_FAILED): StagingRefusal.NOT_SEALING,
-        (TransferPhase.RELEASED, StagingEvent.RELEASE): TransferPhase.RELEASED,
-    }
-)
+_OPEN, _SEALING, _SEALED, _RELEASED = TransferPhase
+_PHASES_AFTER: Mapping[StagingEvent, tuple[TransferPhase | StagingRefusal, ...]] = {
+    # while it is             open, sealing, sealed, released
+    StagingEvent.OPENED: (_OPEN, _SEALING, _SEALED, StagingRefusal.RELEASED),
+    StagingEvent.PUT: (_OPEN, StagingRefusal.CLOSED_TO_PUTS, StagingRefusal.CLOSED_TO_PUTS, StagingRefusal.RELEASED),
+    StagingEvent.SEAL: (_SEALING, _SEALING, _SEALED, StagingRefusal.RELEASED),
+    StagingEvent.SEAL_OTHER: (
+        _SEALING, StagingRefusal.BEING_SEALED, StagingRefusal.SEALED_ALREADY, StagingRefusal.RELEASED
+    ),
+    StagingEvent.SEAL_DONE: (
+        StagingRefusal.NOT_SEALING, _SEALED, StagingRefusal.NOT_SEALING, StagingRefusal.NOT_SEALING
+    ),
+    StagingEvent.SEAL_FAILED: (
+        StagingRefusal.NOT_SEALING, _OPEN, StagingRefusal.NOT_SEALING, StagingRefusal.NOT_SEALING
+    ),
+    StagingEvent.RELEASE: (_RELEASED, StagingRefusal.BEING_SEALED, _RELEASED, _RELEASED),
+}  # fmt: skip
+TRANSITIONS: Mapping[tuple[TransferPhase, StagingEvent], TransferPhase | StagingRefusal] = {
+    (phase, event): after
+    for event, row in _PHASES_AFTER.items()
+    for phase, after in zip(TransferPhase, row, strict=True)
+}
 
 
 class SealRefused(Refused):
@@ -140,11 +129,8 @@ class StagingState:
                 return replace(self, phase=outcome)
             case StagingRefusal():
                 shown = ", ".join(str(one) for one in self.winners[:WINNERS_SHOWN_MAX])
-                more = (
-                    f" and {len(self.winners) - WINNERS_SHOWN_MAX} more"
-                    if len(self.winners) > WINNERS_SHOWN_MAX
-                    else ""
-                )
+                left = len(self.winners) - WINNERS_SHOWN_MAX
+                more = f" and {left} more" if left > 0 else ""
                 named = f" ({shown}{more})" if shown else ""
                 raise SealRefused(f"the staging accepts no {event} any more: {outcome}{named}", winners=self.winners)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ebla.bulk.staged_rows import StagedRows
-from ebla.model.identity import AttemptId, CheckpointId, SessionId, TableId, TransferId
+from ebla.model.identity import AttemptId, CheckpointId, SessionId, TransferId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import CheckpointPart, StagingKind
@@ -27,7 +27,6 @@ class SourceStream:
     """None: for a read of the table."""
     checkpoint: CheckpointId | None
     """None: for staged rows."""
-    table: TableId
     folder: str
     """Absolute; the folders of the layers are below it."""
     parts: tuple[CheckpointPart, ...]
@@ -55,7 +54,6 @@ class IncomingPut:
     attempt: AttemptId
     name: str
     kind: StagingKind
-    range: TokenRange
     size_bytes: int
     """As announced; 0 for rows, whose size is not known before they end."""
     received_bytes: int

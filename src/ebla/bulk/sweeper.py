@@ -11,32 +11,27 @@ import asyncio
 from ebla.bulk.checkpoint_store import CheckpointStore
 from ebla.bulk.staging import Staging
 from ebla.bulk.table_snapshots import TableSnapshots
-from ebla.bulk.transfer_limits import TransferLimits
-from ebla.bulk.transfer_metrics import TransferMetrics
+from ebla.bulk.transfer_context import TransferContext
 from ebla.bulk.transfer_streams import TransferStreams
-from ebla.feed.session_guards import SessionGuards
 from ebla.model.errors import DiskFull, EblaError
 from ebla.model.identity import SessionId
-from ebla.observe.event_reporter import EventReporter
 
 
 class Sweeper:
     def __init__(
         self,
-        *,
-        guards: SessionGuards,
+        context: TransferContext,
         staging: Staging,
         streams: TransferStreams,
         checkpoints: CheckpointStore,
         reads: TableSnapshots,
-        metrics: TransferMetrics,
     ) -> None:
-        self._guards = guards
+        self._context = context
+        self._guards = context.guards
         self._staging = staging
         self._streams = streams
         self._checkpoints = checkpoints
         self._reads = reads
-        self._metrics = metrics
         self._news = asyncio.Event()
         self.failures: dict[SessionId, OSError | DiskFull] = {}
         """Of the last sweep; the next one retries."""
@@ -45,8 +40,9 @@ class Sweeper:
         """The list of sessions may have changed."""
         self._news.set()
 
-    async def run(self, limits: TransferLimits, report: EventReporter) -> None:
+    async def run(self) -> None:
         """Until cancelled."""
+        limits, report = self._context.limits, self._context.report
         while True:
             try:
                 async with asyncio.timeout(limits.sweep_ms / 1000):
@@ -90,7 +86,7 @@ class Sweeper:
             # An abandoned task may be creating files in the folder that is being removed.
             self.failures[session] = failure
         else:
-            self._metrics.swept.add()
+            self._context.metrics.swept.add()
 
     def _unlisted(self) -> list[SessionId]:
         held = dict.fromkeys((*self._staging.sessions, *self._checkpoints.sessions))

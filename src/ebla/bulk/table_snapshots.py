@@ -17,31 +17,17 @@ from dataclasses import dataclass, field
 from ebla.bulk.checkpoint_store import CheckpointRecord, CheckpointSpec, CheckpointStore
 from ebla.bulk.read_coverage import RangeNotOwned, SnapshotCoverage, coverage_of, owned_ranges
 from ebla.bulk.tickets import Grant, TicketRefused
-from ebla.bulk.transfer_limits import TransferLimits
-from ebla.bulk.transfer_metrics import TransferMetrics
-from ebla.feed.session_guards import SessionGuards
-from ebla.feed.topology_view import TopologyView, View
-from ebla.model.errors import NotFound, Overloaded, Refused, Stale
-from ebla.model.identity import HostId, ShardNumber, TableId, TopologyVersion
+from ebla.bulk.transfer_context import TransferContext
+from ebla.feed.topology_view import View
+from ebla.model.errors import Overloaded, Refused, Stale
+from ebla.model.identity import TableId, TopologyVersion
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.ports.clock import Clock
 from ebla.wire.table_calls import ReadId
 
 SNAPSHOT_TRIES_MAX = 3
 """A try fails when a replica leaves while its files are linked."""
 ANY_VERSION = TopologyVersion(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSnapshotsDeps:
-    host: HostId
-    view: TopologyView
-    guards: SessionGuards
-    checkpoints: CheckpointStore
-    metrics: TransferMetrics
-    limits: TransferLimits
-    clock: Clock
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -79,8 +65,9 @@ class _Entry:
 
 
 class TableSnapshots:
-    def __init__(self, deps: TableSnapshotsDeps) -> None:
-        self._deps = deps
+    def __init__(self, context: TransferContext, checkpoints: CheckpointStore) -> None:
+        self._context = context
+        self._checkpoints = checkpoints
         self._reads: dict[ReadId, _Entry] = {}
         self._leaving: list[TableSnapshot] = []
         """Their files are removed when the last stream of each has ended."""
@@ -91,14 +78,9 @@ class TableSnapshots:
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    async def open(self, grant: Grant, version: TopologyVersion, deadline_ms: int) -> TableSnapshot:
-        """The same one while it is kept. If replicas of the table have moved since, as a caller with this version
-        knows, a new one is taken: the caller's plan uses other replicas than the old one has."""
-        return await self._snapshot(grant, version, deadline_ms)
-
     async def enter(self, grant: Grant, asked: TokenRange, deadline_ms: int) -> TableSnapshot:
         """In use until `leave`. Raises `RangeNotOwned` for a range that it does not contain completely."""
-        snapshot = await self._snapshot(grant, ANY_VERSION, deadline_ms)
+        snapshot = await self.open(grant, ANY_VERSION, deadline_ms)
         if not snapshot.coverage.has(asked, grant.incarnations):
             raise RangeNotOwned(
                 f"this node has no complete copy of tokens {asked.start} to {asked.end} as of version "
@@ -110,7 +92,7 @@ class TableSnapshots:
 
     def check(self, snapshot: TableSnapshot) -> None:
         """Before each batch. Raises where the read was ended while its streams are open."""
-        self._schema(self._deps.view.current, snapshot.record.table)
+        self._context.schema_of(snapshot.record.table)
         if snapshot.is_over:
             raise TicketRefused("the ticket expired during the read", advice="start the job again")
 
@@ -119,7 +101,7 @@ class TableSnapshots:
         snapshot.uses -= 1
         entry = self._reads.get(snapshot.read)
         if entry is not None:
-            entry.used_ms = self._deps.clock.boot_ms()
+            entry.used_ms = self._context.clock.boot_ms()
 
     async def close(self, read: ReadId) -> None:
         """At once, or with the end of its last stream. With a ticket that is still valid, a new read starts."""
@@ -136,9 +118,9 @@ class TableSnapshots:
     def expire_snapshots(self) -> None:
         """Ends reads of dropped tables, and those whose tickets have all expired: a task that is frozen in the middle
         of a stream would keep the files for ever."""
-        if not self._deps.view.is_known:
+        if not self._context.view.is_known:
             return
-        tables, now_ms = self._deps.view.current.schemas, self._deps.clock.wall_us() // 1000
+        tables, now_ms = self._context.view.current.schemas, self._context.wall_ms()
         for entry in list(self._reads.values()):
             if not entry.waiters and (entry.table not in tables or now_ms >= entry.expires_ms):
                 if entry.snapshot is not None:
@@ -147,15 +129,15 @@ class TableSnapshots:
 
     async def drop_idle(self) -> None:
         """Raises `OSError` where a folder cannot be removed; the next sweep treats it as an orphan."""
-        now_ms = self._deps.clock.boot_ms()
+        now_ms = self._context.clock.boot_ms()
         for entry in list(self._reads.values()):
-            idle = entry.is_closed or now_ms - entry.used_ms >= self._deps.limits.reads_idle_ms
+            idle = entry.is_closed or now_ms - entry.used_ms >= self._context.limits.reads_idle_ms
             if idle and entry.is_unused:
                 self._drop_entry(entry)
         # One by one, so that an error does not lose track of the others.
         while (snapshot := next((one for one in self._leaving if not one.uses), None)) is not None:
             self._leaving.remove(snapshot)
-            await self._deps.checkpoints.release(None, (snapshot.record.checkpoint,))
+            await self._checkpoints.release(None, (snapshot.record.checkpoint,))
 
     def _drop_entry(self, entry: _Entry) -> None:
         assert not entry.waiters
@@ -165,7 +147,7 @@ class TableSnapshots:
         self._update_metrics()
 
     def _make_room(self) -> None:
-        if len(self._reads) < self._deps.limits.reads_max:
+        if len(self._reads) < self._context.limits.reads_max:
             return
         unused = [entry for entry in self._reads.values() if entry.is_unused]
         if not unused:
@@ -177,9 +159,11 @@ class TableSnapshots:
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
-    async def _snapshot(self, grant: Grant, version: TopologyVersion, deadline_ms: int) -> TableSnapshot:
-        """Nothing awaits between finding or taking it and the return, so the caller can count its use without a gap."""
-        self._schema(self._deps.view.current, grant.table)
+    async def open(self, grant: Grant, version: TopologyVersion, deadline_ms: int) -> TableSnapshot:
+        """The same one while it is kept. If replicas of the table have moved since, as a caller with this version
+        knows, a new one is taken: the caller's plan uses other replicas than the old one has. Nothing awaits between
+        finding or taking it and the return, so the caller can count its use without a gap."""
+        self._context.schema_of(grant.table)
         entry = self._entry(grant)
         entry.waiters += 1
         try:
@@ -192,7 +176,7 @@ class TableSnapshots:
                 snapshot = entry.snapshot
         finally:
             entry.waiters -= 1
-            entry.used_ms = self._deps.clock.boot_ms()
+            entry.used_ms = self._context.clock.boot_ms()
             if entry.snapshot is None and not entry.waiters:
                 self._drop_entry(entry)
         return snapshot
@@ -203,7 +187,7 @@ class TableSnapshots:
         if entry is None:
             self._make_room()
             entry = self._reads[read] = _Entry(
-                read=read, table=grant.table, expires_ms=grant.expires_ms, used_ms=self._deps.clock.boot_ms()
+                read=read, table=grant.table, expires_ms=grant.expires_ms, used_ms=self._context.clock.boot_ms()
             )
             self._update_metrics()
         elif entry.table != grant.table:
@@ -226,30 +210,28 @@ class TableSnapshots:
         return await self._take_once(entry, version, deadline_ms)
 
     async def _take_once(self, entry: _Entry, version: TopologyVersion, deadline_ms: int) -> TableSnapshot:
-        deps, table = self._deps, entry.table
-        await deps.guards.catch_up(min(deadline_ms, deps.limits.barrier_ms))
-        before = deps.view.current
-        node = before.snapshot.nodes.get(deps.host)
-        shards = tuple(ShardNumber(number) for number in range(0 if node is None else node.shard_count))
+        context, table = self._context, entry.table
+        await context.guards.catch_up(min(deadline_ms, context.limits.barrier_ms))
+        before = context.view.current
         asked = max(version, before.version)
         spec = CheckpointSpec(
             session=None,
             table=table,
             range=WHOLE_RING,
             version=asked,
-            schema=self._schema(before, table),
-            shards=shards,
+            schema=context.schema_of(table, before),
+            shards=context.shard_numbers(),
         )
-        record = await deps.checkpoints.take(spec, min(deadline_ms, deps.limits.shard_ms))
+        record = await self._checkpoints.take(spec, min(deadline_ms, context.limits.shard_ms))
         try:
             # A shard may have been ahead of this process. Its rows are read and judged by the version it had.
             after = await self._view_at(record.version, deadline_ms)
-            schema = self._schema(after, table)
+            schema = context.schema_of(table, after)
         except BaseException:
-            await deps.checkpoints.release(None, (record.checkpoint,))
+            await self._checkpoints.release(None, (record.checkpoint,))
             raise
-        owned = owned_ranges(before, table, deps.host), owned_ranges(after, table, deps.host)
-        deps.metrics.read_checkpoints.add()
+        owned = owned_ranges(before, table, context.host), owned_ranges(after, table, context.host)
+        context.metrics.read_checkpoints.add()
         return TableSnapshot(
             read=entry.read,
             record=record,
@@ -259,19 +241,13 @@ class TableSnapshots:
         )
 
     async def _view_at(self, version: TopologyVersion, deadline_ms: int) -> View:
-        wait_ms = min(deadline_ms, self._deps.limits.barrier_ms)
-        if not await self._deps.view.wait_version(version, wait_ms / 1000):
+        wait_ms = min(deadline_ms, self._context.limits.barrier_ms)
+        if not await self._context.view.wait_version(version, wait_ms / 1000):
             raise Stale(f"version {version} of the topology has not arrived within {wait_ms} ms", advice="try again")
-        return self._deps.view.current
-
-    def _schema(self, view: View, table: TableId) -> TableSchema:
-        schema = view.schemas.get(table)
-        if schema is None:
-            raise NotFound(f"there is no table {table}", advice="it was dropped; the job has nothing to read")
-        return schema
+        return self._context.view.current
 
     def _update_metrics(self) -> None:
-        self._deps.metrics.reads.set(self.count)
+        self._context.metrics.reads.set(self.count)
 
 
 def _replica_places(view: View, table: TableId) -> object:

@@ -1,6 +1,5 @@
 """The `ebla` command: the commands of a cluster on this machine are here, the others in modules of their own."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from rich.markup import escape
 
 from ebla.cli.cluster import cqlsh, group0, local_cluster, metrics, ring, up
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, renew_certificates
-from ebla.cli.cluster.node_calls import fetch_cluster_view, probe_contact
+from ebla.cli.cluster.node_calls import choose_node, fetch_cluster_view, probe_contact, run_async
 from ebla.cli.cluster.status_table import as_lines, as_table
-from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, PasswordFile, given_password, read_password
 from ebla.cli.jobs import pipeline, transfers
 from ebla.cli.output import reporting_errors
 from ebla.cli.spark_jobs import export_import, spark, spark_env
@@ -26,7 +25,6 @@ from ebla.cql.authentication import hash_password
 from ebla.model.errors import InvalidRequest
 from ebla.options import Authenticator, ClientTls
 from ebla.runtime.authority_handover import new_join_token
-from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tls import TlsFolder
@@ -95,8 +93,7 @@ app.add_typer(transfers.app)
 app.add_typer(export_import.app)
 app.add_typer(spark.app)
 app.add_typer(spark_env.app)
-app.command("ring")(ring.ring)
-app.command("tablets")(ring.tablets)
+app.add_typer(ring.app)
 app.command("metrics")(metrics.metrics)
 
 CQL_PORT = 9042
@@ -194,19 +191,19 @@ def cqlsh_command(
         Path | None,
         typer.Option("--environment", metavar="DIR", help="Where cqlsh is installed; by default in the user's cache."),
     ] = None,
+    password_file: PasswordFile = None,
 ) -> None:
     """Start cqlsh with a node of this machine. It is installed at the first use.
 
-    All other arguments are passed to cqlsh: ebla cqlsh -e "SELECT * FROM system.local"
+    All other arguments are passed to cqlsh: ebla cqlsh -u admin -e "SELECT * FROM system.local"
+    The password of a user comes from a prompt, from EBLA_PASSWORD or from a file.
     """
     with reporting_errors():
-        nodes = _nodes_of(data)
-        running = next((each for each in nodes if each.running_pid() is not None), None)
-        if running is None:
-            raise InvalidRequest(f"no node runs in {data}", advice="start them with `ebla up`")
+        login = cqlsh.login_arguments(context.args, given_password(password_file))
+        running = choose_node(data, None)
         print_line = Console(stderr=True, highlight=False, markup=False).print
         python = cqlsh.ensure_installed(environment or cqlsh.default_environment(), cqlsh.run_step, print_line)
-        cqlsh.exec_cqlsh(python, running, context.args)
+        cqlsh.exec_cqlsh(python, running, [*context.args, *login])
 
 
 @app.command()
@@ -228,11 +225,10 @@ def status(
     """
     console = Console()
     with reporting_errors():
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            if contact is not None:
-                view = build_cluster_view([runner.run(probe_contact(contact, data))])
-            else:
-                view = runner.run(fetch_cluster_view(_nodes_of(data)))
+        if contact is not None:
+            view = build_cluster_view([run_async(probe_contact(contact, data))])
+        else:
+            view = run_async(fetch_cluster_view(_nodes_of(data)))
         _show(view, console, as_json=as_json)
     raise typer.Exit(0 if all(node.state is NodeStatus.UP for node in view.nodes) else 1)
 
@@ -291,13 +287,13 @@ def renew(data: Data = DATA_DEFAULT) -> None:
 
 
 @app.command("hash-password")
-def hash_password_command(
-    password: Annotated[
-        str, typer.Option("--password", prompt=True, hide_input=True, confirmation_prompt=True, metavar="TEXT")
-    ],
-) -> None:
-    """Print the hash of a password, for `superuser_password_hash` in the options of the nodes."""
-    sys.stdout.write(f"{hash_password(password, SystemRng())}\n")
+def hash_password_command(password_file: PasswordFile = None) -> None:
+    """Print the hash of a password, for `superuser_password_hash` in the options of the nodes.
+
+    The password comes from a prompt, from EBLA_PASSWORD or from a file.
+    """
+    with reporting_errors():
+        sys.stdout.write(f"{hash_password(read_password(password_file, confirm=True), SystemRng())}\n")
 
 
 @app.command()

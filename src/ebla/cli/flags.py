@@ -29,6 +29,10 @@ UserFlag = Annotated[
     str | None,
     typer.Option("--username", metavar="NAME", help=f"Log in as this user. Set {PASSWORD_VARIABLE} to avoid a prompt."),
 ]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", metavar="FILE", help="Read the password from the first line of a file."),
+]
 AuthorityFlag = Annotated[
     Path | None,
     typer.Option(
@@ -44,6 +48,34 @@ def split_table_name(text: str) -> tuple[str, str]:
     return keyspace, name
 
 
-def read_password() -> str:
-    found = os.environ.get(PASSWORD_VARIABLE)
-    return found if found is not None else str(typer.prompt("password", hide_input=True, err=True))
+def given_password(file: Path | None) -> str | None:
+    """From the file or the environment, and never from an argument: other users can see arguments."""
+    if file is None:
+        return os.environ.get(PASSWORD_VARIABLE)
+    try:
+        return file.read_text("utf-8").partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the password file cannot be read: {error}") from None
+
+
+def read_password(file: Path | None = None, *, confirm: bool = False) -> str:
+    """Prompts on standard error where no password is given: standard output may go into a file or a variable."""
+    found = given_password(file)
+    if found is not None:
+        return found
+    return str(typer.prompt("password", hide_input=True, confirmation_prompt=confirm, err=True))
+
+
+def environment_without_password() -> dict[str, str]:
+    """For a process that replaces this one: everything that it starts could read its environment."""
+    return {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+
+
+def private_file(content: str) -> str:
+    """The path of a file in memory, for a process that replaces this one. Its owner alone can open it, it is on no
+    disk, and it is gone with the processes that have it open."""
+    descriptor = os.memfd_create("ebla", 0)
+    os.fchmod(descriptor, 0o600)
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        file.write(content)
+    return f"/dev/fd/{descriptor}"

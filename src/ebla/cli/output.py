@@ -47,6 +47,14 @@ def print_json(value: object) -> None:
     sys.stdout.write(f"{json.dumps(value, ensure_ascii=False)}\n")
 
 
+def print_records(names: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool, missing: str = "") -> None:
+    """A list of JSON objects, or a table."""
+    if as_json:
+        print_json([dict(zip(names, row)) for row in rows])
+    else:
+        print_table(names, rows, missing)
+
+
 def print_rows(schema: TableSchema, page: CqlRows, *, as_json: bool) -> None:
     """One JSON object a line, or a table."""
     kinds = [schema.by_name[name].type for name in page.columns]

@@ -1,7 +1,8 @@
 """Combines the answers of nodes to one view of the cluster, for tables and JSON. Pure."""
 
 import enum
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -9,8 +10,7 @@ from ebla.group0.members import MemberRole
 from ebla.model.identity import HostId
 from ebla.model.records.jobs import PipelineState
 from ebla.topology.states import NodeState as TopologyState
-from ebla.wire.group0_messages import MemberReport
-from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer
+from ebla.wire.verbs import ProcessState, ProcessStatus, StatusAnswer
 
 SHARD_PREFIX = "shard-"
 PIPELINE = "pipeline"
@@ -93,8 +93,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     asked_others: int
     processes: tuple[ProcessView, ...]
     trouble: str
-    group0: "Group0View | None" = None
+    group0: Group0View | None = None
     ring: RingView | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def shards_serving(self) -> int:
@@ -135,7 +136,6 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
 
 
-PIPELINE = "pipeline"
 NOT_STARTED = PipelineView(state="not started")
 NOT_RUNNING = PipelineView(
     state="not running",
@@ -185,48 +185,73 @@ def pipeline_view(
     state: PipelineState | None, leader: HostId | None, leader_status: StatusAnswer | None = None
 ) -> PipelineView:
     """`leader_status` is the answer of the leader, if there is one: the stored state may outlive its pipeline."""
-    runs = (
-        ()
-        if leader_status is None
-        else tuple(process for process in leader_status.processes if process.name == PIPELINE)
-    )
-    if leader_status is not None and not runs:
-        return NOT_RUNNING
-    if state is None or (leader is not None and state.host != leader) or (runs and runs[0].pid != state.pid):
+    if leader_status is not None:
+        pid = next((process.pid for process in leader_status.processes if process.name == PIPELINE), None)
+        if pid is None:
+            return NOT_RUNNING
+        if state is not None and state.pid != pid:
+            return NOT_STARTED
+    if state is None or (leader is not None and state.host != leader):
         return NOT_STARTED
-    return PipelineView(
-        state=state.state,
-        cause=state.cause,
-        master=state.master,
-        version=state.version,
-        user_interface=state.user_interface,
-        host=state.host,
-        pid=state.pid,
-    )
+    return msgspec.convert(state, PipelineView, from_attributes=True)
 
 
 def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
-    others = [answer for answer in answers if answer.address != node.address]
-    reports = [peer for answer in others for peer in answer.peers if peer.address == node.address]
+    others = [other for other in answers if other.address != node.address]
+    reports = [peer for other in others for peer in other.peers if peer.address == node.address]
     held_up_by = sum(peer.up for peer in reports)
-    was_probed = bool(node.name)
-    up = node.answer is not None if was_probed else held_up_by > 0
-    return NodeView(
+    view = NodeView(
         name=node.name,
-        host=_host_of(node, reports),
+        host=node.host or next((peer.host for peer in reports if peer.host is not None), None),
         address=node.address,
-        state=NodeStatus.UP if up else NodeStatus.DOWN,
-        uptime_ms=None if node.answer is None else node.answer.uptime_ms,
+        # A node without a name was only mentioned by others.
+        state=NodeStatus.UP if held_up_by and not node.name else NodeStatus.DOWN,
+        uptime_ms=None,
         round_trip_us=next(
             (peer.round_trip_us for peer in reports if peer.up and peer.round_trip_us is not None), None
         ),
         held_up_by=held_up_by,
         asked_others=len(others),
-        processes=() if node.answer is None else tuple(_process_view(process) for process in node.answer.processes),
-        trouble=node.trouble or ("" if node.answer is None else node.answer.waits_for),
-        group0=None if node.answer is None else _group0_view(node.answer, answers),
-        ring=None if node.answer is None else _ring_view(node.answer),
+        processes=(),
+        trouble=node.trouble,
+        warnings=_clock_warning(clocks_away(answers).get(node.address, 0)),
     )
+    answer = node.answer
+    if answer is None:
+        return view
+    return msgspec.structs.replace(
+        view,
+        host=answer.host,
+        state=NodeStatus.UP,
+        uptime_ms=answer.uptime_ms,
+        processes=tuple(_process_view(process) for process in answer.processes),
+        trouble=node.trouble or answer.waits_for,
+        group0=_group0_view(answer, answers),
+        ring=_ring_view(answer),
+        warnings=(*view.warnings, *answer.warnings),
+    )
+
+
+def _clock_warning(away_ms: int) -> tuple[str, ...]:
+    if not away_ms:
+        return ()
+    direction = "ahead of" if away_ms > 0 else "behind"
+    return (f"its clock is {abs(away_ms) / 1000:.1f} s {direction} the clocks of the others",)
+
+
+def clocks_away(answers: Sequence[StatusAnswer]) -> Mapping[str, int]:
+    """Nodes by address whose clocks are not where the others' are, as the first node sees it that reports a skewed
+    clock. That one may be its own: what counts is the distance to the clock in the middle."""
+    for answer in answers:
+        skewed = [abs(peer.clock_offset_ms or 0) for peer in answer.peers if peer.is_clock_skewed]
+        if not skewed:
+            continue
+        known = {peer.address: peer.clock_offset_ms for peer in answer.peers if peer.clock_offset_ms is not None}
+        clocks = {answer.address: 0, **known}
+        middle = statistics.median_low(clocks.values())
+        # Two clocks whose distance is reported are never both close to the middle.
+        return {address: clock - middle for address, clock in clocks.items() if abs(clock - middle) * 2 >= min(skewed)}
+    return {}
 
 
 def _ring_view(answer: StatusAnswer) -> RingView | None:
@@ -245,23 +270,9 @@ def _ring_view(answer: StatusAnswer) -> RingView | None:
     )
 
 
-def _host_of(node: NodeProbe, reports: Sequence[PeerStatus]) -> HostId | None:
-    if node.answer is not None:
-        return node.answer.host
-    return node.host or next((peer.host for peer in reports if peer.host is not None), None)
-
-
 def _process_view(process: ProcessStatus) -> ProcessView:
-    return ProcessView(
-        name=process.name,
-        pid=process.pid or None,
-        state=process.state,
-        restarts=process.restarts,
-        last_exit=process.last_exit,
-        version=process.version,
-        serving=process.serving,
-        trouble=process.trouble,
-    )
+    view = msgspec.convert(process, ProcessView, from_attributes=True)
+    return view if process.pid else msgspec.structs.replace(view, pid=None)
 
 
 def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group0View | None:
@@ -269,7 +280,8 @@ def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group
     if own is None:
         return None
     member = next((each.member for each in own.members if each.member.host == answer.host), None)
-    lags = [each.lag for other in answers for each in _members_of(other) if each.member.host == answer.host]
+    reports = [other.group0 for other in answers if other.group0 is not None]
+    lags = [each.lag for report in reports for each in report.members if each.member.host == answer.host]
     return Group0View(
         role=own.role,
         votes=member is not None and member.role is MemberRole.VOTER,
@@ -279,7 +291,3 @@ def _group0_view(answer: StatusAnswer, answers: Sequence[StatusAnswer]) -> Group
         applied=own.applied,
         lag=next((lag for lag in lags if lag is not None), None),
     )
-
-
-def _members_of(answer: StatusAnswer) -> Sequence[MemberReport]:
-    return () if answer.group0 is None else answer.group0.members

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from ebla.client.node_client import VerbCaller
 from ebla.model.errors import InvalidRequest, NotFound, Refused
 from ebla.model.identity import JobId
 from ebla.model.records.jobs import (
@@ -23,7 +22,7 @@ from ebla.model.records.jobs import (
 from ebla.model.stored_value import decode_stored
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
-from ebla.transfers.record_store import RecordStore
+from ebla.transfers.record_store import ControlCall, RecordStore
 from ebla.wire.group0_pages import WatchPager
 from ebla.wire.verbs import GROUP0_WATCH
 
@@ -33,7 +32,7 @@ PREFIX_LETTERS_MIN = 4
 
 
 class JobClient:
-    def __init__(self, call: VerbCaller, *, clock: Clock, rng: Rng, deadline_ms: int = 10_000) -> None:
+    def __init__(self, call: ControlCall, *, clock: Clock, rng: Rng, deadline_ms: int = 10_000) -> None:
         """`call` reaches the control process of any node."""
         self._call = call
         self._clock, self._rng = clock, rng

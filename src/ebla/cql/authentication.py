@@ -1,4 +1,4 @@
-"""Authentication of clients: none, or by name and password.
+"""Authentication of clients by name and password.
 
 Passwords are stored as scrypt hashes, which are slow on purpose: they are computed in threads, a few at a time. Drivers
 open many connections with the same password, so verified passwords are cached as HMACs under a per-process key.
@@ -11,9 +11,10 @@ import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from ebla.cql.failed_logins import FailedLogins
 from ebla.model.errors import BadCredentials, BadProtocol, InvalidRequest, Overloaded
+from ebla.observe.event_reporter import EventReporter
 from ebla.ports.rng import Rng
 
 PASSWORD_AUTHENTICATOR = "org.apache.cassandra.auth.PasswordAuthenticator"  # noqa: S105  # a name drivers look for
@@ -25,24 +26,8 @@ _MEMORY_BYTES_MAX = 64 << 20
 _CHECKS_AT_ONCE_MAX = 2
 _CHECKS_WAITING_MAX = 1_024
 _KNOWN_MAX = 1_024
-
-
-class ClientAuthentication(Protocol):
-    @property
-    def authenticator(self) -> str | None:
-        """The class name that AUTHENTICATE sends; None: no authentication."""
-        ...
-
-    async def authenticate(self, token: bytes) -> str:
-        """The user's name. Raises `BadCredentials`, and `Overloaded` if too many clients log in at once."""
-        ...
-
-
-class AllowAllAuthentication:
-    authenticator: str | None = None
-
-    async def authenticate(self, _token: bytes) -> str:
-        return ANONYMOUS
+USER_CHARACTERS_SHOWN = 64
+"""Of the name in an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +78,9 @@ def _digest(password: str, salt: bytes, costs: tuple[int, int, int]) -> bytes:
 
 
 class PasswordAuthentication:
-    authenticator: str | None = PASSWORD_AUTHENTICATOR
-
-    def __init__(self, users: Mapping[str, PasswordHash], rng: Rng) -> None:
+    def __init__(self, users: Mapping[str, PasswordHash], rng: Rng, report: EventReporter) -> None:
+        self._report = report
+        self._failed = FailedLogins()
         self._users = dict(users)
         self._key = rng.bytes(32)
         # Rejecting an unknown name must take as long as rejecting a wrong password.
@@ -106,11 +91,17 @@ class PasswordAuthentication:
         self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE_MAX)
         self._waiting = 0
 
-    async def authenticate(self, token: bytes) -> str:
+    async def authenticate(self, token: bytes, address: str) -> str:
+        """The user's name. Raises `BadCredentials`, and `Overloaded` if too many clients log in at once. An address
+        with many failed logins waits first, unless the password is known to be right."""
         name, password = read_sasl_plain(token)
         cache_key = hmac.digest(self._key, token, "sha256")
         if cache_key in self._verified:
             return name
+        loop = asyncio.get_running_loop()
+        delay_ms = self._failed.take_delay_ms(address, int(loop.time() * 1000))
+        if delay_ms:
+            await asyncio.sleep(delay_ms / 1000)
         if self._waiting >= _CHECKS_WAITING_MAX:
             raise Overloaded(f"{self._waiting} clients already wait for the check of their passwords")
         self._waiting += 1
@@ -120,6 +111,8 @@ class PasswordAuthentication:
         finally:
             self._waiting -= 1
         if not is_valid:
+            self._failed.failed(address, int(loop.time() * 1000))
+            self._report("cql.login_failed", {"address": address, "user": name[:USER_CHARACTERS_SHOWN]})
             raise BadCredentials(f"Provided username {name} and/or password are incorrect")
         if len(self._verified) >= _KNOWN_MAX:
             self._verified.clear()

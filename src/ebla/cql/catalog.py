@@ -1,32 +1,29 @@
 """Resolves the names in a statement to stored tables and to virtual tables."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from ebla.cql.parse.statements import TableName
 from ebla.feed.topology_view import View
 from ebla.model.errors import InvalidRequest, NotFound
-from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.topology.snapshot import Keyspace
 
 
-class VirtualTable(Protocol):
-    """A table whose rows are computed on read, from the state of this node."""
+@dataclass(frozen=True, slots=True)
+class VirtualTable:
+    """A table whose rows are made on read: computed from the state of this node, or fetched from another process."""
 
-    @property
-    def schema(self) -> TableSchema: ...
+    schema: TableSchema
+    work: Callable[[], Iterable[Mapping[str, Any]] | Awaitable[Iterable[Mapping[str, Any]]]]
 
     async def rows(self) -> Iterable[Mapping[str, Any]]:
         """Values by column name, as `model.values.encode` accepts them; missing columns are null."""
-        ...
-
-
-class StoredTable(msgspec.Struct, frozen=True):
-    id: TableId
-    schema: TableSchema
+        found = self.work()
+        return await found if isinstance(found, Awaitable) else found
 
 
 VirtualTables = Mapping[tuple[str, str], VirtualTable]
@@ -54,23 +51,24 @@ class Catalog(msgspec.Struct, frozen=True):
         keyspace = keyspace_of(name, session_keyspace)
         return (keyspace, name.name) in self.virtual or (keyspace, name.name) in self.view.names
 
-    def table(self, name: TableName, session_keyspace: str | None) -> StoredTable | VirtualTable:
+    def table(self, name: TableName, session_keyspace: str | None) -> TableSchema | VirtualTable:
+        """The schema of a stored table, or a virtual table."""
         keyspace = keyspace_of(name, session_keyspace)
         virtual = self.virtual.get((keyspace, name.name))
         if virtual is not None:
             return virtual
         found = self.view.names.get((keyspace, name.name))
         schema = None if found is None else self.view.schemas.get(found)
-        if found is not None and schema is not None:
-            return StoredTable(found, schema)
+        if schema is not None:
+            return schema
         if not self.has_keyspace(keyspace):
             raise NotFound(f"Keyspace '{keyspace}' does not exist")
         raise NotFound(f"unconfigured table {name.name}")
 
-    def stored(self, name: TableName, session_keyspace: str | None) -> StoredTable:
+    def stored(self, name: TableName, session_keyspace: str | None) -> TableSchema:
         """The table of a write."""
         found = self.table(name, session_keyspace)
-        if not isinstance(found, StoredTable):
+        if not isinstance(found, TableSchema):
             raise InvalidRequest(f"{found.schema.full_name} shows the state of the node and cannot be written")
         return found
 

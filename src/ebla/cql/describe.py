@@ -1,11 +1,11 @@
 """DESCRIBE: lists schema elements, and the statements that would create them. Pure."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from ebla.cql.catalog import Catalog
 from ebla.cql.parse.statements import DescribeStatement, DescribeTarget
 from ebla.cql.parse.token_stream import quote_name
-from ebla.cql.plan.schema_plan import as_cql
+from ebla.cql.plan.schema_plan import as_cql, quote_text
 from ebla.cql.system_tables.node_info import PARTITIONER
 from ebla.cql.system_tables.schema_tables import replication_map, table_row
 from ebla.model.cql_types import SCALARS
@@ -82,7 +82,7 @@ def _option_texts(schema: TableSchema, *, is_virtual: bool, with_id: bool) -> li
         )
         texts.append(f"CLUSTERING ORDER BY ({order})")
     options = schema.options
-    texts.append(f"comment = {_text(options.comment)}")
+    texts.append(f"comment = {quote_text(options.comment)}")
     if is_virtual:
         return texts
     defaults = table_row(schema)
@@ -99,19 +99,23 @@ def _option_value(value: object) -> str:
     if isinstance(value, dict):
         return as_cql(value)
     if isinstance(value, str):
-        return _text(value)
+        return quote_text(value)
     return str(value)
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 _TEXT = SCALARS["text"]
 Entry = tuple[str | None, ...]
 """Keyspace, kind, name, and the CREATE statement if it is shown."""
 
-_NOUNS = {
+_LISTS = (
+    DescribeTarget.KEYSPACES,
+    DescribeTarget.TABLES,
+    DescribeTarget.TYPES,
+    DescribeTarget.FUNCTIONS,
+    DescribeTarget.AGGREGATES,
+)
+"""They show names, all others also statements."""
+_UNSUPPORTED = {
     DescribeTarget.TYPE: "User defined type",
     DescribeTarget.FUNCTION: "User defined function",
     DescribeTarget.AGGREGATE: "User defined aggregate",
@@ -120,23 +124,12 @@ _NOUNS = {
 }
 
 
-class SchemaDescriber:
-    def __init__(self, cluster_name: str) -> None:
-        self._cluster_name = cluster_name
-
-    def __call__(self, statement: DescribeStatement, catalog: Catalog, current_keyspace: str | None) -> Rows:
-        work = _WORK.get(statement.target)
-        if statement.target is DescribeTarget.CLUSTER:
-            names = ("cluster", "partitioner", "snitch")
-            values = (self._cluster_name, PARTITIONER, "org.apache.cassandra.locator.SimpleSnitch")
-            return _rows("cluster", names, [values])
-        if work is None:
-            named = f"'{statement.name}' not found in keyspace '{statement.keyspace or current_keyspace}'"
-            raise NotFound(f"{_NOUNS[statement.target]} {named}")
-        shows_text, entries = work
-        names = ("keyspace_name", "type", "name", *(("create_statement",) if shows_text else ()))
-        found = list(entries(_SchemaReader(statement, catalog, current_keyspace)))
-        return _rows("describe", names, [entry[: len(names)] for entry in found])
+def describe(statement: DescribeStatement, catalog: Catalog, current_keyspace: str | None, cluster_name: str) -> Rows:
+    if statement.target is DescribeTarget.CLUSTER:
+        values = (cluster_name, PARTITIONER, "org.apache.cassandra.locator.SimpleSnitch")
+        return _rows("cluster", ("cluster", "partitioner", "snitch"), [values])
+    names = ("keyspace_name", "type", "name", *(() if statement.target in _LISTS else ("create_statement",)))
+    return _rows("describe", names, _SchemaReader(statement, catalog, current_keyspace).entries())
 
 
 def _rows(table: str, names: tuple[str, ...], entries: Iterable[Entry]) -> Rows:
@@ -155,10 +148,63 @@ class _SchemaReader:
         mine = set(self.catalog.view.snapshot.keyspaces)
         return sorted({*mine, *(keyspace for keyspace, _ in self.catalog.virtual)})
 
-    def tables(self, keyspace: str) -> list[TableSchema]:
-        stored = [one for one in self.catalog.view.schemas.values() if one.keyspace == keyspace]
-        virtual = [one.schema for (name, _), one in self.catalog.virtual.items() if name == keyspace]
-        return sorted([*stored, *virtual], key=lambda one: one.name)
+    def tables(self, *keyspaces: str) -> list[TableSchema]:
+        known = [*self.catalog.view.schemas.values(), *(one.schema for one in self.catalog.virtual.values())]
+        found = [one for one in known if one.keyspace in keyspaces]
+        return sorted(found, key=lambda one: (one.keyspace, one.name))
+
+    def entries(self) -> list[Entry]:
+        statement = self.statement
+        match statement.target:
+            case DescribeTarget.KEYSPACES:
+                return [(quote_name(name), "keyspace", quote_name(name)) for name in self.keyspaces]
+            case DescribeTarget.TABLES:
+                names = self.keyspaces if self.current_keyspace is None else [self.current_keyspace]
+                return [(quote_name(one.keyspace), "table", quote_name(one.name)) for one in self.tables(*names)]
+            case DescribeTarget.TYPES | DescribeTarget.FUNCTIONS | DescribeTarget.AGGREGATES:
+                return []
+            case DescribeTarget.KEYSPACE:
+                return self.keyspace_entries(self.keyspace_named())
+            case DescribeTarget.ONLY_KEYSPACE:
+                return [self.keyspace_entry(self.keyspace_named())]
+            case DescribeTarget.SCHEMA:
+                return self.keyspace_entries(*sorted(self.catalog.view.snapshot.keyspaces))
+            case DescribeTarget.FULL_SCHEMA:
+                return self.keyspace_entries(*self.keyspaces)
+            case DescribeTarget.TABLE:
+                found = self.named_table()
+                if found is None:
+                    raise NotFound(f"Table '{statement.name}' not found in keyspace '{self.keyspace_named()}'")
+                return [found]
+            case DescribeTarget.ANY:
+                return self.anything()
+            case _:
+                named = f"'{statement.name}' not found in keyspace '{statement.keyspace or self.current_keyspace}'"
+                raise NotFound(f"{_UNSUPPORTED[statement.target]} {named}")
+
+    def anything(self) -> list[Entry]:
+        """A bare name: a keyspace takes precedence over a table, as in Cassandra."""
+        name = self.statement.name
+        if self.statement.keyspace is None and name in self.keyspaces:
+            return self.keyspace_entries(name)
+        found = self.named_table()
+        if found is None:
+            where = f" in keyspace '{self.current_keyspace}'" if self.current_keyspace else " in keyspaces"
+            raise NotFound(f"'{name}' not found{where}")
+        return [found]
+
+    def named_table(self) -> Entry | None:
+        keyspace = self.statement.keyspace or self.current_keyspace
+        tables = () if keyspace is None else self.tables(keyspace)
+        return next((self.table_entry(one) for one in tables if one.name == self.statement.name), None)
+
+    def keyspace_entries(self, *names: str) -> list[Entry]:
+        """With their tables."""
+        return [
+            entry
+            for name in names
+            for entry in (self.keyspace_entry(name), *(self.table_entry(one) for one in self.tables(name)))
+        ]
 
     def table_entry(self, schema: TableSchema) -> Entry:
         is_virtual = (schema.keyspace, schema.name) in self.catalog.virtual
@@ -167,10 +213,10 @@ class _SchemaReader:
 
     def keyspace_entry(self, name: str) -> Entry:
         keyspace = self.catalog.view.snapshot.keyspaces.get(name)
-        if keyspace is None:
-            text = f"/*\nWarning: Keyspace {name} is a virtual keyspace and cannot be recreated with CQL.\n*/"
-            return quote_name(name), "keyspace", quote_name(name), text
-        return quote_name(name), "keyspace", quote_name(name), create_keyspace_statement(keyspace)
+        text = f"/*\nWarning: Keyspace {name} is a virtual keyspace and cannot be recreated with CQL.\n*/"
+        if keyspace is not None:
+            text = create_keyspace_statement(keyspace)
+        return quote_name(name), "keyspace", quote_name(name), text
 
     def keyspace_named(self) -> str:
         name = self.statement.keyspace or self.current_keyspace
@@ -179,87 +225,3 @@ class _SchemaReader:
         if name not in self.keyspaces:
             raise NotFound(f"'{name}' not found in keyspaces")
         return name
-
-
-def _keyspaces(reader: _SchemaReader) -> Iterator[Entry]:
-    return ((quote_name(name), "keyspace", quote_name(name)) for name in reader.keyspaces)
-
-
-def _tables(reader: _SchemaReader) -> Iterator[Entry]:
-    names = [reader.current_keyspace] if reader.current_keyspace is not None else reader.keyspaces
-    return ((quote_name(name), "table", quote_name(one.name)) for name in names for one in reader.tables(name))
-
-
-def _none(_reader: _SchemaReader) -> Iterator[Entry]:
-    return iter(())
-
-
-def _keyspace(reader: _SchemaReader) -> Iterator[Entry]:
-    name = reader.keyspace_named()
-    yield reader.keyspace_entry(name)
-    for schema in reader.tables(name):
-        yield reader.table_entry(schema)
-
-
-def _only_keyspace(reader: _SchemaReader) -> Iterator[Entry]:
-    yield reader.keyspace_entry(reader.keyspace_named())
-
-
-def _schema(reader: _SchemaReader) -> Iterator[Entry]:
-    for name in sorted(reader.catalog.view.snapshot.keyspaces):
-        yield reader.keyspace_entry(name)
-        for schema in reader.tables(name):
-            yield reader.table_entry(schema)
-
-
-def _full_schema(reader: _SchemaReader) -> Iterator[Entry]:
-    for name in reader.keyspaces:
-        yield reader.keyspace_entry(name)
-        for schema in reader.tables(name):
-            yield reader.table_entry(schema)
-
-
-def _table(reader: _SchemaReader) -> Iterator[Entry]:
-    found = _find_table(reader)
-    if found is None:
-        keyspace = reader.keyspace_named()
-        raise NotFound(f"Table '{reader.statement.name}' not found in keyspace '{keyspace}'")
-    yield reader.table_entry(found)
-
-
-def _find_table(reader: _SchemaReader) -> TableSchema | None:
-    keyspace = reader.statement.keyspace or reader.current_keyspace
-    if keyspace is None:
-        return None
-    return next((one for one in reader.tables(keyspace) if one.name == reader.statement.name), None)
-
-
-def _anything(reader: _SchemaReader) -> Iterator[Entry]:
-    """A bare name: a keyspace takes precedence over a table, as in Cassandra."""
-    name = reader.statement.name
-    if reader.statement.keyspace is None and name in reader.keyspaces:
-        yield reader.keyspace_entry(name)
-        for schema in reader.tables(name):
-            yield reader.table_entry(schema)
-        return
-    found = _find_table(reader)
-    if found is None:
-        where = f" in keyspace '{reader.current_keyspace}'" if reader.current_keyspace else " in keyspaces"
-        raise NotFound(f"'{name}' not found{where}")
-    yield reader.table_entry(found)
-
-
-_WORK: dict[DescribeTarget, tuple[bool, Callable[[_SchemaReader], Iterator[Entry]]]] = {
-    DescribeTarget.KEYSPACES: (False, _keyspaces),
-    DescribeTarget.TABLES: (False, _tables),
-    DescribeTarget.TYPES: (False, _none),
-    DescribeTarget.FUNCTIONS: (False, _none),
-    DescribeTarget.AGGREGATES: (False, _none),
-    DescribeTarget.KEYSPACE: (True, _keyspace),
-    DescribeTarget.ONLY_KEYSPACE: (True, _only_keyspace),
-    DescribeTarget.SCHEMA: (True, _schema),
-    DescribeTarget.FULL_SCHEMA: (True, _full_schema),
-    DescribeTarget.TABLE: (True, _table),
-    DescribeTarget.ANY: (True, _anything),
-}
-"""By target: whether statements are shown, and how the entries are found."""

@@ -1,48 +1,44 @@
 """Executes the statements of clients: compiled once, then run against the router or this node's own state."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 
 from ebla.aio.eager import needs_task, run_eagerly
-from ebla.cql.catalog import Catalog, VirtualTables
-from ebla.cql.parse.statements import (
-    AlterKeyspaceStatement,
-    AlterTableStatement,
-    CreateKeyspaceStatement,
-    CreateTableStatement,
-    DescribeStatement,
-    DropKeyspaceStatement,
-    DropTableStatement,
-    TruncateStatement,
-    UseStatement,
-)
+from ebla.aio.long_work import LoopPauses, ThreadLane
+from ebla.cql.catalog import VirtualTables
+from ebla.cql.describe import describe
+from ebla.cql.parse.statements import DescribeStatement, SchemaStatement, TruncateStatement, UseStatement
+from ebla.cql.parse.write_parser import BATCH_STATEMENTS_MAX
 from ebla.cql.plan.binder import BoundRequest, ValueSource, values_in_marker_order
-from ebla.cql.plan.call_plan import CallPlan, CallService, call_result_rows
-from ebla.cql.plan.modification_plan import BatchPlan, KnownLists, ModificationPlan, WriteTime
+from ebla.cql.plan.call_plan import CallPlan, CallService
+from ebla.cql.plan.modification_plan import TIMESTAMP_MIN, BatchPlan, KnownLists, ModificationPlan, WriteTime
 from ebla.cql.plan.point_select import PointSelectPlan
-from ebla.cql.plan.row_source import read_known_lists
+from ebla.cql.plan.row_source import PageReader, read_known_lists
 from ebla.cql.plan.schema_plan import SchemaPlan, plan_schema
 from ebla.cql.plan.select_plan import SelectPlan
 from ebla.cql.statement_cache import CompiledStatement, StatementCache
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import SCALARS, ListType, TupleType
-from ebla.model.errors import AlreadyExists, InvalidRequest, NotFound, TooLarge
+from ebla.model.error_codes import as_read_error
+from ebla.model.errors import AlreadyExists, EblaError, InvalidRequest, NotFound, TooLarge
 from ebla.model.identity import Replica, TableId
 from ebla.model.token import token_of
 from ebla.model.values import decode_duration, encode
-from ebla.options import DEFAULT_LIMITS
+from ebla.options import NodeLimits
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery
+from ebla.request.timestamps import WriteTimestamps
 from ebla.storage.codec.key_codec import decode_token, partition_prefix_of
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import (
     BatchItem,
+    BoundValue,
     CqlResponse,
     KeyspaceSet,
     PreparedResult,
@@ -55,18 +51,13 @@ from ebla.wire.cql.messages import (
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, TruncateTableRequest
 
 VOID_RESPONSE = CqlResponse(Void())
-SCHEMA_STATEMENTS = (
-    CreateKeyspaceStatement,
-    AlterKeyspaceStatement,
-    DropKeyspaceStatement,
-    CreateTableStatement,
-    AlterTableStatement,
-    DropTableStatement,
-)
 UNLOGGED_WARNING = (
     "A logged batch over several partitions is written together here, but without a log: after a failure some of its "
     "partitions may have been written and others not"
 )
+LARGE_VALUES_BYTES = 16 << 10
+"""Values of this size may have so many elements that taking them apart takes long."""
+BATCH_BYTES_MAX = 16 << 20
 TABLET_PAYLOAD_KEY = "tablets-routing-v1"
 _REPLICA_TYPE = TupleType((SCALARS["uuid"], SCALARS["int"]))
 _TABLET_TYPE = TupleType((SCALARS["bigint"], SCALARS["bigint"], ListType(_REPLICA_TYPE, True)))
@@ -108,60 +99,28 @@ class RowRouter(Protocol):
         ...
 
 
-class SchemaChanger(Protocol):
-    async def change(self, request: SchemaChange, deadline_ms: int) -> SchemaAnswer: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorLimits:
-    write_ms: int = DEFAULT_LIMITS.write_timeout_ms
-    read_ms: int = DEFAULT_LIMITS.read_timeout_ms
-    scan_ms: int = DEFAULT_LIMITS.scan_timeout_ms
-    """For a read that names no partition."""
-    schema_ms: int = DEFAULT_LIMITS.schema_timeout_ms
-    statements_max: int = 4_096
-    """Compiled statements kept, for QUERY and for PREPARE each."""
-    batch_statements_max: int = 10_000
-    batch_bytes_max: int = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorDeps:
+@dataclass(slots=True, kw_only=True)
+class CqlExecutor:
     view: TopologyView
     router: RowRouter
-    next_timestamp_us: Callable[[], int]
-    schema: SchemaChanger
+    timestamps: WriteTimestamps
+    change_schema: Callable[[SchemaChange, int], Awaitable[SchemaAnswer]]
+    """The last argument is the timeout in milliseconds."""
     virtual: VirtualTables
-    describe: Callable[[DescribeStatement, Catalog, str | None], Rows]
-    """The last argument is the connection's keyspace."""
+    cluster_name: str
     clock: Clock
     rng: Rng
     own: Replica
-    limits: ExecutorLimits = field(default_factory=ExecutorLimits)
+    limits: NodeLimits
+    """The scan timeout is for reads that name no partition."""
     calls: CallService | None = None
     """None: this node supports no CALL."""
+    _statements: StatementCache = field(init=False)
+    _lane: ThreadLane = field(init=False, default_factory=ThreadLane)
 
-
-class _PageReader:
-    """The router, with the level and the timeout of one request."""
-
-    __slots__ = ("_level", "_router", "_timeout_ms")
-
-    def __init__(self, router: RowRouter, level: ConsistencyLevel, timeout_ms: int) -> None:
-        self._router = router
-        self._level = level
-        self._timeout_ms = timeout_ms
-
-    async def read(self, query: ReadQuery) -> ReadPage:
-        return await self._router.read(query, self._level, self._timeout_ms)
-
-
-class CqlExecutor:
-    def __init__(self, deps: ExecutorDeps) -> None:
-        self._deps = deps
-        self._limits = deps.limits
-        call_names = () if deps.calls is None else deps.calls.names
-        self._statements = StatementCache(deps.view, deps.virtual, call_names, deps.limits.statements_max)
+    def __post_init__(self) -> None:
+        call_names = () if self.calls is None else self.calls.names
+        self._statements = StatementCache(self.view, self.virtual, call_names, self.limits)
 
     # ---- requests of connections
 
@@ -174,16 +133,15 @@ class CqlExecutor:
     def prepare(self, client: ClientState, text: str) -> PreparedResult:
         statement_id, compiled = self._statements.prepare(text, client.keyspace)
         plan = compiled.plan
-        if plan is None:
-            return PreparedResult(id=statement_id, variables=(), key_positions=(), columns=())
-        if isinstance(plan, BatchPlan | CallPlan):
-            columns = plan.columns if isinstance(plan, CallPlan) else ()
-            return PreparedResult(id=statement_id, variables=plan.variables, key_positions=(), columns=columns)
+        columns = plan.columns if isinstance(plan, SelectPlan | CallPlan) else ()
+        if not isinstance(plan, SelectPlan | ModificationPlan):
+            variables = () if plan is None else plan.variables
+            return PreparedResult(id=statement_id, variables=variables, key_positions=(), columns=columns)
         return PreparedResult(
             id=statement_id,
             variables=plan.variables,
             key_positions=plan.key_positions,
-            columns=plan.columns if isinstance(plan, SelectPlan) else (),
+            columns=columns,
             keyspace=plan.schema.keyspace,
             table=plan.schema.name,
         )
@@ -198,6 +156,8 @@ class CqlExecutor:
     def _begin(self, client: ClientState, compiled: CompiledStatement, parameters: QueryParameters) -> StartedRequest:
         """Most requests need no task: they are writes that read nothing first, or reads of rows that this shard has."""
         plan = compiled.plan
+        if compiled.binds_collections and _is_large(parameters.values):
+            return run_eagerly(self._run(client, compiled, parameters))
         if isinstance(plan, ModificationPlan) and not plan.lists_read:
             return self._begin_write(client, plan, self._bind(compiled, parameters), parameters)
         if compiled.point is not None and parameters.paging_state is None:
@@ -224,12 +184,12 @@ class CqlExecutor:
                 client.keyspace = name
                 return CqlResponse(KeyspaceSet(name))
             case DescribeStatement():
-                return CqlResponse(self._deps.describe(statement, catalog, client.keyspace))
+                return CqlResponse(describe(statement, catalog, client.keyspace, self.cluster_name))
             case TruncateStatement(table=name):
-                schema = catalog.stored(name, client.keyspace).schema
+                schema = catalog.stored(name, client.keyspace)
                 await self._change_schema(TruncateTableRequest(schema.keyspace, schema.name))
                 return VOID_RESPONSE
-            case _ if isinstance(statement, SCHEMA_STATEMENTS):
+            case _ if isinstance(statement, SchemaStatement):
                 change = plan_schema(statement, catalog, client.keyspace)
                 return VOID_RESPONSE if change is None else await self._run_schema_plan(change)
             case _:
@@ -237,9 +197,10 @@ class CqlExecutor:
 
     async def _call(self, compiled: CompiledStatement, plan: CallPlan, parameters: QueryParameters) -> CqlResponse:
         """The call itself names its timeout; the limits of ordinary requests do not apply."""
-        assert self._deps.calls is not None, "a CALL was planned on a node that supports none"
+        assert self.calls is not None, "a CALL was planned on a node that supports none"
         payload = plan.payload_of(self._bind(compiled, parameters))
-        return CqlResponse(call_result_rows(plan, await self._deps.calls.call(plan.name, payload)))
+        answer = await self.calls.call(plan.name, payload)
+        return CqlResponse(Rows(plan.columns, ((answer,),)))
 
     async def _run_schema_plan(self, plan: SchemaPlan) -> CqlResponse:
         try:
@@ -255,18 +216,23 @@ class CqlExecutor:
         return CqlResponse(result, warnings)
 
     async def _change_schema(self, change: SchemaChange) -> SchemaAnswer:
-        return await self._deps.schema.change(change, self._limits.schema_ms)
+        return await self.change_schema(change, self.limits.schema_timeout_ms)
 
     def _bind(self, compiled: CompiledStatement, parameters: QueryParameters) -> BoundRequest:
         assert compiled.plan is not None
         values = values_in_marker_order(parameters, compiled.parsed.markers, compiled.plan.variables)
-        return BoundRequest(values, self._deps.clock.wall_us(), self._deps.rng.bytes)
+        return BoundRequest(values, self.clock.wall_us(), self.rng.bytes)
 
     def _write_time(self, parameters: QueryParameters) -> WriteTime:
-        timestamp_us = parameters.timestamp_us
-        if timestamp_us is None:
-            timestamp_us = self._deps.next_timestamp_us()
-        return WriteTime(timestamp_us, self._deps.clock.wall_us() // 1_000_000)
+        """Raises `InvalidRequest` for a client's timestamp that is too far ahead."""
+        timestamp_us, timestamps, now_us = parameters.timestamp_us, self.timestamps, self.clock.wall_us()
+        if timestamp_us is not None:
+            timestamps.check(timestamp_us, now_us)
+        elif timestamps.is_clock_wrong:
+            timestamp_us = TIMESTAMP_MIN  # refused, unless the statement has its own
+        else:
+            timestamp_us = timestamps.next_us()
+        return WriteTime(timestamp_us=timestamp_us, now_s=now_us // 1_000_000, timestamps=timestamps)
 
     async def _select(
         self, client: ClientState, compiled: CompiledStatement, plan: SelectPlan, parameters: QueryParameters
@@ -274,28 +240,37 @@ class CqlExecutor:
         if compiled.schema is None:
             await needs_task()  # a virtual table may ask the control process for its rows
         request = self._bind(compiled, parameters)
-        default_ms = self._limits.read_ms if plan.restrictions.has_partition else self._limits.scan_ms
-        reader = _PageReader(self._deps.router, parameters.level, timeout_ms(plan.timeout, request, default_ms))
-        rows = await plan.run(request, parameters, reader)
+        default_ms = self.limits.read_timeout_ms if plan.restrictions.has_partition else self.limits.scan_timeout_ms
+        reader = self._page_reader(parameters.level, timeout_ms(plan.timeout, request, default_ms))
+        lane = self._lane if compiled.binds_collections and _is_large(request.values) else None
+        if lane is not None:
+            await needs_task()
+        try:
+            rows = await plan.run(request, parameters, reader, lane)
+        except EblaError as error:  # of a virtual table: the router's are those of reads already
+            raise as_read_error(error) from error
         if not client.tablet_routing or compiled.schema is None or not plan.key_positions:
             return CqlResponse(rows)
         keys = plan.restrictions.partition_keys(request)
         if len(keys) != 1:
             return CqlResponse(rows)
-        payload = tablet_payload(self._deps.view.current, compiled.schema.id, token_of(keys[0]), self._deps.own)
+        payload = tablet_payload(self.view.current, compiled.schema.id, token_of(keys[0]), self.own)
         return CqlResponse(rows, payload=payload)
+
+    def _page_reader(self, level: ConsistencyLevel, wait_ms: int) -> PageReader:
+        return lambda query: self.router.read(query, level, wait_ms)
 
     async def _select_point(
         self, client: ClientState, compiled: CompiledStatement, plan: PointSelectPlan, parameters: QueryParameters
     ) -> CqlResponse:
         request = self._bind(compiled, parameters)
         point = plan.point(request)
-        wait_ms = timeout_ms(plan.plan.timeout, request, self._limits.read_ms)
-        rows = plan.rows(point, await self._deps.router.read(point.query, parameters.level, wait_ms))
+        wait_ms = timeout_ms(plan.plan.timeout, request, self.limits.read_timeout_ms)
+        rows = plan.rows(point, await self.router.read(point.query, parameters.level, wait_ms))
         if not client.tablet_routing or not plan.plan.key_positions:
             return CqlResponse(rows)
         token = decode_token(point.query.spans[0][0])
-        return CqlResponse(rows, payload=tablet_payload(self._deps.view.current, plan.table, token, self._deps.own))
+        return CqlResponse(rows, payload=tablet_payload(self.view.current, plan.schema.id, token, self.own))
 
     # ---- writes
 
@@ -305,36 +280,42 @@ class CqlExecutor:
         plan: ModificationPlan,
         request: BoundRequest,
         parameters: QueryParameters,
-        known: KnownLists | None = None,
+        mutations: Sequence[Mutation] | None = None,
     ) -> CqlResponse | PendingResponse:
-        mutations = [one for one in plan.mutations(request, self._write_time(parameters), known) if one.items]
+        if mutations is None:
+            mutations = plan.mutations(request, self._write_time(parameters))
+        mutations = [one for one in mutations if one.items]
         response = VOID_RESPONSE
         if client.tablet_routing and plan.key_positions and len(mutations) == 1:
-            payload = tablet_payload(self._deps.view.current, plan.schema.id, mutations[0].token, self._deps.own)
+            payload = tablet_payload(self.view.current, plan.schema.id, mutations[0].token, self.own)
             response = CqlResponse(VOID_RESPONSE.result, payload=payload) if payload else VOID_RESPONSE
         if not mutations:
             return response
-        wait_ms = timeout_ms(plan.timeout, request, self._limits.write_ms)
-        return PendingResponse(self._deps.router.write(mutations, parameters.level, wait_ms), response)
+        wait_ms = timeout_ms(plan.timeout, request, self.limits.write_timeout_ms)
+        return PendingResponse(self.router.write(mutations, parameters.level, wait_ms), response)
 
     async def _write(
         self, client: ClientState, compiled: CompiledStatement, plan: ModificationPlan, parameters: QueryParameters
     ) -> CqlResponse:
-        """A write that first reads the lists whose elements it names."""
+        """A write that first reads the lists whose elements it names, or that has many elements."""
         request = self._bind(compiled, parameters)
-        known = await self._read_lists(plan, request, parameters.level)
-        started = self._begin_write(client, plan, request, parameters, known)
+        mutations = await self._mutations(plan, request, self._write_time(parameters), parameters.level)
+        started = self._begin_write(client, plan, request, parameters, mutations)
         if isinstance(started, CqlResponse):
             return started
         await started.done
         return started.response
 
-    async def _read_lists(
-        self, plan: ModificationPlan, request: BoundRequest, level: ConsistencyLevel
-    ) -> KnownLists | None:
-        if not plan.lists_read:
-            return None
-        return await read_known_lists(plan, request, _PageReader(self._deps.router, level, self._limits.read_ms))
+    async def _mutations(
+        self, plan: ModificationPlan, request: BoundRequest, write_time: WriteTime, level: ConsistencyLevel
+    ) -> list[Mutation]:
+        known: KnownLists | None = None
+        if plan.lists_read:
+            known = await read_known_lists(plan, request, self._page_reader(level, self.limits.read_timeout_ms))
+        if not _is_large(request.values):
+            return plan.mutations(request, write_time, known)
+        await needs_task()
+        return await self._lane.run(lambda: plan.mutations(request, write_time, known))
 
     # ---- batches
 
@@ -343,26 +324,30 @@ class CqlExecutor:
     ) -> CqlResponse:
         if kind is BatchKind.COUNTER:
             raise InvalidRequest("counters are not supported")
-        if len(items) > self._limits.batch_statements_max:
-            raise TooLarge(f"a batch of {len(items)} statements is over {self._limits.batch_statements_max}")
+        if len(items) > BATCH_STATEMENTS_MAX:
+            raise TooLarge(f"a batch of {len(items)} statements is over {BATCH_STATEMENTS_MAX}")
         write_time = self._write_time(parameters)
         mutations: list[Mutation] = []
+        pauses, tokens_left = LoopPauses(), self.limits.cql_tokens_max
         for sequence, item in enumerate(items):
-            compiled = self._batch_item(client, item)
+            await pauses.pause()
+            compiled = self._batch_item(client, item, tokens_left)
+            if isinstance(item.query, str):
+                tokens_left -= compiled.parsed.tokens
             if not isinstance(compiled.plan, ModificationPlan):
                 raise InvalidRequest(
                     "Invalid statement in batch: only UPDATE, INSERT and DELETE statements are allowed."
                 )
             values = QueryParameters(level=parameters.level, values=item.values, names=item.names)
             request = self._bind(compiled, values)
-            known = await self._read_lists(compiled.plan, request, parameters.level)
-            mutations += compiled.plan.mutations(request, replace(write_time, sequence=sequence), known)
-        return await self._write_batch(kind, mutations, parameters.level, self._limits.write_ms)
+            item_time = replace(write_time, sequence=sequence)
+            mutations += await self._mutations(compiled.plan, request, item_time, parameters.level)
+        return await self._write_batch(kind, mutations, parameters.level, self.limits.write_timeout_ms)
 
-    def _batch_item(self, client: ClientState, item: BatchItem) -> CompiledStatement:
+    def _batch_item(self, client: ClientState, item: BatchItem, tokens_max: int) -> CompiledStatement:
         if isinstance(item.query, bytes):
             return self._statements.prepared(item.query)
-        return self._statements.compile(item.query, client.keyspace)
+        return self._statements.compile(item.query, client.keyspace, max(0, tokens_max))
 
     async def _batch_statement(
         self, compiled: CompiledStatement, plan: BatchPlan, parameters: QueryParameters
@@ -370,10 +355,12 @@ class CqlExecutor:
         write_time = self._write_time(parameters)
         request = self._bind(compiled, parameters)
         mutations: list[Mutation] = []
+        pauses = LoopPauses()
         for sequence, part in enumerate(plan.parts):
-            known = await self._read_lists(part, request, parameters.level)
-            mutations += part.mutations(request, replace(write_time, sequence=sequence), known)
-        wait_ms = timeout_ms(plan.timeout, request, self._limits.write_ms)
+            await pauses.pause()
+            part_time = replace(write_time, sequence=sequence)
+            mutations += await self._mutations(part, request, part_time, parameters.level)
+        wait_ms = timeout_ms(plan.timeout, request, self.limits.write_timeout_ms)
         return await self._write_batch(plan.kind, mutations, parameters.level, wait_ms)
 
     async def _write_batch(
@@ -381,12 +368,16 @@ class CqlExecutor:
     ) -> CqlResponse:
         merged = merge_by_partition(mutations)
         size = sum(len(key) + len(value) for one in merged for key, value in one.items)
-        if size > self._limits.batch_bytes_max:
-            raise TooLarge(f"Batch too large: {size} bytes are over {self._limits.batch_bytes_max}")
+        if size > BATCH_BYTES_MAX:
+            raise TooLarge(f"Batch too large: {size} bytes are over {BATCH_BYTES_MAX}")
         if merged:
-            await self._deps.router.write(merged, level, wait_ms)
+            await self.router.write(merged, level, wait_ms)
         needs_warning = kind is BatchKind.LOGGED and len(merged) > 1
         return CqlResponse(Void(), (UNLOGGED_WARNING,) if needs_warning else ())
+
+
+def _is_large(values: Sequence[BoundValue]) -> bool:
+    return sum(len(value) for value in values if isinstance(value, bytes)) > LARGE_VALUES_BYTES
 
 
 def merge_by_partition(mutations: Sequence[Mutation]) -> list[Mutation]:

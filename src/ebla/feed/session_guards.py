@@ -15,6 +15,9 @@ from ebla.ports.clock import Clock
 from ebla.topology.sessions import BarrierProof, FrozenGuard, GuardRefusal, SessionStateMachine
 from ebla.topology.snapshot import Session
 
+BARRIER_MS = 5_000
+"""For the read barrier of group 0 before a guard is entered."""
+
 
 class ReadBarrierSource(Protocol):
     async def read_barrier(self, deadline_ms: int) -> Revision: ...
@@ -29,7 +32,9 @@ class SessionClosed(Stale):
 
 
 class SessionGuards:
-    def __init__(self, view: TopologyView, barriers: ReadBarrierSource, clock: Clock, barrier_ms: int) -> None:
+    def __init__(
+        self, view: TopologyView, barriers: ReadBarrierSource, clock: Clock, barrier_ms: int = BARRIER_MS
+    ) -> None:
         self._view = view
         self._barriers = barriers
         self._clock = clock
@@ -63,10 +68,7 @@ class SessionGuards:
         """What `hold_guard` does at its beginning; `release` is its end."""
         proof = await self._proof(deadline_ms)
         assert self._sessions is not None, "a revision was reached, so a view was installed"
-        refusal = self._sessions.refusal(guard, proof)
-        if refusal is not None:
-            raise _refused(guard.session, refusal)
-        self._sessions = self._sessions.entered(guard, proof)
+        self._sessions = _entered(self._sessions, guard, proof)
 
     def hold_guard_without_barrier(self, session: SessionId) -> "UnverifiedGuardHold":
         """For `with`. Without a read barrier, for work whose effect counts only after a later step that has one. It is
@@ -79,10 +81,7 @@ class SessionGuards:
         if self._sessions is None:
             raise _refused(guard.session, GuardRefusal.NO_BARRIER)
         proof = BarrierProof(self._sessions.applied, self._clock.wall_us() // 1000)
-        refusal = self._sessions.refusal(guard, proof)
-        if refusal is not None:
-            raise _refused(guard.session, refusal)
-        self._sessions = self._sessions.entered(guard, proof)
+        self._sessions = _entered(self._sessions, guard, proof)
 
     async def catch_up(self, deadline_ms: int) -> None:
         """Afterwards `listed` is right about every session that was closed before the call. Raises `Unavailable`."""
@@ -132,6 +131,13 @@ class UnverifiedGuardHold:
 
     def __exit__(self, *_: object) -> None:
         self._guards.release(self._guard)
+
+
+def _entered(sessions: SessionStateMachine, guard: FrozenGuard, proof: BarrierProof) -> SessionStateMachine:
+    refusal = sessions.refusal(guard, proof)
+    if refusal is not None:
+        raise _refused(guard.session, refusal)
+    return sessions.entered(guard, proof)
 
 
 def _refused(session: SessionId, refusal: GuardRefusal) -> Refused | Unavailable:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from ebla.group0.members import MEMBERS_PREFIX, Member
+from ebla.group0.start_record import START_PREFIX
 from ebla.model.identity import HostId
 
 UNFINISHED_OPERATION_KEY = "operation/unfinished"
@@ -61,6 +62,7 @@ class KeyPrefix(NamedTuple):
 
 PREFIXES: tuple[KeyPrefix, ...] = (
     KeyPrefix(MEMBERS_PREFIX, ("Member",), "one per host id, removed ones too", "membership entries only"),
+    KeyPrefix(START_PREFIX, ("StartRecord",), "the last start of each host, and its stores", "the host itself"),
     KeyPrefix("cluster/identity", ("ClusterIdentity",), "the cluster's id, name and founder", "formation"),
     KeyPrefix("topology/", (), "one snapshot of the topology; one feed carries a whole version", "coordinator"),
     KeyPrefix(

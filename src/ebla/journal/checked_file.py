@@ -15,6 +15,7 @@ import zlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 
+from ebla.model.advice import replace_node_advice
 from ebla.model.errors import Corruption, Refused
 from ebla.ports.disk import Disk, File
 
@@ -235,6 +236,6 @@ def _checked_chunk(path: str, block: memoryview, offset: int, number: int) -> by
 def _damaged(path: str, offset: int, what: str) -> Corruption:
     return Corruption(
         f"{path} is damaged at offset {offset}: {what}",
-        advice="it is never written in place, so the device or another program changed it: check the device, keep a "
-        "copy of the file, and restore it from a backup or replace this node",
+        advice="it is never written in place, so the device or another program changed it: check the device and keep a "
+        f"copy of the file, then {replace_node_advice()}",
     )

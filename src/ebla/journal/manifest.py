@@ -8,6 +8,7 @@ import msgspec
 
 from ebla.journal.checked_file import read_checked_file, replace_file
 from ebla.journal.frames import LOG_FORMAT
+from ebla.model.advice import replace_node_advice
 from ebla.model.errors import Corruption, Refused
 from ebla.ports.disk import Disk
 
@@ -60,7 +61,7 @@ async def load_manifest(disk: Disk, folder: str) -> JournalManifest | None:
     except msgspec.DecodeError as failure:
         raise Corruption(
             f"{path} has a valid checksum but no manifest in it ({failure})",
-            advice="keep a copy of the folder and restore it from a backup, or replace this node",
+            advice=f"keep a copy of the folder, then {replace_node_advice()}",
         ) from failure
     if manifest.format > LOG_FORMAT:
         raise Refused(

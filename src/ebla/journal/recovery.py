@@ -6,7 +6,6 @@ from functools import partial
 from ebla.journal.checked_file import discard_temporary, parent_folder
 from ebla.journal.frames import LOG_FORMAT, SEGMENT_HEADER_BYTES, SegmentHeader, encode_segment_header
 from ebla.journal.manifest import (
-    JOURNAL_MANIFEST_NAME,
     JournalManifest,
     load_manifest,
     manifest_path,
@@ -23,19 +22,11 @@ FIRST_SEQUENCE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class JournalLimits:
-    segment_bytes: int = 16 << 20
-    """A new segment starts when the next batch would exceed this; one batch alone may be larger."""
-    batch_bytes_max: int = 64 << 20
-    read_bytes: int = 4 << 20
-    """Read per step off the loop."""
-
-
-@dataclass(frozen=True, slots=True)
 class JournalFolder:
     disk: Disk
     folder: str
-    limits: JournalLimits
+    segment_bytes: int
+    """A new segment starts when the next batch would exceed this; one batch alone may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +71,7 @@ async def make_segment(place: JournalFolder, header: SegmentHeader) -> File:
     file = place.disk.open(path) if place.disk.exists(path) else place.disk.create(path)
     try:
         file.write(0, encode_segment_header(header))
-        reserve(file, place.limits.segment_bytes)
+        reserve(file, place.segment_bytes)
         await file.sync()
         await place.disk.sync_folder(place.folder)
     except BaseException:
@@ -117,11 +108,7 @@ async def _discard_unfinished_creation(place: JournalFolder) -> None:
     for first_sequence in _segments_on_disk(place):
         path = segment_path(place.folder, first_sequence)
         if first_sequence != FIRST_SEQUENCE or await _has_frames(place, path):
-            raise Corruption(
-                f"{manifest_path(place.folder)} is missing, but {path} holds records",
-                advice=f"restore the file {JOURNAL_MANIFEST_NAME} or the whole folder from a backup, "
-                f"or replace this node",
-            )
+            raise Corruption(f"{manifest_path(place.folder)} is missing, but {path} holds records", advice=ADVICE)
         place.disk.unlink(path)
 
 
@@ -166,7 +153,7 @@ async def _open_newest(place: JournalFolder, manifest: JournalManifest) -> Recov
         if tail.torn:
             file.truncate(tail.spot.offset)
         _rewrite_last_frame(file, tail)
-        reserve(file, place.limits.segment_bytes)
+        reserve(file, place.segment_bytes)
         await file.sync()
     except BaseException:
         file.close()

@@ -31,12 +31,13 @@ from ebla.journal.frames import (
     decode_segment_header,
     header_candidates,
 )
+from ebla.model.advice import replace_node_advice
 from ebla.model.errors import Corruption, Refused
 from ebla.ports.disk import File
 
 ADVICE = (
-    "the log holds acknowledged records, so nothing was cut: check the device, keep a copy of the folder, then replace "
-    "this node (the other replicas have the records) or restore the folder from a backup"
+    "the log holds acknowledged records, so nothing was cut: check the device and keep a copy of the folder, then "
+    f"{replace_node_advice()}; the other replicas have the records"
 )
 
 
@@ -56,11 +57,6 @@ class SegmentTail:
     torn: bool
     last_frame: int
     """Where the frame before the end begins; the end itself if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class BadFrame:
-    reason: str
 
 
 def check_segment_header(file: File, log_id: int, first_sequence: int) -> None:
@@ -88,8 +84,8 @@ def read_batches(
     stop = spot.offset + bytes_max
     while spot.sequence < end_sequence and spot.offset < stop:
         frame = _read_frame(file, log_id, spot)
-        if isinstance(frame, BadFrame):
-            raise damaged(file.path, spot.offset, f"{frame.reason}, and records up to {end_sequence - 1} must follow")
+        if isinstance(frame, str):
+            raise damaged(file.path, spot.offset, f"{frame}, and records up to {end_sequence - 1} must follow")
         batch, spot = frame
         if batch.next_sequence > end_sequence:
             raise damaged(
@@ -103,7 +99,7 @@ def find_tail(file: File, log_id: int, first_sequence: int) -> SegmentTail:
     """Where the newest segment ends."""
     spot = LogPosition(SEGMENT_HEADER_BYTES, first_sequence)
     last_frame = spot.offset
-    while not isinstance(frame := _read_frame(file, log_id, spot), BadFrame):
+    while not isinstance(frame := _read_frame(file, log_id, spot), str):
         last_frame, spot = spot.offset, frame[1]
     rest = file.read(spot.offset, max(0, file.size() - spot.offset))
     if _is_blank(rest):
@@ -111,7 +107,7 @@ def find_tail(file: File, log_id: int, first_sequence: int) -> SegmentTail:
     later = _find_later_frame(log_id, spot, rest)
     if later is not None:
         raise damaged(
-            file.path, spot.offset, f"{frame.reason}, but the frame at offset {later} was written after it was synced"
+            file.path, spot.offset, f"{frame}, but the frame at offset {later} was written after it was synced"
         )
     whole = _why_not_torn(log_id, spot, rest)
     if whole is not None:
@@ -128,18 +124,23 @@ def damaged(path: str, offset: int, what: str) -> Corruption:
     return Corruption(f"{path} is damaged at offset {offset}: {what}", advice=ADVICE)
 
 
-def _read_frame(file: File, log_id: int, spot: LogPosition) -> tuple[RecordBatch, LogPosition] | BadFrame:
+def _read_frame(file: File, log_id: int, spot: LogPosition) -> tuple[RecordBatch, LogPosition] | str:
+    """The batch of the frame here and where the next one begins; or why there is no frame."""
     header = decode_frame_header(log_id, spot.offset, file.read(spot.offset, FRAME_HEADER_BYTES))
     if header is None:
-        return BadFrame("no frame begins here")
-    if header.first_sequence != spot.sequence:
-        return BadFrame(f"the frame has sequence {header.first_sequence} where {spot.sequence} belongs")
-    if header.kind != JournalFrameKind.BATCH:
-        return BadFrame(f"the frame is of an unknown kind {header.kind}")
+        return "no frame begins here"
+    if (wrong := _why_not_next(header, spot)) is not None:
+        return wrong
     batch = decode_frame_body(header, file.read(spot.offset + FRAME_HEADER_BYTES, header.body_bytes))
     if batch is None:
-        return BadFrame(f"the frame of sequence {spot.sequence} fails its checksum")
+        return f"the frame of sequence {spot.sequence} fails its checksum"
     return batch, LogPosition(spot.offset + header.frame_bytes, batch.next_sequence)
+
+
+def _why_not_next(header: FrameHeader, spot: LogPosition) -> str | None:
+    if header.first_sequence != spot.sequence:
+        return f"the frame has sequence {header.first_sequence} where {spot.sequence} belongs"
+    return None if header.kind == JournalFrameKind.BATCH else f"the frame is of an unknown kind {header.kind}"
 
 
 def _find_later_frame(log_id: int, spot: LogPosition, rest: bytes) -> int | None:
@@ -169,10 +170,8 @@ def _why_not_torn(log_id: int, spot: LogPosition, rest: bytes) -> str | None:
 
 
 def _why_payload_not_torn(header: FrameHeader, spot: LogPosition, rest: bytes) -> str | None:
-    if header.first_sequence != spot.sequence:
-        return f"the frame has sequence {header.first_sequence} where {spot.sequence} belongs"
-    if header.kind != JournalFrameKind.BATCH:
-        return f"the frame is of an unknown kind {header.kind}"
+    if (wrong := _why_not_next(header, spot)) is not None:
+        return wrong
     frame = rest[: header.frame_bytes]
     # The first sector is there, since the header is. If the last one is missing, its end reads as zero or the file is
     # shorter. If one between is missing, there are 512 zeros, wherever the device's sectors begin.

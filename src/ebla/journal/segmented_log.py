@@ -25,13 +25,14 @@ from ebla.journal.frames import (
     payload_size,
 )
 from ebla.journal.manifest import JournalManifest, save_manifest, segment_path, segments_needed
-from ebla.journal.recovery import JournalFolder, JournalLimits, RecoveredJournal, make_segment, recover_log, reserve
+from ebla.journal.recovery import JournalFolder, RecoveredJournal, make_segment, recover_log, reserve
 from ebla.journal.segment_scan import LogPosition, read_batches
 from ebla.model.errors import DiskFull, InternalError, InvalidRequest, TooLarge
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 
-DEFAULT_JOURNAL_LIMITS = JournalLimits()
+SEGMENT_BYTES = 16 << 20
+BATCH_BYTES_MAX = 64 << 20
 PREWRITE_BYTES = 256 * 1024
 """Zeros written behind a small batch, over the zeros that are there. Reserved blocks count as unwritten, and the first
 sync of each has to update the file's metadata. Doing that once for many blocks keeps it off the path of the following
@@ -60,9 +61,9 @@ class SegmentedLog:
         self._lock = FifoLock()
 
     @classmethod
-    async def open(cls, disk: Disk, rng: Rng, folder: str, limits: JournalLimits = DEFAULT_JOURNAL_LIMITS) -> Self:
+    async def open(cls, disk: Disk, rng: Rng, folder: str, segment_bytes: int = SEGMENT_BYTES) -> Self:
         """Creates the log if there is none. Cuts a torn tail. Raises `Corruption`, or `Refused` for a newer format."""
-        place = JournalFolder(disk, folder, limits)
+        place = JournalFolder(disk, folder, segment_bytes)
         return cls(place, await recover_log(place, rng))
 
     @property
@@ -92,7 +93,7 @@ class SegmentedLog:
             self._refuse_after_failure()
             if self._unsynced:
                 await self._finish_sync()
-            if self._rotation_begun or self._end_offset + size > self._place.limits.segment_bytes:
+            if self._rotation_begun or self._end_offset + size > self._place.segment_bytes:
                 await self._rotate_or_grow(size)
             self._write(records)
             await self._finish_sync()
@@ -105,7 +106,7 @@ class SegmentedLog:
         happened."""
         size = self.check_batch(records)
         waits = self._lock.is_held or self._unsynced or self._rotation_begun
-        if waits or self._end_offset + size > self._place.limits.segment_bytes or not self._newest.can_sync_now(size):
+        if waits or self._end_offset + size > self._place.segment_bytes or not self._newest.can_sync_now(size):
             return None
         self._refuse_after_failure()
         self._write(records)
@@ -119,7 +120,7 @@ class SegmentedLog:
     def check_batch(self, records: Sequence[bytes]) -> int:
         """The size of a batch of these on disk. Raises `TooLarge` if it exceeds the limits."""
         size = framed_size(payload_size(records))
-        if size > self._place.limits.batch_bytes_max or len(records) > RECORDS_PER_FRAME_MAX:
+        if size > BATCH_BYTES_MAX or len(records) > RECORDS_PER_FRAME_MAX:
             raise TooLarge(f"a batch of {len(records)} records and {size} bytes is over the log's limit")
         return size
 
@@ -168,7 +169,7 @@ class SegmentedLog:
         file = self._place.disk.open(segment_path(self._place.folder, first_sequence))
         try:
             spot = LogPosition(SEGMENT_HEADER_BYTES, first_sequence)
-            bytes_max = self._place.limits.read_bytes
+            bytes_max = self._place.segment_bytes // 4  # per step off the loop
             while spot.sequence < end_sequence:
                 step = partial(read_batches, file, self._log_id, spot, end_sequence, bytes_max)
                 batches, spot = await self._place.disk.run(step)

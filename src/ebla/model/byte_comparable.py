@@ -10,7 +10,17 @@ from decimal import Decimal
 from functools import partial
 from typing import assert_never
 
-from ebla.model.cql_types import FIXED_BYTES, CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
+from ebla.model.cql_types import (
+    FIXED_BYTES,
+    CqlType,
+    ListType,
+    MapType,
+    Scalar,
+    ScalarType,
+    SetType,
+    TupleType,
+    inner_types,
+)
 from ebla.model.values import (
     decode_decimal,
     decode_varint,
@@ -76,21 +86,32 @@ def decoder_of(kind: CqlType) -> Callable[[bytes, int], tuple[bytes, int]]:
     return partial(decode_comparable, kind)
 
 
+def has_other_forms(kind: CqlType) -> bool:
+    """Whether a value of the type may have other wire forms than the canonical one: it contains a set or a map."""
+    return isinstance(kind, SetType | MapType) or any(map(has_other_forms, inner_types(kind)))
+
+
 def canonical(kind: CqlType, value: bytes) -> bytes:
     """The canonical wire form of a value: sets and maps in the order of their elements, without duplicates (the last
-    value of a key wins). Only in this form are two equal frozen collections equal bytes."""
+    value of a key wins), at any depth. Only in this form are two equal frozen collections equal bytes. Whoever takes
+    values from outside stores them in this form."""
     match kind:
         case ScalarType():
             return value
         case ListType(element=element):
-            parts = [canonical(element, part) for part in split_elements(value, 1) if part is not None]
+            parts = [canonical(element, part) for part in _not_null(split_elements(value, 1))]
             return join_elements(parts, len(parts))
         case SetType(element=element):
-            found = {encode_comparable(element, part): part for part in split_elements(value, 1) if part is not None}
-            parts = [canonical(element, found[order]) for order in sorted(found)]
-            return join_elements(parts, len(parts))
+            parts = [canonical(element, part) for part in _not_null(split_elements(value, 1))]
+            found = {encode_comparable(element, part): part for part in parts}
+            return join_elements((found[order] for order in sorted(found)), len(found))
         case MapType(key=key, value=inner):
-            return _canonical_map(key, inner, value)
+            parts = _not_null(split_elements(value, 2))
+            entries: dict[bytes, tuple[bytes, bytes]] = {}
+            for left, right in zip(parts[::2], parts[1::2]):
+                name = canonical(key, left)
+                entries[encode_comparable(key, name)] = (name, canonical(inner, right))
+            return join_elements((part for order in sorted(entries) for part in entries[order]), len(entries))
         case TupleType(elements=elements):
             fields = zip(elements, split_fields(value))
             return join_fields(None if part is None else canonical(one, part) for one, part in fields)
@@ -98,15 +119,10 @@ def canonical(kind: CqlType, value: bytes) -> bytes:
             assert_never(never)
 
 
-def _canonical_map(key: CqlType, inner: CqlType, value: bytes) -> bytes:
-    parts = split_elements(value, 2)
-    found: dict[bytes, tuple[bytes, bytes]] = {}
-    for left, right in zip(parts[::2], parts[1::2]):
-        assert left is not None, "collections hold no nulls"
-        assert right is not None, "collections hold no nulls"
-        found[encode_comparable(key, left)] = (canonical(key, left), canonical(inner, right))
-    pairs = [found[order] for order in sorted(found)]
-    return join_elements((part for pair in pairs for part in pair), len(pairs))
+def _not_null(parts: list[bytes | None]) -> list[bytes]:
+    found = [part for part in parts if part is not None]
+    assert len(found) == len(parts), "collections hold no nulls"
+    return found
 
 
 def _encode_items(kinds: tuple[CqlType, ...], parts: list[bytes | None]) -> bytes:

@@ -6,7 +6,7 @@ alone, and the level is reached in the replica set before a change as well as in
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,6 +23,8 @@ class ConsistencyLevel(enum.IntEnum):
     EACH_QUORUM = 7
     LOCAL_ONE = 10
 
+    __hash__ = int.__hash__  # that of `Enum` is Python code, and every request looks up plans by its level
+
 
 class ReplicaScope(enum.StrEnum):
     """Whose replicas count."""
@@ -32,32 +34,28 @@ class ReplicaScope(enum.StrEnum):
     EACH_DATACENTER = "each_datacenter"
 
 
-class ReplicaPortion(enum.StrEnum):
-    """How many of them."""
-
-    FIXED = "fixed"
-    QUORUM = "quorum"
-    ALL = "all"
-
-
 @dataclass(frozen=True, slots=True)
 class LevelRule:
     scope: ReplicaScope
-    share: ReplicaPortion
-    count: int = 0
-    """For a fixed portion."""
+    needed: Callable[[int], int]
+    """How many of so many replicas."""
+
+
+def quorum_of(replicas: int) -> int:
+    """The least number such that any two sets of that size overlap."""
+    return replicas // 2 + 1
 
 
 LEVELS: Mapping[ConsistencyLevel, LevelRule] = MappingProxyType(
     {
-        ConsistencyLevel.ONE: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.FIXED, 1),
-        ConsistencyLevel.TWO: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.FIXED, 2),
-        ConsistencyLevel.THREE: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.FIXED, 3),
-        ConsistencyLevel.QUORUM: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.QUORUM),
-        ConsistencyLevel.ALL: LevelRule(ReplicaScope.CLUSTER, ReplicaPortion.ALL),
-        ConsistencyLevel.LOCAL_ONE: LevelRule(ReplicaScope.LOCAL_DATACENTER, ReplicaPortion.FIXED, 1),
-        ConsistencyLevel.LOCAL_QUORUM: LevelRule(ReplicaScope.LOCAL_DATACENTER, ReplicaPortion.QUORUM),
-        ConsistencyLevel.EACH_QUORUM: LevelRule(ReplicaScope.EACH_DATACENTER, ReplicaPortion.QUORUM),
+        ConsistencyLevel.ONE: LevelRule(ReplicaScope.CLUSTER, lambda _: 1),
+        ConsistencyLevel.TWO: LevelRule(ReplicaScope.CLUSTER, lambda _: 2),
+        ConsistencyLevel.THREE: LevelRule(ReplicaScope.CLUSTER, lambda _: 3),
+        ConsistencyLevel.QUORUM: LevelRule(ReplicaScope.CLUSTER, quorum_of),
+        ConsistencyLevel.ALL: LevelRule(ReplicaScope.CLUSTER, lambda replicas: replicas),
+        ConsistencyLevel.LOCAL_ONE: LevelRule(ReplicaScope.LOCAL_DATACENTER, lambda _: 1),
+        ConsistencyLevel.LOCAL_QUORUM: LevelRule(ReplicaScope.LOCAL_DATACENTER, quorum_of),
+        ConsistencyLevel.EACH_QUORUM: LevelRule(ReplicaScope.EACH_DATACENTER, quorum_of),
     }
 )
 
@@ -81,11 +79,6 @@ class ReplicaCounts:
     by_datacenter: Mapping[str, int]
 
 
-def quorum_of(replicas: int) -> int:
-    """The least number such that any two sets of that size overlap."""
-    return replicas // 2 + 1
-
-
 def required_replies(
     level: ConsistencyLevel, counts: ReplicaCounts, local_datacenter: str, pending: Mapping[str, int] | None = None
 ) -> tuple[RequiredReplies, ...]:
@@ -94,9 +87,9 @@ def required_replies(
     added = pending or {}
     match rule.scope:
         case ReplicaScope.CLUSTER:
-            return (RequiredReplies(None, _share(rule, counts.total) + sum(added.values())),)
+            return (RequiredReplies(None, rule.needed(counts.total) + sum(added.values())),)
         case ReplicaScope.LOCAL_DATACENTER:
-            here = _share(rule, counts.by_datacenter.get(local_datacenter, 0))
+            here = rule.needed(counts.by_datacenter.get(local_datacenter, 0))
             return (RequiredReplies(local_datacenter, here + added.get(local_datacenter, 0)),)
         case ReplicaScope.EACH_DATACENTER:
             names = sorted(counts.by_datacenter.keys() | added.keys())
@@ -106,17 +99,7 @@ def required_replies(
 def _each(rule: LevelRule, counts: ReplicaCounts, datacenter: str) -> int:
     """A datacenter that gets its first replica has none to wait for yet."""
     replicas = counts.by_datacenter.get(datacenter, 0)
-    return _share(rule, replicas) if replicas else 0
-
-
-def _share(rule: LevelRule, replicas: int) -> int:
-    match rule.share:
-        case ReplicaPortion.FIXED:
-            return rule.count
-        case ReplicaPortion.QUORUM:
-            return quorum_of(replicas)
-        case ReplicaPortion.ALL:
-            return replicas
+    return rule.needed(replicas) if replicas else 0
 
 
 def is_met(needed: Sequence[RequiredReplies], answered_datacenters: Iterable[str]) -> bool:

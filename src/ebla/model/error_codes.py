@@ -99,3 +99,13 @@ def codes_of(kind: type[EblaError]) -> ErrorCodes:
         if ancestor in CODES and (ancestor.outcome, ancestor.fault) == (kind.outcome, kind.fault):
             return CODES[ancestor]
     return CODES_BY_OUTCOME[kind.outcome, kind.fault]
+
+
+def as_read_error(error: EblaError) -> EblaError:
+    """The same error as that of a read, which changed nothing: drivers take the code of a failed write for a write
+    whose outcome is unknown."""
+    codes = codes_of(type(error))
+    if codes.cql_read is codes.cql_write or isinstance(error, errors.ReadTimeout | errors.ReadFailed):
+        return error
+    kind = errors.ReadTimeout if codes.cql_read is CqlCode.READ_TIMEOUT else errors.ReadFailed
+    return kind(error.message, advice=error.advice)

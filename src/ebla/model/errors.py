@@ -103,7 +103,6 @@ class Stale(Refused):
 class Overloaded(EblaError):
     """A bound on work in flight was reached; nothing was started."""
 
-    fault = Fault.US
     is_transient = True
 
 
@@ -146,54 +145,40 @@ class DeadlineExceeded(EblaError):
     is_transient = True
 
 
-class WriteTimeout(DeadlineExceeded):
-    """Too few replicas acknowledged a write in time. Those that did keep it; the others may still get it."""
+class _TooFewReplies(EblaError):
+    """A request was sent, and fewer replicas than the level needs served it."""
 
-    def __init__(self, message: str, *, advice: str = "", required: int = 0, received: int = 0) -> None:
+    def __init__(
+        self, message: str, *, advice: str = "", required: int = 0, received: int = 0, failed: int = 0
+    ) -> None:
         super().__init__(message, advice=advice)
         self.required = required
         self.received = received
+        self.failed = failed
 
 
-class ReadTimeout(DeadlineExceeded):
+class WriteTimeout(_TooFewReplies, DeadlineExceeded):
+    """Too few replicas acknowledged a write in time. Those that did keep it; the others may still get it."""
+
+
+class ReadTimeout(_TooFewReplies, DeadlineExceeded):
     """Too few replicas answered a read in time."""
 
     def __init__(
         self, message: str, *, advice: str = "", required: int = 0, received: int = 0, has_data: bool = False
     ) -> None:
-        super().__init__(message, advice=advice)
-        self.required = required
-        self.received = received
+        super().__init__(message, advice=advice, required=required, received=received)
         self.has_data = has_data
 
 
-class WriteFailed(EblaError):
+class WriteFailed(_TooFewReplies):
     """So many replicas refused a write that the level cannot be reached any more. Others may have applied it."""
 
     outcome = Outcome.UNKNOWN
-    fault = Fault.US
-
-    def __init__(
-        self, message: str, *, advice: str = "", required: int = 0, received: int = 0, failed: int = 0
-    ) -> None:
-        super().__init__(message, advice=advice)
-        self.required = required
-        self.received = received
-        self.failed = failed
 
 
-class ReadFailed(EblaError):
+class ReadFailed(_TooFewReplies):
     """So many replicas could not serve a read that the level cannot be reached."""
-
-    fault = Fault.US
-
-    def __init__(
-        self, message: str, *, advice: str = "", required: int = 0, received: int = 0, failed: int = 0
-    ) -> None:
-        super().__init__(message, advice=advice)
-        self.required = required
-        self.received = received
-        self.failed = failed
 
 
 class Cancelled(EblaError):
@@ -206,20 +191,15 @@ class Cancelled(EblaError):
 class Corruption(EblaError):
     """Stored bytes are not what was written. Never repaired silently."""
 
-    fault = Fault.US
-
 
 class DiskFull(EblaError):
     """No space: the write was refused; existing data stays readable."""
-
-    fault = Fault.US
 
 
 class InternalError(EblaError):
     """A bug of ours or of a library; see the log."""
 
     outcome = Outcome.UNKNOWN
-    fault = Fault.US
 
 
 def leaf_errors(error: BaseException) -> Iterator[BaseException]:

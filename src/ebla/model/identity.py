@@ -25,6 +25,11 @@ AttemptId = NewType("AttemptId", uuid.UUID)
 """Drawn at random by the task, so that no two attempts write to one folder, even after restarts."""
 CheckpointId = NewType("CheckpointId", uuid.UUID)
 
+StoreId = NewType("StoreId", uuid.UUID)
+"""The store of one shard, drawn when the store is created. A shard that lost its store has none with this id."""
+StartId = NewType("StartId", uuid.UUID)
+"""One run of a node's control process, drawn at random when it starts."""
+
 ShardNumber = NewType("ShardNumber", int)
 TopologyVersion = NewType("TopologyVersion", int)
 

@@ -41,7 +41,7 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True, order=True):
         return timestamp_us <= self.timestamp_us
 
 
-class RowMarker(msgspec.Struct, frozen=True, array_like=True, order=True):
+class RowMarker(msgspec.Struct, frozen=True, array_like=True):
     """Written by INSERT: the row exists even if all its cells are null."""
 
     timestamp_us: int
@@ -110,19 +110,28 @@ EMPTY_HEAD = PartitionHead()
 
 
 def newer_cell(one: Cell, other: Cell) -> Cell:
-    """The tie rule: the later timestamp wins; then a tombstone over a value; then the larger bytes; then the later
-    expiry."""
-    return one if _weight(one) >= _weight(other) else other
+    """The tie rule: the later timestamp wins; then a tombstone over a value that expires, and that over one that does
+    not; then the later deletion time or expiry; then the greater value; then the greater TTL.
+
+    The expiry comes before the value: otherwise a cell that is about to expire could win over one that lives longer,
+    and the row would be empty although a write with the same timestamp is still valid.
+    """
+    return one if _rank(one) >= _rank(other) else other
 
 
-def _weight(cell: Cell) -> tuple[int, bool, bytes, int, int]:
-    return (cell.timestamp_us, cell.value is None, cell.value or b"", cell.at_s, cell.ttl_s)
+def _rank(cell: Cell) -> tuple[int, bool, bool, int, bytes, int]:
+    return (cell.timestamp_us, cell.value is None, cell.ttl_s > 0, cell.at_s, cell.value or b"", cell.ttl_s)
+
+
+def _marker_rank(marker: RowMarker) -> tuple[int, bool, int, int]:
+    """As of a cell without a value of its own."""
+    return (marker.timestamp_us, marker.ttl_s > 0, marker.at_s, marker.ttl_s)
 
 
 def merge_rows(one: Row, other: Row) -> Row:
     """The merge of both. Commutative, associative, idempotent; what a deletion covers is left out."""
     deletion = _newest(one.deletion, other.deletion)
-    marker = _newest(one.marker, other.marker)
+    marker = _newest_marker(one.marker, other.marker)
     cells = _merge_cells(one.cells, other.cells) if one.cells or other.cells else one.cells
     collections = one.collections
     if other.collections:
@@ -183,13 +192,16 @@ def _merge_cells(one: Mapping[K, Cell], other: Mapping[K, Cell]) -> dict[K, Cell
     return merged
 
 
-Timed = TypeVar("Timed", Deletion, RowMarker)
-
-
-def _newest(one: Timed | None, other: Timed | None) -> Timed | None:
+def _newest(one: Deletion | None, other: Deletion | None) -> Deletion | None:
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)
+
+
+def _newest_marker(one: RowMarker | None, other: RowMarker | None) -> RowMarker | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other, key=_marker_rank)
 
 
 _SIGN = 1 << 63

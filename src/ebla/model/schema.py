@@ -196,13 +196,13 @@ def check_schema(schema: TableSchema) -> None:
         if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
             raise InvalidRequest(f"{name!r} is not a keyspace or table name: 1 to {NAME_CHARACTERS_MAX} characters")
     names = [column.name for column in schema.columns]
+    if len(names) > COLUMNS_MAX:
+        raise InvalidRequest(f"{schema.full_name} has {len(names)} columns; at most {COLUMNS_MAX} are allowed")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidRequest(f"column {twice!r} is declared twice in {schema.full_name}")
     for name in names:
         if not 1 <= len(name) <= COLUMN_NAME_CHARACTERS_MAX:
             raise InvalidRequest(f"{name!r} is not a column name: 1 to {COLUMN_NAME_CHARACTERS_MAX} characters")
-    if len(names) > COLUMNS_MAX:
-        raise InvalidRequest(f"{schema.full_name} has {len(names)} columns; at most {COLUMNS_MAX} are allowed")
     if not schema.partition_key:
         raise InvalidRequest(f"table {schema.full_name} needs a primary key")
     if schema.static and not schema.clustering:

@@ -140,3 +140,18 @@ class TokenRange(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 WHOLE_RING: Final = TokenRange(TOKEN_MIN, TOKEN_MAX)
 """Every token a key can have."""
+
+
+def intersect_ranges(token_range: TokenRange, within: TokenRange) -> tuple[TokenRange, ...]:
+    """The intersection of two ranges: none, one range, or two if they meet at both ends."""
+    if within.covers(token_range):
+        return (token_range,)
+    if token_range.covers(within):
+        return (within,)
+    pieces = [
+        TokenRange(max(one.start, other.start), min(one.end, other.end))
+        for one in token_range.unwrapped()
+        for other in within.unwrapped()
+        if max(one.start, other.start) < min(one.end, other.end)
+    ]
+    return tuple(sorted(pieces))

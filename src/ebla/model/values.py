@@ -93,14 +93,6 @@ def decode_decimal(data: bytes) -> Decimal:
     return Decimal((unscaled < 0, tuple(map(int, str(abs(unscaled)))), -scale))
 
 
-def _decode_inet(data: bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(data)
-
-
-def _encode_inet(value: Any) -> bytes:
-    return ipaddress.ip_address(value).packed
-
-
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
 
@@ -120,7 +112,7 @@ _CODECS: dict[Scalar, tuple[Encode, Decode]] = {
     Scalar.DOUBLE: _packed(">d"),
     Scalar.DURATION: (encode_duration, decode_duration),
     Scalar.FLOAT: _packed(">f"),
-    Scalar.INET: (_encode_inet, _decode_inet),
+    Scalar.INET: (lambda value: ipaddress.ip_address(value).packed, ipaddress.ip_address),
     Scalar.INT: _packed(">i"),
     Scalar.SMALLINT: _packed(">h"),
     Scalar.TEXT: (lambda value: value.encode(), lambda data: data.decode()),
@@ -138,8 +130,20 @@ def encode(kind: CqlType, value: Any) -> bytes:
     """The wire form of a Python value. Raises `InvalidRequest` where the value does not fit the type."""
     try:
         return _encode(kind, value)
+    except _Unfit as error:
+        raise InvalidRequest(f"{_shown(value)} is not a value of type {kind} ({error})") from error
     except (ValueError, TypeError, AttributeError, struct.error, OverflowError) as error:
-        raise InvalidRequest(f"{value!r} is not a value of type {kind} ({error})") from error
+        raise InvalidRequest(f"{_shown(value)} is not a value of type {kind}") from error
+
+
+class _Unfit(ValueError):
+    """The value does not fit; the reason is in our words, not in those of a library."""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 1_000:  # writing more digits takes long, or is refused
+        return "a number of that size"
+    return repr(value)[:200]
 
 
 def decode(kind: CqlType, data: bytes) -> Any:
@@ -147,9 +151,7 @@ def decode(kind: CqlType, data: bytes) -> Any:
     match kind:
         case ScalarType(scalar=scalar):
             return _CODECS[scalar][1](data)
-        case ListType(element=element):
-            return [decode_or_none(element, part) for part in split_elements(data, 1)]
-        case SetType(element=element):
+        case ListType(element=element) | SetType(element=element):
             return [decode_or_none(element, part) for part in split_elements(data, 1)]
         case MapType(key=key, value=value):
             parts = split_elements(data, 2)
@@ -228,7 +230,7 @@ def _encode(kind: CqlType, value: Any) -> bytes:
             return join_elements((part for pair in encoded.items() for part in pair), len(encoded))
         case TupleType(elements=elements):
             if len(value) > len(elements):
-                raise ValueError(f"{len(value)} values for {len(elements)} elements")
+                raise _Unfit(f"{len(value)} values for {len(elements)} elements")
             return join_fields(None if one is None else _encode(part, one) for part, one in zip(elements, value))
         case _ as never:
             assert_never(never)
@@ -237,7 +239,7 @@ def _encode(kind: CqlType, value: Any) -> bytes:
 def _encode_scalar(scalar: Scalar, value: Any) -> bytes:
     data = _CODECS[scalar][0](value)
     if (reason := _refuse_scalar(scalar, data)) is not None:
-        raise ValueError(reason)
+        raise _Unfit(reason)
     return data
 
 
@@ -277,16 +279,12 @@ def _refuse_parts(kind: CqlType, data: bytes) -> str | None:
     return None
 
 
-def _check_text(data: bytes) -> None:
-    data.decode()
-
-
-def _check_ascii(data: bytes) -> str | None:
-    return None if data.isascii() else "not ascii: a byte is above 127"
-
-
-def _check_varint(data: bytes) -> str | None:
-    return None if data else "a varint has at least one byte"
+def _check_text(data: bytes) -> str | None:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return "not valid UTF-8"
+    return None
 
 
 def _check_decimal(data: bytes) -> str | None:
@@ -307,10 +305,6 @@ def _check_duration(data: bytes) -> str | None:
     return None
 
 
-def _check_inet(data: bytes) -> str | None:
-    return None if len(data) in (4, 16) else f"an inet has 4 or 16 bytes, not {len(data)}"
-
-
 def _check_time(data: bytes) -> str | None:
     return None if 0 <= int.from_bytes(data, signed=True) < NANOSECONDS_PER_DAY else "a time lies within one day"
 
@@ -320,12 +314,12 @@ def _check_timeuuid(data: bytes) -> str | None:
 
 
 _CHECKS: dict[Scalar, Callable[[bytes], str | None]] = {
-    Scalar.ASCII: _check_ascii,
+    Scalar.ASCII: lambda data: None if data.isascii() else "not ascii: a byte is above 127",
     Scalar.DECIMAL: _check_decimal,
     Scalar.DURATION: _check_duration,
-    Scalar.INET: _check_inet,
+    Scalar.INET: lambda data: None if len(data) in (4, 16) else f"an inet has 4 or 16 bytes, not {len(data)}",
     Scalar.TEXT: _check_text,
     Scalar.TIME: _check_time,
     Scalar.TIMEUUID: _check_timeuuid,
-    Scalar.VARINT: _check_varint,
+    Scalar.VARINT: lambda data: None if data else "a varint has at least one byte",
 }

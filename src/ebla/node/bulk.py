@@ -3,44 +3,35 @@ All of it runs at low priority."""
 
 import asyncio
 import os
-import signal
 import sys
 from functools import partial
 from typing import NoReturn
 
-from ebla.bulk.bulk_process import BulkConfig, BulkProcess
-from ebla.bulk.bulk_transfers import StreamServer, TransferConfig
-from ebla.bulk.compaction_service import CompactionServiceLimits
+from ebla.bulk.bulk_transfers import TransferConfig
 from ebla.bulk.flight_server import FlightCertificate, FlightServer
-from ebla.bulk.flight_streams import FlightLimits
-from ebla.bulk.staging import Isolation, RowLayerBuilder
 from ebla.bulk.stream_service import StreamService
+from ebla.bulk.transfer_context import Isolation, RowLayerBuilder
 from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_service import StreamServer
 from ebla.bulk.workers.bulk_workers import BulkWorkers
+from ebla.node.bulk_process import NAME, BulkProcess
 from ebla.node.context import NodeContext
 from ebla.node.process import (
     child_context,
+    child_environment,
     child_parser,
-    on_signal,
-    reload_tls,
     run_child,
     run_process,
     run_until_stopped,
 )
 from ebla.options import NodeOptions
-from ebla.ports.environment import Environment
 from ebla.runtime import file_lock
 from ebla.runtime.file_disk import DiskConfig, FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.machine_id import machine_id
 from ebla.runtime.priorities import lower_session_priority, lower_thread_priority
-from ebla.runtime.system_clock import SystemClock
-from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.wire.limits import WireLimits
+from ebla.runtime.tls import TlsFolder
 
-NAME = "bulk"
 NICENESS = 5
 """Serving comes first. Compactions and streams run at a still lower priority, or they would delay the heartbeats of
 this process."""
@@ -68,58 +59,43 @@ def _run_bulk(options: NodeOptions, _open_files: int) -> None:
 
 
 async def _run(node: NodeContext) -> None:
-    tls_folder = TlsFolder(node.folder.tls)
-    # Before the certificates are read, or a change in between would be missed until the next one.
-    on_signal(signal.SIGHUP, lambda: reload_tls((tls, flight), node.report))
-    tls = NodeTls(tls_folder)
     workers = BulkWorkers()
-    flight = FlightService(node, tls_folder, workers)
-    async with TcpTransport(tls, TransportLimits(), node.report) as transport:
-        environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(BULK_DISK), transport=transport)
-        config = bulk_config(
-            node, machine=machine_id(), isolation=FileIsolation(), builder=workers, streams=flight.serve
-        )
+    flight = FlightService(node, TlsFolder(node.folder.tls), workers)
+    transfers = transfer_config(
+        node, machine=machine_id(), isolation=FileIsolation(), builder=workers, streams=flight.serve
+    )
+    async with child_environment(node, FileDisk(BULK_DISK), [flight]) as environment:
         try:
-            await run_until_stopped(BulkProcess(environment, config, workers).run())
+            await run_until_stopped(BulkProcess(environment, node, workers, transfers).run())
         finally:
             await workers.close()
 
 
-def bulk_config(
+def transfer_config(
     node: NodeContext, *, machine: str, isolation: Isolation, builder: RowLayerBuilder, streams: StreamServer
-) -> BulkConfig:
-    options, limits = node.options, node.options.limits
-    return BulkConfig(
-        introduction=node.introduction(NAME),
-        address=node.bulk_socket,
-        control_address=node.control_socket,
-        heartbeat_ms=limits.child_heartbeat_ms,
-        compactions=CompactionServiceLimits(compactions_max=limits.folds_max, compaction_ms=limits.fold_ms),
-        wire=WireLimits(),
-        report=node.report,
-        pid=node.pid,
-        transfers=TransferConfig(
-            staging_folder=str(node.folder.staging),
-            checkpoints_folder=str(node.folder.checkpoints),
-            flight=options.flight_address,
-            peers_address=options.bulk_address,
-            shard_address=node.shard_socket,
-            machine=machine,
-            isolation=isolation,
-            building=builder,
-            servers=(streams,),
-            limits=TransferLimits(
-                puts_max=limits.transfers_max,
-                gets_max=2 * limits.transfers_max,
-                bytes_per_s=limits.transfer_bytes_per_second_max,
-                free_bytes_min=limits.free_disk_bytes_min,
-            ),
+) -> TransferConfig:
+    options, limits = node.options, node.limits
+    return TransferConfig(
+        staging_folder=str(node.folder.staging),
+        checkpoints_folder=str(node.folder.checkpoints),
+        flight=options.flight_address,
+        peers_address=options.bulk_address,
+        shard_address=node.shard_socket,
+        machine=machine,
+        isolation=isolation,
+        building=builder,
+        servers=(streams,),
+        limits=TransferLimits(
+            puts_max=limits.transfers_max,
+            gets_max=2 * limits.transfers_max,
+            bytes_per_s=limits.transfer_bytes_per_second_max,
+            free_bytes_min=limits.free_disk_bytes_min,
         ),
     )
 
 
 class FlightService:
-    """The Arrow Flight server. Its `serve` is a `bulk.bulk_transfers.StreamServer`."""
+    """The Arrow Flight server. Its `serve` is a `bulk.transfer_service.StreamServer`."""
 
     def __init__(self, node: NodeContext, tls: TlsFolder, workers: BulkWorkers) -> None:
         self._node = node
@@ -130,7 +106,7 @@ class FlightService:
     async def serve(self, streams: StreamService) -> None:
         """Until cancelled. Raises if the address is in use."""
         lower_priority = partial(lower_thread_priority, STREAMS_NICENESS)
-        server = FlightServer(streams, self._workers, FlightLimits(), self._node.report, lower_priority)
+        server = FlightServer(streams, self._workers, self._node.report, lower_priority)
         self._server = server
         server.listen(self._node.options.flight_address, self._certificate())
         await asyncio.to_thread(lower_session_priority, NICENESS)

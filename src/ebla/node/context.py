@@ -1,20 +1,23 @@
 """What every process of one node is composed from, real or simulated, besides its `Environment`.
 
-Each entry module (`control.py`, `shard.py`, `bulk.py`, `pipeline.py`) has a function that makes the configuration of
-its process from this. Simulated nodes use the same functions and the same process classes. They give them simulated
-ports and parts, and replace some limits with smaller ones.
+The process classes (`*_process.py`) take it and read the node's options from it. Simulated nodes use the same classes
+with simulated ports and parts, and with smaller limits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ebla.feed.shard_peers import ShardAddresses
 from ebla.model.identity import Address, ClusterId, HostId, ShardNumber
 from ebla.observe.event_reporter import EventReporter
-from ebla.options import NodeOptions
+from ebla.options import NodeLimits, NodeOptions
+from ebla.ports.environment import Environment
 from ebla.runtime.data_folder import DataFolder
 from ebla.transfers.cluster_client import ClusterAddresses
+from ebla.version import release
 from ebla.wire.frames import Introduction
+from ebla.wire.peers import PeersContext
+from ebla.wire.verbs import IdentityAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +28,31 @@ class NodeContext:
     cluster_name: str
     report: EventReporter
     pid: int
+    release: str = field(default_factory=release)
 
     @cached_property
     def folder(self) -> DataFolder:
         return DataFolder(self.options.folder)
 
-    def introduction(self, process: str = "") -> Introduction:
-        return Introduction(
-            host=self.host, cluster=self.cluster, cluster_name=self.cluster_name, process=process or "control"
+    @property
+    def limits(self) -> NodeLimits:
+        return self.options.limits
+
+    def introduction(self, process: str) -> Introduction:
+        return Introduction(host=self.host, cluster=self.cluster, cluster_name=self.cluster_name, process=process)
+
+    def peers_context(self, environment: Environment, process: str) -> PeersContext:
+        """For the calls of a process of this node."""
+        return PeersContext(
+            transport=environment.transport,
+            rng=environment.rng,
+            introduction=self.introduction(process),
+            report=self.report,
+        )
+
+    def identity_answer(self, process: str) -> IdentityAnswer:
+        return IdentityAnswer(
+            host=self.host, cluster=self.cluster, cluster_name=self.cluster_name, process=process, pid=self.pid
         )
 
     @property

@@ -5,21 +5,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from ebla.control.control_process import ControlConfig, ControlProcess
-from ebla.control.group0.node import Group0Config
-from ebla.control.liveness.heartbeats import LivenessLimits
-from ebla.group0.members import Member, MemberRole
-from ebla.model.errors import Refused
+from ebla.model.errors import EblaError, Refused
 from ebla.node.context import NodeContext
+from ebla.node.control_process import NAME, PIPELINE, ControlProcess, group0_config
 from ebla.node.process import (
-    CHILD_STOP_SHARE,
     EXIT_GAVE_UP,
     EXIT_OK,
+    EXIT_REFUSED,
     node_context,
     on_signal,
     reload_tls,
@@ -32,21 +27,16 @@ from ebla.ports.environment import Environment
 from ebla.runtime import file_lock
 from ebla.runtime.authority_handover import JOIN_LIMITS, AuthorityService, JoinTransport
 from ebla.runtime.bootstrap import create_cluster, join_by_token
-from ebla.runtime.child_policy import ChildLimits
 from ebla.runtime.data_folder import DataFolder, NodeIdentity, write_durably
 from ebla.runtime.file_disk import FileDisk
-from ebla.runtime.preflight import check_addresses, check_folder, wait_for_predecessors
+from ebla.runtime.preflight import check_addresses, check_credentials, check_folder, wait_for_predecessors
 from ebla.runtime.supervisor import ChildCommand, Supervisor
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.version import release
 from ebla.wire.join_token import parse_join_token
-from ebla.wire.limits import WireLimits
 from ebla.wire.server import Server
-
-PIPELINE = "pipeline"
 
 FIRST_STATE_WAIT_S = 10.0
 """How long the first start of a child waits for this node's first state of group 0. Without that state a child has
@@ -65,6 +55,7 @@ class StartArguments:
 def run_control(options: NodeOptions, start: StartArguments) -> int:
     """Every check that can refuse the start runs before the first child starts and before a peer is answered."""
     folder = DataFolder(options.folder)
+    check_credentials(options, start.options_path)
     if check_folder(options) is None:
         _check_first_start(options, start.token)
         folder.lay_out()
@@ -74,14 +65,18 @@ def run_control(options: NodeOptions, start: StartArguments) -> int:
         wait_for_predecessors(folder, options.limits.lock_wait_ms)
         check_addresses(options)
         folder.last_stop.unlink(missing_ok=True)
-        node = node_context(options, identity, "control")
-        supervisor = Supervisor(child_commands(options, start), _child_limits(options), SystemClock(), node.report)
-        reason = run_process(_run_control(node, supervisor))
+        node = node_context(options, identity, NAME)
+        supervisor = Supervisor(child_commands(options, start), options.limits, SystemClock(), node.report)
+        try:
+            stopped: tuple[str | None, int] = run_process(_run_control(node, supervisor))
+        except EblaError as error:
+            _store_reason(folder, str(error), node.report)
+            raise
+        reason, status = stopped
         _store_reason(folder, reason or "asked to stop", node.report)
-    if reason is None:
-        return EXIT_OK
-    sys.stderr.write(f"ebla: the node stopped: {reason}\n")
-    return EXIT_GAVE_UP
+    if reason is not None:
+        sys.stderr.write(f"ebla: the node stopped: {reason}\n")
+    return status
 
 
 def child_commands(options: NodeOptions, start: StartArguments) -> list[ChildCommand]:
@@ -121,40 +116,32 @@ def _first_start(options: NodeOptions, token: str | None) -> NodeIdentity:
     return join_by_token(options, parse_join_token(token), SystemClock(), SystemRng())
 
 
-def _child_limits(options: NodeOptions) -> ChildLimits:
-    limits = options.limits
-    return ChildLimits(
-        start_ms=limits.child_start_ms,
-        silence_ms=limits.child_silence_ms,
-        exits_max=limits.child_exits_max,
-        exits_window_ms=limits.child_exits_window_ms,
-        restart_pause_ms=limits.child_restart_pause_ms,
-        ask_ms=int(limits.stop_ms * CHILD_STOP_SHARE),
-    )
-
-
-async def _run_control(node: NodeContext, supervisor: Supervisor) -> str | None:
-    """Returns why the node stopped without a request; None if it was requested."""
+async def _run_control(node: NodeContext, supervisor: Supervisor) -> tuple[str | None, int]:
+    """Returns why the node stopped without a request, None if it was requested; and its exit status."""
     options, clock = node.options, SystemClock()
     tls_folder = TlsFolder(node.folder.tls)
     stop = stop_on_signals()
     # Before the certificates are read, or a change in between would be missed until the next one.
     on_signal(signal.SIGHUP, lambda: _reload(tls, node.report, supervisor))
     tls = NodeTls(tls_folder)
-    async with TcpTransport(tls, TransportLimits(), node.report) as transport, asyncio.TaskGroup() as tasks:
-        join_server = Server(tasks, node.introduction(), JOIN_LIMITS, node.report)
+    async with TcpTransport(tls, node.report) as transport, asyncio.TaskGroup() as tasks:
+        join_server = Server(tasks, node.introduction(NAME), node.report, JOIN_LIMITS)
         AuthorityService(tls_folder, node.cluster, clock, join_server)
         transport_with_join = JoinTransport(transport, options.control_address, join_server.accept)
         control = ControlProcess(
             Environment(clock=clock, rng=SystemRng(), disk=FileDisk(), transport=transport_with_join),
-            control_config(node, partial(supervisor.want, PIPELINE) if options.pipeline.enabled else None),
+            node,
+            group0_config(node),
             supervisor,
             stop,
         )
+        supervisor.before_spawn = control.before_spawn
         serving = tasks.create_task(control.run())
         try:
             await control.ready.wait()
             node.report("node.started", {"host": str(node.host), "address": str(options.control_address)})
+            if options.cql_exposure:
+                node.report("cql.exposed", {"address": options.address, "cause": options.cql_exposure})
             stopping = tasks.create_task(stop.wait())
             first = tasks.create_task(control.topology.wait_change(None, FIRST_STATE_WAIT_S))
             await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -172,41 +159,10 @@ async def _run_control(node: NodeContext, supervisor: Supervisor) -> str | None:
     if reason is not None:
         node.report("node.gave_up", {"reason": reason})
     node.report("node.stopped", {})
-    return reason
-
-
-def control_config(node: NodeContext, want_pipeline: Callable[[bool], None] | None = None) -> ControlConfig:
-    """`want_pipeline` is called when it changes whether the pipeline should run on this node; None: it never does."""
-    options, limits = node.options, node.options.limits
-    return ControlConfig(
-        introduction=node.introduction(),
-        address=options.control_address,
-        local_address=node.control_socket,
-        group0=Group0Config(
-            member=Member(
-                host=node.host,
-                role=MemberRole.LEARNER,
-                address=options.control_address,
-                datacenter=options.datacenter,
-                rack=options.rack,
-                release=release(),
-            ),
-            cluster=node.cluster,
-            cluster_name=node.cluster_name,
-            contacts=options.peer_addresses,
-            folder=str(node.folder.group0.absolute()),
-            tick_ms=limits.raft_tick_ms,
-            election_ticks=max(2, limits.raft_election_ms // limits.raft_tick_ms),
-        ),
-        liveness=LivenessLimits(limits.peer_heartbeat_ms, limits.peer_silence_ms),
-        wire=WireLimits(),
-        report=node.report,
-        pid=node.pid,
-        release=release(),
-        shard_count=options.shards,
-        bulk_job_life_ms=limits.bulk_job_life_ms,
-        want_pipeline=want_pipeline,
-    )
+    if reason is None:
+        return None, EXIT_OK
+    failed_here = control.failed_here or (control.gave_up is None and supervisor.refusal is not None)
+    return reason, EXIT_REFUSED if failed_here else EXIT_GAVE_UP
 
 
 def _reload(tls: NodeTls, report: EventReporter, supervisor: Supervisor) -> None:

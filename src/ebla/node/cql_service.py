@@ -7,24 +7,17 @@ it on.
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from ebla.broker.broker import TableBroker
 from ebla.broker.broker_deps import BrokerDeps, BrokerLimits
-from ebla.cql.authentication import (
-    AllowAllAuthentication,
-    ClientAuthentication,
-    PasswordAuthentication,
-    parse_password_hash,
-)
-from ebla.cql.describe import SchemaDescriber
-from ebla.cql.executor import CqlExecutor, ExecutorDeps, ExecutorLimits
-from ebla.cql.server.clients import ClientRegistry
-from ebla.cql.server.connection import BytesInFlight, ConnectionDeps, ConnectionLimits, CqlMetrics
-from ebla.cql.server.cql_server import CqlServer, CqlServerLimits
+from ebla.cql.authentication import PasswordAuthentication, parse_password_hash
+from ebla.cql.executor import CqlExecutor
+from ebla.cql.server.connection_deps import ConnectionDeps, CqlMetrics
+from ebla.cql.server.cql_server import CqlServer
 from ebla.cql.server.events import EventPublisher
-from ebla.cql.system_tables.node_info import ShardingInfo, SystemTableSources, supported_options
+from ebla.cql.server.request_bounds import RequestMemory
+from ebla.cql.system_tables.node_info import SystemTableSources, supported_options
 from ebla.cql.system_tables.schema_tables import system_tables
 from ebla.cql.system_tables.topology_tables import VersionHistory
 from ebla.feed.topology_view import View
@@ -32,13 +25,13 @@ from ebla.model.errors import DeadlineExceeded
 from ebla.model.identity import ShardNumber
 from ebla.node.context import NodeContext
 from ebla.node.shard_process import ShardServiceContext
+from ebla.observe.event_reporter import EventReporter
 from ebla.options import Authenticator, ClientTls, NodeOptions, flatten
 from ebla.ports.rng import Rng
 from ebla.runtime.socket_passing import SocketPassing
 from ebla.runtime.sockets import listen_tcp
 from ebla.runtime.tls import CqlServerTls, TlsFolder
 from ebla.transfers.cluster_client import WireClusterClient
-from ebla.version import release
 from ebla.wire.peers import Peers
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
 from ebla.wire.verbs import SCHEMA, STATUS, StatusAnswer, StatusRequest
@@ -50,7 +43,7 @@ STATUS_MS = 2_000
 
 
 class LocalControlClient:
-    """Calls to the node's own control process. `cql.executor.SchemaChanger`."""
+    """Calls to the node's own control process."""
 
     def __init__(self, context: ShardServiceContext, node: NodeContext) -> None:
         self._peers = Peers(context.tasks, context.peers)
@@ -79,11 +72,11 @@ class CqlService:
         self._events = EventPublisher(node.options.ports.cql)
         self._versions = VersionHistory()
         self._clients = WireClusterClient(context.tasks, context.peers, node.cluster_addresses)
-        rng, limits = context.environment.rng, node.options.limits
+        rng = context.environment.rng
         self.server = CqlServer(
             ConnectionDeps(
-                executor=CqlExecutor(self._executor_deps()),
-                authentication=authentication(node.options, rng),
+                executor=self._executor(),
+                authenticate=authenticator(node.options, rng, node.report),
                 events=self._events,
                 supported=self._supported,
                 require_serving=context.require_serving,
@@ -91,14 +84,10 @@ class CqlService:
                 report=node.report,
                 new_id=lambda: rng.bytes(4).hex(),
                 metrics=CqlMetrics(context.metrics),
-                in_flight=BytesInFlight(),
-                limits=ConnectionLimits(
-                    request_bytes_max=limits.cql_request_bytes_max,
-                    requests_max=limits.cql_requests_max,
-                    all_requests_bytes_max=limits.shard_requests_bytes_max,
-                ),
+                memory=RequestMemory(node.limits.shard_requests_bytes_max),
+                clock=context.environment.clock,
+                limits=node.limits,
             ),
-            CqlServerLimits(connections_max=limits.cql_connections_max),
             tls.context if self._is_tls else None,
         )
         self._passing = SocketPassing(lambda number: str(node.folder.shard_passing_socket(number)), self.server.take)
@@ -154,47 +143,40 @@ class CqlService:
         own, options = self._context.own, self._node.options
         node = self._context.view.current.snapshot.node(own.host)
         return supported_options(
-            ShardingInfo(
-                shard=own.shard,
-                shard_count=options.shards,
-                ignore_msb=node.ignore_msb,
-                shard_aware_port=options.ports.cql_shard_aware,
-                is_tls=self._is_tls,
-            )
+            shard=own.shard,
+            shard_count=options.shards,
+            ignore_msb=node.ignore_msb,
+            shard_aware_port=options.ports.cql_shard_aware,
+            is_tls=self._is_tls,
         )
 
     # ---- the executor
 
-    def _executor_deps(self) -> ExecutorDeps:
-        context, node, limits = self._context, self._node, self._node.options.limits
+    def _executor(self) -> CqlExecutor:
+        context, node = self._context, self._node
         sources = SystemTableSources(
             view=context.view,
             host=node.host,
             cluster_name=node.cluster_name,
-            release=release(),
+            release=node.release,
             cql_port=node.options.ports.cql,
-            clients=lambda: client_rows(self.server.clients, context.own.shard),
+            clients=lambda: ({**row, "shard_id": int(context.own.shard)} for row in self.server.client_rows()),
             config=lambda: visible_options(node.options),
             status=self._control.status,
             history=self._versions.rows,
         )
         authority = TlsFolder(node.folder.tls).trusted_pem
-        return ExecutorDeps(
+        return CqlExecutor(
             view=context.view,
             router=context.router,
-            next_timestamp_us=context.router.timestamps.next_us,
-            schema=self._control,
+            timestamps=context.timestamps,
+            change_schema=self._control.change,
             virtual=system_tables(sources),
-            describe=SchemaDescriber(node.cluster_name),
+            cluster_name=node.cluster_name,
             clock=context.environment.clock,
             rng=context.environment.rng,
             own=context.own,
-            limits=ExecutorLimits(
-                write_ms=limits.write_timeout_ms,
-                read_ms=limits.read_timeout_ms,
-                scan_ms=limits.scan_timeout_ms,
-                schema_ms=limits.schema_timeout_ms,
-            ),
+            limits=node.limits,
             calls=table_broker(context, node, self._clients, authority),
         )
 
@@ -206,7 +188,7 @@ def table_broker(
     authority: Callable[[], bytes],
     limits: BrokerLimits | None = None,
 ) -> TableBroker:
-    """The broker of Spark jobs in a shard. `limits`: those of the node's options, unless given."""
+    """The broker of Spark jobs in a shard."""
     return TableBroker(
         BrokerDeps(
             view=context.view,
@@ -214,33 +196,25 @@ def table_broker(
             host=node.host,
             datacenter=node.options.datacenter,
             authority=authority,
-            next_timestamp_us=context.router.timestamps.next_us,
+            timestamps=context.timestamps,
             tasks=context.tasks,
             clock=context.environment.clock,
             rng=context.environment.rng,
             report=node.report,
-            limits=limits or broker_limits(node.options),
+            node=node.limits,
+            limits=limits or BrokerLimits(),
         )
     )
 
 
-def broker_limits(options: NodeOptions) -> BrokerLimits:
-    limits = options.limits
-    return BrokerLimits(
-        calls_max=limits.table_calls_max,
-        call_ms_max=limits.table_call_ms_max,
-        write_jobs_max=limits.write_jobs_max,
-        table_write_jobs_max=limits.table_write_jobs_max,
-        write_life_ms=limits.bulk_job_life_ms,
-        close_session_ms=limits.session_close_ms,
-    )
-
-
-def authentication(options: NodeOptions, rng: Rng) -> ClientAuthentication:
+def authenticator(
+    options: NodeOptions, rng: Rng, report: EventReporter
+) -> Callable[[bytes, str], Awaitable[str]] | None:
+    """None: everyone may log in."""
     if options.authenticator is Authenticator.NONE:
-        return AllowAllAuthentication()
+        return None
     known = {options.superuser: parse_password_hash(options.superuser_password_hash)}
-    return PasswordAuthentication(known, rng)
+    return PasswordAuthentication(known, rng, report).authenticate
 
 
 def visible_options(options: NodeOptions) -> Iterator[tuple[str, str, str]]:
@@ -248,24 +222,3 @@ def visible_options(options: NodeOptions) -> Iterator[tuple[str, str, str]]:
     for name, value in flatten(options):
         if name != "superuser_password_hash":
             yield name, value, "options"
-
-
-def client_rows(clients: ClientRegistry, shard: ShardNumber) -> Iterable[Mapping[str, Any]]:
-    """The rows of `system.clients`."""
-    for client in clients:
-        peer = client.peer
-        yield {
-            "address": peer.host,
-            "port": peer.port,
-            "client_type": "cql",
-            "connection_stage": str(client.stage),
-            "driver_name": client.driver_name or None,
-            "driver_version": client.driver_version or None,
-            "keyspace_name": client.keyspace or None,
-            "protocol_version": client.protocol_version,
-            "shard_id": int(shard),
-            "ssl_enabled": bool(peer.tls_protocol),
-            "ssl_protocol": peer.tls_protocol or None,
-            "ssl_cipher_suite": peer.tls_cipher or None,
-            "username": client.user or None,
-        }

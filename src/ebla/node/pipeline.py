@@ -3,18 +3,17 @@ node is the leader of group 0."""
 
 import asyncio
 import os
-import signal
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ebla.node.context import NodeContext
+from ebla.node.pipeline_process import NAME, PipelineProcess
 from ebla.node.process import (
     child_context,
+    child_environment,
     child_parser,
-    on_signal,
-    reload_tls,
     reporter,
     run_child,
     run_process,
@@ -22,19 +21,13 @@ from ebla.node.process import (
 )
 from ebla.options import NodeOptions
 from ebla.pipeline.java import default_archive_folder
-from ebla.pipeline.pipeline_process import NAME, PipelineConfig, PipelineLimits, PipelineProcess
 from ebla.pipeline.spark_engine import SparkEngine
 from ebla.pipeline.spark_settings import LOOPBACK, SparkOptions
-from ebla.ports.environment import Environment
 from ebla.runtime import file_lock
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.priorities import lower_session_priority
 from ebla.runtime.system_clock import SystemClock
-from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
-from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.transfers.transfer_client import TransferCallLimits
-from ebla.wire.limits import WireLimits
+from ebla.runtime.tls import TlsFolder
 
 NICENESS = 10
 """Below the bulk process, which must answer the requests of Spark's tasks."""
@@ -68,18 +61,12 @@ def _redirect_library_output(log: Path) -> None:
 
 
 async def _run(node: NodeContext) -> None:
-    tls_folder = TlsFolder(node.folder.tls)
-    # Before the certificates are read, or a change in between would be missed until the next one.
-    on_signal(signal.SIGHUP, lambda: reload_tls((tls,), node.report))
-    tls = NodeTls(tls_folder)
     # Only once Spark is ready: its start needs about ten seconds of CPU, and on a busy machine a low priority would
     # stretch that beyond its bound.
     lower_priority = partial(lower_session_priority, NICENESS)
-    engine = SparkEngine(_spark_options(node), tls_folder.trusted_pem(), lower_priority)
-    async with TcpTransport(tls, TransportLimits(), node.report) as transport:
-        environment = Environment(clock=SystemClock(), rng=SystemRng(), disk=FileDisk(), transport=transport)
-        pipeline = PipelineProcess(environment, pipeline_config(node), engine)
-        await run_until_stopped(_run_both(engine, pipeline))
+    async with child_environment(node, FileDisk()) as environment:
+        engine = SparkEngine(_spark_options(node), TlsFolder(node.folder.tls).trusted_pem(), lower_priority)
+        await run_until_stopped(_run_both(engine, PipelineProcess(environment, node, engine)))
 
 
 async def _run_both(engine: SparkEngine, pipeline: PipelineProcess) -> None:
@@ -89,28 +76,14 @@ async def _run_both(engine: SparkEngine, pipeline: PipelineProcess) -> None:
         tasks.create_task(pipeline.run())
 
 
-def pipeline_config(node: NodeContext) -> PipelineConfig:
-    limits = node.options.limits
-    return PipelineConfig(
-        introduction=node.introduction(NAME),
-        addresses=node.cluster_addresses,
-        wire=WireLimits(),
-        report=node.report,
-        pid=node.pid,
-        limits=PipelineLimits(
-            heartbeat_ms=limits.child_heartbeat_ms,
-            silence_ms=limits.feed_silence_ms,
-            calls=TransferCallLimits(close_session_ms=limits.session_close_ms),
-        ),
-    )
-
-
 def _spark_options(node: NodeContext) -> SparkOptions:
     chosen, folder = node.options.pipeline, node.folder.pipeline
     embedded = SparkOptions(folder=folder, master=chosen.master).is_embedded
     return SparkOptions(
         folder=folder.absolute(),
         master=chosen.master,
+        secret_file=Path(chosen.secret_file) if chosen.secret_file else None,
+        authenticate=chosen.authenticate,
         java_home=chosen.java_home,
         driver_memory_mb=chosen.driver_memory_mb,
         user_interface=chosen.user_interface,

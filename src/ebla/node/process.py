@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,18 +19,21 @@ from ebla.observe.observer import Observer
 from ebla.observe.sinks import JsonLines, TextLines
 from ebla.options import LogFormat, NodeOptions, OptionsError, load
 from ebla.ports.clock import Clock
+from ebla.ports.disk import Disk
+from ebla.ports.environment import Environment
 from ebla.runtime.data_folder import DataFolder, NodeIdentity
 from ebla.runtime.death_signal import die_with_parent
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.process_limits import raise_open_files
 from ebla.runtime.supervisor import PARENT_FLAG, PIPE_FLAG
 from ebla.runtime.system_clock import SystemClock
+from ebla.runtime.system_rng import SystemRng
+from ebla.runtime.tcp_transport import TcpTransport
+from ebla.runtime.tls import NodeTls, TlsFolder
 
 EXIT_OK = 0
 EXIT_REFUSED = 1
 EXIT_GAVE_UP = 3
-CHILD_STOP_SHARE = 0.6
-"""The part of the time for a stop in which a child must exit. The rest is for killing, reaping and closing."""
 
 WARNINGS = (
     "bulk.key_unreadable",
@@ -41,7 +45,9 @@ WARNINGS = (
     "cql.client_stalled",
     "cql.client_too_slow",
     "cql.connection_refused",
+    "cql.frame_late",
     "cql.internal_error",
+    "cql.request_failed",
     "compaction.failed",
     "join.token_refused",
     "liveness.peer_down",
@@ -67,6 +73,10 @@ WARNINGS = (
     "wire.peer_unreachable",
     "wire.verb_broke",
 )
+
+
+class Reloadable(Protocol):
+    def reload(self) -> None: ...
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -132,8 +142,16 @@ def on_signal(number: signal.Signals, act: Callable[[], object]) -> None:
     asyncio.get_running_loop().add_signal_handler(number, act)
 
 
-class Reloadable(Protocol):
-    def reload(self) -> None: ...
+@asynccontextmanager
+async def child_environment(
+    node: NodeContext, disk: Disk, reloads: Sequence[Reloadable] = ()
+) -> AsyncIterator[Environment]:
+    """The real ports. SIGHUP reloads the certificates of the transport, and `reloads`, to which the caller may add."""
+    # Before the certificates are read, or a change in between would be missed until the next one.
+    on_signal(signal.SIGHUP, lambda: reload_tls((tls, *reloads), node.report))
+    tls = NodeTls(TlsFolder(node.folder.tls))
+    async with TcpTransport(tls, node.report) as transport:
+        yield Environment(clock=SystemClock(), rng=SystemRng(), disk=disk, transport=transport)
 
 
 def reload_tls(contexts: Sequence[Reloadable], report: EventReporter) -> bool:

@@ -12,48 +12,62 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from ebla.feed.local_shards import LocalShardClients
-from ebla.feed.session_guards import SessionGuards
+from ebla.feed.session_guards import BARRIER_MS, SessionGuards
 from ebla.feed.shard_peers import ShardAddresses
-from ebla.feed.topology_follower import TopologyFollower, TopologyFollowerConfig
+from ebla.feed.topology_follower import TopologyFollower
 from ebla.feed.topology_view import TopologyView, View
-from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import EblaError, Unavailable
-from ebla.model.identity import Address, Replica, ShardNumber, TopologyVersion
-from ebla.observe.event_reporter import EventReporter
+from ebla.model.identity import Replica, ShardNumber, StoreId, TopologyVersion
+from ebla.node.child_process import ChildProcess
+from ebla.node.context import NodeContext
 from ebla.observe.metrics import Metrics
+from ebla.options import NodeLimits
 from ebla.ports.environment import Environment
-from ebla.replica.adoption import ShardAdoptions
-from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
-from ebla.replica.compaction import BulkCompactor, CompactionLoop, Compactor, gc_terms_by
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.replica_server import ReplicaServer, ReplicaServerDeps
+from ebla.replica.compaction import Compact, CompactionLoop, gc_terms
+from ebla.replica.replica_context import ReplicaContext, ReplicaLimits
+from ebla.replica.replica_server import ReplicaServer
 from ebla.replica.replica_stacks import ReplicaStacks
-from ebla.replica.row_reads import ReplicaReader
-from ebla.replica.row_streams import RowStreamReceiver
-from ebla.replica.row_writes import ReplicaWriter, SiblingShardClients
 from ebla.replica.serving import ServingRight
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.request.router import Router
 from ebla.request.router_types import LocalReplica, RouterDeps, RouterLimits
 from ebla.request.shard_clients import ShardClients
+from ebla.request.timestamps import WriteTimestamps
+from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import LayerEngine
-from ebla.storage.store import ShardStore, StoreLimits
+from ebla.storage.stack import Stack
+from ebla.storage.store import ShardStore
+from ebla.storage.store_limits import StoreLimits
 from ebla.storage.store_recovery import open_store
 from ebla.wire.feed_messages import ChildReport
-from ebla.wire.frames import Introduction
-from ebla.wire.limits import WireLimits
-from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.verbs import CHILD_BEAT, IDENTITY, METRICS, ChildBeatRequest, IdentityAnswer, IdentityRequest
+from ebla.wire.verbs import COMPACT, WRITE_ROWS, ChildBeatAnswer, IdentityAnswer, IdentityRequest
 
 ANY_VERSION = TopologyVersion(0)
 FIRST_VIEW_WAIT_S = 60.0
 CONFIRM_WAIT_S = 2.0
 """How long the start waits for the read barrier that allows it to drop stacks this shard no longer owns."""
 CONFIRM_RETRY_S = 1.0
+COMPACTION_MS = 3_600_000
 DRAIN_CHECK_MS = 10
+DRAIN_SHARE = 0.2
+"""The part of a child's time to stop that running requests get."""
+FLUSH_SHARE = 0.6
+
+
+def drain_ms(limits: NodeLimits) -> int:
+    """For running requests to end when the shard stops."""
+    return int(limits.child_stop_ms * DRAIN_SHARE)
+
+
+def flush_ms(limits: NodeLimits) -> int:
+    """For flushing when the shard stops. It must end before control kills the shard: otherwise unflushed rows have to
+    be replayed from the commit log."""
+    return int(limits.child_stop_ms * FLUSH_SHARE)
 
 
 class ShardService(Protocol):
@@ -77,6 +91,7 @@ class ShardServiceContext:
     own: Replica
     replica: ReplicaServer
     router: Router
+    timestamps: WriteTimestamps
     serves: Callable[[], bool]
     """Whether the shard may serve now. Check it at each client request."""
     peers: PeersContext
@@ -100,215 +115,51 @@ class ShardDeps:
     """The parts that differ between a real and a simulated shard."""
 
     engine: LayerEngine
+    store: StoreLimits
     metrics: Metrics = field(default_factory=Metrics)
     services: ShardServiceFactory = no_services
-    compactor: Compactor | None = None
+    compact: Compact | None = None
     """None: the node's bulk process."""
     replica_clients: MakeReplicaClients = ShardClients
     """How the router reaches replicas. The simulator's clients are observed and repeat some requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardConfig:
-    introduction: Introduction
-    """Its process name is the one that control knows this process by."""
-    number: ShardNumber
-    folder: str
-    """Of its store. The node's staging and checkpoints are beside it."""
-    address: Address
-    """For other nodes."""
-    shard_port_first: int
-    """The port of shard 0 on every node. Each further shard uses the next port."""
-    local_address_of: Callable[[ShardNumber], Address]
-    """For the processes of this node: the Unix socket of each shard, including this one."""
-    control_address: Address
-    bulk_address: Address
-    datacenter: str
-    heartbeat_ms: int
-    feed_silence_ms: int
-    report: EventReporter
-    pid: int
-    wire: WireLimits = field(default_factory=WireLimits)
-    store: StoreLimits = field(default_factory=StoreLimits)
-    replica: ReplicaLimits = field(default_factory=ReplicaLimits)
-    router: RouterLimits = field(default_factory=RouterLimits)
+def router_limits(limits: NodeLimits) -> RouterLimits:
+    return RouterLimits(
+        write_bytes_in_flight_max=limits.shard_requests_bytes_max,
+        write_timeout_ms_max=limits.write_timeout_ms,
+        read_timeout_ms_max=max(limits.read_timeout_ms, limits.scan_timeout_ms),
+    )
 
 
-class _Shard:
-    """The parts that live while the store is open. `feed.topology_follower.TopologySubscriber`."""
-
-    def __init__(
-        self, process: "ShardProcess", tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext
-    ) -> None:
-        environment, config, view = process.environment, process.config, process.view
-        self._process = process
-        self._view = view
-        self._store = store
-        self._services: Sequence[ShardService] = ()
-        own = Replica(config.introduction.host, config.number)
-        limits = config.replica
-        self.stacks = ReplicaStacks(store, view, own, config.report)
-        self.follower = self._new_follower()
-        self.guards = SessionGuards(view, self.follower, environment.clock, limits.barrier_ms)
-        siblings = SiblingShardClients(LocalShardClients(tasks, peers, own.host, config.local_address_of))
-        self.writer = ReplicaWriter(view, store, self.stacks, limits, siblings)
-        self.reader = ReplicaReader(view, store, self.stacks, limits)
-        self.metrics = ShardMetrics(process.deps.metrics)
-        transfers = ShardTransferDeps(
-            disk=environment.disk,
-            data_folder=parent_folder(config.folder),
-            shard=config.number,
-            view=view,
-            store=store,
-            stacks=self.stacks,
-            guards=self.guards,
-            limits=limits,
-        )
-        self._adoptions = ShardAdoptions(transfers)
-        self.replica = ReplicaServer(
-            ReplicaServerDeps(
-                writer=self.writer,
-                reader=self.reader,
-                streams=RowStreamReceiver(view, store, self.stacks, self.guards),
-                checkpoints=ShardCheckpoints(transfers),
-                adoptions=self._adoptions,
-                metrics=self.metrics,
-                serves=process.serves,
-            )
-        )
-        addresses = ShardAddresses(
-            own=own.host,
-            port_first=config.shard_port_first,
-            socket_of=config.local_address_of,
-            own_shard=own.shard,
-        )
-        self._clients = process.deps.replica_clients(tasks, peers, addresses, self.replica)
-        router = Router(
-            RouterDeps(
-                view=view,
-                own=own,
-                datacenter=config.datacenter,
-                clients=self._clients,
-                clock=environment.clock,
-                limits=config.router,
-                metrics=process.deps.metrics,
-                tasks=tasks,
-            )
-        )
-        context = ShardServiceContext(
-            environment=environment,
-            tasks=tasks,
-            view=view,
-            own=own,
-            replica=self.replica,
-            router=router,
-            serves=process.serves,
-            peers=peers,
-            metrics=process.deps.metrics,
-        )
-        self._services = process.deps.services(context)
-
-    def _new_follower(self) -> TopologyFollower:
-        config = self._process.config
-        # The poll must not be held for longer than a heartbeat. It would look like silence where that bound is short.
-        follower = TopologyFollowerConfig(
-            name=config.introduction.process,
-            pid=config.pid,
-            host=config.introduction.host,
-            clock=self._process.environment.clock,
-            report=config.report,
-            poll_ms=config.heartbeat_ms,
-        )
-        return TopologyFollower(self._process.control, follower, self._view, self, self.report_of)
-
-    async def prepare(self, view: View, before: View | None) -> None:
-        assert before is None or before.snapshot is not view.snapshot, "an unchanged snapshot needs no preparation"
-        await self.stacks.prepare(view)
-        await self._adoptions.before_fence(view.fence)
-
-    def on_view_installed(self, view: View) -> None:
-        self.stacks.on_view_installed(view)
-        self.guards.on_view_installed(view)
-        self._clients.follow(view.snapshot)
-        for service in self._services:
-            service.on_view_installed(view)
-
-    def report_of(self, view: View) -> ChildReport:
-        config = self._process.config
-        return ChildReport(
-            name=config.introduction.process,
-            pid=config.pid,
-            version=view.version,
-            fence=view.fence,
-            oldest_running=self._view.versions.oldest(view.version),
-            pending_replicas_open=self.stacks.pending_replicas_open,
-            closing_sessions=self.guards.closing,
-        )
-
-    def attach(self, server: Server) -> None:
-        self.replica.attach(server)
-
-    async def confirm(self) -> None:
-        """Retries a read barrier until it succeeds, then drops the stacks that this shard no longer owns."""
-        barrier_ms = self._process.config.replica.barrier_ms
-        while True:
-            try:
-                revision = await self.follower.read_barrier(barrier_ms)
-                if await self._view.wait_revision(revision, barrier_ms / 1000):
-                    await self.stacks.confirm()
-                    return
-            except EblaError as error:
-                self._process.config.report("shard.not_confirmed", {"cause": error.message})
-            await asyncio.sleep(CONFIRM_RETRY_S)
-
-    async def compact(self, compactor: Compactor) -> None:
-        terms = gc_terms_by(self._view, self._process.environment.clock)
-        await CompactionLoop(self._store, self.stacks, compactor, terms).run(self.metrics, self._process.config.report)
-
-    def close_services(self) -> None:
-        for service in self._services:
-            service.close()
-        self._clients.close("the shard stops")
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.writer.waiting or self.reader.waiting or self.guards.held)
-
-    def measure(self) -> None:
-        metrics = self.metrics
-        metrics.stacks.set(self.stacks.count)
-        metrics.layers.set(sum(len(stack.layer_entries) for stack in self.stacks.served()))
-        metrics.doomed.set(self.stacks.doomed_count)
-        metrics.guards.set(self.guards.held)
-        if self._view.is_known:
-            version = self._view.current.version
-            metrics.version.set(version)
-            metrics.oldest_running.set(self._view.versions.oldest(version))
-
-
-class ShardProcess:
+class ShardProcess(ChildProcess):
     """One incarnation of the process: call `run` once."""
 
-    def __init__(self, environment: Environment, config: ShardConfig, deps: ShardDeps) -> None:
-        self.environment = environment
-        self.config = config
+    def __init__(
+        self, environment: Environment, node: NodeContext, number: ShardNumber, store_id: StoreId, deps: ShardDeps
+    ) -> None:
+        """`store_id`: of the store to open, which control has created."""
+        super().__init__(environment, node, f"shard-{number}", deps.metrics)
+        self.own = Replica(node.host, number)
+        self.folder = str(node.folder.shard(number).absolute())
+        self.store_id = store_id
         self.deps = deps
-        self.view = TopologyView()
-        self.replica: ReplicaServer | None = None
-        """Set once the shard listens."""
-        self._control: Peers | None = None
-        self._right = ServingRight(config.feed_silence_ms)
+        self._right = ServingRight(node.limits.feed_silence_ms)
         """By heartbeats: control is alive and allows serving."""
-        self._feed_right = ServingRight(config.feed_silence_ms)
+        self._feed_right = ServingRight(node.limits.feed_silence_ms)
         """By polls: control has sent every change there was."""
         self._follower: TopologyFollower | None = None
+        self._timestamps = WriteTimestamps(environment.clock, node.limits.timestamp_ahead_max_ms)
+        self._services: Sequence[ShardService] = ()
         self._listens = False
         self._served = False
-
-    @property
-    def control(self) -> Peers:
-        assert self._control is not None
-        return self._control
+        self._was_short = False
+        self._store: ShardStore | None = None
+        # Set by `_compose`, once the store is open.
+        self._replica: ReplicaServer
+        self._stacks: ReplicaStacks
+        self._clients: ShardClients
+        self._shard_metrics: ShardMetrics
 
     def serves(self) -> bool:
         """Check this at each use: no timer runs in a process that is stopped (SIGSTOP) and continued. A change is
@@ -322,8 +173,23 @@ class ShardProcess:
                 "control_silent_ms": self._right.silent_ms(now_ms),
                 "feed_silent_ms": self._feed_right.silent_ms(now_ms),
             }
-            self.config.report("shard.serving" if serves else "shard.stopped_serving", silent)
+            self.node.report("shard.serving" if serves else "shard.stopped_serving", silent)
         return serves
+
+    def warning(self) -> str:
+        """Called with each heartbeat: a shortage that is over before the next one is no news."""
+        store = self._store
+        if store is None:
+            return ""
+        free_bytes, reserve_bytes = self.environment.disk.free_bytes(self.folder), store.limits.free_bytes_min
+        is_short = store.shortage is not None
+        if is_short != self._was_short:
+            self._was_short = is_short
+            event = "disk.reserve_reached" if is_short else "disk.reserve_left"
+            self.node.report(event, {"free_bytes": free_bytes, "reserve_bytes": reserve_bytes})
+        self._shard_metrics.disk_free.set(free_bytes)
+        self._shard_metrics.disk_short.set(1 if is_short else 0)
+        return f"less than {reserve_bytes >> 20} MiB are free: writes are refused, reads go on" if is_short else ""
 
     def _has_right(self) -> bool:
         follower = self._follower
@@ -336,22 +202,19 @@ class ShardProcess:
 
     async def run(self) -> None:
         """Serves until cancelled. Raises if the address is in use, and errors of the store's disk."""
-        config, environment = self.config, self.environment
+        environment, deps = self.environment, self.deps
         async with asyncio.TaskGroup() as tasks:
-            peers = PeersContext(
-                transport=environment.transport,
-                rng=environment.rng,
-                introduction=config.introduction,
-                limits=config.wire,
-                report=config.report,
+            peers = self.peers_context()
+            control = self.control_client(tasks, peers)
+            heartbeats = tasks.create_task(self.send_heartbeats(control))
+            store = await open_store(
+                environment.disk, environment.rng, self.folder, deps.engine, deps.store, store_id=self.store_id
             )
-            self._control = Peers(tasks, peers)
-            self._control.set_address(config.introduction.host, config.control_address)
-            heartbeats = tasks.create_task(self._send_heartbeats(self._control))
-            store = await open_store(environment.disk, environment.rng, config.folder, self.deps.engine, config.store)
             storing = tasks.create_task(store.run())
+            follower = self._follower = self.new_follower(control)
             try:
-                await self._serve(tasks, store, peers)
+                self._compose(tasks, store, peers, follower)
+                await self._serve(tasks, store, peers, follower)
             finally:
                 self._listens = False
                 if not storing.done():
@@ -359,116 +222,191 @@ class ShardProcess:
                 storing.cancel()
                 heartbeats.cancel()
 
-    # -- starting ----------------------------------------------------------------------------------------------------
+    def _compose(
+        self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext, follower: TopologyFollower
+    ) -> None:
+        environment, node, view, own = self.environment, self.node, self.view, self.own
+        self._stacks = ReplicaStacks(store, view, own, node.report)
+        self.guards = SessionGuards(view, follower, environment.clock)
+        siblings = LocalShardClients(tasks, peers, own.host, node.shard_socket)
+        self._store = store
+        self._shard_metrics = ShardMetrics(self.metrics)
+        replica_context = ReplicaContext(
+            view=view,
+            store=store,
+            stacks=self._stacks,
+            guards=self.guards,
+            disk=environment.disk,
+            data_folder=str(node.folder.path.absolute()),
+            shard=own.shard,
+            limits=ReplicaLimits(adopted_layers_max=node.limits.adopted_layers_max),
+        )
+        replica = self._replica = ReplicaServer(
+            replica_context,
+            lambda shard, writes, deadline_ms: siblings.call(shard, WRITE_ROWS, writes, deadline_ms),
+            self._shard_metrics,
+            self.serves,
+        )
+        addresses = ShardAddresses(
+            own=own.host,
+            port_first=node.options.ports.shards_from,
+            socket_of=node.shard_socket,
+            own_shard=own.shard,
+        )
+        self._clients = self.deps.replica_clients(tasks, peers, addresses, replica)
+        router = Router(
+            RouterDeps(
+                view=view,
+                own=own,
+                datacenter=node.options.datacenter,
+                clients=self._clients,
+                clock=environment.clock,
+                limits=router_limits(node.limits),
+                metrics=self.metrics,
+                tasks=tasks,
+            )
+        )
+        context = ShardServiceContext(
+            environment=environment,
+            tasks=tasks,
+            view=view,
+            own=own,
+            replica=replica,
+            router=router,
+            timestamps=self._timestamps,
+            serves=self.serves,
+            peers=peers,
+            metrics=self.metrics,
+        )
+        self._services = self.deps.services(context)
 
-    async def _serve(self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext) -> None:
-        shard = _Shard(self, tasks, store, peers)
-        self._follower = shard.follower
-        running = [tasks.create_task(shard.follower.run()), tasks.create_task(shard.stacks.run())]
+    # -- the topology ------------------------------------------------------------------------------------------------
+
+    async def prepare(self, view: View, before: View | None) -> None:
+        assert before is None or before.snapshot is not view.snapshot, "an unchanged snapshot needs no preparation"
+        await self._stacks.prepare(view)
+        await self._replica.adoptions.before_fence(view.fence)
+
+    def on_view_installed(self, view: View) -> None:
+        self._stacks.on_view_installed(view)
+        super().on_view_installed(view)
+        self._clients.follow(view.snapshot)
+        for service in self._services:
+            service.on_view_installed(view)
+
+    def report_of(self, view: View) -> ChildReport:
+        return msgspec.structs.replace(
+            super().report_of(view), pending_replicas_open=self._stacks.pending_replicas_open
+        )
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    async def _serve(
+        self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext, follower: TopologyFollower
+    ) -> None:
+        running = [tasks.create_task(follower.run()), tasks.create_task(self._stacks.run())]
         servers: list[Server] = []
         try:
-            await self._wait_first_view()
-            await self._begin_confirming(tasks, shard)
-            tasks.create_task(shard.compact(self.deps.compactor or self._bulk_compactor(tasks, peers)))
-            servers = [self._server(tasks, shard), self._server(tasks, shard)]
-            shard.replica.attach_local(servers[1])
-            await self._listen(servers, shard)
+            while not await self.view.wait_version(ANY_VERSION, FIRST_VIEW_WAIT_S):
+                self.node.report("shard.waits_for_topology", {})
+            confirming = tasks.create_task(self._confirm(follower))
+            if self._stacks.has_unowned:
+                await asyncio.wait([confirming], timeout=CONFIRM_WAIT_S)
+            tasks.create_task(self._compact(tasks, store, peers))
+            servers = [self.new_server(tasks, peers), self.new_server(tasks, peers)]
+            await self._listen(*servers)
         finally:
             self._listens = False
-            shard.close_services()
-            await self._drain(shard)
+            for service in self._services:
+                service.close()
+            self._clients.close("the shard stops")
+            await self._drain()
             for server in servers:
                 server.close("the shard stops")
             for one in running:
                 one.cancel()
-            await asyncio.wait(running, timeout=self.config.replica.stop_ms / 1000)
+            await asyncio.wait(running, timeout=flush_ms(self.node.limits) / 1000)
 
-    async def _wait_first_view(self) -> None:
-        while not await self.view.wait_version(ANY_VERSION, FIRST_VIEW_WAIT_S):
-            self.config.report("shard.waits_for_topology", {})
+    async def _confirm(self, follower: TopologyFollower) -> None:
+        """Retries a read barrier until it succeeds, then drops the stacks that this shard no longer owns."""
+        while True:
+            try:
+                revision = await follower.read_barrier(BARRIER_MS)
+                if await self.view.wait_revision(revision, BARRIER_MS / 1000):
+                    await self._stacks.confirm()
+                    return
+            except EblaError as error:
+                self.node.report("shard.not_confirmed", {"cause": error.message})
+            await asyncio.sleep(CONFIRM_RETRY_S)
 
-    async def _begin_confirming(self, tasks: asyncio.TaskGroup, shard: _Shard) -> None:
-        confirming = tasks.create_task(shard.confirm())
-        if shard.stacks.has_unowned:
-            await asyncio.wait([confirming], timeout=CONFIRM_WAIT_S)
+    async def _compact(self, tasks: asyncio.TaskGroup, store: ShardStore, peers: PeersContext) -> None:
+        def terms(stack: Stack) -> GcContext:
+            return gc_terms(self.view.current, stack, self.environment.clock.wall_us() // 1_000_000)
 
-    def _bulk_compactor(self, tasks: asyncio.TaskGroup, peers: PeersContext) -> BulkCompactor:
-        bulk, host = Peers(tasks, peers), self.config.introduction.host
-        bulk.set_address(host, self.config.bulk_address)
-        return BulkCompactor(bulk, host)
+        bulk, host = Peers(tasks, peers), self.own.host
+        bulk.set_address(host, self.node.bulk_socket)
+        compact = self.deps.compact or (lambda job: bulk.call(host, COMPACT, job, COMPACTION_MS))
+        await CompactionLoop(store, self._stacks, compact, terms).run(self._shard_metrics, self.node.report)
 
-    def _server(self, tasks: asyncio.TaskGroup, shard: _Shard) -> Server:
-        server = Server(tasks, self.config.introduction, self.config.wire, self.config.report)
-        server.serve(IDENTITY, self._identity)
-        server.serve(METRICS, self._metrics)
-        shard.attach(server)
-        return server
-
-    async def _listen(self, servers: Sequence[Server], shard: _Shard) -> None:
-        config, transport = self.config, self.environment.transport
-        peers, local = servers
-        listening = [await transport.listen(config.address, peers.accept)]
+    async def _listen(self, for_peers: Server, local: Server) -> None:
+        node, transport = self.node, self.environment.transport
+        self._replica.attach(for_peers)
+        self._replica.attach(local)
+        self._replica.attach_local(local)
+        listening = [await transport.listen(node.options.shard_address(self.own.shard), for_peers.accept)]
         try:
-            listening.append(await transport.listen(config.local_address_of(config.number), local.accept))
-            self.replica = shard.replica
+            listening.append(await transport.listen(node.shard_socket(self.own.shard), local.accept))
             self._listens = True
             self.serves()  # reports the change even if no request arrives
             while True:
-                await asyncio.sleep(config.heartbeat_ms / 1000)
-                shard.measure()
+                await asyncio.sleep(node.limits.child_heartbeat_ms / 1000)
+                self._measure()
         finally:
             for one in listening:
                 await one.close()
 
+    def _measure(self) -> None:
+        metrics, guards = self._shard_metrics, self.guards
+        metrics.stacks.set(self._stacks.count)
+        metrics.layers.set(sum(len(stack.layer_entries) for stack in self._stacks.served()))
+        metrics.doomed.set(self._stacks.doomed_count)
+        metrics.guards.set(0 if guards is None else guards.held)
+        if self.view.is_known:
+            version = self.view.current.version
+            metrics.version.set(version)
+            metrics.oldest_running.set(self.view.versions.oldest(version))
+
     # -- stopping ----------------------------------------------------------------------------------------------------
 
-    async def _drain(self, shard: _Shard) -> None:
+    async def _drain(self) -> None:
         """Lets running requests end. Nothing new begins."""
-        for _ in range(self.config.replica.drain_ms // DRAIN_CHECK_MS):
-            if shard.is_idle:
+        assert self.guards is not None
+        for _ in range(drain_ms(self.node.limits) // DRAIN_CHECK_MS):
+            if not (self._replica.writer.waiting or self._replica.reader.waiting or self.guards.held):
                 return
             await asyncio.sleep(DRAIN_CHECK_MS / 1000)
-        self.config.report("shard.cut_off_requests", {})
+        self.node.report("shard.cut_off_requests", {})
 
     async def _flush(self, store: ShardStore) -> None:
         try:
-            async with asyncio.timeout(self.config.replica.stop_ms / 1000):
+            async with asyncio.timeout(flush_ms(self.node.limits) / 1000):
                 await store.close()
         except (TimeoutError, EblaError, OSError) as failure:
             # Unflushed rows are replayed from the commit log at the next start.
-            self.config.report("shard.not_flushed", {"cause": str(failure)})
+            self.node.report("shard.not_flushed", {"cause": str(failure)})
 
     # -- control -----------------------------------------------------------------------------------------------------
 
-    async def _send_heartbeats(self, control: Peers) -> None:
-        config, clock = self.config, self.environment.clock
-        # On a machine short of CPU control answers late, which is not silence. The timeout leaves room for several
-        # heartbeats within the silence bound.
-        answer_ms = max(config.heartbeat_ms, config.feed_silence_ms // 3)
-        while True:
-            sent_ms = clock.boot_ms()
-            beat = ChildBeatRequest(config.introduction.process, config.pid, self.serves())
-            try:
-                answer = await control.call(config.introduction.host, CHILD_BEAT, beat, answer_ms)
-                # Counted from the request: the answer may have waited in the socket of a stopped process.
-                self._right.heard(sent_ms, allowed=answer.serving)
-            except EblaError:
-                pass  # only the silence counts, not its cause
-            self.serves()  # reports a change even if no request arrives
-            await asyncio.sleep(config.heartbeat_ms / 1000)
+    def control_answered(self, sent_ms: int, answer: ChildBeatAnswer) -> None:
+        self._right.heard(sent_ms, allowed=answer.serving)
+        self._timestamps.set_clock_ahead(answer.clock_ahead_ms)
+        self.serves()  # reports a change even if no request arrives
 
-    def _identity(self, _request: IdentityRequest, _call: IncomingCall) -> IdentityAnswer:
-        own = self.config.introduction
+    def control_silent(self) -> None:
+        self.serves()
+
+    def _identity(self, request: IdentityRequest, call: IncomingCall) -> IdentityAnswer:
         if not self.serves():
             silent_ms = self._right.silent_ms(self.environment.clock.boot_ms())
-            raise Unavailable(f"{own.process} does not serve: control silent for {silent_ms} ms")
-        return IdentityAnswer(
-            host=own.host,
-            cluster=own.cluster,
-            cluster_name=own.cluster_name,
-            process=own.process,
-            pid=self.config.pid,
-        )
-
-    def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
-        return collect_metrics(self.deps.metrics)
+            raise Unavailable(f"{self.name} does not serve: control silent for {silent_ms} ms")
+        return super()._identity(request, call)

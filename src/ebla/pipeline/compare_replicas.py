@@ -16,6 +16,7 @@ from ebla.model.records.jobs import Difference, JobResult
 from ebla.model.token import TokenRange
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferSource
 from ebla.pipeline.job_plans import ComparePlan
+from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.clock import Clock
 from ebla.request.read_plan import gc_before_s
 from ebla.transfers.token_ranges import ReplicaRange, covering_range, merge_ranges, replica_ranges
@@ -26,20 +27,13 @@ BUCKETS_PER_SUSPECT = 16
 """How many buckets each bucket that differs is cut into when it is compared again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareLimits:
-    passes: int = 4
-    """How often a bucket must differ, each time in new checkpoints, to count as different."""
-    pause_ms: int = 500
-    """Before the second pass; twice as long before each further one."""
-    bucket_bytes: int = 256 << 10
-    buckets_min: int = 16
-    buckets_max: int = 4_096
-    suspect_ranges_max: int = 64
-    """Ranges of one `ReplicaRange` that are compared again. If more differ, all from the first to the last are."""
-    heal_ranges_max: int = 8
-    """The same for repair."""
-    differences_kept_max: int = 100
+PASSES = 4
+"""How often a bucket must differ, each time in new checkpoints, to count as different."""
+SUSPECT_RANGES_MAX = 64
+"""Ranges of one `ReplicaRange` that are compared again. If more differ, all from the first to the last are."""
+HEAL_RANGES_MAX = 8
+"""The same for repair."""
+DIFFERENCES_KEPT_MAX = 100
 
 
 @dataclass(slots=True)
@@ -59,7 +53,7 @@ class _Cut:
 
 
 class ReplicaComparison:
-    def __init__(self, run: TransferRun, clock: Clock, limits: CompareLimits) -> None:
+    def __init__(self, run: TransferRun, clock: Clock, limits: JobLimits) -> None:
         self._run = run
         self._clock = clock
         self._limits = limits
@@ -73,7 +67,7 @@ class ReplicaComparison:
             healed = await self._heal(suspects)
             after = await self._pass(self._smaller_cuts(suspects), "comparing what was healed")
             differing = await self._recheck([one for one in after.differing if _overlaps_any(one.range, suspects)])
-        kept = differing[: self._limits.differences_kept_max]
+        kept = differing[:DIFFERENCES_KEPT_MAX]
         return JobResult(
             bytes_moved=healed.size_bytes,
             rows=whole.rows,
@@ -130,14 +124,13 @@ class ReplicaComparison:
     # ---- further passes
 
     async def _recheck(self, differing: list[BucketDifference]) -> list[BucketDifference]:
-        limits = self._limits
-        backoff = Backoff(first_s=limits.pause_ms / 1000, max_s=float("inf"))
-        for number in range(2, limits.passes + 1):
+        backoff = Backoff(first_s=self._limits.compare_pause_ms / 1000, max_s=float("inf"))
+        for number in range(2, PASSES + 1):
             if not differing:
                 break
             await asyncio.sleep(backoff.pause_s(number - 1))
             suspects = [one.range for one in differing]
-            text = f"comparing {len(suspects)} ranges that differ again (pass {number} of {limits.passes})"
+            text = f"comparing {len(suspects)} ranges that differ again (pass {number} of {PASSES})"
             found = await self._pass(self._smaller_cuts(suspects), text)
             differing = [one for one in found.differing if _overlaps_any(one.range, suspects)]
         return differing
@@ -145,12 +138,11 @@ class ReplicaComparison:
     def _smaller_cuts(self, suspects: Sequence[TokenRange]) -> list[_Cut]:
         """Adjacent suspects are joined, and cut into smaller buckets than before. So a replica that has lost
         everything, and differs in each bucket, is still compared in one go."""
-        limits = self._limits
         cuts = []
         for _, parts in self._by_replica_range(suspects):
-            for whole in merge_ranges(parts, limits.suspect_ranges_max):
+            for whole in merge_ranges(parts, SUSPECT_RANGES_MAX):
                 inside = sum(whole.covers(part) for part in parts)
-                cuts.append(_Cut(whole, min(limits.buckets_max, inside * BUCKETS_PER_SUSPECT)))
+                cuts.append(_Cut(whole, min(self._limits.buckets_max, inside * BUCKETS_PER_SUSPECT)))
         return cuts
 
     # ---- repair
@@ -160,7 +152,7 @@ class ReplicaComparison:
         copies = [
             RowCopy(part, whole.hosts, whole.replicas)
             for whole, parts in self._by_replica_range(ranges)
-            for part in merge_ranges(parts, self._limits.heal_ranges_max)
+            for part in merge_ranges(parts, HEAL_RANGES_MAX)
         ]
         return await self._run.copy_rows(copies, f"healing {len(copies)} ranges")
 

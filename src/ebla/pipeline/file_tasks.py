@@ -6,13 +6,13 @@ task again or twice at once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pyarrow as pa
 
-from ebla.model.errors import EblaError
 from ebla.model.transfers import FileMove, MoveResult
-from ebla.pipeline.task_outcome import TaskFailed, TaskFailure, failure_of, is_final, moved_batch
+from ebla.pipeline.task_outcome import outcome_batch
 from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
 from ebla.transfers.link_path import can_link, link_files
 from ebla.transfers.spark_worker import new_attempt_id, prepare_worker
@@ -45,25 +45,15 @@ class FileMoveTask:
         with FlightClient(self.authority) as client:
             for batch in batches:
                 for task in batch.column(0).to_pylist():
-                    yield moved_batch([_outcome(client, move) for move in _moves.decode(self.tasks[task])])
+                    for move in _moves.decode(self.tasks[task]):
+                        yield outcome_batch(partial(move_files, client, move))
 
 
-def _outcome(client: FlightClient, move: FileMove) -> MoveResult | TaskFailure:
-    try:
-        return move_files(client, move)
-    except EblaError as error:
-        if is_final(error):
-            return failure_of(error)
-        raise TaskFailed(error) from error
-    except OSError as error:
-        raise TaskFailed(error) from error
-
-
-def move_files(client: FlightClient, move: FileMove) -> MoveResult:
+def move_files(client: FlightClient, move: FileMove) -> list[MoveResult]:
     part = move.source.parts[move.part]
     if can_link(move.source, move.target):
         try:
-            return link_files(move.source, part, move.target, new_attempt_id())
+            return [link_files(move.source, part, move.target, new_attempt_id())]
         except OSError:
             # Gone, full or forbidden: over Flight the node reports which. Linked files are removed with the session.
             pass
@@ -74,6 +64,5 @@ def move_files(client: FlightClient, move: FileMove) -> MoveResult:
         for file in layer.files
     ]
     staged = client.move_files(move.source, files, move.target, attempt)
-    return MoveResult(
-        transfer=move.target.transfer, attempt=attempt, files=staged, size_bytes=sum(file.size_bytes for file in staged)
-    )
+    size = sum(file.size_bytes for file in staged)
+    return [MoveResult(transfer=move.target.transfer, attempt=attempt, files=staged, size_bytes=size)]

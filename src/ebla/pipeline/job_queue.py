@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -23,7 +23,6 @@ from ebla.model.records.jobs import (
     JobEvent,
     JobProgress,
     JobRecord,
-    JobResult,
     JobState,
     JobTransition,
     PipelineState,
@@ -34,16 +33,16 @@ from ebla.model.records.jobs import (
 from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.model.transaction import PutKey, Transaction
 from ebla.observe.event_reporter import EventReporter
-from ebla.pipeline.job_runner import JobHandle, NewSession, is_final
+from ebla.pipeline.job_runner import JobRunner, NewSession, is_final
 from ebla.pipeline.job_scheduler import (
     UNAVAILABLE,
     ActiveJob,
     CancelJob,
     CancelWaitingJob,
     ExplainWait,
+    JobLimits,
     JobStep,
     PruneJob,
-    SchedulerLimits,
     SchedulerState,
     StartJob,
     TakeOverJob,
@@ -52,32 +51,7 @@ from ebla.pipeline.job_scheduler import (
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.ports.transfer_engine import EngineState, PipelineUnavailable, TransferEngine
-from ebla.transfers.record_store import ControlCall, RecordsBelow, WatchedRecords, WatchLimits
-
-JOB_RECORDS = RecordsBelow(JobRecord, JOBS_PREFIX, lambda job: job_key(job.id))
-
-
-class JobRunnerPort(Protocol):
-    """`job_runner.JobRunner`."""
-
-    def new_session(self) -> NewSession: ...
-
-    async def run(self, job: JobRecord, new: NewSession, handle: JobHandle) -> JobResult: ...
-
-    async def close(self, session: SessionId) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
-    scheduler: SchedulerLimits = field(default_factory=SchedulerLimits)
-    records: WatchLimits = field(default_factory=WatchLimits)
-    poll_ms: int = 1_000
-    """How often, at least, the scheduler runs and the state of the engine is checked."""
-    progress_ms: int = 1_000
-    """The shortest interval between two writes of a job's progress."""
-    backoff_first_ms: int = 2_000
-    """Before a job that failed is started again; twice as long after each further failure."""
-    backoff_max_ms: int = 60_000
+from ebla.transfers.record_store import ControlCall, WatchedRecords, WatchLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +61,8 @@ class QueueConfig:
     clock: Clock
     rng: Rng
     report: EventReporter
-    limits: QueueLimits = field(default_factory=QueueLimits)
+    limits: JobLimits = field(default_factory=JobLimits)
+    records: WatchLimits = field(default_factory=WatchLimits)
 
 
 class _Worker:
@@ -115,13 +90,15 @@ class _Worker:
 class JobQueue:
     """Runs jobs while `run` runs. A process that may no longer run jobs cancels it; the next one takes over."""
 
-    def __init__(self, call: ControlCall, runner: JobRunnerPort, engine: TransferEngine, config: QueueConfig) -> None:
+    def __init__(self, call: ControlCall, runner: JobRunner, engine: TransferEngine, config: QueueConfig) -> None:
         self._runner = runner
         self._engine = engine
         self._config = config
         self._limits = limits = config.limits
         self._backoff = Backoff(first_s=limits.backoff_first_ms / 1000, max_s=limits.backoff_max_ms / 1000)
-        self._records = WatchedRecords(call, JOB_RECORDS, limits.records, config.report)
+        self._records = WatchedRecords(
+            call, JobRecord, config.records, config.report, prefix=JOBS_PREFIX, key_of=lambda job: job_key(job.id)
+        )
         self._workers: dict[JobId, _Worker] = {}
         self._backing_off_until: dict[JobId, int] = {}
         self._failures: dict[JobId, int] = {}
@@ -139,7 +116,7 @@ class JobQueue:
             await self._records.loaded.wait()
             while True:
                 self._wakeup.clear()
-                for step in next_steps(self._scheduler_state(), self._limits.scheduler):
+                for step in next_steps(self._scheduler_state(), self._limits):
                     self._take(tasks, step)
                 await _wait_at_most(self._wakeup, self._limits.poll_ms)
 
@@ -224,7 +201,7 @@ class JobQueue:
         begun = self._event(JobEvent.BEGUN, session=session, owner=self._owner)
         record = await self._records.change_until_known(
             job_key(job),
-            lambda found: None if found.cancel_requested else apply_transition(found, begun, self._runs_max),
+            lambda found: None if found.cancel_requested else apply_transition(found, begun, self._limits.runs_max),
         )
         if record is None:
             return
@@ -294,16 +271,12 @@ class JobQueue:
         def changed(found: JobRecord) -> JobRecord | None:
             if found.session != session or (session is not None and found.owner != self._owner):
                 return None
-            return apply_transition(found, event_of(found), self._runs_max)
+            return apply_transition(found, event_of(found), self._limits.runs_max)
 
         await self._records.change_until_known(job_key(job), changed)
 
     def _event(self, event: JobEvent, **fields: Any) -> JobTransition:
         return JobTransition(event=event, now_ms=self._now_ms(), **fields)
-
-    @property
-    def _runs_max(self) -> int:
-        return self._limits.scheduler.runs_max
 
     # ---- the state of the pipeline
 

@@ -12,33 +12,14 @@ from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest
 from ebla.model.identity import SessionId, TopologyVersion
 from ebla.model.records.jobs import JobProgress, JobRecord, JobResult
-from ebla.pipeline.compare_replicas import CompareLimits, ReplicaComparison
+from ebla.pipeline.compare_replicas import ReplicaComparison
 from ebla.pipeline.job_plans import ComparePlan, FileCopyPlan, JobPlan, RowStreamPlan, plan_job
+from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.ports.transfer_engine import TransferEngine
 from ebla.transfers.transfer_client import TransferClient
 from ebla.transfers.transfer_run import ProgressMeter, TransferRun, TransferTotals
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLimits:
-    topology_ms: int = 30_000
-    """How long this process may take to receive the version that a session was opened on."""
-    progress_ms: int = 1_000
-    ranges_at_once_max: int = 64
-    """Ranges with checkpoints and staging at the same time."""
-    compare: CompareLimits = field(default_factory=CompareLimits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDeps:
-    client: TransferClient
-    engine: TransferEngine
-    topology: TopologyView
-    clock: Clock
-    rng: Rng
-    limits: RunLimits = field(default_factory=RunLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +47,29 @@ class JobTimedOut(InvalidRequest):
     """The job has used up its time. Another run would have no more of it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRunner:
-    def __init__(self, deps: RunDeps) -> None:
-        self._deps = deps
+    client: TransferClient
+    engine: TransferEngine
+    topology: TopologyView
+    clock: Clock
+    rng: Rng
+    limits: JobLimits = field(default_factory=JobLimits)
 
     def new_session(self) -> NewSession:
-        return NewSession(SessionId(self._deps.rng.uuid()), self._deps.topology.current.version)
+        return NewSession(SessionId(self.rng.uuid()), self.topology.current.version)
 
     async def run(self, job: JobRecord, new: NewSession, handle: JobHandle) -> JobResult:
         """Raises `InvalidRequest` if the job cannot be done at all, `PipelineUnavailable`, and any other `EblaError` if
         the run failed on the way."""
-        deps = self._deps
         run = TransferRun(
             job=job.id,
             table=job.spec.table,
             session=new.session,
-            client=deps.client,
-            engine=deps.engine,
-            topology=deps.topology,
+            client=self.client,
+            engine=self.engine,
+            topology=self.topology,
             meter=ProgressMeter(handle.report),
-            poll_ms=deps.limits.progress_ms,
-            ranges_at_once_max=deps.limits.ranges_at_once_max,
         )
         try:
             async with asyncio.timeout(job.life_ms / 1000):
@@ -97,20 +80,18 @@ class JobRunner:
 
     async def close(self, session: SessionId) -> None:
         """Returns once nothing can have an effect under the session."""
-        await self._deps.client.close_session(session)
+        await self.client.close_session(session)
 
     async def _open(self, run: TransferRun, job: JobRecord, new: NewSession, handle: JobHandle) -> None:
-        deps = self._deps
         run.meter.step("opening a session")
         self._plan(job)  # refuse an invalid job before anything is opened
-        opened = await deps.client.open_session(run.scope, job.life_ms, new.known_version)
+        opened = await self.client.open_session(run.scope, job.life_ms, new.known_version)
         await handle.confirm()
-        if not await deps.topology.wait_version(opened.version, deps.limits.topology_ms / 1000):
+        if not await self.topology.wait_version(opened.version, self.limits.topology_ms / 1000):
             raise DeadlineExceeded(f"version {opened.version} of the topology has not reached the pipeline in time")
 
     def _plan(self, job: JobRecord) -> JobPlan:
-        topology = self._deps.topology
-        return plan_job(topology.current.sets, job.spec, topology.down)
+        return plan_job(self.topology.current.sets, job.spec, self.topology.down)
 
     async def _run(self, run: TransferRun, plan: JobPlan) -> JobResult:
         match plan:
@@ -119,7 +100,7 @@ class JobRunner:
             case RowStreamPlan():
                 return _result(await run.copy_rows(plan.copies, "streaming rows"))
             case ComparePlan():
-                return await ReplicaComparison(run, self._deps.clock, self._deps.limits.compare).compare(plan)
+                return await ReplicaComparison(run, self.clock, self.limits).compare(plan)
             case _:
                 assert_never(plan)
 

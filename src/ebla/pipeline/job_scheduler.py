@@ -25,8 +25,14 @@ from ebla.model.records.jobs import (
 UNAVAILABLE = "pipeline unavailable"
 
 
+WAITING_MAX = 1_000
+"""Waiting jobs that are considered; later ones wait without an explanation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
+class JobLimits:
+    """Of the queue, the scheduler, and the runs of jobs."""
+
     file_jobs_max: int = 2
     row_jobs_max: int = 2
     """File jobs and row jobs have separate slots: a long comparison does not keep a tablet from moving."""
@@ -36,8 +42,21 @@ class SchedulerLimits:
     """How long a run of another pipeline is left alone. A pipeline whose control has just lost the leadership is about
     to end; two that took over each other's runs meanwhile would only use them up."""
     ended_kept_max: int = ENDED_JOBS_KEPT_MAX
-    waiting_max: int = 1_000
-    """Waiting jobs that are considered; later ones wait without an explanation."""
+    poll_ms: int = 1_000
+    """How often, at least, the scheduler runs and the state of the engine is checked."""
+    progress_ms: int = 1_000
+    """The shortest interval between two writes of a job's progress."""
+    backoff_first_ms: int = 2_000
+    """Before a job that failed is started again; twice as long after each further failure."""
+    backoff_max_ms: int = 60_000
+    topology_ms: int = 30_000
+    """How long this process may take to receive the version that a session was opened on."""
+    compare_pause_ms: int = 500
+    """Before a comparison's second pass; twice as long before each further one."""
+    bucket_bytes: int = 256 << 10
+    """Of the buckets whose hashes are compared."""
+    buckets_min: int = 16
+    buckets_max: int = 4_096
 
 
 # ---- conflicts between jobs
@@ -155,7 +174,7 @@ class SchedulerState:
     """For jobs of other pipelines: since when the present run has been known, by the boot clock."""
 
 
-def next_steps(state: SchedulerState, limits: SchedulerLimits) -> tuple[JobStep, ...]:
+def next_steps(state: SchedulerState, limits: JobLimits) -> tuple[JobStep, ...]:
     """At most one step for each job."""
     ordered = sorted(state.records.values(), key=lambda job: (job.submitted_ms, job.id))
     return (
@@ -165,7 +184,7 @@ def next_steps(state: SchedulerState, limits: SchedulerLimits) -> tuple[JobStep,
     )
 
 
-def _running_steps(ordered: list[JobRecord], state: SchedulerState, limits: SchedulerLimits) -> Iterator[JobStep]:
+def _running_steps(ordered: list[JobRecord], state: SchedulerState, limits: JobLimits) -> Iterator[JobStep]:
     for job_id, own in sorted(state.active.items()):
         record = state.records.get(job_id)
         ours = record is not None and (record.session, record.owner) == (own.session, state.owner)
@@ -182,12 +201,12 @@ def _running_steps(ordered: list[JobRecord], state: SchedulerState, limits: Sche
             yield CancelWaitingJob(job.id)
 
 
-def _waiting_steps(ordered: list[JobRecord], state: SchedulerState, limits: SchedulerLimits) -> Iterator[JobStep]:
+def _waiting_steps(ordered: list[JobRecord], state: SchedulerState, limits: JobLimits) -> Iterator[JobStep]:
     busy = [job for job in ordered if _is_busy(job, state)]
     # A job that waits for others keeps its position. Otherwise later jobs that write to a part of the same stacks would
     # overtake it forever.
     queued: list[JobRecord] = []
-    for job in [job for job in ordered if _waits(job, state)][: limits.waiting_max]:
+    for job in [job for job in ordered if _waits(job, state)][:WAITING_MAX]:
         cause = _obstacle(job, state) or _conflict(job, (*busy, *queued)) or _no_slot(job, busy, limits)
         if not cause:
             busy.append(job)
@@ -232,13 +251,13 @@ def _conflict(job: JobRecord, others: Iterable[JobRecord]) -> str:
     return ""
 
 
-def _no_slot(job: JobRecord, busy: list[JobRecord], limits: SchedulerLimits) -> str:
+def _no_slot(job: JobRecord, busy: list[JobRecord], limits: JobLimits) -> str:
     alike = sum(moves_files(other.spec) == moves_files(job.spec) for other in busy)
     full = alike >= (limits.file_jobs_max if moves_files(job.spec) else limits.row_jobs_max)
     return "waits for a free slot" if full else ""
 
 
-def _prune_steps(ordered: list[JobRecord], state: SchedulerState, limits: SchedulerLimits) -> Iterator[JobStep]:
+def _prune_steps(ordered: list[JobRecord], state: SchedulerState, limits: JobLimits) -> Iterator[JobStep]:
     ended = sorted((job for job in ordered if job.state in ENDED_STATES), key=lambda job: (job.ended_ms, job.id))
     for job in ended[: max(0, len(ended) - limits.ended_kept_max)]:
         if job.id not in state.active:

@@ -10,17 +10,18 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebla.model.errors import EblaError, InvalidRequest
+from ebla.model.errors import InvalidRequest
 from ebla.model.identity import AttemptId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import MoveResult, RowMove, RowTarget, StagedFile
-from ebla.pipeline.task_outcome import TaskFailed, TaskFailure, failure_of, is_final, moved_batch
+from ebla.pipeline.task_outcome import outcome_batch
 from ebla.storage.codec.key_codec import key_spans
 from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
@@ -56,18 +57,7 @@ class RowMoveTask:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for move in _moves.decode(self.tasks[task]):
-                    yield moved_batch(_outcomes(move, self.authority))
-
-
-def _outcomes(move: RowMove, authority: bytes) -> Sequence[MoveResult | TaskFailure]:
-    try:
-        return move_rows(move, authority)
-    except EblaError as error:
-        if is_final(error):
-            return [failure_of(error)]
-        raise TaskFailed(error) from error
-    except OSError as error:
-        raise TaskFailed(error) from error
+                    yield outcome_batch(partial(move_rows, move, self.authority))
 
 
 def move_rows(move: RowMove, authority: bytes) -> list[MoveResult]:

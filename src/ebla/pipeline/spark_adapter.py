@@ -8,7 +8,6 @@ cancelling are different. Job code uses only DataFrames, so that only such an ad
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -17,28 +16,7 @@ from pyspark.sql import SparkSession
 from ebla.ports.transfer_engine import TaskCounts
 
 
-class SparkAdapter(Protocol):
-    @contextmanager
-    def jobs(self, tag: str, description: str) -> Iterator[None]:
-        """Jobs that this thread starts meanwhile get the tag."""
-        ...
-
-    def cancel(self, tag: str) -> None:
-        """Cancels the jobs that run with the tag now; not later ones."""
-        ...
-
-    def counts(self, tag: str) -> TaskCounts: ...
-
-    def is_alive(self) -> bool: ...
-
-    def slots(self) -> int:
-        """How many tasks run concurrently."""
-        ...
-
-    def user_interface(self) -> str: ...
-
-
-class ClassicAdapter:
+class SparkAdapter:
     """Cancels by job tags: tags of the session do not cancel jobs of another thread. Counts progress by job groups: the
     status tracker does not know tags."""
 
@@ -48,6 +26,7 @@ class ClassicAdapter:
 
     @contextmanager
     def jobs(self, tag: str, description: str) -> Iterator[None]:
+        """Jobs that this thread starts meanwhile get the tag."""
         self._context.setJobGroup(tag, description)
         self._context.addJobTag(tag)
         try:
@@ -62,6 +41,7 @@ class ClassicAdapter:
                 pass
 
     def cancel(self, tag: str) -> None:
+        """Cancels the jobs that run with the tag now; not later ones."""
         self._context.cancelJobsWithTag(tag)
 
     def counts(self, tag: str) -> TaskCounts:
@@ -84,6 +64,7 @@ class ClassicAdapter:
         return not stopped
 
     def slots(self) -> int:
+        """How many tasks run concurrently."""
         return self._context.defaultParallelism
 
     def user_interface(self) -> str:

@@ -17,7 +17,7 @@ from ebla.aio.retry import Backoff
 from ebla.model.identity import JobId
 from ebla.model.transfers import TransferResult, TransferTask
 from ebla.pipeline.class_archive import ClassTraining
-from ebla.pipeline.spark_adapter import ClassicAdapter, SparkAdapter
+from ebla.pipeline.spark_adapter import SparkAdapter
 from ebla.pipeline.spark_jobs import SparkJobContext, run_spark_job
 from ebla.pipeline.spark_session import SparkRuntime, SparkStart
 from ebla.pipeline.spark_settings import SparkOptions
@@ -157,7 +157,7 @@ class SparkEngine:
             session = await self._started(start)
         except PipelineUnavailable as error:
             return str(error)
-        live = _Live(session, ClassicAdapter(session.spark))
+        live = _Live(session, SparkAdapter(session.spark))
         try:
             self._status = EngineStatus(
                 state=EngineState.READY,

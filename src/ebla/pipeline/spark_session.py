@@ -27,6 +27,7 @@ from ebla.pipeline.spark_settings import (
     SOCKET_FOLDER_LENGTH_MAX,
     SparkFolders,
     SparkOptions,
+    secret_properties,
     spark_environment,
     spark_settings,
 )
@@ -77,10 +78,11 @@ class SparkStart:
         options = self._options
         if SparkContext._active_spark_context is not None:  # noqa: SLF001  # PySpark has no public name for it
             raise PipelineUnavailable("this process has a Spark session already, and Spark allows one")
+        secret = read_secret(options)
         check_masters(options)
         java = find_java(options.java_home, os.environ)
         places = replace(make_folders(options, java), new_archive=self._archive_to_make)
-        process = self._launch(places)
+        process = self._launch(places, secret)
         try:
             spark = _connect(process, options)
             if not options.is_embedded:
@@ -106,8 +108,10 @@ class SparkStart:
             if self._process is not None:
                 self._process.kill()
 
-    def _launch(self, places: SparkFolders) -> JavaProcess:
+    def _launch(self, places: SparkFolders, secret: str | None) -> JavaProcess:
         command = [str(SPARK_HOME / "bin" / "spark-submit")]
+        if secret is not None:
+            command += ["--load-spark-defaults", "--properties-file", str(write_secret(places.work, secret))]
         for name, value in sorted(spark_settings(self._options, places).items()):
             command += ["--conf", f"{name}={value}"]
         environment = spark_environment(self._options, places, os.environ)
@@ -137,6 +141,42 @@ def error_text(error: BaseException) -> str:
         return java_cause(str(error))
     except (OSError, Py4JError):
         return f"{type(error).__name__}, whose text could not be fetched from Spark's Java process any more"
+
+
+def read_secret(options: SparkOptions) -> str | None:
+    """None: none is needed. Raises `PipelineUnavailable` for a secret that is missing or that others can read."""
+    if not options.needs_secret:
+        return None
+    path = options.secret_file
+    if path is None:
+        raise PipelineUnavailable(
+            f"there is no secret for {options.master}, so the driver would accept Java objects from anyone",
+            advice="set pipeline.secret_file to a file with the cluster's spark.authenticate.secret, or "
+            "pipeline.authenticate = false",
+        )
+    try:
+        status = path.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise PipelineUnavailable(
+                f"{path} can be read by others than its owner {os.getuid()}, who runs this node",
+                advice=f"chown {os.getuid()} {path}; chmod 600 {path}",
+            )
+        secret = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineUnavailable(
+            f"the file of pipeline.secret_file cannot be read: {error}", advice="it has one line of ASCII characters"
+        ) from None
+    if not secret or not secret.isprintable():
+        raise PipelineUnavailable(f"{path} holds no secret", advice="it has one line of ASCII characters")
+    return secret
+
+
+def write_secret(folder: Path, secret: str) -> Path:
+    """The folder is removed with the session."""
+    path = folder / "secret.properties"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(secret_properties(secret))
+    return path
 
 
 def check_masters(options: SparkOptions) -> None:

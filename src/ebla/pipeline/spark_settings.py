@@ -29,6 +29,11 @@ class SparkOptions:
     folder: Path
     """For all that Spark writes on this machine. One engine at a time."""
     master: str = "local[*]"
+    secret_file: Path | None = None
+    """With the secret that all processes of the cluster at `master` share."""
+    authenticate: bool = True
+    """False: a cluster is used without a secret. The driver then takes Java objects from anyone who reaches its
+    ports."""
     java_home: str = ""
     python: str = sys.executable
     """The Python of tasks; for a cluster, a path on its machines."""
@@ -48,6 +53,11 @@ class SparkOptions:
     @property
     def is_embedded(self) -> bool:
         return _LOCAL.fullmatch(self.master) is not None
+
+    @property
+    def needs_secret(self) -> bool:
+        """An embedded Spark listens on the loopback only, and its Java process knows secrets of its own."""
+        return not self.is_embedded and (self.authenticate or self.secret_file is not None)
 
     @property
     def masters(self) -> tuple[tuple[str, int], ...]:
@@ -112,10 +122,18 @@ def spark_settings(options: SparkOptions, places: SparkFolders) -> dict[str, str
         # cluster uses TCP.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = str(places.sockets)
+    if options.needs_secret:
+        settings |= {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
     if options.event_log:
         settings["spark.eventLog.enabled"] = "true"
         settings["spark.eventLog.dir"] = options.event_log
     return settings | dict(options.settings)
+
+
+def secret_properties(secret: str) -> str:
+    """For a file that Spark reads: all users can see its command line."""
+    escaped = secret.replace("\\", "\\\\")
+    return f"spark.authenticate.secret={escaped}\n"
 
 
 def spark_environment(options: SparkOptions, places: SparkFolders, inherited: Mapping[str, str]) -> dict[str, str]:

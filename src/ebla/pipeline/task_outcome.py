@@ -6,7 +6,7 @@ inside Spark's own texts, so it carries a marked line that the driver finds.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -61,9 +61,17 @@ def is_final(error: EblaError) -> bool:
     return error.fault is Fault.CALLER
 
 
-def moved_batch(outcomes: Sequence[MoveResult | TaskFailure]) -> pa.RecordBatch:
-    rows = [_row(outcome) for outcome in outcomes]
-    return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+def outcome_batch(work: Callable[[], Sequence[MoveResult]]) -> pa.RecordBatch:
+    """What the work of a task returns, or the failure that ends its job. Raises `TaskFailed` for one that another
+    attempt may not meet."""
+    outcomes: Sequence[MoveResult | TaskFailure]
+    try:
+        outcomes = work()
+    except (EblaError, OSError) as error:
+        if not isinstance(error, EblaError) or not is_final(error):
+            raise TaskFailed(error) from error
+        outcomes = [failure_of(error)]
+    return pa.RecordBatch.from_pylist([_row(outcome) for outcome in outcomes], schema=_ARROW)
 
 
 def _row(outcome: MoveResult | TaskFailure) -> dict[str, object]:

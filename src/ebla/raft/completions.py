@@ -1,7 +1,7 @@
 """What happens when writes complete, entries are applied and memberships change. The same in every role."""
 
-from ebla.raft.events import ApplyCompleted, ApplyMembership, Compact, SnapshotTaken, WriteCompleted
-from ebla.raft.leader import accept_proposal, broadcast_append, send_append, try_commit
+from ebla.raft.events import ApplyCompleted, ApplyMembership, Compact, Propose, SnapshotTaken, WriteCompleted
+from ebla.raft.leader import broadcast_append, on_propose, send_append, try_commit
 from ebla.raft.membership import LEAVE_JOINT, apply_change, encode_change
 from ebla.raft.messages import NO_PEER, EntryKind
 from ebla.raft.progress import reconcile_progress
@@ -32,7 +32,7 @@ def _applied_to(state: RaftState, index: int, size: int) -> None:
     role = state.role
     if state.membership.auto_leave and isinstance(role, Leader) and state.log.applied >= role.pending_change_index:
         # Refused during a leadership transfer; then the next applied entry, or the next leader, tries again.
-        accept_proposal(state, EntryKind.MEMBERS, (encode_change(LEAVE_JOINT),))
+        on_propose(state, Propose((encode_change(LEAVE_JOINT),), EntryKind.MEMBERS))
 
 
 def on_apply_membership(state: RaftState, event: ApplyMembership) -> None:
@@ -43,7 +43,7 @@ def on_apply_membership(state: RaftState, event: ApplyMembership) -> None:
     role = state.role
     if not isinstance(role, Leader):
         return
-    role.progress = reconcile_progress(role.progress, state.membership, state.flow_limits, state.log.last_index)
+    role.progress = reconcile_progress(role.progress, state.membership, state.options, state.log.last_index)
     if not state.membership.is_voter(state.peer):
         if state.options.step_down_on_removal:
             state.become_follower(state.term, NO_PEER)

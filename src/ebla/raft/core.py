@@ -32,7 +32,7 @@ from ebla.raft.messages import (
 )
 from ebla.raft.options import RaftOptions
 from ebla.raft.roles import Follower, Leader, Role
-from ebla.raft.state import RaftState, RecoveredState, StepRefusal
+from ebla.raft.state import RaftState, RecoveredState, StepOutcome, StepRefusal
 from ebla.raft.tables import TABLES, TICKS
 
 
@@ -125,7 +125,7 @@ class RaftCore:
 
     # Events.
 
-    def step(self, event: RaftEvent, now_ms: int) -> StepRefusal | None:
+    def step(self, event: RaftEvent, now_ms: int) -> StepOutcome:
         """Processes one event. `now_ms` comes from a monotonic clock; time passes for the core by `Tick` only."""
         assert now_ms >= self._now_ms, "the clock is monotonic"
         self._now_ms = now_ms
@@ -215,11 +215,8 @@ class RaftCore:
 
     def _written(self, snapshot: SnapshotMeta | None) -> WriteCompleted:
         state, log = self.state, self.state.log
-        if log.stable == log.last_index:
-            return WriteCompleted(to=state.peer, term=state.term, last_index=0, last_term=0, snapshot=snapshot)
-        return WriteCompleted(
-            to=state.peer, term=state.term, last_index=log.last_index, last_term=log.last_term, snapshot=snapshot
-        )
+        index, term = (log.last_index, log.last_term) if log.stable < log.last_index else (0, 0)
+        return WriteCompleted(to=state.peer, term=state.term, last_index=index, last_term=term, snapshot=snapshot)
 
     def _apply(self, entries: tuple[Entry, ...]) -> ApplyEntries:
         size = self.state.log.size_of(entries)

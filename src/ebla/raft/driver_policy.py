@@ -77,12 +77,10 @@ to the peers is the longest."""
 
 
 class Timer(enum.Enum):
+    """The value is the delay in milliseconds."""
+
     HELD_APPENDS = APPEND_HOLD_MS
     COMMIT_NOTICE = NOTICE_HOLD_MS
-
-    @property
-    def delay_ms(self) -> int:
-        return self.value
 
 
 class PeerBatch(NamedTuple):

@@ -71,13 +71,6 @@ def _campaign(state: RaftState, *, transfer: bool) -> None:
             )
 
 
-def _become_leader(state: RaftState) -> None:
-    state.become_leader()
-    assert isinstance(state.role, Leader)
-    # An entry of the new term: before it is committed, no older entry can be, and no read can be answered.
-    append_as_leader(state, state.role, [Entry(index=state.log.last_index + 1, term=state.term)])
-
-
 def on_vote_response(state: RaftState, answer: VoteResponse) -> None:
     """The votes of others may be enough before our own is durable. To become leader then would be wrong:
 
@@ -88,31 +81,27 @@ def on_vote_response(state: RaftState, answer: VoteResponse) -> None:
     """
     role = state.role
     assert isinstance(role, Candidate)
-    match _count(state, role, answer):
-        case VoteResult.WON:
-            if state.peer in role.votes:
-                _become_leader(state)
-        case VoteResult.LOST:
-            state.become_follower(state.term, NO_PEER)
-        case VoteResult.PENDING:
-            pass
+    if _is_won(state, role, answer) and state.peer in role.votes:
+        state.become_leader()
+        assert isinstance(state.role, Leader)
+        # An entry of the new term: before it is committed, no older entry can be, and no read can be answered.
+        append_as_leader(state, state.role, [Entry(index=state.log.last_index + 1, term=state.term)])
 
 
 def on_pre_vote_response(state: RaftState, answer: PreVoteResponse) -> None:
     role = state.role
     assert isinstance(role, PreCandidate)
-    match _count(state, role, answer):
-        case VoteResult.WON:
-            _campaign(state, transfer=False)
-        case VoteResult.LOST:
-            state.become_follower(state.term, NO_PEER)
-        case VoteResult.PENDING:
-            pass
+    if _is_won(state, role, answer):
+        _campaign(state, transfer=False)
 
 
-def _count(state: RaftState, role: Candidate | PreCandidate, answer: VoteResponse | PreVoteResponse) -> VoteResult:
+def _is_won(state: RaftState, role: Candidate | PreCandidate, answer: VoteResponse | PreVoteResponse) -> bool:
+    """Counts the vote. A campaign that is lost ends here."""
     role.votes.setdefault(answer.sender, answer.granted)
-    return joint_vote(state.membership, role.votes)
+    result = joint_vote(state.membership, role.votes)
+    if result is VoteResult.LOST:
+        state.become_follower(state.term, NO_PEER)
+    return result is VoteResult.WON
 
 
 def on_vote_request(state: RaftState, request: VoteRequest) -> None:

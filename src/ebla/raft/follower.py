@@ -19,7 +19,7 @@ from ebla.raft.messages import (
 )
 from ebla.raft.options import ReadIndexMode
 from ebla.raft.roles import Follower
-from ebla.raft.state import RaftState, StepRefusal
+from ebla.raft.state import Contradiction, ContradictionKind, RaftState, StepRefusal
 
 FromLeader = Append | Heartbeat | InstallSnapshot
 
@@ -34,19 +34,24 @@ def _follow_leader(state: RaftState, message: FromLeader) -> None:
         state.become_follower(state.term, message.sender)
 
 
-def on_append(state: RaftState, append: Append) -> None:
+def on_append(state: RaftState, append: Append) -> Contradiction | None:
     _follow_leader(state, append)
     log = state.log
     if append.prev_index < log.committed:
+        conflict = log.first_conflict(append.prev_index, append.prev_term, append.entries)
+        if conflict is not None:
+            return _replaces_committed(state, append, conflict)
         # Late or reordered. Committed entries are the same on the leader, so acknowledge those.
         _acknowledge(state, append, log.committed)
-        return
+        return None
     last = log.try_append(append.prev_index, append.prev_term, append.entries)
     if last is not None:
         # Behind `last` our log may differ from the leader's, so its commit index does not apply there.
         log.commit_to(min(append.commit, last))
         _acknowledge(state, append, last)
-        return
+        return None
+    if append.prev_index == log.committed:
+        return _replaces_committed(state, append, append.prev_index)
     hint_index, hint_term = log.agreement_hint(min(append.prev_index, log.last_index), append.prev_term)
     state.respond_when_durable(
         AppendResponse(
@@ -59,18 +64,37 @@ def on_append(state: RaftState, append: Append) -> None:
             hint_term=hint_term,
         )
     )
+    return None
+
+
+def _replaces_committed(state: RaftState, append: Append, index: int) -> Contradiction:
+    return Contradiction(
+        kind=ContradictionKind.COMMITTED_ENTRY_REPLACED,
+        leader=append.sender,
+        index=index,
+        own_index=state.log.committed,
+    )
 
 
 def _acknowledge(state: RaftState, message: FromLeader, index: int) -> None:
     state.respond_when_durable(AppendResponse(sender=state.peer, to=message.sender, term=state.term, index=index))
 
 
-def on_heartbeat(state: RaftState, heartbeat: Heartbeat) -> None:
+def on_heartbeat(state: RaftState, heartbeat: Heartbeat) -> Contradiction | None:
+    """A heartbeat's commit index is at most what this peer has acknowledged to this leader."""
     _follow_leader(state, heartbeat)
+    if heartbeat.commit > state.log.last_index:
+        return Contradiction(
+            kind=ContradictionKind.COMMIT_BEYOND_LOG,
+            leader=heartbeat.sender,
+            index=heartbeat.commit,
+            own_index=state.log.last_index,
+        )
     state.log.commit_to(heartbeat.commit)
     state.messages.append(
         HeartbeatResponse(sender=state.peer, to=heartbeat.sender, term=state.term, read_context=heartbeat.read_context)
     )
+    return None
 
 
 def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
@@ -97,15 +121,7 @@ def on_timeout_now(state: RaftState, _message: TimeoutNow) -> None:
     start_election(state, is_transfer=True)
 
 
-def on_propose(state: RaftState, event: Propose) -> StepRefusal | None:
-    return _forward(state, event)
-
-
-def on_proposal(state: RaftState, message: Proposal) -> StepRefusal | None:
-    return _forward(state, message)
-
-
-def _forward(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | None:
+def on_propose(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | None:
     leader = state.role.leader
     if leader == NO_PEER:
         return StepRefusal.NO_LEADER
@@ -119,7 +135,7 @@ def on_read_index(state: RaftState, event: ReadIndex) -> StepRefusal | None:
     leader = state.role.leader
     if leader == NO_PEER:
         return StepRefusal.NO_LEADER
-    state.messages.append(ReadIndexRequest(state.peer, leader, event.context))
+    state.messages.append(ReadIndexRequest(sender=state.peer, to=leader, read_context=event.context))
     return None
 
 
@@ -127,15 +143,7 @@ def on_read_response(state: RaftState, response: ReadIndexResponse) -> None:
     state.reads.append(ConfirmedRead(response.index, response.read_context))
 
 
-def on_transfer(state: RaftState, event: TransferLeadership) -> StepRefusal | None:
-    return _forward_transfer(state, event)
-
-
-def on_transfer_request(state: RaftState, message: LeaderTransferRequest) -> StepRefusal | None:
-    return _forward_transfer(state, message)
-
-
-def _forward_transfer(state: RaftState, request: TransferLeadership | LeaderTransferRequest) -> StepRefusal | None:
+def on_transfer(state: RaftState, request: TransferLeadership | LeaderTransferRequest) -> StepRefusal | None:
     leader = state.role.leader
     if leader == NO_PEER:
         return StepRefusal.NO_LEADER

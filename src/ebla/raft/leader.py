@@ -43,17 +43,8 @@ def _leader(state: RaftState) -> Leader:
 # Proposals.
 
 
-def on_propose(state: RaftState, event: Propose) -> StepRefusal | None:
-    return accept_proposal(state, event.kind, event.payloads)
-
-
-def on_proposal(state: RaftState, message: Proposal) -> StepRefusal | None:
-    return accept_proposal(state, message.kind, message.payloads)
-
-
-def accept_proposal(state: RaftState, kind: EntryKind, payloads: tuple[bytes, ...]) -> StepRefusal | None:
-    leader = state.role
-    assert isinstance(leader, Leader)
+def on_propose(state: RaftState, proposed: Propose | Proposal) -> StepRefusal | None:
+    leader, kind, payloads = _leader(state), proposed.kind, proposed.payloads
     assert payloads, "a proposal has a payload"
     if state.peer not in leader.progress:
         return StepRefusal.NOT_A_MEMBER
@@ -193,8 +184,7 @@ def try_commit(state: RaftState, leader: Leader) -> bool:
 
 
 def on_append_response(state: RaftState, answer: AppendResponse) -> None:
-    leader = state.role
-    assert isinstance(leader, Leader)
+    leader = _leader(state)
     progress = leader.progress.get(answer.sender)
     if progress is None:
         return
@@ -246,7 +236,7 @@ def _step_forward(state: RaftState, leader: Leader, progress: PeerProgress, answ
     while progress.next_index <= state.log.last_index and send_append(state, leader, answer.sender, even_empty=False):
         pass
     if answer.sender == leader.transferee and progress.match == state.log.last_index:
-        state.messages.append(TimeoutNow(state.peer, answer.sender, state.term))
+        state.messages.append(TimeoutNow(sender=state.peer, to=answer.sender, term=state.term))
 
 
 def on_tell_commit(state: RaftState, event: SendCommit) -> None:
@@ -356,16 +346,8 @@ def _answer_read(state: RaftState, sender: PeerId, index: int, context: bytes) -
 # Leadership transfer.
 
 
-def on_transfer(state: RaftState, event: TransferLeadership) -> None:
-    _transfer(state, event.target)
-
-
-def on_transfer_request(state: RaftState, message: LeaderTransferRequest) -> None:
-    _transfer(state, message.target)
-
-
-def _transfer(state: RaftState, target: PeerId) -> None:
-    leader = _leader(state)
+def on_transfer(state: RaftState, request: TransferLeadership | LeaderTransferRequest) -> None:
+    leader, target = _leader(state), request.target
     progress = leader.progress.get(target)
     if progress is None or progress.is_learner or leader.transferee == target:
         return
@@ -376,7 +358,7 @@ def _transfer(state: RaftState, target: PeerId) -> None:
     state.election_elapsed = 0
     leader.transferee = target
     if progress.match == state.log.last_index:
-        state.messages.append(TimeoutNow(state.peer, target, state.term))
+        state.messages.append(TimeoutNow(sender=state.peer, to=target, term=state.term))
     else:
         send_append(state, leader, target)
 

@@ -172,6 +172,12 @@ class Log:
 
     # Committing and applying.
 
+    def first_conflict(self, prev_index: int, prev_term: int, entries: Sequence[Entry]) -> int | None:
+        """The first of these positions that is committed here with another term. Compacted ones are not compared."""
+        positions = [(prev_index, prev_term), *((entry.index, entry.term) for entry in entries)]
+        committed = ((index, term) for index, term in positions if index <= self.committed)
+        return next((index for index, term in committed if self.term_at(index) not in (None, term)), None)
+
     def commit_to(self, index: int) -> None:
         if index > self.committed:
             assert index <= self.last_index, "committed entries are in the log"

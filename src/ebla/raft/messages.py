@@ -89,121 +89,91 @@ class HardState(msgspec.Struct, frozen=True, array_like=True):
     commit: int = 0
 
 
-class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1, kw_only=True):
+class PeerMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     sender: PeerId
     to: PeerId
+
+
+class TermMessage(PeerMessage, frozen=True, kw_only=True):
     term: int
+
+
+class VoteRequest(TermMessage, frozen=True, tag=1, kw_only=True):
     last_index: int
     last_term: int
     transfer: bool = False
     """The leader itself requested this election, so followers of a live leader vote too."""
 
 
-class VoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=2, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class VoteResponse(TermMessage, frozen=True, tag=2, kw_only=True):
     granted: bool
 
 
-class PreVoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=3, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class PreVoteRequest(TermMessage, frozen=True, tag=3, kw_only=True):
     last_index: int
     last_term: int
 
 
-class PreVoteResponse(msgspec.Struct, frozen=True, array_like=True, tag=4, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class PreVoteResponse(TermMessage, frozen=True, tag=4, kw_only=True):
     granted: bool
 
 
-class Append(msgspec.Struct, frozen=True, array_like=True, tag=5, kw_only=True):
+class Append(TermMessage, frozen=True, tag=5, kw_only=True):
     """Entries behind `(prev_index, prev_term)`; without entries it probes or carries the commit index."""
 
-    sender: PeerId
-    to: PeerId
-    term: int
     prev_index: int
     prev_term: int
     commit: int
     entries: tuple[Entry, ...] = ()
 
 
-class AppendResponse(msgspec.Struct, frozen=True, array_like=True, tag=6, kw_only=True):
+class AppendResponse(TermMessage, frozen=True, tag=6, kw_only=True):
     """`index` is durable here. If rejected: `index` is the rejected `prev_index`, and `(hint_index, hint_term)` the
     last position where the two logs may still agree."""
 
-    sender: PeerId
-    to: PeerId
-    term: int
     index: int = 0
     rejected: bool = False
     hint_index: int = 0
     hint_term: int = 0
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=7, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class Heartbeat(TermMessage, frozen=True, tag=7, kw_only=True):
     commit: int = 0
     read_context: bytes = b""
 
 
-class HeartbeatResponse(msgspec.Struct, frozen=True, array_like=True, tag=8, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class HeartbeatResponse(TermMessage, frozen=True, tag=8, kw_only=True):
     read_context: bytes = b""
 
 
-class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=9, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class InstallSnapshot(TermMessage, frozen=True, tag=9, kw_only=True):
     snapshot: SnapshotMeta
 
 
-class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class TimeoutNow(PeerMessage, frozen=True, tag=10, kw_only=True):
     """The leader hands over: campaign at once."""
 
-    sender: PeerId
-    to: PeerId
     term: int
 
 
-class LeaderTransferRequest(msgspec.Struct, frozen=True, array_like=True, tag=11, kw_only=True):
+class LeaderTransferRequest(TermMessage, frozen=True, tag=11, kw_only=True):
     """A follower forwards a request that `target` should lead."""
 
-    sender: PeerId
-    to: PeerId
-    term: int
     target: PeerId
 
 
-class Proposal(msgspec.Struct, frozen=True, array_like=True, tag=12, kw_only=True):
+class Proposal(PeerMessage, frozen=True, tag=12, kw_only=True):
     """Proposed at a follower and forwarded to the leader. Without a term: any leader may accept it."""
 
-    sender: PeerId
-    to: PeerId
     kind: EntryKind
     payloads: tuple[bytes, ...]
 
 
-class ReadIndexRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    sender: PeerId
-    to: PeerId
+class ReadIndexRequest(PeerMessage, frozen=True, tag=13, kw_only=True):
     read_context: bytes
 
 
-class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=14, kw_only=True):
-    sender: PeerId
-    to: PeerId
-    term: int
+class ReadIndexResponse(TermMessage, frozen=True, tag=14, kw_only=True):
     index: int
     read_context: bytes
 

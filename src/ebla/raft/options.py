@@ -4,7 +4,6 @@ import enum
 from dataclasses import dataclass
 
 from ebla.raft.messages import MAX_INDEX, PeerId
-from ebla.raft.progress import FlowLimits
 
 
 class ReadIndexMode(enum.Enum):
@@ -36,6 +35,7 @@ class RaftOptions:
     message_bytes_max: int = 1 << 20
     inflight_messages_max: int = 256
     inflight_bytes_max: int = 16 << 20
+    """0: unlimited."""
     apply_bytes_max: int = 8 << 20
     uncommitted_bytes_max: int = 64 << 20
     waiting_reads_max: int = 4096
@@ -60,7 +60,3 @@ class RaftOptions:
         assert 0 < self.message_bytes_max <= MAX_INDEX, "a message holds at least one entry"
         if self.read_mode is ReadIndexMode.LEASE:
             assert self.check_quorum, "a lease rests on a quorum check"
-
-    @property
-    def flow_limits(self) -> FlowLimits:
-        return FlowLimits(self.inflight_messages_max, self.inflight_bytes_max)

@@ -3,9 +3,9 @@
 import enum
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ebla.raft.messages import Membership, PeerId
+from ebla.raft.options import RaftOptions
 
 
 class ReplicationMode(enum.Enum):
@@ -19,20 +19,13 @@ class ReplicationMode(enum.Enum):
     """The peer needs compacted entries; nothing is sent until it has a snapshot."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlowLimits:
-    inflight_messages_max: int
-    inflight_bytes_max: int
-    """0: unlimited."""
-
-
 class Inflight:
     """Appends sent and not yet acknowledged, oldest first, bounded by count and bytes."""
 
-    __slots__ = ("_bytes", "_limits", "_sent", "is_full")
+    __slots__ = ("_bytes", "_options", "_sent", "is_full")
 
-    def __init__(self, limits: FlowLimits) -> None:
-        self._limits = limits
+    def __init__(self, options: RaftOptions) -> None:
+        self._options = options
         self._sent: deque[tuple[int, int]] = deque()
         self._bytes = 0
         self.is_full = False
@@ -44,16 +37,16 @@ class Inflight:
         assert not self.is_full, "the window is not full"
         self._sent.append((last_index, size))
         self._bytes += size
-        limits = self._limits
-        self.is_full = len(self._sent) >= limits.inflight_messages_max or (
-            limits.inflight_bytes_max != 0 and self._bytes >= limits.inflight_bytes_max
+        options = self._options
+        self.is_full = len(self._sent) >= options.inflight_messages_max or (
+            options.inflight_bytes_max != 0 and self._bytes >= options.inflight_bytes_max
         )
 
     def acknowledge(self, index: int) -> None:
         sent = self._sent
         while sent and sent[0][0] <= index:
             self._bytes -= sent.popleft()[1]
-            self.is_full = 0 < self._limits.inflight_bytes_max <= self._bytes
+            self.is_full = 0 < self._options.inflight_bytes_max <= self._bytes
 
     def clear(self) -> None:
         self._sent.clear()
@@ -76,7 +69,7 @@ class PeerProgress:
         "sent_commit",
     )
 
-    def __init__(self, limits: FlowLimits, *, next_index: int, is_learner: bool, recently_active: bool) -> None:
+    def __init__(self, options: RaftOptions, *, next_index: int, is_learner: bool, recently_active: bool) -> None:
         self.match = 0
         self.next_index = next_index
         self.mode = ReplicationMode.PROBE
@@ -85,7 +78,7 @@ class PeerProgress:
         self.recently_active = recently_active
         self.is_learner = is_learner
         self.sent_commit = 0
-        self.inflight = Inflight(limits)
+        self.inflight = Inflight(options)
 
     def _enter(self, mode: ReplicationMode) -> None:
         self.mode = mode
@@ -153,7 +146,7 @@ class PeerProgress:
 
 
 def reconcile_progress(
-    progress: Mapping[PeerId, PeerProgress], membership: Membership, limits: FlowLimits, last_index: int
+    progress: Mapping[PeerId, PeerProgress], membership: Membership, options: RaftOptions, last_index: int
 ) -> dict[PeerId, PeerProgress]:
     """The progress of exactly the members. Known peers keep theirs. A new peer starts at the last entry and counts as
     active, or a quorum check right after would make the leader step down."""
@@ -161,7 +154,7 @@ def reconcile_progress(
     for peer in membership.all_members():
         known = progress.get(peer)
         if known is None:
-            known = PeerProgress(limits, next_index=max(last_index, 1), is_learner=False, recently_active=True)
+            known = PeerProgress(options, next_index=max(last_index, 1), is_learner=False, recently_active=True)
         known.is_learner = membership.is_learner(peer)
         result[peer] = known
     return result

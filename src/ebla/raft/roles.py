@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ebla.raft.messages import NO_PEER, PeerId
 from ebla.raft.progress import PeerProgress
@@ -16,20 +17,14 @@ class Follower:
 class PreCandidate:
     """Finds out whether it could win an election, before it disturbs the others with a new term."""
 
+    leader: ClassVar[PeerId] = NO_PEER
     votes: dict[PeerId, bool] = field(default_factory=dict)
-
-    @property
-    def leader(self) -> PeerId:
-        return NO_PEER
 
 
 @dataclass(slots=True)
 class Candidate:
+    leader: ClassVar[PeerId] = NO_PEER
     votes: dict[PeerId, bool] = field(default_factory=dict)
-
-    @property
-    def leader(self) -> PeerId:
-        return NO_PEER
 
 
 @dataclass(slots=True, kw_only=True)

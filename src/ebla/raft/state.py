@@ -37,6 +37,34 @@ class StepRefusal(enum.Enum):
     UNKNOWN_PEER = "an answer from a peer that is not a member"
 
 
+class ContradictionKind(enum.Enum):
+    """Formatted with the fields of the contradiction."""
+
+    COMMIT_BEYOND_LOG = (
+        "peer {leader} says that this node has acknowledged entries up to {index}, and its log ends at {own_index}"
+    )
+    COMMITTED_ENTRY_REPLACED = (
+        "peer {leader} sends another entry {index}, and this node's log is committed up to {own_index}"
+    )
+
+
+class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the leader that cannot be right if this peer still has all that it acknowledged: its log was lost in
+    part, is an older copy, or belongs to another group. The message had no effect, and this peer must stop."""
+
+    kind: ContradictionKind
+    leader: PeerId
+    index: int
+    """Of the message."""
+    own_index: int
+
+    def __str__(self) -> str:
+        return self.kind.value.format(leader=self.leader, index=self.index, own_index=self.own_index)
+
+
+StepOutcome = StepRefusal | Contradiction | None
+
+
 class RecoveredState(msgspec.Struct, frozen=True):
     """What the disk held at the start. `entries` may begin before the snapshot's index."""
 
@@ -50,7 +78,6 @@ class RaftState:
         "after_write",
         "election_elapsed",
         "election_timeout",
-        "flow_limits",
         "heartbeat_elapsed",
         "log",
         "membership",
@@ -69,7 +96,6 @@ class RaftState:
         self.options = options
         self.peer = options.peer
         self.rng = rng
-        self.flow_limits = options.flow_limits
         self.log = Log(past.snapshot, past.entries, apply_bytes_max=options.apply_bytes_max)
         # A crash between the hard state and the entries of one write leaves a commit index ahead of the log. It is
         # learned again.
@@ -140,7 +166,7 @@ class RaftState:
         last = self.log.last_index
         progress = {
             peer: PeerProgress(
-                self.flow_limits,
+                self.options,
                 next_index=last + 1,
                 is_learner=self.membership.is_learner(peer),
                 recently_active=peer == self.peer,

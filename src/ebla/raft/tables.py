@@ -4,45 +4,13 @@ too."""
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ebla.raft import completions, elections, follower, leader
-from ebla.raft.events import (
-    ApplyCompleted,
-    ApplyMembership,
-    Campaign,
-    Compact,
-    ForgetLeader,
-    PeerReachable,
-    PeerUnreachable,
-    Propose,
-    RaftEvent,
-    ReadIndex,
-    SendCommit,
-    SnapshotSent,
-    SnapshotTaken,
-    TransferLeadership,
-    WriteCompleted,
-)
-from ebla.raft.messages import (
-    Append,
-    AppendResponse,
-    Heartbeat,
-    HeartbeatResponse,
-    InstallSnapshot,
-    LeaderTransferRequest,
-    PreVoteRequest,
-    PreVoteResponse,
-    Proposal,
-    ReadIndexRequest,
-    ReadIndexResponse,
-    TimeoutNow,
-    VoteRequest,
-    VoteResponse,
-)
+from ebla.raft import completions, elections, events, follower, leader, messages
+from ebla.raft.events import RaftEvent
 from ebla.raft.roles import Candidate, Follower, Leader, PreCandidate, Role
-from ebla.raft.state import RaftState, StepRefusal
+from ebla.raft.state import RaftState, StepOutcome, StepRefusal
 
 # Each row takes exactly the type it is keyed by, which the type system cannot say of a mapping.
-EventAction = Callable[[RaftState, Any], StepRefusal | None]
+EventAction = Callable[[RaftState, Any], StepOutcome]
 RoleTable = Mapping[type[RaftEvent], EventAction]
 TickAction = Callable[[RaftState], None]
 
@@ -55,10 +23,6 @@ def refuse(_state: RaftState, _event: RaftEvent) -> StepRefusal:
     return StepRefusal.NO_LEADER
 
 
-def _campaign(state: RaftState, _event: Campaign) -> None:
-    elections.start_election(state)
-
-
 def tick_towards_election(state: RaftState) -> None:
     state.election_elapsed += 1
     if state.election_elapsed >= state.election_timeout and state.is_promotable:
@@ -67,93 +31,93 @@ def tick_towards_election(state: RaftState) -> None:
 
 
 ANY_ROLE: RoleTable = {
-    Campaign: _campaign,
-    VoteRequest: elections.on_vote_request,
-    PreVoteRequest: elections.on_pre_vote_request,
-    WriteCompleted: completions.on_written,
-    ApplyCompleted: completions.on_applied,
-    ApplyMembership: completions.on_apply_membership,
-    SnapshotTaken: completions.on_snapshot_taken,
-    Compact: completions.on_compact,
+    events.Campaign: lambda state, _event: elections.start_election(state),
+    messages.VoteRequest: elections.on_vote_request,
+    messages.PreVoteRequest: elections.on_pre_vote_request,
+    events.WriteCompleted: completions.on_written,
+    events.ApplyCompleted: completions.on_applied,
+    events.ApplyMembership: completions.on_apply_membership,
+    events.SnapshotTaken: completions.on_snapshot_taken,
+    events.Compact: completions.on_compact,
 }
 
 NOT_LEADER: RoleTable = {
     **ANY_ROLE,
-    AppendResponse: ignore,
-    HeartbeatResponse: ignore,
-    Append: follower.on_append,
-    Heartbeat: follower.on_heartbeat,
-    InstallSnapshot: follower.on_install_snapshot,
-    PeerUnreachable: ignore,
-    PeerReachable: ignore,
-    SnapshotSent: ignore,
-    SendCommit: ignore,
+    messages.AppendResponse: ignore,
+    messages.HeartbeatResponse: ignore,
+    messages.Append: follower.on_append,
+    messages.Heartbeat: follower.on_heartbeat,
+    messages.InstallSnapshot: follower.on_install_snapshot,
+    events.PeerUnreachable: ignore,
+    events.PeerReachable: ignore,
+    events.SnapshotSent: ignore,
+    events.SendCommit: ignore,
 }
 
 FOLLOWER: RoleTable = {
     **NOT_LEADER,
-    VoteResponse: ignore,
-    PreVoteResponse: ignore,
-    TimeoutNow: follower.on_timeout_now,
-    Propose: follower.on_propose,
-    Proposal: follower.on_proposal,
-    ReadIndex: follower.on_read_index,
-    ReadIndexRequest: ignore,
-    ReadIndexResponse: follower.on_read_response,
-    TransferLeadership: follower.on_transfer,
-    LeaderTransferRequest: follower.on_transfer_request,
-    ForgetLeader: follower.on_forget_leader,
+    messages.VoteResponse: ignore,
+    messages.PreVoteResponse: ignore,
+    messages.TimeoutNow: follower.on_timeout_now,
+    events.Propose: follower.on_propose,
+    messages.Proposal: follower.on_propose,
+    events.ReadIndex: follower.on_read_index,
+    messages.ReadIndexRequest: ignore,
+    messages.ReadIndexResponse: follower.on_read_response,
+    events.TransferLeadership: follower.on_transfer,
+    messages.LeaderTransferRequest: follower.on_transfer,
+    events.ForgetLeader: follower.on_forget_leader,
 }
 
 _CAMPAIGNING: RoleTable = {
     **NOT_LEADER,
-    TimeoutNow: ignore,
-    Propose: refuse,
-    Proposal: refuse,
-    ReadIndex: refuse,
-    ReadIndexRequest: ignore,
-    ReadIndexResponse: ignore,
-    TransferLeadership: refuse,
-    LeaderTransferRequest: ignore,
-    ForgetLeader: ignore,
+    messages.TimeoutNow: ignore,
+    events.Propose: refuse,
+    messages.Proposal: refuse,
+    events.ReadIndex: refuse,
+    messages.ReadIndexRequest: ignore,
+    messages.ReadIndexResponse: ignore,
+    events.TransferLeadership: refuse,
+    messages.LeaderTransferRequest: ignore,
+    events.ForgetLeader: ignore,
 }
 
 PRE_CANDIDATE: RoleTable = {
     **_CAMPAIGNING,
-    VoteResponse: ignore,
-    PreVoteResponse: elections.on_pre_vote_response,
+    messages.VoteResponse: ignore,
+    messages.PreVoteResponse: elections.on_pre_vote_response,
 }
 
 CANDIDATE: RoleTable = {
     **_CAMPAIGNING,
-    VoteResponse: elections.on_vote_response,
+    messages.VoteResponse: elections.on_vote_response,
     # Late: from before this peer became a candidate.
-    PreVoteResponse: ignore,
+    messages.PreVoteResponse: ignore,
 }
 
 LEADER: RoleTable = {
     **ANY_ROLE,
-    VoteResponse: ignore,
-    PreVoteResponse: ignore,
+    messages.VoteResponse: ignore,
+    messages.PreVoteResponse: ignore,
     # There is no second leader in one term (INV-RAFT-1).
-    Append: ignore,
-    Heartbeat: ignore,
-    InstallSnapshot: ignore,
-    AppendResponse: leader.on_append_response,
-    HeartbeatResponse: leader.on_heartbeat_response,
-    PeerUnreachable: leader.on_peer_unreachable,
-    PeerReachable: leader.on_peer_reachable,
-    SnapshotSent: leader.on_snapshot_sent,
-    SendCommit: leader.on_tell_commit,
-    TimeoutNow: ignore,
-    Propose: leader.on_propose,
-    Proposal: leader.on_proposal,
-    ReadIndex: leader.on_read_index,
-    ReadIndexRequest: leader.on_read_request,
-    ReadIndexResponse: ignore,
-    TransferLeadership: leader.on_transfer,
-    LeaderTransferRequest: leader.on_transfer_request,
-    ForgetLeader: ignore,
+    messages.Append: ignore,
+    messages.Heartbeat: ignore,
+    messages.InstallSnapshot: ignore,
+    messages.AppendResponse: leader.on_append_response,
+    messages.HeartbeatResponse: leader.on_heartbeat_response,
+    events.PeerUnreachable: leader.on_peer_unreachable,
+    events.PeerReachable: leader.on_peer_reachable,
+    events.SnapshotSent: leader.on_snapshot_sent,
+    events.SendCommit: leader.on_tell_commit,
+    messages.TimeoutNow: ignore,
+    events.Propose: leader.on_propose,
+    messages.Proposal: leader.on_propose,
+    events.ReadIndex: leader.on_read_index,
+    messages.ReadIndexRequest: leader.on_read_request,
+    messages.ReadIndexResponse: ignore,
+    events.TransferLeadership: leader.on_transfer,
+    messages.LeaderTransferRequest: leader.on_transfer,
+    events.ForgetLeader: ignore,
 }
 
 TABLES: Mapping[type[Role], RoleTable] = {

@@ -13,10 +13,10 @@ that hold:
 3. a compaction that dropped a tombstone is swapped in;
 4. the adoption continues, as its guard allows, and a deleted row becomes visible again.
 
-What a job writes was routed by a version of the topology, and is fenced like every other write (`fences.py`): on
-arrival, before the effect and after it. The version is held while it runs, so that a barrier waits for it. A layer
-takes effect by a write of the manifest, which takes more than one step. A fence that arrives in the middle is not
-installed before that write is over (INV-ROWS-1), and from its arrival on nothing below it begins.
+What a job writes was routed by a version of the topology, and is fenced like every other write
+(`replica_context.py`): on arrival, before the effect and after it. The version is held while it runs, so that a barrier
+waits for it. A layer takes effect by a write of the manifest, which takes more than one step. A fence that arrives in
+the middle is not installed before that write is over (INV-ROWS-1), and from its arrival on nothing below it begins.
 """
 
 import asyncio
@@ -35,9 +35,8 @@ from ebla.model.errors import (
     Stale,
 )
 from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
-from ebla.model.token import TokenRange
-from ebla.replica.checkpoints import ShardTransferDeps, check_table, wait_version
-from ebla.replica.fences import Fences, OvertakenByFence
+from ebla.model.token import TokenRange, intersect_ranges
+from ebla.replica.replica_context import OvertakenByFence, ReplicaContext, fenced_off, overtaken
 from ebla.storage.codec.key_codec import in_spans, key_spans
 from ebla.storage.codec.row_file import items_of, read_row_file
 from ebla.storage.codec.staging_format import (
@@ -74,10 +73,9 @@ class _Staged:
 
 
 class ShardAdoptions:
-    def __init__(self, deps: ShardTransferDeps) -> None:
-        self._deps = deps
-        self._staging = staging_folder(deps.data_folder)
-        self._fences = Fences(deps.view)
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._staging = staging_folder(context.data_folder)
         self._coming_fence = TopologyVersion(0)
         """The fence of a view that is about to be installed."""
         self._effects: list[TopologyVersion] = []
@@ -91,44 +89,46 @@ class ShardAdoptions:
 
     async def find_target(self, request: FindTargetRequest, deadline_ms: int) -> FindTargetAnswer:
         """The session was open on return. As long as it is, no tombstone is collected in the stack."""
-        deps = self._deps
-        await wait_version(deps, request.version, deadline_ms)
-        async with deps.guards.hold_guard(request.session, deadline_ms):
+        context = self._context
+        await context.wait_version(request.version, deadline_ms)
+        async with context.guards.hold_guard(request.session, deadline_ms):
             stack = self._held_stack(request.session, request.table, request.range)
-            return FindTargetAnswer(stack.incarnation, stack.entry.range, deps.store.free_bytes)
+            return FindTargetAnswer(stack.incarnation, stack.entry.range, context.store.free_bytes)
 
     async def adopt(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
         """Durable on return. `OvertakenByFence`: the data is there, but must not be relied on."""
-        deps, version = self._deps, request.version
-        if self._running >= deps.limits.adoptions_max:
+        context, version = self._context, request.version
+        if self._running >= context.limits.adoptions_max:
             raise Overloaded(f"{self._running} adoptions run already", advice="try again in a moment")
         if version is None:
             return await self._begin(request, deadline_ms)
-        _pass(self._fences.on_arrival(version))
-        deps.view.hold(version)
+        self._check_fence(version)
+        context.view.hold(version)
         try:
-            await wait_version(deps, version, deadline_ms)
+            await context.wait_version(version, deadline_ms)
             answer = await self._begin(request, deadline_ms)
-            _pass(self._fences.after_effect(version))
+            fence = context.view.current.fence
+            if version < fence:
+                raise overtaken(version, fence)
             return answer
         finally:
-            deps.view.release(version)
+            context.view.release(version)
 
     async def _begin(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
-        deps = self._deps
+        context = self._context
         self._running += 1
         try:
             await self._wait_fence(request.fence, deadline_ms)
-            async with deps.guards.hold_guard(request.session, deadline_ms):
+            async with context.guards.hold_guard(request.session, deadline_ms):
                 # Nothing awaits between the guard and the hold: the open session holds collection in between.
                 stack = self._held_stack(request.session, request.table, request.range)
                 self._serial += 1
                 hold = f"adoption {self._serial}"
-                deps.store.add_gc_hold(stack, hold)
+                context.store.add_gc_hold(stack, hold)
                 try:
                     return await self._adopt(request, stack, deadline_ms)
                 finally:
-                    deps.store.release_gc(stack, hold)
+                    context.store.release_gc(stack, hold)
         finally:
             self._running -= 1
 
@@ -144,33 +144,38 @@ class ShardAdoptions:
 
     async def _wait_fence(self, fence: TopologyVersion, deadline_ms: int) -> None:
         """Waits outside of the guard: inside, it would delay the end of the session."""
-        wait_ms = min(deadline_ms, self._deps.limits.fence_wait_ms)
-        if not await self._deps.view.wait_fence(fence, wait_ms / 1000):
+        wait_ms = min(deadline_ms, self._context.limits.fence_wait_ms)
+        if not await self._context.view.wait_fence(fence, wait_ms / 1000):
             raise Stale(f"the fence has not come to version {fence} here within {wait_ms} ms", advice="try again")
 
     def _held_stack(self, session: SessionId, table: TableId, token_range: TokenRange) -> Stack:
         """The stack that covers the range. To be called in the step in which the guard was entered."""
-        deps = self._deps
-        check_table(deps, table)
-        opened = deps.view.current.snapshot.sessions[session]
+        context = self._context
+        context.check_table(table)
+        opened = context.view.current.snapshot.sessions[session]
         if opened.table is not None and opened.table != table:
             raise InvalidRequest(f"session {session} is for table {opened.table}, not for {table}")
-        stack = deps.stacks.covering(table, token_range)
+        stack = context.stacks.covering(table, token_range)
         if stack is None:
-            version = deps.view.current.version
+            version = context.view.current.version
             raise Stale(
                 f"no replica of table {table} on this shard covers the tokens after {token_range.start} up to "
                 f"{token_range.end} at version {version}",
                 advice="refresh and retry",
             )
         stack.check()
-        if not deps.stacks.is_collecting_held(stack):
+        if not context.stacks.is_collecting_held(stack):
             raise Refused(f"session {session} holds nothing in table {table}", advice="open one for this table")
         return stack
 
+    def _check_fence(self, version: TopologyVersion) -> None:
+        fence = self._context.view.current.fence
+        if version < fence:
+            raise fenced_off(version, fence)
+
     def _check_there(self, request: AdoptRequest, stack: Stack) -> None:
         """To be called in the step of the effect, and once more after it."""
-        if self._deps.stacks.covering(request.table, request.range) is not stack:
+        if self._context.stacks.covering(request.table, request.range) is not stack:
             raise Stale("the replica left this shard meanwhile", advice="refresh and retry")
 
     def _check_before(self, request: AdoptRequest, stack: Stack) -> None:
@@ -178,16 +183,16 @@ class ShardAdoptions:
         self._check_there(request, stack)
         version = request.version
         if version is not None:
-            _pass(self._fences.before_effect(version))
+            self._check_fence(version)
             if version < self._coming_fence:
                 raise Stale(f"version {version} is about to be fenced off by {self._coming_fence}", advice="refresh")
 
     def _check_layers(self, stack: Stack, layers: int) -> None:
         """A job brings layers as fast as disks allow, and a read looks into each of them. Further layers wait until
         these are compacted."""
-        layers_max, bases = self._deps.limits.adopted_layers_max, len(stack.entry.bases)
+        layers_max, bases = self._context.limits.adopted_layers_max, len(stack.entry.bases)
         if bases + layers > max(layers_max, layers):
-            self._deps.store.compaction_wanted.set()
+            self._context.store.compaction_wanted.set()
             raise Overloaded(
                 f"replica {stack.incarnation:016x} has {bases} layers, and with {layers} more it would have over "
                 f"{layers_max}; they are being compacted",
@@ -197,10 +202,10 @@ class ShardAdoptions:
 
     async def _staged(self, request: AdoptRequest, stack: Stack) -> _Staged:
         folder = transfer_folder(self._staging, request.session, request.transfer)
-        target = await read_target(self._deps.disk, folder)
+        target = await read_target(self._context.disk, folder)
         if target is None:
             raise Refused(f"nothing is staged here for transfer {request.transfer}", advice="open its staging first")
-        if (target.table, target.shard, target.range) != (request.table, self._deps.shard, request.range):
+        if (target.table, target.shard, target.range) != (request.table, self._context.shard, request.range):
             raise InvalidRequest(f"the staging of transfer {request.transfer} was opened for something else")
         if target.incarnation != stack.incarnation:
             raise Stale(
@@ -208,7 +213,7 @@ class ShardAdoptions:
                 f"{stack.incarnation:016x}",
                 advice="it was emptied, or left and came back, since: start the job again",
             )
-        sealed = await read_sealed(self._deps.disk, folder)
+        sealed = await read_sealed(self._context.disk, folder)
         if sealed is None:
             raise Refused(f"transfer {request.transfer} is not sealed", advice="seal one of its attempts first")
         return _Staged(folder, target, sealed)
@@ -218,7 +223,7 @@ class ShardAdoptions:
     async def _adopt(self, request: AdoptRequest, stack: Stack, deadline_ms: int) -> AdoptAnswer:
         expires_at = asyncio.get_running_loop().time() + deadline_ms / 1000
         staged = await self._staged(request, stack)
-        if self._deps.view.current.fence < request.fence:
+        if self._context.view.current.fence < request.fence:
             raise Stale(f"the fence is not at version {request.fence} here", advice="try again")
         self._check_before(request, stack)
         layers = await self._adopt_layers(request, stack, staged)
@@ -239,7 +244,7 @@ class ShardAdoptions:
         ]
         if not adoptions:
             return 0
-        store = self._deps.store
+        store = self._context.store
         if request.version is not None and origin not in stack.entry.adopted:
             self._check_layers(stack, len(adoptions))
         begun: list[TopologyVersion] = []
@@ -265,14 +270,14 @@ class ShardAdoptions:
     def _ended(self, origins: Sequence[str]) -> list[str]:
         """The origins whose sessions are closed: their adoptions cannot be repeated. The view has reached a read
         barrier, so a session that is open and not in it was opened after all of these were adopted."""
-        listed = {str(session) for session in self._deps.view.current.snapshot.sessions}
+        listed = {str(session) for session in self._context.view.current.snapshot.sessions}
         return [origin for origin in origins if origin.partition("/")[0] not in listed]
 
     async def _check_rows(self, path: str, rows: int) -> None:
         """The whole file, before any row of it is merged."""
         found = 0
         try:
-            async with aclosing(read_row_file(self._deps.disk, path)) as batches:
+            async with aclosing(read_row_file(self._context.disk, path)) as batches:
                 async for batch in batches:
                     found += batch.num_rows
         except FileNotFoundError:
@@ -282,9 +287,9 @@ class ShardAdoptions:
 
     async def _merge_rows(self, request: AdoptRequest, stack: Stack, path: str, expires_at: float) -> int:
         merged = 0
-        limits, spans = self._deps.limits, key_spans(request.range)
+        limits, spans = self._context.limits, key_spans(request.range)
         try:
-            async with aclosing(read_row_file(self._deps.disk, path)) as batches:
+            async with aclosing(read_row_file(self._context.disk, path)) as batches:
                 async for batch in batches:
                     for start in range(0, batch.num_rows, limits.adopt_items_max):
                         items = items_of(batch.slice(start, limits.adopt_items_max))
@@ -292,7 +297,7 @@ class ShardAdoptions:
                         for piece in chunks_of(wanted, limits.adopt_bytes_max):
                             await self._merge(request, stack, piece, expires_at)
                             merged += len(piece)
-            await self._deps.store.sync()
+            await self._context.store.sync()
         except EblaError as error:
             if not merged:
                 raise
@@ -302,7 +307,7 @@ class ShardAdoptions:
         return merged
 
     async def _merge(self, request: AdoptRequest, stack: Stack, items: Sequence[Item], expires_at: float) -> None:
-        store, loop = self._deps.store, asyncio.get_running_loop()
+        store, loop = self._context.store, asyncio.get_running_loop()
         while True:
             async with self._merging:
                 live = await store.open_live(stack)
@@ -319,28 +324,8 @@ class ShardAdoptions:
             await asyncio.sleep(MERGE_RETRY_S)
 
 
-def _pass(refusal: Stale | None) -> None:
-    if refusal is not None:
-        raise refusal
-
-
 def origin_of(session: SessionId, transfer: TransferId) -> str:
     return f"{session}/{transfer}"
-
-
-def intersect_ranges(token_range: TokenRange, within: TokenRange) -> tuple[TokenRange, ...]:
-    """The intersection of two ranges: none, one range, or two if they meet at both ends."""
-    if within.covers(token_range):
-        return (token_range,)
-    if token_range.covers(within):
-        return (within,)
-    pieces = [
-        TokenRange(max(one.start, other.start), min(one.end, other.end))
-        for one in token_range.unwrapped()
-        for other in within.unwrapped()
-        if max(one.start, other.start) < min(one.end, other.end)
-    ]
-    return tuple(sorted(pieces))
 
 
 def chunks_of(items: Sequence[Item], bytes_max: int) -> Iterator[Sequence[Item]]:

@@ -5,58 +5,38 @@ retried after a pause. Stacks take turns, so that a failing one does not hold up
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
-from ebla.feed.topology_view import TopologyView, View
+from ebla.feed.topology_view import View
 from ebla.model.errors import EblaError, Stale
-from ebla.model.identity import HostId
-from ebla.model.token import TokenRange
 from ebla.observe.event_reporter import EventReporter
-from ebla.ports.clock import Clock
 from ebla.replica.replica_stacks import ReplicaStacks
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
-from ebla.wire.peers import Peers
-from ebla.wire.verbs import COMPACT
 
 CHECK_S = 1.0
 """How often the stacks are checked."""
 RETRY_PAUSE_S = 5.0
 """After a compaction that failed."""
-COMPACTION_MS = 3_600_000
 FAILED = "failed"
 
 
-class Compactor(Protocol):
-    """Runs compactions. Raises `EblaError` if one fails; the layers are unchanged then."""
-
-    async def compact(self, job: CompactionJob) -> CompactionResult: ...
-
-
-class BulkCompactor:
-    """`Compactor`: the node's bulk process."""
-
-    def __init__(self, bulk: Peers, host: HostId) -> None:
-        self._bulk = bulk
-        self._host = host
-
-    async def compact(self, job: CompactionJob) -> CompactionResult:
-        return await self._bulk.call(self._host, COMPACT, job, COMPACTION_MS)
+Compact = Callable[[CompactionJob], Awaitable[CompactionResult]]
+"""Runs one compaction, in the node's bulk process. Raises `EblaError` if it fails; the layers are unchanged then."""
 
 
 class CompactionLoop:
     """`run` must be running in the shard's task group."""
 
     def __init__(
-        self, store: ShardStore, stacks: ReplicaStacks, place: Compactor, terms: Callable[[Stack], GcContext]
+        self, store: ShardStore, stacks: ReplicaStacks, run_job: Compact, terms: Callable[[Stack], GcContext]
     ) -> None:
         self._store = store
         self._stacks = stacks
-        self._place = place
+        self._run_job = run_job
         self._terms = terms
         self._last: Stack | None = None
 
@@ -101,7 +81,7 @@ class CompactionLoop:
         if job is None:
             return None
         try:
-            result = await self._place.compact(job)
+            result = await self._run_job(job)
         except BaseException:
             # Also when this process stops. The bulk process stops with its connection, and writes to a folder that no
             # manifest names.
@@ -112,18 +92,9 @@ class CompactionLoop:
 
 def gc_terms(view: View, stack: Stack, now_s: int) -> GcContext:
     """The rules for purging tombstones of a stack, by the topology. Pure."""
-    table = stack.entry.table
+    table, token_range = stack.entry.table, stack.entry.range
     factor = view.snapshot.replication_of(table).total if table in view.snapshot.tables else 0
-    return GcContext(now_s=now_s, replication_factor=factor, repaired=_repaired(view, stack.entry.range, stack))
-
-
-def _repaired(view: View, token_range: TokenRange, stack: Stack) -> tuple[RepairedRange, ...]:
-    tablets = view.snapshot.tablets.get(stack.entry.table)
-    if tablets is None:
-        return ()
-    time_ms = tablets.repair_time_ms(tablets.number_of(token_range.end))
-    return (RepairedRange(token_range, time_ms // 1000),) if time_ms else ()
-
-
-def gc_terms_by(view: TopologyView, clock: Clock) -> Callable[[Stack], GcContext]:
-    return lambda stack: gc_terms(view.current, stack, clock.wall_us() // 1_000_000)
+    tablets = view.snapshot.tablets.get(table)
+    time_ms = 0 if tablets is None else tablets.repair_time_ms(tablets.number_of(token_range.end))
+    repaired = (RepairedRange(token_range, time_ms // 1000),) if time_ms else ()
+    return GcContext(now_s=now_s, replication_factor=factor, repaired=repaired)

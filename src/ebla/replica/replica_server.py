@@ -6,15 +6,15 @@ A process that was stopped and continues may hold a view that the cluster has le
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import EblaError, Outcome, Unavailable
 from ebla.replica.adoption import ShardAdoptions
 from ebla.replica.checkpoints import ShardCheckpoints
+from ebla.replica.replica_context import ReplicaContext
 from ebla.replica.row_reads import ReplicaReader
 from ebla.replica.row_streams import RowStreamReceiver
-from ebla.replica.row_writes import ReplicaWriter
+from ebla.replica.row_writes import ForwardWrites, ReplicaWriter
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.wire.row_messages import (
     ReadRowsAnswer,
@@ -41,28 +41,20 @@ class ServingRightLost(Unavailable):
     outcome = Outcome.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaServerDeps:
-    writer: ReplicaWriter
-    reader: ReplicaReader
-    streams: RowStreamReceiver
-    checkpoints: ShardCheckpoints
-    adoptions: ShardAdoptions
-    metrics: ShardMetrics
-    serves: Callable[[], bool]
-
-
 class ReplicaServer:
     """Also the `LocalReplica` of the router in the same process."""
 
-    def __init__(self, deps: ReplicaServerDeps) -> None:
-        self._writer = deps.writer
-        self._reader = deps.reader
-        self._streams = deps.streams
-        self._checkpoints = deps.checkpoints
-        self._adoptions = deps.adoptions
-        self._metrics = deps.metrics
-        self._serves = deps.serves
+    def __init__(
+        self, context: ReplicaContext, forward: ForwardWrites, metrics: ShardMetrics, serves: Callable[[], bool]
+    ) -> None:
+        self.context = context
+        self.writer = ReplicaWriter(context, forward)
+        self.reader = ReplicaReader(context)
+        self.streams = RowStreamReceiver(context)
+        self.checkpoints = ShardCheckpoints(context)
+        self.adoptions = ShardAdoptions(context)
+        self._metrics = metrics
+        self._serves = serves
         self._now = asyncio.get_running_loop().time
 
     def attach(self, server: Server) -> None:
@@ -79,8 +71,8 @@ class ReplicaServer:
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         began = self._now()
         self._check_right()
-        answer = run_eagerly(self._writer.write(request, deadline_ms))
-        if isinstance(answer, Suspended):
+        answer = run_eagerly(self.writer.write(request, deadline_ms))
+        if type(answer) is Suspended:
             answer = await answer
             self._check_right_after()
         self._metrics.wrote(len(request.writes), answer.failures, self._now() - began)
@@ -90,8 +82,8 @@ class ReplicaServer:
         began = self._now()
         self._check_right()
         try:
-            answer = run_eagerly(self._reader.read(request, deadline_ms))
-            if isinstance(answer, Suspended):
+            answer = run_eagerly(self.reader.read(request, deadline_ms))
+            if type(answer) is Suspended:
                 answer = await answer
                 self._check_right()
         except EblaError as error:
@@ -102,28 +94,28 @@ class ReplicaServer:
 
     async def stream_rows(self, request: StreamRowsRequest, call: IncomingCall) -> EmptyAnswer:
         self._check_right()
-        done = await self._streams.stream(request, call.work_ms())
+        done = await self.streams.stream(request, call.work_ms())
         self._check_right_after()
         self._metrics.streamed.add(len(request.items))
         return done
 
     async def checkpoint(self, request: CheckpointRequest, call: IncomingCall) -> CheckpointAnswer:
         self._check_right()
-        answer = await self._checkpoints.take(request, call.work_ms())
+        answer = await self.checkpoints.take(request, call.work_ms())
         self._check_right()
         self._metrics.checkpoints.add(len(answer.stacks))
         return answer
 
     async def find_target(self, request: FindTargetRequest, call: IncomingCall) -> FindTargetAnswer:
         self._check_right()
-        answer = await self._adoptions.find_target(request, call.work_ms())
+        answer = await self.adoptions.find_target(request, call.work_ms())
         self._check_right()
         return answer
 
     async def adopt(self, request: AdoptRequest, call: IncomingCall) -> AdoptAnswer:
         self._check_right()
         try:
-            answer = await self._adoptions.adopt(request, call.work_ms())
+            answer = await self.adoptions.adopt(request, call.work_ms())
             self._check_right_after()
         except EblaError as error:
             self._metrics.adoption_failed(error)

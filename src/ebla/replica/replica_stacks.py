@@ -12,6 +12,7 @@ could not be restored.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -87,6 +88,8 @@ class ReplicaStacks:
         self._installed: _Prepared | None = None
         self._doomed: list[_Doomed] = []
         self._dropped_tables: list[tuple[TopologyVersion, TableId]] = []
+        self._dropped_replicas: Counter[TableId] = Counter()
+        """Of tables that were dropped: one event at the end, however many tablets a table had."""
         self._confirmed = False
         self._settling = asyncio.Lock()
         self._work = asyncio.Event()
@@ -225,6 +228,9 @@ class ReplicaStacks:
             for since, table in [dropped for dropped in self._dropped_tables if dropped[0] <= oldest]:
                 if table not in current.snapshot.tables:
                     await self._store.drop_table(table)
+                    replicas = self._dropped_replicas.pop(table, 0) + sum(place[0] == table for place in self._known)
+                    if replicas:
+                        self._report("table.dropped", {"table": str(table), "replicas": replicas})
                     self._known = {place: stack for place, stack in self._known.items() if place[0] != table}
                 self._dropped_tables.remove((since, table))
 
@@ -285,6 +291,9 @@ class ReplicaStacks:
         if self._known.get(doomed.place) is doomed.stack:
             del self._known[doomed.place]
         table, token_range = doomed.place
+        if table not in self._view.current.snapshot.tables:
+            self._dropped_replicas[table] += 1
+            return
         self._report("replica.dropped", {"table": str(table), "after": token_range.start, "last": token_range.end})
 
     async def _hold_gc(self, prepared: _Prepared) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ebla.model.errors import Stale
 from ebla.model.rows import EMPTY_HEAD
-from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.replica.replica_stacks import TableStacks
 from ebla.storage.codec.key_codec import (
     clustering_of,
@@ -34,8 +34,6 @@ from ebla.storage.merge.row_merge import without_deleted_cells
 from ebla.storage.stack import OpenStack, Stack
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest, Span
 
-SINGLE_KEYS_MAX = 2
-"""A head and a row."""
 SPAN_START_ITEMS = 16
 """How many items the start of a scan counts as: many empty tablets are work too."""
 
@@ -269,7 +267,9 @@ def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> Read
 
 
 def are_single_keys(spans: Sequence[Span]) -> bool:
-    """Whether these are a few single keys of one token, which always fit a page."""
-    if len(spans) > SINGLE_KEYS_MAX or not spans:
+    """Whether these are a single key, or two of one token (a head and a row), which always fit a page."""
+    if len(spans) == 1:
+        return is_single_key(spans[0])
+    if len(spans) != 2 or not same_token(spans[0][0], spans[1][0]):
         return False
-    return all(is_single_key(span) and same_token(span[0], spans[0][0]) for span in spans)
+    return is_single_key(spans[0]) and is_single_key(spans[1])

@@ -6,26 +6,24 @@ A read has no effect, so it holds no version here. Its router holds one until th
 import asyncio
 
 from ebla.aio.eager import needs_task
-from ebla.feed.topology_view import TopologyView
-from ebla.model.errors import EblaError, InvalidRequest, NotFound, Overloaded, Stale
-from ebla.replica.fences import Fences
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
+from ebla.feed.topology_view import View
+from ebla.model.errors import InvalidRequest, Overloaded
+from ebla.replica.replica_context import ReplicaContext, fenced_off
+from ebla.replica.replica_stacks import TableStacks
 from ebla.replica.row_pages import StackPageReader, are_single_keys, read_keys
 from ebla.storage.codec.key_codec import tablet_index
 from ebla.storage.layers.layer import LayerDamaged
 from ebla.storage.stack import Stack
-from ebla.storage.store import ShardStore
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 
 
 class ReplicaReader:
-    def __init__(self, view: TopologyView, store: ShardStore, stacks: ReplicaStacks, limits: ReplicaLimits) -> None:
-        self._view = view
-        self._store = store
-        self._stacks = stacks
-        self._limits = limits
-        self.fences = Fences(view)
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._view = context.view
+        self._store = context.store
+        self._stacks = context.stacks
+        self._limits = context.limits
         self.waiting = 0
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
@@ -39,21 +37,22 @@ class ReplicaReader:
         await needs_task()  # a caller that only wants what is there at once closes the coroutine here
         self.waiting += 1
         try:
-            await self._wait_version(request, deadline_ms)
-            page = StackPageReader(request, self._check_arrival(request), self._limits)
+            await self._context.wait_version(request.version, deadline_ms)
+            page = StackPageReader(request, self._check_arrival(request, self._view.current), self._limits)
             await self._read_all(page)
         finally:
             self.waiting -= 1
-        refusal = self.fences.after_read(request.version)
-        if refusal is not None:
-            raise refusal
+        fence = self._view.current.fence
+        if request.version < fence:
+            raise fenced_off(request.version, fence)
         return page.answer()
 
     def _read_in_one_turn(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
         """None: it has to wait."""
-        if request.version > self._view.current.version:
+        view = self._view.current
+        if request.version > view.version:
             return None
-        table = self._check_arrival(request)
+        table = self._check_arrival(request, view)
         if are_single_keys(request.spans):
             return self._read_keys(request, table)
         page = StackPageReader(request, table, self._limits)
@@ -70,27 +69,20 @@ class ReplicaReader:
             else:
                 await self._store.open(stack)
 
-    def _check_arrival(self, request: ReadRowsRequest) -> TableStacks:
-        refusal = self.fences.on_arrival(request.version)
-        if refusal is not None:
-            raise refusal
+    def _check_arrival(self, request: ReadRowsRequest, view: View) -> TableStacks:
+        if request.version < view.fence:
+            raise fenced_off(request.version, view.fence)
         if request.rows_max < 1 or not request.spans:
             raise InvalidRequest("a read asks for at least one row of one span")
         table = self._stacks.layout.get(request.table)
         if table is None or not table.stacks:
-            raise self._not_here(request)
+            raise self._context.not_here(request.table, request.spans[0][0])
         return table
-
-    def _not_here(self, request: ReadRowsRequest) -> EblaError:
-        view = self._view.current
-        if request.table not in view.snapshot.tables:
-            return NotFound(f"there is no table {request.table} at version {view.version}")
-        return Stale(f"this shard has no replica of it at version {view.version}", advice="refresh and retry")
 
     def _read_keys(self, request: ReadRowsRequest, table: TableStacks) -> ReadRowsAnswer | None:
         stack = table.stacks.get(tablet_index(request.spans[0][0], table.shift))
         if stack is None:
-            raise self._not_here(request)
+            raise self._context.not_here(request.table, request.spans[0][0])
         opened = stack.find_open()
         if opened is None:
             return None
@@ -107,11 +99,3 @@ class ReplicaReader:
             if page.stack is not None:
                 self._store.note_damage(page.stack, failure)
             raise
-
-    async def _wait_version(self, request: ReadRowsRequest, deadline_ms: int) -> None:
-        version = request.version
-        if version <= self._view.current.version:
-            return
-        wait_ms = min(deadline_ms, self._limits.version_wait_ms)
-        if not await self._view.wait_version(version, wait_ms / 1000):
-            raise Stale(f"version {version} of the topology has not come here within {wait_ms} ms", advice="try again")

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 
-from ebla.feed.session_guards import SessionGuards
-from ebla.feed.topology_view import TopologyView
-from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Stale
+from ebla.model.errors import EblaError, InternalError, InvalidRequest
 from ebla.model.identity import TableId
-from ebla.replica.replica_stacks import ReplicaStacks
+from ebla.replica.replica_context import ReplicaContext
 from ebla.storage.layers.layer import Item
 from ebla.storage.stack import Stack
-from ebla.storage.store import ShardStore
 from ebla.wire.row_messages import StreamRowsRequest
 from ebla.wire.verbs import EmptyAnswer
 
@@ -19,17 +16,15 @@ class PartialStream(InternalError):
 
 
 class RowStreamReceiver:
-    def __init__(self, view: TopologyView, store: ShardStore, stacks: ReplicaStacks, guards: SessionGuards) -> None:
-        self._view = view
-        self._store = store
-        self._stacks = stacks
-        self._guards = guards
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._store = context.store
 
     async def stream(self, request: StreamRowsRequest, deadline_ms: int) -> EmptyAnswer:
         """Everything is merged and durable on return, in either mode of the log. Repeating it changes nothing."""
         if not request.items:
             raise InvalidRequest("a stream of rows has at least one item")
-        async with self._guards.hold_guard(request.session, deadline_ms):
+        async with self._context.guards.hold_guard(request.session, deadline_ms):
             merged = 0
             try:
                 for items in self._by_stack(request.table, request.items).values():
@@ -56,10 +51,7 @@ class RowStreamReceiver:
         return groups
 
     def _find(self, table: TableId, key: bytes) -> Stack:
-        stack = self._stacks.find(table, key)
+        stack = self._context.stacks.find(table, key)
         if stack is None:
-            version = self._view.current.version
-            if table not in self._view.current.snapshot.tables:
-                raise NotFound(f"there is no table {table} at version {version}")
-            raise Stale(f"this shard has no replica of key {key.hex()} at version {version}")
+            raise self._context.not_here(table, key)
         return stack

@@ -6,43 +6,26 @@ log's sync, or the other shard of a moving tablet) holds its version meanwhile. 
 nothing older runs.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 from ebla.aio.eager import needs_task
-from ebla.feed.local_shards import LocalShardClients
-from ebla.feed.topology_view import TopologyView
-from ebla.model.errors import EblaError, InternalError, InvalidRequest, NotFound, Outcome, Overloaded, Stale
-from ebla.model.identity import ShardNumber, TopologyVersion
-from ebla.replica.fences import Fences
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.replica.replica_stacks import ReplicaStacks, TableStacks
+from ebla.model.errors import EblaError, InternalError, InvalidRequest, Outcome, Overloaded, Stale
+from ebla.model.identity import ShardNumber
+from ebla.replica.replica_context import ReplicaContext, fenced_off, overtaken
+from ebla.replica.replica_stacks import TableStacks
 from ebla.replica.stack_plan import Hop
 from ebla.storage.codec.key_codec import tablet_index
 from ebla.storage.layers.layer import Layer
 from ebla.storage.stack import Stack
-from ebla.storage.store import ShardStore
 from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import RowWrite, WriteFailure, WriteRowsAnswer, WriteRowsRequest
-from ebla.wire.verbs import WRITE_ROWS
 
 ALL_ACKNOWLEDGED = WriteRowsAnswer()
+SIBLING_MS = 2_000
+"""For a write forwarded to another shard of the node."""
 
-
-class SiblingShards(Protocol):
-    """The other shards of the node."""
-
-    async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
-
-
-class SiblingShardClients:
-    """`SiblingShards`, over their Unix sockets."""
-
-    def __init__(self, shards: LocalShardClients) -> None:
-        self._shards = shards
-
-    async def write(self, shard: ShardNumber, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
-        return await self._shards.call(shard, WRITE_ROWS, request, deadline_ms)
+ForwardWrites = Callable[[ShardNumber, WriteRowsRequest, int], Awaitable[WriteRowsAnswer]]
+"""Sends writes to another shard of the node, with a deadline in milliseconds."""
 
 
 class _Batch:
@@ -75,27 +58,19 @@ class _Batch:
 
 
 class ReplicaWriter:
-    def __init__(
-        self,
-        view: TopologyView,
-        store: ShardStore,
-        stacks: ReplicaStacks,
-        limits: ReplicaLimits,
-        sibling: SiblingShards | None,
-    ) -> None:
-        self._view = view
-        self._store = store
-        self._stacks = stacks
-        self._limits = limits
-        self._sibling = sibling
-        self._syncs = store.answers_after_sync
-        self.fences = Fences(view)
+    def __init__(self, context: ReplicaContext, forward: ForwardWrites) -> None:
+        self._context = context
+        self._view = context.view
+        self._store = context.store
+        self._stacks = context.stacks
+        self._forward = forward
+        self._syncs = context.store.answers_after_sync
         self.waiting = 0
 
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         """Every effect that need not wait happens in the first step, and without a wait the answer is there too.
         Raises `Overloaded` with nothing done."""
-        if self.waiting >= self._limits.writes_waiting_max:
+        if self.waiting >= self._context.limits.writes_waiting_max:
             raise Overloaded(f"{self.waiting} batches of writes wait already", advice="try again in a moment")
         batch = _Batch(request.writes)
         self._take(batch)
@@ -107,19 +82,16 @@ class ReplicaWriter:
 
     def _take(self, batch: _Batch) -> None:
         """Does everything that can be done in this step."""
-        newest = self._view.current.version
+        view = self._view.current
+        newest, fence = view.version, view.fence
         groups: dict[int, tuple[Stack, Layer, list[int]]] = {}
-        passed: TopologyVersion | None = None
         table_int, table = -1, None
         for index, write in enumerate(batch.writes):
             version = write.version
-            # A batch mostly has one version and one table: the last lookup is reused.
-            if version != passed:
-                refusal = self.fences.on_arrival(version)
-                if refusal is not None:
-                    batch.fail(index, refusal)
-                    continue
-                passed = version
+            if version < fence:
+                batch.fail(index, fenced_off(version, fence))
+                continue
+            # A batch mostly has one table: the last lookup is reused.
             if write.table.int != table_int:
                 table_int, table = write.table.int, self._stacks.layout.get(write.table)
             if version > newest or (table is not None and table.hops and self._hop_of(write) is not None):
@@ -150,17 +122,8 @@ class ReplicaWriter:
             raise InvalidRequest("a write has at least one item")
         stack = None if table is None else table.stacks.get(tablet_index(write.items[0][0], table.shift))
         if stack is None:
-            raise self._not_here(write)
+            raise self._context.not_here(write.table, write.items[0][0])
         return stack
-
-    def _not_here(self, write: RowWrite) -> EblaError:
-        view = self._view.current
-        if write.table not in view.snapshot.tables:
-            return NotFound(f"there is no table {write.table} at version {view.version}")
-        return Stale(
-            f"this shard has no replica of key {write.items[0][0].hex()} at version {view.version}",
-            advice="refresh and retry",
-        )
 
     def _hop_of(self, write: RowWrite) -> Hop | None:
         """Set while the tablet moves to another shard of this node."""
@@ -171,14 +134,13 @@ class ReplicaWriter:
 
     def _apply(self, batch: _Batch, stack: Stack, live: Layer, indexes: Sequence[int]) -> None:
         """The effect. Nothing awaits between the check of the fence and the last put."""
-        writes = batch.writes
+        writes, fence = batch.writes, self._view.current.fence
         passed: list[int] = []
         for index in indexes:
-            refusal = self.fences.before_effect(writes[index].version)
-            if refusal is None:
+            if writes[index].version >= fence:
                 passed.append(index)
             else:
-                batch.fail(index, refusal)
+                batch.fail(index, fenced_off(writes[index].version, fence))
         if not passed:
             return
         items = writes[passed[0]].items if len(passed) == 1 else [one for at in passed for one in writes[at].items]
@@ -222,7 +184,7 @@ class ReplicaWriter:
     async def _take_later(self, batch: _Batch, index: int, deadline_ms: int) -> None:
         write = batch.writes[index]
         try:
-            await self._wait_version(write.version, deadline_ms)
+            await self._context.wait_version(write.version, deadline_ms)
             stack = self._find(write)
             live = await self._store.open_live(stack)
             if self._find(write) is not stack:
@@ -236,13 +198,6 @@ class ReplicaWriter:
         if hop is None or hop.here:
             self._apply(batch, stack, live, [index])
 
-    async def _wait_version(self, version: TopologyVersion, deadline_ms: int) -> None:
-        if version <= self._view.current.version:
-            return
-        wait_ms = min(deadline_ms, self._limits.version_wait_ms)
-        if not await self._view.wait_version(version, wait_ms / 1000):
-            raise Stale(f"version {version} of the topology has not come here within {wait_ms} ms", advice="try again")
-
     async def _pass_on(self, batch: _Batch, deadline_ms: int) -> None:
         """Sends writes to the shard that their tablet moves to. A write is acknowledged when every shard that must
         have it has it."""
@@ -253,9 +208,7 @@ class ReplicaWriter:
         for shard, indexes in by_shard.items():
             request = WriteRowsRequest(tuple(batch.writes[index] for index in indexes))
             try:
-                if self._sibling is None:
-                    raise Overloaded(f"shard {shard} of this node cannot be reached", advice="try again in a moment")
-                answer = await self._sibling.write(shard, request, min(deadline_ms, self._limits.sibling_ms))
+                answer = await self._forward(shard, request, min(deadline_ms, SIBLING_MS))
             except EblaError as error:
                 failures = [_write_failure(number, error) for number in range(len(indexes))]
             else:
@@ -270,10 +223,11 @@ class ReplicaWriter:
             batch.fail_made(error)
 
     def _check_after(self, batch: _Batch) -> None:
+        fence = self._view.current.fence
         for index in batch.made:
-            refusal = self.fences.after_effect(batch.writes[index].version)
-            if refusal is not None:
-                batch.fail(index, refusal)
+            version = batch.writes[index].version
+            if version < fence:
+                batch.fail(index, overtaken(version, fence))
 
 
 def _write_failure(index: int, error: EblaError) -> WriteFailure:

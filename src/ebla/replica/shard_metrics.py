@@ -54,6 +54,10 @@ class ShardMetrics:
         self.oldest_running = metrics.gauge(
             "topology_oldest_running", "The oldest version that a running request holds"
         ).series()
+        self.disk_free = metrics.gauge("disk_free_bytes", "Free space of the shard's disk").series()
+        self.disk_short = metrics.gauge(
+            "disk_reserve_reached", "1 while writes are refused, for less is free than limits.free_disk_bytes_min"
+        ).series()
         self.guards = metrics.gauge("replica_guards_held", "Guards of sessions held").series()
 
     def wrote(self, writes: int, failures: Sequence[WriteFailure], seconds: float) -> None:

@@ -11,8 +11,8 @@ and then waits for room or skips this replica.
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InternalError
 from ebla.model.identity import Replica
@@ -20,24 +20,19 @@ from ebla.request.router_types import ReplicaClients, RouterLimits
 from ebla.request.write_call import ReplicaWriteFailure, replica_write_failure
 from ebla.wire.row_messages import RowWrite, WriteRowsAnswer, WriteRowsRequest
 
-
-class ReplyReceiver(Protocol):
-    """`write_call.PendingMutation`."""
-
-    def on_reply(self, position: int, failure: ReplicaWriteFailure | None) -> None:
-        """Called once for each replica write; None: it is acknowledged."""
-        ...
+OnReply = Callable[[int, ReplicaWriteFailure | None], None]
+"""Called once for each replica write, with the position of its target; None: it is acknowledged."""
 
 
 class ReplicaWrite:
     """One write for one replica."""
 
-    __slots__ = ("expires_at", "position", "receiver", "row", "size")
+    __slots__ = ("expires_at", "on_reply", "position", "row", "size")
 
-    def __init__(self, row: RowWrite, size: int, receiver: ReplyReceiver, position: int, expires_at: float) -> None:
+    def __init__(self, row: RowWrite, size: int, on_reply: OnReply, position: int, expires_at: float) -> None:
         self.row = row
         self.size = size
-        self.receiver = receiver
+        self.on_reply = on_reply
         self.position = position
         """Of this replica among the targets of the write."""
         self.expires_at = expires_at
@@ -128,7 +123,7 @@ class Outbox:
     def _end_unsent(self, write: ReplicaWrite) -> None:
         self._forget(1, write.size)
         error = DeadlineExceeded("its time was over before it was sent")
-        write.receiver.on_reply(write.position, replica_write_failure(self.target, error))
+        write.on_reply(write.position, replica_write_failure(self.target, error))
 
     def _send(self, frame: list[ReplicaWrite], now: float) -> None:
         self._frames += 1
@@ -164,19 +159,19 @@ class Outbox:
                 self._replied_at = self._loop.time()
             failure = replica_write_failure(self.target, result)
             for write in frame:
-                write.receiver.on_reply(write.position, failure)
+                write.on_reply(write.position, failure)
             return
         self._replied_at = self._loop.time()
         if not result.failures:
             for write in frame:
-                write.receiver.on_reply(write.position, None)
+                write.on_reply(write.position, None)
             return
         failures = {
             one.index: ReplicaWriteFailure(target=self.target, error=one.error, message=one.message, advice=one.advice)
             for one in result.failures
         }
         for index, write in enumerate(frame):
-            write.receiver.on_reply(write.position, failures.get(index))
+            write.on_reply(write.position, failures.get(index))
 
     def _forget(self, writes: int, size: int) -> None:
         self._writes -= writes

@@ -6,8 +6,9 @@ must wait for them.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ebla.aio.eager import Suspended, run_eagerly
@@ -18,6 +19,7 @@ from ebla.observe.metrics import CounterSeries
 from ebla.request.read_plan import ReadReplicaPlan, find_spare, level_is_met
 from ebla.request.router_types import RouterDeps
 from ebla.request.speculative_retry import SpeculativeRetry
+from ebla.wire.errors import client_text
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 
 _FAILURES_SHOWN_MAX = 3
@@ -44,19 +46,67 @@ class ReplicaQuery:
     expires_at: float
 
 
-class ReadExecutor:
+class ReplicaReplies:
+    """The replies of replicas to a query, until its level is met."""
+
+    def __init__(self, query: ReplicaQuery, needed: tuple[RequiredReplies, ...]) -> None:
+        self._query = query
+        self._needed = needed
+        self._failures: dict[Replica, EblaError] = {}
+
+    def _meets(self, replicas: Collection[Replica]) -> bool:
+        return level_is_met(self._needed, replicas, self._query.datacenter_of)
+
+    def _unmet(self, answered: Collection[Replica], waiting: Collection[Replica], *, has_data: bool) -> EblaError:
+        """Why the level is not met."""
+        stale = next((error for error in self._failures.values() if isinstance(error, Stale)), None)
+        if stale is not None:
+            return stale
+        late = [target for target, error in self._failures.items() if isinstance(error, DeadlineExceeded)]
+        required = sum(each.count for each in self._needed)
+        shown = list(islice(self._failures.items(), _FAILURES_SHOWN_MAX))
+        causes = "; ".join(f"{_name_of(target)}: {client_text(error)}" for target, error in shown)
+        why = f" ({causes})" if causes else ""
+        counted = f"{self._query.level.name} read: {len(answered)} of {required} replicas answered"
+        unmet: ReadTimeout | ReadFailed
+        if self._meets((*answered, *late, *waiting)):
+            unmet = ReadTimeout(
+                f"{counted} in time{why}",
+                advice="try again, or read at a lower level",
+                required=required,
+                received=len(answered),
+                has_data=has_data,
+            )
+        else:
+            unmet = ReadFailed(
+                f"{counted}, and no more can{why}",
+                advice=next((error.advice for error in self._failures.values() if error.advice), ""),
+                required=required,
+                received=len(answered),
+                failed=len(self._failures),
+            )
+        for target, error in shown:
+            if client_text(error) != error.message:
+                unmet.add_note(f"{_name_of(target)}: {error.message}")
+        return unmet
+
+
+def _name_of(target: Replica) -> str:
+    return f"shard {target.shard} of host {target.host}"
+
+
+class ReadExecutor(ReplicaReplies):
     """One query and its answers. `wait_answers` is called once."""
 
     def __init__(self, deps: ReadExecutorDeps, query: ReplicaQuery, plan: ReadReplicaPlan) -> None:
+        super().__init__(query, plan.needed)
         self._deps = deps
         self._router = deps.router
-        self._query = query
         self._plan = plan
         self._spares = list(plan.spares)
         self._sent_at: dict[Replica, float] = {}
         """Requests in flight."""
         self._overdue: dict[Replica, None] = {}
-        self._failures: dict[Replica, EblaError] = {}
         self._decided: asyncio.Future[None] | None = None
         self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -79,17 +129,12 @@ class ReadExecutor:
                 self._is_over = True
                 if self._timer is not None:
                     self._timer.cancel()
-        if self._is_met:
-            return
-        stale = next((error for error in self._failures.values() if isinstance(error, Stale)), None)
-        raise self._error() if stale is None else stale
+        if not self._is_met:
+            raise self._unmet(self.answers, self._sent_at, has_data=self.data is not None)
 
     @property
     def _is_met(self) -> bool:
         return self.data is not None and self._meets(self.answers)
-
-    def _meets(self, replicas: Collection[Replica]) -> bool:
-        return level_is_met(self._plan.needed, replicas, self._query.datacenter_of)
 
     # ---- requests and answers
 
@@ -100,10 +145,10 @@ class ReadExecutor:
         if target == router.own:
             try:
                 answer = run_eagerly(work)
-            except EblaError as error:
-                self._failed(target, error)
+            except Exception as error:  # as in `_wait_answer`
+                self._failed(target, _read_failure(error))
                 return
-            if not isinstance(answer, Suspended):
+            if type(answer) is not Suspended:
                 self._received(target, request, answer)
                 return
             work = answer
@@ -122,7 +167,7 @@ class ReadExecutor:
             del self._sent_at[target]
             if isinstance(error, DeadlineExceeded):
                 self._note_overdue(target)
-            self._failed(target, error if isinstance(error, EblaError) else InternalError(f"a read failed: {error!r}"))
+            self._failed(target, _read_failure(error))
         else:
             del self._sent_at[target]
             self._deps.speculation.answered(target, (self._deps.loop.time() - began_at) * 1000)
@@ -209,58 +254,6 @@ class ReadExecutor:
             self._overdue[target] = None
             self._deps.speculation.overdue(target, self._router.clock.boot_ms())
 
-    # ---- errors
 
-    def _error(self) -> EblaError:
-        return read_error(
-            self._query.level,
-            self._plan.needed,
-            ReadProgress(
-                received=len(self.answers),
-                has_data=self.data is not None,
-                failures=tuple(self._failures.items()),
-                only_time_lacked=self._meets((*self.answers, *self._silent())),
-            ),
-        )
-
-    def _silent(self) -> tuple[Replica, ...]:
-        late = (target for target, error in self._failures.items() if isinstance(error, DeadlineExceeded))
-        return (*late, *self._sent_at)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadProgress:
-    """How far a read came that failed."""
-
-    received: int
-    has_data: bool
-    failures: tuple[tuple[Replica, EblaError], ...]
-    only_time_lacked: bool
-    """With answers from the silent replicas the level would be met."""
-
-
-def read_error(
-    level: ConsistencyLevel, needed: Sequence[RequiredReplies], progress: ReadProgress
-) -> ReadTimeout | ReadFailed:
-    required = sum(each.count for each in needed)
-    causes = "; ".join(
-        f"shard {target.shard} of host {target.host}: {error.message}"
-        for target, error in progress.failures[:_FAILURES_SHOWN_MAX]
-    )
-    why = f" ({causes})" if causes else ""
-    counted = f"{level.name} read: {progress.received} of {required} replicas answered"
-    if progress.only_time_lacked:
-        return ReadTimeout(
-            f"{counted} in time{why}",
-            advice="try again, or read at a lower level",
-            required=required,
-            received=progress.received,
-            has_data=progress.has_data,
-        )
-    return ReadFailed(
-        f"{counted}, and no more can{why}",
-        advice=next((error.advice for _, error in progress.failures if error.advice), ""),
-        required=required,
-        received=progress.received,
-        failed=len(progress.failures),
-    )
+def _read_failure(error: Exception) -> EblaError:
+    return error if isinstance(error, EblaError) else InternalError(f"a read failed: {error!r}")

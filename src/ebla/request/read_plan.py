@@ -6,15 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from ebla.feed.topology_view import View
-from ebla.model.consistency import LEVELS, ConsistencyLevel, ReplicaScope, RequiredReplies, is_met, required_replies
+from ebla.model.consistency import ConsistencyLevel, RequiredReplies, is_met, required_replies
 from ebla.model.errors import TooFewReplicas
 from ebla.model.identity import HostId, Replica, TableId
 from ebla.model.schema import TombstoneGc
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN
-from ebla.request.write_plan import UnavailableReplicas, table_replicas
+from ebla.request.write_plan import PlanCache, table_replicas
 from ebla.storage.codec.key_codec import TOKEN_BYTES, decode_token, encode_token
 from ebla.topology.routing.replica_sets import TableReplicas
-from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.wire.row_messages import Span
 
@@ -109,32 +108,15 @@ class RepairRoute:
     """Some targets are not read from at present."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouterLocation:
-    """Where the router is."""
-
-    own: Replica
-    datacenter: str
-
-
-class ReadPlanner:
-    """Read plans for one view and one set of unavailable replicas. Each is computed once."""
+class ReadPlanner(PlanCache):
+    """Read plans, each computed once."""
 
     def __init__(
-        self, view: View, location: RouterLocation, down: frozenset[HostId], refused: frozenset[Replica]
+        self, view: View, own: Replica, datacenter: str, down: frozenset[HostId], refused: frozenset[Replica]
     ) -> None:
-        left = frozenset(host for host, node in view.snapshot.nodes.items() if node.state is NodeState.LEFT)
-        self.view = view
-        self._location = location
-        self._down = down
-        self._refused = refused
-        self._unavailable = UnavailableReplicas(left | down, refused)
-        self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
+        super().__init__(view, datacenter, down, refused)
+        self._own = own
         self._plans: dict[tuple[TableId, ReplicaSet, ConsistencyLevel], ReadReplicaPlan] = {}
-
-    def is_for(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
-        """By identity: all three are replaced when they change."""
-        return view is self.view and down is self._down and refused is self._refused
 
     def plan(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
         """Raises `TooFewReplicas`."""
@@ -154,32 +136,30 @@ class ReadPlanner:
         replicas = sets.of(table)
         writing = replicas.writing(token)
         targets = (*writing.natural, *writing.pending)
-        needed = sets.required_write_replies(table, token, level, self._location.datacenter)
+        needed = sets.required_write_replies(table, token, level, self._datacenter)
         reading = replicas.reading(token)
         return RepairRoute(targets, needed, any(each not in reading for each in targets))
 
-    def is_unavailable(self, replica: Replica) -> bool:
-        return self._unavailable.has(replica)
-
     def _choose(self, table: TableId, replicas: ReplicaSet, level: ConsistencyLevel) -> ReadReplicaPlan:
         counts = table_replicas(self.view, table).counts(replicas)
-        needed = required_replies(level, counts, self._location.datacenter)
-        there = [each for each in replicas if not self._unavailable.has(each)]
-        return choose_replicas(sort_by_distance(there, self._location, self._datacenters), needed, self._datacenters)
+        needed = required_replies(level, counts, self._datacenter)
+        there = [each for each in replicas if not self.is_unavailable(each)]
+        nearest = sort_by_distance(there, self._own, self._datacenter, self._datacenters)
+        return choose_replicas(nearest, needed, self._datacenters)
 
 
 def sort_by_distance(
-    replicas: Iterable[Replica], location: RouterLocation, datacenters: Mapping[HostId, str]
+    replicas: Iterable[Replica], own: Replica, datacenter: str, datacenters: Mapping[HostId, str]
 ) -> ReplicaSet:
     """This shard, this node, this datacenter, the others. Equal distances keep the order of the set, which differs
     from tablet to tablet and so spreads reads."""
 
     def distance(replica: Replica) -> int:
-        if replica == location.own:
+        if replica == own:
             return 0
-        if replica.host == location.own.host:
+        if replica.host == own.host:
             return 1
-        return 2 if datacenters[replica.host] == location.datacenter else 3
+        return 2 if datacenters[replica.host] == datacenter else 3
 
     return tuple(sorted(replicas, key=distance))
 
@@ -253,9 +233,7 @@ def replace_slow(
     return ReadReplicaPlan(tuple(contacts), (*spares, *others), chosen.needed)
 
 
-SINGLE_REPLICA_LEVELS = frozenset(
-    level for level, rule in LEVELS.items() if rule.count == 1 and rule.scope is not ReplicaScope.EACH_DATACENTER
-)
+SINGLE_REPLICA_LEVELS = frozenset((ConsistencyLevel.ONE, ConsistencyLevel.LOCAL_ONE))
 """Levels that a single replica meets."""
 
 

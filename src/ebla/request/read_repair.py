@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, Stale
+from ebla.model.errors import EblaError, InternalError
 from ebla.model.identity import Replica, TableId, TopologyVersion
-from ebla.request.read_executor import ReadProgress, ReplicaQuery, read_error
-from ebla.request.read_plan import ReadPlanner, RepairRoute, level_is_met
+from ebla.request.read_executor import ReplicaQuery, ReplicaReplies
+from ebla.request.read_plan import ReadPlanner, RepairRoute
 from ebla.request.router_types import RouterDeps
 from ebla.storage.codec.key_codec import decode_token, split_key
 from ebla.wire.errors import ERROR_TAGS
@@ -74,17 +74,16 @@ def repair_requests(version: TopologyVersion, table: TableId, items: Sequence[It
     yield WriteRowsRequest(tuple(writes))
 
 
-class ReadRepair:
+class ReadRepair(ReplicaReplies):
     """One plan in progress."""
 
     def __init__(self, deps: RouterDeps, replica_query: ReplicaQuery, plan: RepairPlan) -> None:
+        super().__init__(replica_query, plan.route.needed)
         self._deps = deps
-        self._query = replica_query
         self._plan = plan
         self._loop = asyncio.get_running_loop()
         self._done = list(plan.have)
         self._waiting: dict[Replica, None] = dict.fromkeys(plan.items)
-        self._failures: dict[Replica, EblaError] = {}
         self._decided: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -101,26 +100,12 @@ class ReadRepair:
         """Raises `Stale`, `ReadTimeout` and `ReadFailed`."""
         if not self._is_met:
             await self._decided
-        if self._is_met:
-            return
-        stale = next((error for error in self._failures.values() if isinstance(error, Stale)), None)
-        if stale is not None:
-            raise stale
-        silent = (each for each, error in self._failures.items() if isinstance(error, DeadlineExceeded))
-        standing = ReadProgress(
-            received=len(self._done),
-            has_data=True,
-            failures=tuple(self._failures.items()),
-            only_time_lacked=self._meets((*self._done, *silent)),
-        )
-        raise read_error(self._query.level, self._plan.route.needed, standing)
+        if not self._is_met:
+            raise self._unmet(self._done, (), has_data=True)
 
     @property
     def _is_met(self) -> bool:
         return self._meets(self._done)
-
-    def _meets(self, replicas: Collection[Replica]) -> bool:
-        return level_is_met(self._plan.route.needed, replicas, self._query.datacenter_of)
 
     async def _write(self, target: Replica, items: Sequence[Item]) -> None:
         replica_query = self._query
@@ -139,9 +124,6 @@ class ReadRepair:
         finally:
             del self._waiting[target]
             self._deps.view.release(replica_query.version)
-        if self._is_met or not self._meets((*self._done, *self._waiting)):
-            self._wake()
-
-    def _wake(self) -> None:
-        if not self._decided.done():
+        is_over = self._is_met or not self._meets((*self._done, *self._waiting))
+        if is_over and not self._decided.done():
             self._decided.set_result(None)

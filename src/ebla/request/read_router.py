@@ -13,7 +13,7 @@ A read that the router's own shard can answer alone runs in the first step of th
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import msgspec
@@ -21,6 +21,7 @@ import msgspec
 from ebla.aio.eager import Suspended, needs_task, run_eagerly
 from ebla.feed.topology_view import View
 from ebla.model.consistency import ConsistencyLevel, RequiredReplies
+from ebla.model.error_codes import as_read_error
 from ebla.model.errors import EblaError, InternalError, NotFound, Overloaded, ReadTimeout, Stale
 from ebla.model.identity import Replica, TopologyVersion
 from ebla.observe.metrics import CounterSeries, Metrics
@@ -31,7 +32,6 @@ from ebla.request.read_plan import (
     ReadPlanner,
     ReadReplicaPlan,
     ReplicaSpans,
-    RouterLocation,
     gc_before_s,
     is_one_token,
     replace_slow,
@@ -39,7 +39,6 @@ from ebla.request.read_plan import (
 )
 from ebla.request.read_repair import MissingItems, ReadRepair, plan_repairs
 from ebla.request.reconcile import (
-    ReconcileOptions,
     ReplicaAnswer,
     digests_match,
     missing_heads,
@@ -49,6 +48,7 @@ from ebla.request.reconcile import (
 from ebla.request.router_types import ReadPage, ReadQuery, RouterDeps
 from ebla.request.short_reads import (
     LiveRowContext,
+    ReconcileOptions,
     SettledPage,
     common_end,
     head_spans,
@@ -56,7 +56,7 @@ from ebla.request.short_reads import (
     spans_after,
     split_partition,
 )
-from ebla.request.speculative_retry import SpeculativeRetry, SpeculativeRetryLimits
+from ebla.request.speculative_retry import SpeculativeRetry
 from ebla.request.write_plan import table_replicas
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.live_rows import has_static, is_live_row
@@ -64,23 +64,11 @@ from ebla.storage.codec.row_codec import is_head, schema_version
 from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import Item, ReadRowsRequest
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadLimits:
-    page_bytes_max: int = 1 << 20
-    """A page ends with the row that makes it this large."""
-    parallel_ranges_max: int = 64
-    """Parts of a read that are queried in parallel."""
-    window_growth_factor: int = 4
-    """How many times more parts the next round queries, if this one did not fill the page."""
-    stale_pause_ms: int = 10
-    stale_pause_max_ms: int = 500
-    """Between tries, if no newer version is there yet; doubled each time."""
-    speculation: SpeculativeRetryLimits = field(default_factory=SpeculativeRetryLimits)
-
-    def __post_init__(self) -> None:
-        assert self.parallel_ranges_max > 0
-        assert self.window_growth_factor > 1
+WINDOW_GROWTH_FACTOR = 4
+"""How many times more parts the next round queries, if this one did not fill the page."""
+STALE_PAUSE_MS = 10
+STALE_PAUSE_MAX_MS = 500
+"""Between tries, if no newer version is there yet; doubled each time."""
 
 
 class ReadMetrics:
@@ -124,17 +112,16 @@ class ReadRound:
 
 
 class ReadRouter:
-    def __init__(self, deps: RouterDeps, limits: ReadLimits | None = None) -> None:
+    def __init__(self, deps: RouterDeps) -> None:
         self._deps = deps
-        self._limits = limits or ReadLimits()
+        self._limits = deps.limits
         self._view = deps.view
         self._loop = asyncio.get_running_loop()
         self._metrics = ReadMetrics(deps.metrics)
-        self._speculation = SpeculativeRetry(self._limits.speculation)
+        self._speculation = SpeculativeRetry(deps.limits.retry_delay_max_ms)
         self._executor_deps = ReadExecutorDeps(
             router=deps, speculation=self._speculation, loop=self._loop, repeated=self._metrics.repeated
         )
-        self._location = RouterLocation(deps.own, deps.datacenter)
         self._planner: ReadPlanner | None = None
         self._in_flight = 0
 
@@ -142,7 +129,7 @@ class ReadRouter:
         """A page with as many rows as asked for, unless it is the last one, or large, or time is over before it is
         full: only an empty position says that nothing follows. `timeout_ms` is capped by the node's limit. Raises
         `TooFewReplicas`, `ReadTimeout`, `ReadFailed`, `Overloaded`, `InvalidRequest`, `NotFound`."""
-        timeout_ms = min(timeout_ms, self._deps.limits.read_timeout_ms_max)
+        timeout_ms = min(timeout_ms, self._limits.read_timeout_ms_max)
         began_at = self._loop.time()
         try:
             page = self._read_own_shard(query, level, timeout_ms)
@@ -150,7 +137,7 @@ class ReadRouter:
                 page = await self._read_counted(query, level, began_at + timeout_ms / 1000)
         except EblaError as error:
             self._metrics.failed(error)
-            raise
+            raise as_read_error(error) from error
         self._metrics.answered(self._loop.time() - began_at)
         return page
 
@@ -181,10 +168,10 @@ class ReadRouter:
             partition_rows_max=query.partition_rows_max,
         )
         try:
-            answer = run_eagerly(self._deps.clients.read(own, request, timeout_ms))
-        except (Stale, Overloaded):
+            answer = run_eagerly(self._deps.clients.read_own(request, timeout_ms))
+        except Exception:  # whatever it is: the rounds ask this replica again, and others if it fails
             return None
-        if isinstance(answer, Suspended):
+        if type(answer) is Suspended:
             answer.close()
             return None
         if not answer.is_whole or query.partition_rows_max:
@@ -205,7 +192,7 @@ class ReadRouter:
     # ---- in rounds
 
     async def _read_counted(self, query: ReadQuery, level: ConsistencyLevel, expires_at: float) -> ReadPage:
-        if self._in_flight >= self._deps.limits.reads_in_flight_max:
+        if self._in_flight >= self._limits.reads_in_flight_max:
             raise Overloaded(f"{self._in_flight} reads are in flight", advice="send fewer at once")
         self._in_flight += 1
         try:
@@ -238,11 +225,8 @@ class ReadRouter:
                 stale_tries = 0
                 if builder.rest == before:
                     raise InternalError(f"{level.name} read: a page ended before it began")
-                window = (
-                    min(window * self._limits.window_growth_factor, self._limits.parallel_ranges_max)
-                    if is_complete
-                    else 1
-                )
+                wider = min(window * WINDOW_GROWTH_FACTOR, self._limits.parallel_ranges_max)
+                window = wider if is_complete else 1
         return builder.page()
 
     def _new_round(
@@ -268,14 +252,14 @@ class ReadRouter:
         down, refused = self._view.down, self._deps.clients.refused
         planner = self._planner
         if planner is None or not planner.is_for(view, down, refused):
-            planner = self._planner = ReadPlanner(view, self._location, down, refused)
+            planner = self._planner = ReadPlanner(view, self._deps.own, self._deps.datacenter, down, refused)
         return planner
 
     async def _wait_newer(self, version: TopologyVersion, tries: int, expires_at: float) -> None:
         """Waits for a newer version of the topology, or for a pause: the replica may be the one that is behind, or may
         not have its tablet yet."""
         self._metrics.retries.add()
-        pause_ms = min(self._limits.stale_pause_max_ms, self._limits.stale_pause_ms * 2 ** min(tries, 16))
+        pause_ms = min(STALE_PAUSE_MAX_MS, STALE_PAUSE_MS * 2 ** min(tries, 16))
         left_s = max(0.0, expires_at - self._loop.time())
         await self._view.wait_version(TopologyVersion(version + 1), min(left_s, pause_ms / 1000))
 

@@ -13,8 +13,7 @@ from ebla.model.rows import EMPTY_HEAD, EMPTY_ROW, PartitionHead
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
 from ebla.request.short_reads import (
-    LiveRowContext,
-    PartitionLimit,
+    ReconcileOptions,
     SettledPage,
     common_end,
     cut_at_stops,
@@ -41,19 +40,6 @@ class ReplicaAnswer:
     """Heads of partitions in the page that were read separately (`missing_heads`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOptions:
-    row_context: LiveRowContext
-    gc_before_s: int
-    """Deletions and expirations from before this time are no difference: a replica may have purged them rightly."""
-    is_reversed: bool = False
-    partition_rows_max: int = 0
-
-    @property
-    def limit(self) -> PartitionLimit:
-        return PartitionLimit(self.partition_rows_max, self.row_context, self.is_reversed)
-
-
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
     page: SettledPage
@@ -74,7 +60,7 @@ def page_of_matching(data: ReadRowsAnswer, answers: Sequence[ReadRowsAnswer], op
     if not options.partition_rows_max:
         return SettledPage(tuple(items), end)
     stops = partition_stops(items, options.partition_rows_max, options.row_context)
-    return settle_page(items, end, stops, options.limit)
+    return settle_page(items, end, stops, options)
 
 
 def reconcile_answers(answers: Sequence[ReplicaAnswer], options: ReconcileOptions) -> ReconcileResult:
@@ -94,7 +80,7 @@ def reconcile_answers(answers: Sequence[ReplicaAnswer], options: ReconcileOption
     lacks = _Lacks(options, merged)
     repairs = {one.replica: lacks.items_for(have) for one, have in zip(answers, known)}
     return ReconcileResult(
-        settle_page(items, end, stops, options.limit), {replica: found for replica, found in repairs.items() if found}
+        settle_page(items, end, stops, options), {replica: found for replica, found in repairs.items() if found}
     )
 
 

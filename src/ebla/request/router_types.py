@@ -1,8 +1,9 @@
 """Types of the router: mutations and queries, its limits, and the interfaces it depends on."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -11,6 +12,7 @@ from ebla.model.identity import Replica, TableId
 from ebla.observe.metrics import Metrics
 from ebla.options import DEFAULT_LIMITS
 from ebla.ports.clock import Clock
+from ebla.request.speculative_retry import DELAY_MAX_MS
 from ebla.wire.row_messages import (
     Item,
     ReadRowsAnswer,
@@ -52,7 +54,7 @@ class LocalReplica(Protocol):
 
     async def write(self, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
 
-    async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer: ...
+    def read(self, request: ReadRowsRequest, deadline_ms: int) -> Coroutine[Any, Any, ReadRowsAnswer]: ...
 
 
 class ReplicaClients(Protocol):
@@ -66,6 +68,10 @@ class ReplicaClients(Protocol):
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer: ...
 
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer: ...
+
+    def read_own(self, request: ReadRowsRequest, deadline_ms: int) -> Coroutine[Any, Any, ReadRowsAnswer]:
+        """From the own shard, without a bound on how long it waits: for callers that give it up if it has to wait."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +104,18 @@ class RouterLimits:
     """A request waits no longer than this, whatever its client asks for: it holds a version of the topology meanwhile,
     and a barrier waits for it."""
     reads_in_flight_max: int = 4_096
+    page_bytes_max: int = 1 << 20
+    """A page ends with the row that makes it this large."""
+    parallel_ranges_max: int = 64
+    """Parts of a read that are queried in parallel."""
+    retry_delay_max_ms: float = DELAY_MAX_MS
+    """The longest wait for a replica before another one is asked too."""
 
     def __post_init__(self) -> None:
         assert 0 < self.frame_writes_max <= self.target_writes_max <= self.writes_in_flight_max
         assert 0 < self.frame_bytes_max <= self.target_bytes_max <= self.write_bytes_in_flight_max
         assert self.frames_in_flight_max > 0
+        assert self.parallel_ranges_max > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,9 @@ class ShardClients:
             return await _within(self._local.read(request, deadline_ms), deadline_ms)
         return await self._shards.of(target.shard).call(target.host, READ_ROWS, request, deadline_ms)
 
+    def read_own(self, request: ReadRowsRequest, deadline_ms: int) -> Coroutine[Any, Any, ReadRowsAnswer]:
+        return self._local.read(request, deadline_ms)
+
     def _refusal(self, shard: ShardNumber, host: HostId, is_refused: bool) -> None:
         replica = frozenset((Replica(host, shard),))
         self.refused = self.refused | replica if is_refused else self.refused - replica

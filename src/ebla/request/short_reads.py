@@ -26,6 +26,15 @@ class LiveRowContext:
     now_s: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOptions:
+    row_context: LiveRowContext
+    gc_before_s: int
+    """Deletions and expirations from before this time are no difference: a replica may have purged them rightly."""
+    is_reversed: bool = False
+    partition_rows_max: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SettledPage:
     """The part of a merged page that is known for certain, in the order of the read."""
@@ -88,15 +97,8 @@ def cut_at_stops(items: Sequence[Item], stops: Mapping[bytes, bytes], *, is_reve
     return tuple(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLimit:
-    rows_max: int
-    row_context: LiveRowContext
-    is_reversed: bool
-
-
 def settle_page(
-    items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, bytes], limit: PartitionLimit
+    items: Sequence[Item], end: bytes | None, stops: Mapping[bytes, bytes], options: ReconcileOptions
 ) -> SettledPage:
     """Merged items, cut at a partition that has fewer live rows than its limit although some replica stopped in it: the
     rest of that partition is not known."""
@@ -104,12 +106,12 @@ def settle_page(
     for key, value in items:
         prefix = split_key(key)[0]
         if prefix in live and not is_head(value):
-            live[prefix] += is_live_row(value, limit.row_context.schema, limit.row_context.now_s)
-    for prefix, stop in sorted(stops.items(), reverse=limit.is_reversed):
-        if is_beyond(stop, end, is_reversed=limit.is_reversed):
+            live[prefix] += is_live_row(value, options.row_context.schema, options.row_context.now_s)
+    for prefix, stop in sorted(stops.items(), reverse=options.is_reversed):
+        if is_beyond(stop, end, is_reversed=options.is_reversed):
             break
-        if live[prefix] < limit.rows_max:
-            known = [item for item in items if not is_beyond(item[0], stop, is_reversed=limit.is_reversed)]
+        if live[prefix] < options.partition_rows_max:
+            known = [item for item in items if not is_beyond(item[0], stop, is_reversed=options.is_reversed)]
             return SettledPage(tuple(known), stop)
     return SettledPage(tuple(items), end)
 

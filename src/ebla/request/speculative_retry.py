@@ -7,63 +7,53 @@ for a while: waiting for it each time would use up the share.
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 from ebla.model.identity import Replica
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeRetryLimits:
-    percentile: int = 99
-    samples_max: int = 256
-    """Latencies kept per target."""
-    samples_between: int = 32
-    """The percentile is recomputed after this many samples."""
-    delay_min_ms: float = 2.0
-    delay_max_ms: float = 500.0
-    """Also the delay for a target without samples."""
-    share_percent: int = 10
-    """The share of requests that may be retried."""
-    burst: int = 32
-    """How many may be retried at once after a quiet time."""
-    overdue_in_a_row: int = 3
-    avoid_ms: int = 1_000
-    targets_max: int = 16_384
-    """Targets known at a time. Replicas come and go; beyond this number all samples are dropped."""
-
-    def __post_init__(self) -> None:
-        assert 0 < self.percentile < 100
-        assert 0 <= self.share_percent <= 100
-        assert 0 < self.delay_min_ms <= self.delay_max_ms
-        assert 0 < self.samples_between <= self.samples_max
+PERCENTILE = 99
+SAMPLES_MAX = 256
+"""Latencies kept per target."""
+SAMPLES_BETWEEN = 32
+"""The percentile is recomputed after this many samples."""
+DELAY_MIN_MS = 2.0
+DELAY_MAX_MS = 500.0
+"""Also the delay for a target without samples."""
+SHARE_PERCENT = 10
+"""The share of requests that may be retried."""
+BURST = 32
+"""How many may be retried at once after a quiet time."""
+OVERDUE_IN_A_ROW = 3
+AVOID_MS = 1_000
+TARGETS_MAX = 16_384
+"""Targets known at a time. Replicas come and go; beyond this number all samples are dropped."""
 
 
 class _Target:
     __slots__ = ("avoid_until_ms", "delay_ms", "overdue", "since", "times_ms")
 
-    def __init__(self, limits: SpeculativeRetryLimits) -> None:
-        self.times_ms: deque[float] = deque(maxlen=limits.samples_max)
-        self.delay_ms = limits.delay_max_ms
+    def __init__(self, delay_ms: float) -> None:
+        self.times_ms: deque[float] = deque(maxlen=SAMPLES_MAX)
+        self.delay_ms = delay_ms
         self.since = 0
         self.overdue = 0
         self.avoid_until_ms: int | None = None
 
 
 class SpeculativeRetry:
-    def __init__(self, limits: SpeculativeRetryLimits | None = None) -> None:
-        self._limits = limits or SpeculativeRetryLimits()
+    def __init__(self, delay_max_ms: float = DELAY_MAX_MS) -> None:
+        self._delay_max_ms = delay_max_ms
         self._targets: dict[Replica, _Target] = {}
-        self._credit_percent = self._limits.burst * 100
+        self._credit_percent = BURST * 100
         self._avoided = 0
 
     def delay_ms(self, target: Replica) -> float:
         """How long to wait for an answer before another replica is asked too."""
         known = self._targets.get(target)
-        return self._limits.delay_max_ms if known is None else known.delay_ms
+        return self._delay_max_ms if known is None else known.delay_ms
 
     def sent(self) -> None:
         """A request was sent, which earns a part of a retry."""
-        self._credit_percent = min(self._limits.burst * 100, self._credit_percent + self._limits.share_percent)
+        self._credit_percent = min(BURST * 100, self._credit_percent + SHARE_PERCENT)
 
     def may_retry(self) -> bool:
         """Spends one retry, if any is left."""
@@ -78,7 +68,7 @@ class SpeculativeRetry:
         self._stop_avoiding(known)
         known.times_ms.append(took_ms)
         known.since += 1
-        if known.since >= self._limits.samples_between:
+        if known.since >= SAMPLES_BETWEEN:
             known.since = 0
             known.delay_ms = self._percentile_ms(known)
 
@@ -86,8 +76,8 @@ class SpeculativeRetry:
         """An answer did not come within the delay, or did not come at all."""
         known = self._target(target)
         known.overdue += 1
-        if known.overdue >= self._limits.overdue_in_a_row and known.avoid_until_ms is None:
-            known.avoid_until_ms = now_ms + self._limits.avoid_ms
+        if known.overdue >= OVERDUE_IN_A_ROW and known.avoid_until_ms is None:
+            known.avoid_until_ms = now_ms + AVOID_MS
             self._avoided += 1
 
     def is_avoided(self, target: Replica, now_ms: int) -> bool:
@@ -100,7 +90,7 @@ class SpeculativeRetry:
             return True
         self._stop_avoiding(known)
         # It has not answered since, so one more overdue answer is enough now.
-        known.overdue = self._limits.overdue_in_a_row - 1
+        known.overdue = OVERDUE_IN_A_ROW - 1
         return False
 
     def _stop_avoiding(self, known: _Target) -> None:
@@ -111,13 +101,13 @@ class SpeculativeRetry:
     def _target(self, target: Replica) -> _Target:
         known = self._targets.get(target)
         if known is None:
-            if len(self._targets) >= self._limits.targets_max:
+            if len(self._targets) >= TARGETS_MAX:
                 self._targets.clear()
                 self._avoided = 0
-            known = self._targets[target] = _Target(self._limits)
+            known = self._targets[target] = _Target(self._delay_max_ms)
         return known
 
     def _percentile_ms(self, known: _Target) -> float:
         times_ms = sorted(known.times_ms)
-        usual_ms = times_ms[len(times_ms) * self._limits.percentile // 100]
-        return min(self._limits.delay_max_ms, max(self._limits.delay_min_ms, usual_ms))
+        usual_ms = times_ms[len(times_ms) * PERCENTILE // 100]
+        return min(self._delay_max_ms, max(DELAY_MIN_MS, usual_ms))

@@ -18,7 +18,7 @@ from ebla.model.errors import EblaError, WriteFailed, WriteTimeout
 from ebla.model.identity import Replica, TopologyVersion
 from ebla.request.router_types import Mutation
 from ebla.request.write_acks import AckCounter, AckRule
-from ebla.wire.errors import failure_frame
+from ebla.wire.errors import failure_frame, hidden_text
 
 _FAILURES_KEPT_MAX = 8
 _FAILURES_SHOWN_MAX = 3
@@ -204,24 +204,28 @@ class WriteProgress:
 
 def write_timeout(progress: WriteProgress, waited_ms: int) -> WriteTimeout:
     least = progress.least
-    return WriteTimeout(
+    error = WriteTimeout(
         f"{_counted(progress)} within {waited_ms} ms{_causes(progress.failures)}",
         advice=_MAYBE,
         required=least.required,
         received=least.received,
     )
+    _add_details(error, progress.failures)
+    return error
 
 
 def write_failed(progress: WriteProgress) -> WriteFailed:
     least = progress.least
     advice = next((failure.advice for failure in progress.failures if failure.advice), "")
-    return WriteFailed(
+    error = WriteFailed(
         f"{_counted(progress)}, and no more can{_causes(progress.failures)}",
         advice=f"{_MAYBE}; {advice}" if advice else _MAYBE,
         required=least.required,
         received=least.received,
         failed=least.refused,
     )
+    _add_details(error, progress.failures)
+    return error
 
 
 def write_retry_failed(progress: WriteProgress, cause: EblaError) -> WriteFailed:
@@ -250,8 +254,19 @@ def _causes(failures: Sequence[ReplicaWriteFailure]) -> str:
     if not failures:
         return ""
     shown = "; ".join(
-        f"shard {failure.target.shard} of host {failure.target.host}: {failure.error}, {failure.message}"
+        f"{_name_of(failure.target)}: {failure.error}, {hidden_text(failure.error) or failure.message}"
         for failure in failures[:_FAILURES_SHOWN_MAX]
     )
     more = len(failures) - _FAILURES_SHOWN_MAX
     return f" ({shown}{f'; and {more} more' if more > 0 else ''})"
+
+
+def _add_details(error: WriteTimeout | WriteFailed, failures: Sequence[ReplicaWriteFailure]) -> None:
+    """For the log: what the message does not say."""
+    for failure in failures[:_FAILURES_SHOWN_MAX]:
+        if hidden_text(failure.error) is not None:
+            error.add_note(f"{_name_of(failure.target)}: {failure.message}")
+
+
+def _name_of(target: Replica) -> str:
+    return f"shard {target.shard} of host {target.host}"

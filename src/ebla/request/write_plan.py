@@ -4,8 +4,7 @@ The level counts all natural and pending replicas, whether they are up or not. T
 If these are too few for the level, nothing is sent at all.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -34,27 +33,16 @@ class WriteReplicaPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The replicas that are up can meet the level."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnavailableReplicas:
-    """Replicas that nothing is sent to: on hosts that are down or have left, or that accept no connection."""
-
-    hosts: frozenset[HostId]
-    shards: frozenset[Replica]
-
-    def has(self, replica: Replica) -> bool:
-        return replica.host in self.hosts or replica in self.shards
-
-
 def plan_write(
     replicas: WriteReplicas,
     needed: tuple[RequiredReplies, ...],
     datacenters: Mapping[HostId, str],
-    unavailable: UnavailableReplicas,
+    is_unavailable: Callable[[Replica], bool],
 ) -> WriteReplicaPlan:
     targets: list[Replica] = []
     skipped: list[Replica] = []
     for replica in (*replicas.natural, *replicas.pending):
-        (skipped if unavailable.has(replica) else targets).append(replica)
+        (skipped if is_unavailable(replica) else targets).append(replica)
     counts_for = tuple(_requirements_of(datacenters[target.host], needed) for target in targets)
     return _plan(targets, skipped, make_ack_rule([each.count for each in needed], counts_for))
 
@@ -97,7 +85,7 @@ class _TablePlans:
         return found
 
 
-class WritePlanCache:
+class PlanCache:
     """The plans for one view and one set of unavailable replicas. A new cache is made when either changes."""
 
     def __init__(self, view: View, datacenter: str, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
@@ -105,14 +93,23 @@ class WritePlanCache:
         self.view = view
         self._down = down
         self._refused = refused
+        self._unavailable_hosts = left | down
         self._datacenter = datacenter
-        self._unavailable = UnavailableReplicas(left | down, refused)
         self._datacenters = {host: node.datacenter for host, node in view.snapshot.nodes.items()}
-        self._tables: dict[tuple[TableId, ConsistencyLevel], _TablePlans] = {}
 
     def is_for(self, view: View, down: frozenset[HostId], refused: frozenset[Replica]) -> bool:
         """By identity: all three are replaced when they change."""
         return view is self.view and down is self._down and refused is self._refused
+
+    def is_unavailable(self, replica: Replica) -> bool:
+        """Nothing is sent to it: its host is down or has left, or it accepts no connection."""
+        return replica.host in self._unavailable_hosts or replica in self._refused
+
+
+class WritePlanCache(PlanCache):
+    def __init__(self, view: View, datacenter: str, down: frozenset[HostId], refused: frozenset[Replica]) -> None:
+        super().__init__(view, datacenter, down, refused)
+        self._tables: dict[tuple[TableId, ConsistencyLevel], _TablePlans] = {}
 
     def plan(self, table: TableId, token: int, level: ConsistencyLevel) -> WriteReplicaPlan:
         """Raises `NotFound` if the view has no such table."""
@@ -127,7 +124,7 @@ class WritePlanCache:
     ) -> WriteReplicaPlan:
         pending = count_by_datacenter(writing.pending, self._datacenters)
         needed = required_replies(level, replicas.counts(writing.natural), self._datacenter, pending)
-        return plan_write(writing, needed, self._datacenters, self._unavailable)
+        return plan_write(writing, needed, self._datacenters, self.is_unavailable)
 
 
 def table_replicas(view: View, table: TableId) -> TableReplicas:
@@ -151,35 +148,17 @@ def too_few_replicas(plan: WriteReplicaPlan, level: ConsistencyLevel) -> TooFewR
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FullTarget:
-    """A target whose outbox is full."""
+def target_to_wait_for(plans: Sequence[WriteReplicaPlan], full: Mapping[Replica, bool]) -> Replica | None:
+    """When targets have no room: the one to wait for; None: send the write without them, and read repair brings them
+    what they missed. `full` says of each whether it is abandoned: it has not answered for long, or the write has waited
+    for it long enough.
 
-    target: Replica
-    is_abandoned: bool
-    """It has not answered for long, or the write has waited for it long enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class SkipTargets:
-    """Send the write without these targets; read repair brings them what they missed."""
-
-    targets: frozenset[Replica]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitForTarget:
-    target: Replica
-
-
-def choose_when_full(plans: Sequence[WriteReplicaPlan], full: Sequence[FullTarget]) -> SkipTargets | WaitForTarget:
-    """What to do when targets have no room. A replica that lags but answers is waited for: this is the back-pressure
-    that reaches clients. A replica that does not answer delays no write that can do without it, and uses no more
-    memory."""
-    for each in full:
-        if not each.is_abandoned:
-            return WaitForTarget(each.target)
-    skipped_now = frozenset(each.target for each in full)
+    A replica that lags but answers is waited for: this is the back-pressure that reaches clients. A replica that does
+    not answer delays no write that can do without it, and uses no more memory."""
+    for target, is_abandoned in full.items():
+        if not is_abandoned:
+            return target
+    skipped_now = frozenset(full)
     if all(plan_without(plan, skipped_now).is_available for plan in plans):
-        return SkipTargets(skipped_now)
-    return WaitForTarget(full[0].target)
+        return None
+    return next(iter(full))

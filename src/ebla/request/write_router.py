@@ -28,12 +28,10 @@ from ebla.request.router_types import Mutation, RouterDeps
 from ebla.request.write_call import WriteCall, WriteProgress, write_failed, write_retry_failed, write_timeout
 from ebla.request.write_plan import (
     PLANS_MAX,
-    FullTarget,
-    SkipTargets,
     WritePlanCache,
     WriteReplicaPlan,
-    choose_when_full,
     plan_without,
+    target_to_wait_for,
     too_few_replicas,
 )
 from ebla.wire.errors import failure_frame
@@ -223,10 +221,10 @@ class WriteRouter:
         call = WriteCall(version, expires_at, self._ended)
         self._view.hold(version)
         for (mutation, size), plan in zip(request.writes, plans):
-            pending = call.add(mutation, plan.rule, size)
+            on_reply = call.add(mutation, plan.rule, size).on_reply
             row = RowWrite(version, mutation.table, mutation.items)
             for position, box in enumerate(self._boxes_of(plan)):
-                box.add(ReplicaWrite(row, size, pending, position, expires_at))
+                box.add(ReplicaWrite(row, size, on_reply, position, expires_at))
         self._writes += len(plans)
         self._bytes += call.size
         self._metrics.in_flight.value = self._writes
@@ -261,18 +259,18 @@ class WriteRouter:
             if not full:
                 return self._send(request, view, plans)
             waited = self._loop.time() >= lag_ends_at
-            choice = choose_when_full(plans, [FullTarget(box.target, waited or box.is_stalled()) for box in full])
-            if isinstance(choice, SkipTargets):
-                return self._send_without(request, view, plans, choice.targets)
+            target = target_to_wait_for(plans, {box.target: waited or box.is_stalled() for box in full})
+            if target is None:
+                return self._send_without(request, view, plans, frozenset(box.target for box in full))
             if self._loop.time() >= request.expires_at:
                 raise Overloaded(
-                    f"shard {choice.target.shard} of host {choice.target.host} lags and has no room for more",
+                    f"shard {target.shard} of host {target.host} lags and has no room for more",
                     advice="nothing was sent; try later",
                 )
             until = request.expires_at if waited else min(lag_ends_at, request.expires_at)
             try:
                 async with asyncio.timeout_at(until):
-                    await self._outboxes.of(choice.target).wait_room()
+                    await self._outboxes.of(target).wait_room()
             except TimeoutError:
                 pass  # the next round decides what follows from it
 

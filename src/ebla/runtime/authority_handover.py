@@ -7,15 +7,14 @@ middle of the second.
 """
 
 import asyncio
-from dataclasses import dataclass
 
 from ebla.model.errors import Refused
 from ebla.model.identity import Address, ClusterId
-from ebla.observe.event_reporter import EventReporter
+from ebla.observe.event_reporter import discard_event
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
 from ebla.ports.transport import Link, LinkEvents, Listener, OpenLink
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import Authority, JoiningNodeTls, TlsFolder, check_authority, fingerprint_of
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction, Lane
@@ -77,45 +76,28 @@ class AuthorityService:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoiningNode:
-    """A node that joins. It knows the cluster's name and one member's address."""
+async def fetch_authority(own: Introduction, rng: Rng, address: Address, token: JoinToken) -> HandOverAnswer:
+    """For a node that joins. It knows the cluster's name and one member's address. Raises `Refused` where the token or
+    the peer is the wrong one, `Unreachable` where the peer does not answer."""
 
-    introduction: Introduction
-    rng: Rng
-    limits: WireLimits
-    transport_limits: TransportLimits
-    report: EventReporter
+    async def call(tls: JoiningNodeTls, verb: Verb[Q, A], request: Q) -> A:
+        async with TcpTransport(tls, discard_event) as transport:
+            context = PeersContext(transport=transport, rng=rng, introduction=own, report=discard_event)
+            caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
+            try:
+                async with asyncio.timeout(context.limits.connect_ms / 1000):
+                    return await caller.call(verb, request, context.limits.connect_ms)
+            finally:
+                caller.close("the call has ended")
 
-
-async def fetch_authority(joining: JoiningNode, address: Address, token: JoinToken) -> HandOverAnswer:
-    """Raises `Refused` where the token or the peer is the wrong one, `Unreachable` where the peer does not answer."""
-    shown = await _call(joining, address, JoiningNodeTls(None), AUTHORITY, AuthorityRequest())
+    shown = await call(JoiningNodeTls(None), AUTHORITY, AuthorityRequest())
     if not token.names_authority(fingerprint_of(shown.certificate_pem)):
         raise Refused(f"{address} belongs to another cluster than the join token")
-    trusting = JoiningNodeTls(shown.certificate_pem)
-    handed = await _call(joining, address, trusting, HAND_OVER, HandOverRequest(str(token)))
+    handed = await call(JoiningNodeTls(shown.certificate_pem), HAND_OVER, HandOverRequest(str(token)))
     if not token.names_authority(fingerprint_of(handed.certificate_pem)):
         raise Refused(f"{address} handed over another authority than the one it showed")
     check_authority(Authority(handed.certificate_pem, handed.key_pem))
     return handed
-
-
-async def _call(joining: JoiningNode, address: Address, tls: JoiningNodeTls, verb: Verb[Q, A], request: Q) -> A:
-    async with TcpTransport(tls, joining.transport_limits, joining.report) as transport:
-        context = PeersContext(
-            transport=transport,
-            rng=joining.rng,
-            introduction=joining.introduction,
-            limits=joining.limits,
-            report=joining.report,
-        )
-        caller, _ = await connect(context, address, ConnectionTarget(Lane.JOIN))
-        try:
-            async with asyncio.timeout(joining.limits.connect_ms / 1000):
-                return await caller.call(verb, request, joining.limits.connect_ms)
-        finally:
-            caller.close("the call has ended")
 
 
 # ---- at the control address

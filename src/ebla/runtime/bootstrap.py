@@ -9,17 +9,14 @@ import asyncio
 
 from ebla.model.errors import DeadlineExceeded, Refused, Unreachable
 from ebla.model.identity import Address, ClusterId, HostId
-from ebla.observe.event_reporter import discard_event
 from ebla.options import NodeOptions
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
-from ebla.runtime.authority_handover import JoiningNode, fetch_authority
+from ebla.runtime.authority_handover import fetch_authority
 from ebla.runtime.data_folder import DataFolder, NodeIdentity
-from ebla.runtime.tcp_transport import TransportLimits
-from ebla.runtime.tls import AUTHORITY_DAYS, Authority, TlsFolder, TlsIdentity, Validity, make_authority
+from ebla.runtime.tls import AUTHORITY_DAYS, Authority, TlsFolder, Validity, make_authority
 from ebla.wire.frames import Introduction
 from ebla.wire.join_token import JoinToken
-from ebla.wire.limits import WireLimits
 from ebla.wire.verbs import HandOverAnswer
 
 
@@ -44,24 +41,17 @@ def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, rng: Rng
     """A further node; the first of its peers that answers hands over the authority."""
     host = HostId(rng.uuid())
     introduction = Introduction(host=host, cluster=None, cluster_name=options.cluster_name)
-    joining = JoiningNode(
-        introduction=introduction,
-        rng=rng,
-        limits=WireLimits(),
-        transport_limits=TransportLimits(),
-        report=discard_event,
-    )
-    handover = asyncio.run(_first_to_answer(joining, options.peer_addresses, token))
+    handover = asyncio.run(_first_to_answer(introduction, rng, options.peer_addresses, token))
     identity = NodeIdentity(host, handover.cluster, handover.cluster_name)
     return _store(options, identity, Authority(handover.certificate_pem, handover.key_pem), clock)
 
 
-async def _first_to_answer(joining: JoiningNode, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
+async def _first_to_answer(own: Introduction, rng: Rng, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
     """Tries the next peer only after a timeout or an unreachable peer: a refusal holds everywhere."""
     unreachable: list[str] = []
     for peer in peers:
         try:
-            return await fetch_authority(joining, peer, token)
+            return await fetch_authority(own, rng, peer, token)
         except (Unreachable, DeadlineExceeded) as error:
             unreachable.append(error.message)
     raise Unreachable(
@@ -77,6 +67,6 @@ def _store(options: NodeOptions, identity: NodeIdentity, authority: Authority, c
     folder.lay_out()
     tls = TlsFolder(folder.tls)
     tls.store_authority(authority)
-    tls.renew(TlsIdentity(identity.host, identity.cluster, identity.cluster_name), clock)
+    tls.renew(identity, clock)
     folder.store_identity(identity)
     return identity

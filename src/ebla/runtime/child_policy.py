@@ -1,13 +1,14 @@
 """When a child process is started, terminated, killed and given up: a state machine without a clock or a process.
 
-Events go in by `step`, effects come out, `supervisor.py` carries them out. What it promises:
+Each event is a method that returns effects, and `supervisor.py` carries them out. What it promises:
 
-- a child counts as gone only once it was reaped (`Exited`); one that was sent SIGKILL is not gone yet;
-- a child that sends no heartbeat for `silence_ms`, or none within `start_ms` of its start, is killed;
-- `exits_max` exits of one essential child within `exits_window_ms` stop the node, with the reason;
+- a child counts as gone only once it was reaped (`exited`); one that was sent SIGKILL is not gone yet;
+- a child that sends no heartbeat for `child_silence_ms`, or none within `child_start_ms` of its start, is killed;
+- `child_exits_max` exits of one essential child within `child_exits_window_ms` stop the node, with the reason;
 - an optional child runs while it is wanted; however often it exits, the node continues, and it is started again after a
-  pause that doubles from `again_ms` to `again_ms_max`, until it has run for `exits_window_ms`;
-- after `StopRequested` nothing is started any more; a child that does not end when terminated is killed after `ask_ms`.
+  pause that doubles from `AGAIN_MS` to `AGAIN_MS_MAX`, until it has run for `child_exits_window_ms`;
+- after `stop` nothing is started any more; a child that does not end when terminated is killed after
+  `child_stop_ms`.
 """
 
 import enum
@@ -15,19 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
+from ebla.options import NodeLimits
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildLimits:
-    start_ms: int
-    silence_ms: int
-    exits_max: int
-    exits_window_ms: int
-    restart_pause_ms: int
-    ask_ms: int
-    again_ms: int = 1_000
-    again_ms_max: int = 60_000
-    stall_ms: int = 1_000
-    """Two ticks further apart than this mean that the supervisor itself was suspended or starved."""
+AGAIN_MS = 1_000
+AGAIN_MS_MAX = 60_000
+STALL_MS = 1_000
+"""Two ticks further apart than this mean that the supervisor itself was suspended or starved."""
 
 
 class ChildKind(enum.StrEnum):
@@ -90,56 +84,6 @@ ChildState: TypeAlias = NotStarted | StartPending | Starting | RunningChild | Te
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyTick:
-    """Time passed; sent at least every few hundred milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    name: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    """A heartbeat. The pid tells a child from its predecessor, whose last heartbeat may be in flight."""
-
-    name: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """Reaped."""
-
-    name: str
-    pid: int
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class WantedChanged:
-    """Whether an optional child is to run from now on."""
-
-    name: str
-    wanted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    pass
-
-
-ChildEvent: TypeAlias = PolicyTick | Spawned | SpawnFailed | HeartbeatReceived | Exited | WantedChanged | StopRequested
-
-
-@dataclass(frozen=True, slots=True)
 class Spawn:
     name: str
 
@@ -181,7 +125,7 @@ def pid_of(state: ChildState) -> int | None:
 class ChildPolicy:
     """The children of one node. `gave_up` holds the reason once they made the node stop."""
 
-    def __init__(self, names: Sequence[str], limits: ChildLimits, now_ms: int, *, optional: Sequence[str] = ()) -> None:
+    def __init__(self, names: Sequence[str], limits: NodeLimits, now_ms: int, *, optional: Sequence[str] = ()) -> None:
         assert len({*names, *optional}) == len(names) + len(optional)
         self.limits = limits
         self.children = {name: Child(name=name, state=StartPending(now_ms)) for name in names}
@@ -195,37 +139,86 @@ class ChildPolicy:
     def finished(self) -> bool:
         return all(isinstance(child.state, Finished) for child in self.children.values())
 
-    def step(self, event: ChildEvent, now_ms: int) -> list[ChildEffect]:
-        match event:
-            case PolicyTick():
-                return self._tick(now_ms)
-            case Spawned(name, pid):
-                return self._on_spawned(self.children[name], pid, now_ms)
-            case SpawnFailed(name, reason):
-                return self._on_exit(self.children[name], f"could not be started: {reason}", now_ms)
-            case HeartbeatReceived(name, pid):
-                self._on_heartbeat(name, pid, now_ms)
-                return []
-            case Exited(name, pid, how):
-                child = self.children[name]
-                assert pid_of(child.state) == pid
-                return self._on_exit(child, _exit_reason(child.state, how), now_ms)
-            case WantedChanged(name, wanted):
-                return self._on_wanted(self.children[name], wanted, now_ms)
-            case StopRequested():
-                return self._stop(now_ms)
-            case _:
-                assert_never(event)
+    # ---- events. Each returns what to do now.
 
-    def _tick(self, now_ms: int) -> list[ChildEffect]:
+    def tick(self, now_ms: int) -> list[ChildEffect]:
+        """Time passed. Call it at least every few hundred milliseconds."""
         pause_ms = now_ms - self._ticked_ms
         self._ticked_ms = now_ms
-        if pause_ms > self.limits.stall_ms:
+        if pause_ms > STALL_MS:
             self._forgive(pause_ms)
         effects: list[ChildEffect] = []
         for child in self.children.values():
             effects += self._check(child, now_ms)
         return effects
+
+    def spawned(self, name: str, pid: int, now_ms: int) -> None:
+        child = self.children[name]
+        assert isinstance(child.state, StartPending)
+        child.state = Starting(pid, now_ms)
+        child.spawned_ms = now_ms
+
+    def spawn_failed(self, name: str, reason: str, now_ms: int) -> list[ChildEffect]:
+        return self._on_exit(self.children[name], f"could not be started: {reason}", now_ms)
+
+    def heard(self, name: str, pid: int, now_ms: int) -> None:
+        """A heartbeat. The pid tells a child from its predecessor, whose last heartbeat may be in flight."""
+        child = self.children.get(name)
+        if child is None or pid_of(child.state) != pid:
+            return
+        match child.state:
+            case Starting(since_ms=since_ms):
+                child.state = RunningChild(pid, since_ms, now_ms)
+            case RunningChild():
+                child.state = replace(child.state, heard_ms=now_ms)
+            case _:
+                pass
+
+    def exited(self, name: str, pid: int, how: str, now_ms: int) -> list[ChildEffect]:
+        """It was reaped."""
+        child = self.children[name]
+        assert pid_of(child.state) == pid
+        reason = f"{child.state.reason} and was killed" if isinstance(child.state, Killed) else how
+        return self._on_exit(child, reason, now_ms)
+
+    def want(self, name: str, wanted: bool, now_ms: int) -> list[ChildEffect]:
+        """Whether an optional child is to run from now on. A child that is ending ends first: two of one kind never run
+        at once."""
+        child = self.children[name]
+        assert child.kind is ChildKind.OPTIONAL
+        if self.stopping or child.wanted == wanted:
+            return []
+        child.wanted, child.failures = wanted, 0
+        match child.state:
+            case NotStarted() if wanted:
+                child.state = StartPending(now_ms)
+            case StartPending() if not wanted:
+                child.state = NotStarted()
+            case Starting(pid=pid) | RunningChild(pid=pid) if not wanted:
+                child.state = Terminating(pid, now_ms)
+                return [Terminate(pid)]
+            case _:
+                pass
+        return []
+
+    def stop(self, now_ms: int) -> list[ChildEffect]:
+        """From now on nothing is started."""
+        self.stopping = True
+        effects: list[ChildEffect] = []
+        for child in self.children.values():
+            match child.state:
+                case NotStarted() | StartPending():
+                    child.state = Finished()
+                case Starting(pid=pid) | RunningChild(pid=pid):
+                    child.state = Terminating(pid, now_ms)
+                    effects.append(Terminate(pid))
+                case Terminating() | Killed() | Finished():
+                    pass
+                case _:
+                    assert_never(child.state)
+        return effects
+
+    # ---- decisions
 
     def _forgive(self, pause_ms: int) -> None:
         """Time in which the supervisor itself did not run does not count as silence of a child.
@@ -246,53 +239,19 @@ class ChildPolicy:
         match child.state:
             case StartPending(due_ms) if now_ms >= due_ms:
                 return [Spawn(child.name)]
-            case Starting(pid, since_ms) if now_ms - since_ms >= self.limits.start_ms:
-                child.state = Killed(pid, now_ms, f"sent no heartbeat within {self.limits.start_ms} ms of its start")
+            case Starting(pid, since_ms) if now_ms - since_ms >= self.limits.child_start_ms:
+                child.state = Killed(
+                    pid, now_ms, f"sent no heartbeat within {self.limits.child_start_ms} ms of its start"
+                )
                 return [Kill(pid)]
-            case RunningChild(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.silence_ms:
+            case RunningChild(pid, _, heard_ms) if now_ms - heard_ms >= self.limits.child_silence_ms:
                 child.state = Killed(pid, now_ms, f"was silent for {now_ms - heard_ms} ms")
                 return [Kill(pid)]
-            case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.ask_ms:
-                child.state = Killed(pid, now_ms, f"did not end within {self.limits.ask_ms} ms of SIGTERM")
+            case Terminating(pid, since_ms) if now_ms - since_ms >= self.limits.child_stop_ms:
+                child.state = Killed(pid, now_ms, f"did not end within {self.limits.child_stop_ms} ms of SIGTERM")
                 return [Kill(pid)]
             case _:
                 return []
-
-    def _on_spawned(self, child: Child, pid: int, now_ms: int) -> list[ChildEffect]:
-        assert isinstance(child.state, StartPending)
-        child.state = Starting(pid, now_ms)
-        child.spawned_ms = now_ms
-        return []
-
-    def _on_wanted(self, child: Child, wanted: bool, now_ms: int) -> list[ChildEffect]:
-        """A child that is ending ends first: two of one kind never run at once."""
-        assert child.kind is ChildKind.OPTIONAL
-        if self.stopping or child.wanted == wanted:
-            return []
-        child.wanted, child.failures = wanted, 0
-        match child.state:
-            case NotStarted() if wanted:
-                child.state = StartPending(now_ms)
-            case StartPending() if not wanted:
-                child.state = NotStarted()
-            case Starting(pid=pid) | RunningChild(pid=pid) if not wanted:
-                child.state = Terminating(pid, now_ms)
-                return [Terminate(pid)]
-            case _:
-                pass
-        return []
-
-    def _on_heartbeat(self, name: str, pid: int, now_ms: int) -> None:
-        child = self.children.get(name)
-        if child is None or pid_of(child.state) != pid:
-            return
-        match child.state:
-            case Starting(since_ms=since_ms):
-                child.state = RunningChild(pid, since_ms, now_ms)
-            case RunningChild():
-                child.state = replace(child.state, heard_ms=now_ms)
-            case _:
-                pass
 
     def _on_exit(self, child: Child, reason: str, now_ms: int) -> list[ChildEffect]:
         child.last_exit = reason
@@ -303,16 +262,16 @@ class ChildPolicy:
             self._on_optional_exit(child, now_ms)
             return []
         child.exits_total += 1
-        child.exits_ms = [at for at in child.exits_ms if now_ms - at < self.limits.exits_window_ms] + [now_ms]
-        if len(child.exits_ms) < self.limits.exits_max:
-            child.state = StartPending(now_ms + self.limits.restart_pause_ms)
+        child.exits_ms = [at for at in child.exits_ms if now_ms - at < self.limits.child_exits_window_ms] + [now_ms]
+        if len(child.exits_ms) < self.limits.child_exits_max:
+            child.state = StartPending(now_ms + self.limits.child_restart_pause_ms)
             return []
         child.state = Finished()
         self.gave_up = (
-            f"{child.name} ended {len(child.exits_ms)} times within {self.limits.exits_window_ms} ms; "
+            f"{child.name} ended {len(child.exits_ms)} times within {self.limits.child_exits_window_ms} ms; "
             f"the last time it {child.last_exit}"
         )
-        return self._stop(now_ms)
+        return self.stop(now_ms)
 
     def _on_optional_exit(self, child: Child, now_ms: int) -> None:
         if not child.wanted:
@@ -324,33 +283,11 @@ class ChildPolicy:
             return
         child.exits_total += 1
         ran_long = (
-            not isinstance(child.state, StartPending) and now_ms - child.spawned_ms >= self.limits.exits_window_ms
+            not isinstance(child.state, StartPending) and now_ms - child.spawned_ms >= self.limits.child_exits_window_ms
         )
         child.failures = 1 if ran_long else child.failures + 1
         child.state = StartPending(now_ms + self._pause_ms(child.failures))
 
     def _pause_ms(self, failures: int) -> int:
-        doublings = min(failures - 1, self.limits.again_ms_max.bit_length())
-        return min(self.limits.again_ms << doublings, self.limits.again_ms_max)
-
-    def _stop(self, now_ms: int) -> list[ChildEffect]:
-        self.stopping = True
-        effects: list[ChildEffect] = []
-        for child in self.children.values():
-            match child.state:
-                case NotStarted() | StartPending():
-                    child.state = Finished()
-                case Starting(pid=pid) | RunningChild(pid=pid):
-                    child.state = Terminating(pid, now_ms)
-                    effects.append(Terminate(pid))
-                case Terminating() | Killed() | Finished():
-                    pass
-                case _:
-                    assert_never(child.state)
-        return effects
-
-
-def _exit_reason(state: ChildState, how: str) -> str:
-    if isinstance(state, Killed):
-        return f"{state.reason} and was killed"
-    return how
+        doublings = min(failures - 1, AGAIN_MS_MAX.bit_length())
+        return min(AGAIN_MS << doublings, AGAIN_MS_MAX)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from ebla.model.advice import replace_node_advice
 from ebla.model.errors import Corruption, DiskFull, Refused
 from ebla.model.identity import ClusterId, HostId
+from ebla.version import DATA_FORMAT
 
-FORMAT_NEWEST = 1
 SHARDS_MAX = 256
 SOCKET_PATH_BYTES_MAX = 100
 """The kernel allows 107; the rest is for the names of temporary sockets."""
@@ -84,7 +85,8 @@ class DataFolder:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             # Never treated as a new folder: a second identity over old data would split a node in two.
             raise Corruption(
-                f"{self.identity} cannot be read: {error}", advice="restore it from a backup of the folder"
+                f"{self.identity} cannot be read: {error}",
+                advice=f"it never changes, so it alone may be restored from a copy; else {replace_node_advice()}",
             ) from error
 
     def lay_out(self) -> None:
@@ -92,7 +94,7 @@ class DataFolder:
         for folder in (self.path, self.tls, self.run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.format.exists():
-            write_durably(self.format, f"{FORMAT_NEWEST}\n".encode())
+            write_durably(self.format, f"{DATA_FORMAT}\n".encode())
 
     def store_identity(self, identity: NodeIdentity) -> None:
         """The last step of a first start: a folder with an identity is complete."""
@@ -133,9 +135,9 @@ class DataFolder:
             raise Corruption(f"{self.format} cannot be read: {error}") from error
         if not text.isdigit():
             raise Corruption(f"{self.format} holds {text[:40]!r} instead of a number")
-        if int(text) > FORMAT_NEWEST:
+        if int(text) > DATA_FORMAT:
             raise FolderRefused(
-                f"{self.path} has format {text}; this version of Ebla knows formats up to {FORMAT_NEWEST}",
+                f"{self.path} has format {text}; this version of Ebla knows formats up to {DATA_FORMAT}",
                 advice="start it with the newer version that wrote it",
             )
 

@@ -2,8 +2,12 @@
 
 import errno
 import socket
+import stat
 import time
+import tomllib
+from pathlib import Path
 
+from ebla.cql.authentication import parse_password_hash
 from ebla.model.errors import Refused
 from ebla.model.identity import Address
 from ebla.options import NodeOptions
@@ -16,6 +20,21 @@ LOCK_POLL_S = 0.05
 
 class AddressTaken(Refused):
     """The node cannot listen where its options say."""
+
+
+def check_credentials(options: NodeOptions, path: Path) -> None:
+    """The hash of the password, if there is one: it is one that a login can be checked with, and only the owner can
+    read the options file that it stands in. From the hash of a weak password the password can be guessed."""
+    if not options.superuser_password_hash:
+        return
+    parse_password_hash(options.superuser_password_hash)
+    holds_hash = bool(tomllib.loads(path.read_text(encoding="utf-8")).get("superuser_password_hash"))
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if holds_hash and mode & 0o077:
+        raise Refused(
+            f"{path} holds `superuser_password_hash`, and others than its owner may read it (mode {mode:o})",
+            advice=f"chmod 600 {path}",
+        )
 
 
 def check_folder(options: NodeOptions) -> NodeIdentity | None:

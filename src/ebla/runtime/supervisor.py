@@ -10,36 +10,29 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
+from ebla.model.errors import EblaError
 from ebla.observe.event_reporter import EventReporter
+from ebla.options import NodeLimits
 from ebla.ports.clock import Clock
 from ebla.runtime.child_policy import (
     ChildEffect,
-    ChildEvent,
-    ChildLimits,
     ChildPolicy,
     ChildState,
-    Exited,
     Finished,
-    HeartbeatReceived,
     Kill,
     Killed,
     NotStarted,
-    PolicyTick,
     RunningChild,
     Spawn,
-    Spawned,
-    SpawnFailed,
     Starting,
     StartPending,
-    StopRequested,
     Terminate,
     Terminating,
-    WantedChanged,
     pid_of,
 )
 from ebla.wire.verbs import ProcessState, ProcessStatus
@@ -59,6 +52,13 @@ class ChildCommand:
     """Runs while it is wanted; its exits never stop the node."""
 
 
+BeforeSpawn = Callable[[str], Awaitable[Sequence[str]]]
+
+
+async def _no_arguments(_child: str) -> Sequence[str]:
+    return ()
+
+
 PROCESS_STATES: dict[type[ChildState], ProcessState] = {
     NotStarted: ProcessState.GONE,
     StartPending: ProcessState.WAITING,
@@ -75,7 +75,7 @@ class Supervisor:
     main thread lives as long as the process."""
 
     def __init__(
-        self, commands: Sequence[ChildCommand], limits: ChildLimits, clock: Clock, report: EventReporter
+        self, commands: Sequence[ChildCommand], limits: NodeLimits, clock: Clock, report: EventReporter
     ) -> None:
         self._commands = {command.name: command for command in commands}
         essential = [command.name for command in commands if not command.optional]
@@ -88,21 +88,27 @@ class Supervisor:
         self._kept_signals: dict[int, dict[signal.Signals, None]] = {}
         self._pipe: tuple[int, int] | None = None
         self._wake = asyncio.Event()
+        self._due: list[str] = []
+        self.before_spawn: BeforeSpawn = _no_arguments
+        """Called before a child is started, each time; returns further arguments for it. If it raises, the node
+        stops."""
+        self.refusal: str | None = None
+        """Why a child must not be started."""
 
     @property
     def gave_up(self) -> str | None:
-        """Why the node must stop, once its children have exited too often."""
-        return self._policy.gave_up
+        """Why the node must stop, once its children have exited too often or one must not be started."""
+        return self.refusal or self._policy.gave_up
 
     def heard(self, name: str, pid: int) -> None:
         """A heartbeat of a child. One of an unknown or dead child changes nothing."""
-        self._step(HeartbeatReceived(name, pid))
+        self._policy.heard(name, pid, self._clock.boot_ms())
         for number in self._kept_signals.pop(pid, ()):
             self._signal(pid, number)
 
     def want(self, name: str, wanted: bool) -> None:
         """Whether an optional child is to run from now on. Else it is terminated, then killed."""
-        self._step(WantedChanged(name, wanted))
+        self._carry_out(self._policy.want(name, wanted, self._clock.boot_ms()))
         self._wake.set()
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
@@ -122,7 +128,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Terminates every child; `run` returns once all are reaped."""
-        self._step(StopRequested())
+        self._carry_out(self._policy.stop(self._clock.boot_ms()))
         self._wake.set()
 
     def forward_signal(self, number: signal.Signals) -> None:
@@ -143,7 +149,9 @@ class Supervisor:
         try:
             while True:
                 self._reap()
-                self._step(PolicyTick())
+                self._carry_out(self._policy.tick(self._clock.boot_ms()))
+                while self._due:
+                    await self._start(self._due.pop(0))
                 if self._policy.finished:
                     return
                 try:
@@ -160,28 +168,35 @@ class Supervisor:
             for end in self._pipe:
                 os.close(end)
 
-    def _step(self, event: ChildEvent) -> None:
-        for effect in self._policy.step(event, self._clock.boot_ms()):
-            self._carry_out(effect)
+    def _carry_out(self, effects: Sequence[ChildEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Spawn(name):
+                    self._due.append(name)
+                case Terminate(pid):
+                    self._report("child.asked", {"pid": pid})
+                    self._signal(pid, signal.SIGTERM)
+                case Kill(pid):
+                    self._report("child.killed", {"pid": pid})
+                    self._kill(pid)
+                case _:
+                    assert_never(effect)
 
-    def _carry_out(self, effect: ChildEffect) -> None:
-        match effect:
-            case Spawn(name):
-                self._spawn(self._commands[name])
-            case Terminate(pid):
-                self._report("child.asked", {"pid": pid})
-                self._signal(pid, signal.SIGTERM)
-            case Kill(pid):
-                self._report("child.killed", {"pid": pid})
-                self._kill(pid)
-            case _:
-                assert_never(effect)
+    async def _start(self, name: str) -> None:
+        try:
+            arguments = await self.before_spawn(name)
+        except (EblaError, OSError) as error:
+            self.refusal = str(error)
+            self._carry_out(self._policy.stop(self._clock.boot_ms()))
+            return
+        if isinstance(self._policy.children[name].state, StartPending):  # the node may have been stopped meanwhile
+            self._spawn(self._commands[name], arguments)
 
-    def _spawn(self, command: ChildCommand) -> None:
+    def _spawn(self, command: ChildCommand, further: Sequence[str]) -> None:
         assert threading.current_thread() is threading.main_thread()
         assert self._pipe is not None
         reading, _ = self._pipe
-        arguments = [*command.arguments, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
+        arguments = [*command.arguments, *further, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
         try:
             # A session of its own: Ctrl-C in a terminal reaches only the control process, which terminates its
             # children; and the processes that a child starts are found by its session.
@@ -190,12 +205,12 @@ class Supervisor:
             )
         except OSError as error:
             self._report("child.not_started", {"child": command.name, "error": str(error)})
-            self._step(SpawnFailed(command.name, str(error)))
+            self._carry_out(self._policy.spawn_failed(command.name, str(error), self._clock.boot_ms()))
             return
         self._processes[command.name] = process
         self._started_wall_us[command.name] = self._clock.wall_us()
         self._report("child.started", {"child": command.name, "pid": process.pid})
-        self._step(Spawned(command.name, process.pid))
+        self._policy.spawned(command.name, process.pid, self._clock.boot_ms())
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
         """Through Popen, which never signals a pid that it has reaped and the kernel may have reused."""
@@ -217,7 +232,7 @@ class Supervisor:
                 self._kept_signals.pop(process.pid, None)
                 how = _how_it_ended(status)
                 self._report("child.ended", {"child": name, "pid": process.pid, "how": how})
-                self._step(Exited(name, process.pid, how))
+                self._carry_out(self._policy.exited(name, process.pid, how, self._clock.boot_ms()))
 
 
 def _how_it_ended(status: int) -> str:

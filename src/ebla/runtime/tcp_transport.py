@@ -64,6 +64,9 @@ class TransportLimits:
     """TCP gives up on a peer that acknowledges nothing for this long."""
 
 
+DEFAULT_TRANSPORT_LIMITS = TransportLimits()
+
+
 class _Shared:
     """What all links of one transport have in common."""
 
@@ -366,7 +369,12 @@ class TcpTransport:
     (for measurements). Use it as a context: what it accepts lives in its task group."""
 
     def __init__(
-        self, tls: TlsContexts | None, limits: TransportLimits, report: EventReporter, *, plain: bool = False
+        self,
+        tls: TlsContexts | None,
+        report: EventReporter,
+        limits: TransportLimits = DEFAULT_TRANSPORT_LIMITS,
+        *,
+        plain: bool = False,
     ) -> None:
         self._tls = tls
         self._limits = limits

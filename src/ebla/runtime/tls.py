@@ -30,6 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.identity import ClusterId, HostId
 from ebla.ports.clock import Clock
+from ebla.runtime.data_folder import NodeIdentity, write_durably
 
 AUTHORITY_DAYS = 3650
 NODE_DAYS = 365
@@ -41,30 +42,25 @@ _CLUSTER_URI = "ebla:cluster:"
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
-    """The key admits nodes, so only the owner of a node's folder can read it."""
-
-    certificate_pem: bytes
-    key_pem: bytes
-
-    def __repr__(self) -> str:
-        return f"Authority({self.fingerprint().hex()[:16]}…)"
-
-    def fingerprint(self) -> bytes:
-        return fingerprint_of(self.certificate_pem)
-
-    def token_key(self) -> bytes:
-        """Signs join tokens: only nodes of the cluster can make and check them."""
-        return hashlib.sha256(b"ebla join token\0" + self.key_pem).digest()
-
-
-@dataclass(frozen=True, slots=True)
 class NodeCertificate:
     certificate_pem: bytes
     key_pem: bytes
 
     def __repr__(self) -> str:
-        return f"NodeCertificate({fingerprint_of(self.certificate_pem).hex()[:16]}…)"
+        return f"{type(self).__name__}({self.fingerprint().hex()[:16]}…)"
+
+    def fingerprint(self) -> bytes:
+        return fingerprint_of(self.certificate_pem)
+
+
+class Authority(NodeCertificate):
+    """The key admits nodes, so only the owner of a node's folder can read it."""
+
+    __slots__ = ()
+
+    def token_key(self) -> bytes:
+        """Signs join tokens: only nodes of the cluster can make and check them."""
+        return hashlib.sha256(b"ebla join token\0" + self.key_pem).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,29 +201,12 @@ def host_in_peer_certificate(peer: Mapping[str, Any] | None) -> HostId | None:
 # ---- the folder
 
 
-@dataclass(frozen=True, slots=True)
-class TlsIdentity:
-    """Whose certificates are in a folder."""
-
-    host: HostId
-    cluster: ClusterId
-    cluster_name: str
-
-
 class TlsFolder:
     """`<data>/tls`. Files are written atomically: to a temporary file, synced, renamed. A key is written before its
     certificate, so that an interrupted start leaves an unused key, never a certificate without a key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def has_authority(self) -> bool:
-        return (self.path / "authority.pem").exists()
-
-    @property
-    def has_node_certificate(self) -> bool:
-        return (self.path / "node.pem").exists()
 
     def authority(self) -> Authority:
         return Authority(self._read("authority.pem"), self._read("authority.key"))
@@ -250,15 +229,7 @@ class TlsFolder:
         self._write("node.key", certificate.key_pem)
         self._write("node.pem", certificate.certificate_pem)
 
-    def create_missing(self, identity: TlsIdentity, clock: Clock) -> None:
-        """At first start: an authority if there is none (a joining node has one), and a certificate."""
-        if not self.has_authority:
-            validity = Validity.days(clock, AUTHORITY_DAYS)
-            self.store_authority(make_authority(identity.cluster, identity.cluster_name, validity))
-        if not self.has_node_certificate:
-            self.renew(identity, clock)
-
-    def renew(self, identity: TlsIdentity, clock: Clock) -> None:
+    def renew(self, identity: NodeIdentity, clock: Clock) -> None:
         """A new certificate for this node. New connections use it after `NodeTls.reload`."""
         certificate = make_node_certificate(
             self.authority(), identity.host, identity.cluster, Validity.days(clock, NODE_DAYS)
@@ -283,19 +254,7 @@ class TlsFolder:
     def _write(self, name: str, content: bytes) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.path, 0o700)
-        temporary = self.path / f"{name}.new"
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / name)
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_durably(self.path / name, content)
 
 
 # ---- contexts

@@ -70,6 +70,7 @@ class _Folder:
 
 
 _Node = _Content | _Folder
+FolderCopy = _Folder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +126,25 @@ class SimDisk:
         data = self.root.durable[DATA_FOLDER]
         assert isinstance(data, _Folder)
         data.cached[name] = data.durable[name] = _Folder()
+
+    def copy_folder(self, path: str) -> "FolderCopy":
+        """As an operator copies the folder of a stopped node."""
+        return _copied(self._folder_at(path))
+
+    def put_folder(self, path: str, copy: "FolderCopy | None") -> None:
+        """Replaces a folder by a copy, durably. None: removes it."""
+        parent, _, name = path.rpartition("/")
+        folder, new = self._folder_at(parent), None if copy is None else _copied(copy)
+        for names in (folder.cached, folder.durable):
+            _set_name(names, name, new)
+
+    def _folder_at(self, path: str) -> "_Folder":
+        node: _Node = self.root
+        for name in _parts(path):
+            assert isinstance(node, _Folder), f"{path} is no folder"
+            node = node.cached[name]
+        assert isinstance(node, _Folder), f"{path} is no folder"
+        return node
 
     def of(self, incarnation: ProcessIncarnation) -> "ProcessDisk":
         return ProcessDisk(self, incarnation)
@@ -193,7 +213,7 @@ class SimDisk:
     def used_bytes(self) -> int:
         return sum(max(len(content.cached), content.reserved) for content in _contents(self.root, durable=False))
 
-    # -- used by LifeDisk and SimFile -------------------------------------------------------------------------------
+    # -- used by ProcessDisk and SimFile -------------------------------------------------------------------------------
 
     def new_content(self) -> _Content:
         self._inodes += 1
@@ -321,7 +341,7 @@ class SimFile:
 
 
 class ProcessDisk:
-    """`ports.disk.Disk` as one incarnation of a process sees it."""
+    """`ports.disk.Disk` and `bulk.staging.Isolation` as one incarnation of a process sees them."""
 
     def __init__(self, disk: SimDisk, incarnation: ProcessIncarnation) -> None:
         self._disk = disk
@@ -396,9 +416,12 @@ class ProcessDisk:
         content = self._file(path)
         return lambda: bytes(content.cached)
 
-    def is_open(self, path: str) -> bool:
-        """Whether any process has the file open, under any of its names. Every open file of this disk is writable."""
-        return self._file(path).is_open()
+    def size_bytes(self, path: str) -> int:
+        return len(self._file(path).cached)
+
+    def has_no_writer(self, path: str) -> bool:
+        """Whether no process has the file open, under any of its names. Every open file of this disk is writable."""
+        return not self._file(path).is_open()
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device for all paths
         self._incarnation.check()
@@ -454,6 +477,18 @@ def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
         del target[offset:]
     else:
         target[offset : offset + len(data)] = data
+
+
+def _copied(folder: _Folder) -> _Folder:
+    """What a reader of the folder sees, as durable files of its own."""
+    copy = _Folder()
+    for name, node in folder.cached.items():
+        if isinstance(node, _Folder):
+            made: _Node = _copied(node)
+        else:
+            made = _Content(cached=bytearray(node.cached), durable=bytearray(node.cached), inode=node.inode)
+        copy.cached[name] = copy.durable[name] = made
+    return copy
 
 
 def _set_name(names: dict[str, _Node], name: str, node: _Node | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ebla.model.errors import InvalidRequest
 from ebla.sim import scenarios
-from ebla.sim.world import World
+from ebla.sim.world import World, describe
 
 REPORT_LINES_MAX = 60
 
@@ -77,7 +77,7 @@ def run_scenario(
     try:
         world.run(scenario.run)
     except Exception as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = describe(error)
         story = list(world.trace.lines)[-REPORT_LINES_MAX:]
         report = "\n".join([*story, "", "".join(traceback.format_exception(error))])
     finally:

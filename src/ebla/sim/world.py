@@ -24,7 +24,8 @@ How to write a scenario. The file `sim/scenarios/ping.py` is found by its `SCENA
         one.machine.disk.fill(); one.machine.disk.heal()        # see sim/disk.py; clock: one.machine.clock.jump(us)
         own = world.scenario_environment("probe")               # ports for code of the scenario itself
         link = await own.transport.connect(one.address(7000), Probe)
-        world.check(one.running, "one should be up")            # a failed check fails the run and prints its trace
+        up = await world.wait_for(lambda: one.running, 5.0)     # a condition that must hold within some time
+        world.check(up, "one should be up")                     # a failed check fails the run and prints its trace
 
     SCENARIO = Scenario("ping", "a client talks to a server", seconds=30.0, run=run)
 
@@ -44,6 +45,7 @@ from typing import Any
 
 from ebla.model.errors import DiskFull, leaf_errors
 from ebla.model.identity import Address, HostId
+from ebla.observe.event_reporter import EventReporter
 from ebla.ports.environment import Environment
 from ebla.sim.clock import SimClock
 from ebla.sim.disk import ProcessDisk, SimDisk
@@ -58,6 +60,7 @@ Main = Callable[[Environment], Coroutine[Any, Any, None]]
 EXPECTED_ERRORS: tuple[type[Exception], ...] = (DiskFull, OSError)
 OVERRUN_FACTOR = 10.0
 OVERRUN_SLACK_S = 600.0
+WAIT_STEP_S = 0.25
 
 
 class RunFailed(AssertionError):
@@ -164,10 +167,10 @@ class Unit:
         if not incarnation.alive or task.cancelled():
             return
         error = task.exception()
-        self._world.log(self.name, "ends" if error is None else f"ends: {_describe(error)}")
+        self._world.log(self.name, "ends" if error is None else f"ends: {describe(error)}")
         self.end(with_machine=False)
         if error is not None and not _is_one_of(error, self.expected_errors):
-            self._world.fail_with(error, f"{self.name} died of {_describe(error)}")
+            self._world.fail_with(error, f"{self.name} died of {describe(error)}")
 
 
 class World:
@@ -247,6 +250,18 @@ class World:
     def log(self, subject: str, text: str) -> None:
         self.trace.log(subject, text)
 
+    def reporter(self, subject: str) -> EventReporter:
+        return lambda event, details: self.log(subject, f"{event} {details}")
+
+    async def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether the condition holds within this time."""
+        ends_at = self.now() + seconds
+        while not condition():
+            if self.now() >= ends_at:
+                return False
+            await asyncio.sleep(WAIT_STEP_S)
+        return True
+
     def check(self, condition: bool, text: str) -> None:
         if not condition:
             raise RunFailed(text)
@@ -264,7 +279,7 @@ class World:
 
     def _problem(self, context: ExceptionContext) -> None:
         error = context.get("exception")
-        self.fail_with(error, context["message"] if error is None else f"{context['message']}: {_describe(error)}")
+        self.fail_with(error, context["message"] if error is None else f"{context['message']}: {describe(error)}")
 
     def heal(self) -> None:
         """Ends every fault of paths and devices, and every pause. Units that are down stay down."""
@@ -325,7 +340,7 @@ async def _await(work: Awaitable[None]) -> None:
     await work
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     return ", ".join(f"{type(each).__name__}: {each}" for each in leaf_errors(error))
 
 

@@ -4,7 +4,6 @@ Nothing is rounded or cut: a value that does not fit raises an `InvalidRequest` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -24,12 +23,6 @@ _DURATION_FIELDS = ("months", "days", "nanoseconds")
 _TIMESTAMP = arrow_type(ScalarType(Scalar.TIMESTAMP))
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionRules:
-    cuts_timestamps: bool = False
-    """Microseconds of a timestamp are dropped; else they are an error."""
-
-
 def columns_to_spark(kinds: Sequence[CqlType | None], batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     """`kinds`: the CQL types of the batch's columns, None for a column that is not a value of the table (a token, a
     write time). `wanted`: the schema Spark expects, in the same order."""
@@ -45,10 +38,11 @@ def columns_to_spark(kinds: Sequence[CqlType | None], batch: pa.RecordBatch, wan
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def column_to_stored(kind: CqlType, column: pa.Array, name: str, rules: ConversionRules) -> pa.Array:
-    """In the Arrow type that storage has for the CQL type."""
+def column_to_stored(kind: CqlType, column: pa.Array, name: str, *, cuts_timestamps: bool = False) -> pa.Array:
+    """In the Arrow type that storage has for the CQL type. `cuts_timestamps`: microseconds of a timestamp are dropped;
+    else they are an error."""
     try:
-        return to_stored(kind, column, rules)
+        return to_stored(kind, column, cuts_timestamps)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise InvalidRequest(
             f"column {name!r} has a value that a CQL {kind} does not hold ({error})", advice=_writing_advice(kind)
@@ -105,31 +99,33 @@ def _duration_to_spark(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 # ---- into storage
 
 
-def to_stored(kind: CqlType, column: pa.Array, rules: ConversionRules) -> pa.Array:
+def to_stored(kind: CqlType, column: pa.Array, cuts_timestamps: bool = False) -> pa.Array:
     wanted = arrow_type(kind)
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), wanted)
     match kind:
         case ScalarType(scalar=scalar):
-            return _scalar_to_stored(scalar, column, rules)
+            return _scalar_to_stored(scalar, column, cuts_timestamps)
         case ListType(element=element) | SetType(element=element):
             offsets, values = _offsets_and_child(column, column.values)
             _refuse_nulls(values, column, offsets, kind)
-            return _listed(wanted, column, offsets, to_stored(element, values, rules))
+            return _listed(wanted, column, offsets, to_stored(element, values, cuts_timestamps))
         case MapType(key=key, value=value):
             offsets, keys = _offsets_and_child(column, column.keys)
             _, items = _offsets_and_child(column, column.items)
             _refuse_nulls(items, column, offsets, kind)
-            return _mapped(wanted, column, offsets, to_stored(key, keys, rules), to_stored(value, items, rules))
+            return _mapped(
+                wanted, column, offsets, to_stored(key, keys, cuts_timestamps), to_stored(value, items, cuts_timestamps)
+            )
         case TupleType(elements=elements):
             fields = [wanted.field(place) for place in range(wanted.num_fields)]
-            parts = [to_stored(one, column.field(place), rules) for place, one in enumerate(elements)]
+            parts = [to_stored(one, column.field(place), cuts_timestamps) for place, one in enumerate(elements)]
             return _struct(fields, column, parts)
         case _ as never:
             assert_never(never)
 
 
-def _scalar_to_stored(scalar: Scalar, column: pa.Array, rules: ConversionRules) -> pa.Array:
+def _scalar_to_stored(scalar: Scalar, column: pa.Array, cuts_timestamps: bool) -> pa.Array:
     wanted = arrow_type(ScalarType(scalar))
     if column.type == wanted:
         return column
@@ -138,7 +134,7 @@ def _scalar_to_stored(scalar: Scalar, column: pa.Array, rules: ConversionRules) 
             return uuid_columns.from_text(column)
         case Scalar.DURATION:
             return _duration_to_stored(column)
-        case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type) and rules.cuts_timestamps:
+        case Scalar.TIMESTAMP if pa.types.is_timestamp(column.type) and cuts_timestamps:
             return pc.floor_temporal(column, unit="millisecond").cast(wanted)
         case Scalar.VARINT if pa.types.is_decimal(column.type):
             return column.cast(pa.decimal128(38, 0)).cast(wanted)

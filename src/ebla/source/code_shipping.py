@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import zipfile
@@ -44,7 +45,7 @@ def _code() -> tuple[str, str, bytes]:
 def _carrier() -> Callable[..., object]:
     """A nested function is pickled by value, because no other Python could import it by name. It must not use anything
     of this package."""
-    needed, folder_of = REQUIRED_PACKAGES, _unpacker()
+    needed, folder_of = REQUIRED_PACKAGES, _unpacker(_private_root())
 
     def unpack_and_make(code: tuple[str, str, bytes], module: str, name: str, arguments: tuple[Any, ...]) -> object:
         missing = [package for package in needed if importlib.util.find_spec(package) is None]
@@ -65,24 +66,35 @@ def _carrier() -> Callable[..., object]:
     return unpack_and_make
 
 
-def _unpacker() -> Callable[[str, str, bytes], str | None]:
+def _private_root() -> Callable[[], str | None]:
+    def private_root() -> str | None:
+        """The folder that all processes of this user share; None if it is not safe. Anyone can create a file or a link
+        of this name in the temporary directory, and what is in the folder is executed."""
+        root = os.path.join(tempfile.gettempdir(), f"ebla-shipped-{os.getuid()}")
+        try:
+            os.mkdir(root, 0o700)
+        except FileExistsError:
+            pass  # by us or by another
+        known = os.lstat(root)
+        is_safe = stat.S_ISDIR(known.st_mode) and known.st_uid == os.getuid() and stat.S_IMODE(known.st_mode) == 0o700
+        return root if is_safe else None
+
+    return private_root
+
+
+def _unpacker(private_root: Callable[[], str | None]) -> Callable[[str, str, bytes], str | None]:
     def unpacked(release: str, content: str, archive: bytes) -> str | None:
         """The folder it is unpacked in; None where the same release is installed."""
-        user = os.getuid()
-        root = os.path.join(tempfile.gettempdir(), f"ebla-shipped-{user}")
-        folder = os.path.join(root, content)
-        if folder in sys.path:
-            return folder
+        loaded = [one for one in sys.path if os.path.basename(one) == content]
+        if loaded:
+            return loaded[0]
         try:
             if importlib.metadata.version("ebla") == release:
                 return None
         except importlib.metadata.PackageNotFoundError:
             pass  # the usual case on other people's executors
-        os.makedirs(root, mode=0o700, exist_ok=True)
-        if os.stat(root).st_uid != user:
-            # Another user made it, and could make us run what they put there.
-            root = tempfile.mkdtemp(prefix="ebla-shipped-")
-            folder = os.path.join(root, content)
+        root = private_root() or tempfile.mkdtemp(prefix="ebla-shipped-")
+        folder = os.path.join(root, content)
         if not os.path.isdir(folder):
             fresh = tempfile.mkdtemp(dir=root)
             packed = os.path.join(fresh, "code.zip")
@@ -118,18 +130,16 @@ def _content_hash() -> str:
 @cache
 def _archive() -> bytes:
     """Cached on disk: Spark plans each query in a new process."""
-    root = Path(tempfile.gettempdir(), f"ebla-shipped-{os.getuid()}")
-    root.mkdir(mode=0o700, exist_ok=True)
-    kept = root / f"{_content_hash()}.zip"
-    is_ours = root.stat().st_uid == os.getuid()
-    if is_ours and kept.exists():
+    root = _private_root()()
+    kept = None if root is None else Path(root, f"{_content_hash()}.zip")
+    if kept is not None and kept.exists():
         return kept.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "code.zip")
         _pack(made)
         data = made.read_bytes()
-        if is_ours:
-            whole = root / f"{kept.name}.{os.getpid()}"
+        if kept is not None:
+            whole = kept.with_name(f"{kept.name}.{os.getpid()}")
             whole.write_bytes(data)
             whole.replace(kept)
     return data

@@ -69,28 +69,39 @@ ERROR_CLASSES: Mapping[int, type[EblaError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CqlSecurity:
-    """How to connect. Certificates name nodes by their ids and not by addresses, so only the authority is checked: it
-    signs nothing but nodes of its cluster."""
+    """How to connect. Certificates of a cluster's own authority name nodes by their ids and not by addresses, so only
+    the authority is checked: it signs nothing but nodes of its cluster. An authority of the system signs certificates
+    of anyone for their own host names, so there the host name is checked too: otherwise any server on the path could
+    show a valid certificate and receive the password."""
 
     username: str = ""
     password: str = field(default="", repr=False)
     is_tls: bool = False
     authority_pem: str = ""
-    """Empty: the authorities this machine trusts."""
+    trusts_system: bool = False
+    """The authorities of this machine are trusted, for certificates with the node's host name."""
     verifies: bool = True
+
+    def __post_init__(self) -> None:
+        if self.is_tls and self.verifies and not self.authority_pem and not self.trusts_system:
+            raise InvalidRequest(
+                "the option ssl is true and ssl.ca is missing, so the certificate of a node cannot be verified",
+                advice="ssl.ca is the certificate file of the cluster's authority (tls/authority.pem in a node's "
+                "folder); ssl.ca=system trusts the authorities of this machine and checks host names",
+            )
 
     def context(self) -> ssl.SSLContext | None:
         if not self.is_tls:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False
+        context.check_hostname = self.verifies and self.trusts_system
         if not self.verifies:
             context.verify_mode = ssl.CERT_NONE
-        elif self.authority_pem:
-            context.load_verify_locations(cadata=self.authority_pem)
-        else:
+        elif self.trusts_system:
             context.load_default_certs()
+        else:
+            context.load_verify_locations(cadata=self.authority_pem)
         return context
 
 
@@ -255,14 +266,15 @@ def connect(address: Address, security: CqlSecurity, timeout_s: float) -> CqlCon
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = security.context()
-        connected = plain if context is None else context.wrap_socket(plain)
+        connected = plain if context is None else context.wrap_socket(plain, server_hostname=address.host)
         connection = CqlConnection(connected, peer)
         connection.handshake(security, deadline)
     except ssl.SSLError as error:
         plain.close()
         raise Unreachable(
             f"no TLS with {peer}: {error.reason or error}",
-            advice="`ssl.ca` names the certificate of the cluster's authority (tls/authority.pem in a node's folder)",
+            advice="`ssl.ca` names the certificate of the cluster's authority (tls/authority.pem in a node's folder); "
+            "with ssl.ca=system the certificate must be valid for the host name in `contact`",
         ) from None
     except (OSError, ConnectionLost, DeadlineExceeded) as error:
         # No request was sent yet, so no outcome can be unknown.

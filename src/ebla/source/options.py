@@ -9,9 +9,11 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
+from ebla.model.schema import TTL_S_MAX
 from ebla.source.contact_points import ContactPoints, parse_contacts
 from ebla.source.cql_client import CqlSecurity
 
@@ -22,142 +24,58 @@ class OptionSide(enum.StrEnum):
     WRITE = "writing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkOption:
-    name: str
-    meaning: str
-    default: str = ""
-    side: OptionSide = OptionSide.BOTH
-
-
-OPTIONS: tuple[SparkOption, ...] = (
-    SparkOption(
-        name="contact",
-        meaning="CQL addresses of some nodes: host:port, separated by commas",
-        default="127.0.0.1:9042",
-    ),
-    SparkOption(name="keyspace", meaning="the table's keyspace"),
-    SparkOption(name="table", meaning="the table's name, or keyspace.table; load('keyspace.table') does the same"),
-    SparkOption(name="username", meaning="the user, where nodes require a login"),
-    SparkOption(name="password", meaning="the user's password"),
-    SparkOption(name="ssl", meaning="true: the CQL port of the nodes uses TLS", default="false"),
-    SparkOption(
-        name="ssl.ca",
-        meaning="file with the certificate of the cluster's authority, tls/authority.pem in a node's folder",
-    ),
-    SparkOption(
-        name="ssl.verify",
-        meaning="false: any certificate is accepted; an attacker in between can read the password",
-        default="true",
-    ),
-    SparkOption(
-        name="consistency",
-        meaning="ONE, TWO, THREE, QUORUM, ALL, LOCAL_ONE, LOCAL_QUORUM or EACH_QUORUM",
-        default="LOCAL_QUORUM",
-    ),
-    SparkOption(name="timeout", meaning="how long nodes may take to answer a call of the driver", default="60s"),
-    SparkOption(
-        name="shortcut",
-        meaning="false: files of nodes on the same machine are not read or written directly",
-        default="true",
-    ),
-    SparkOption(
-        name="columns",
-        meaning="columns to read, separated by commas; default: all",
-        side=OptionSide.READ,
-    ),
-    SparkOption(
-        name="token",
-        meaning="name of an extra column with the token of each row's partition",
-        side=OptionSide.READ,
-    ),
-    SparkOption(
-        name="writetime",
-        meaning="columns whose write times, in microseconds, are added as <column>_writetime",
-        side=OptionSide.READ,
-    ),
-    SparkOption(
-        name="ttl", meaning="columns whose remaining seconds to live are added as <column>_ttl", side=OptionSide.READ
-    ),
-    SparkOption(
-        name="where",
-        meaning="conditions in CQL on key columns and token(), applied by the nodes",
-        side=OptionSide.READ,
-    ),
-    SparkOption(
-        name="pushdown",
-        meaning="true: push filters on keys down to nodes; only for a DataFrame that is used once, in one query",
-        default="false",
-        side=OptionSide.READ,
-    ),
-    SparkOption(name="split_bytes", meaning="about how many bytes a task reads", default="128m", side=OptionSide.READ),
-    SparkOption(
-        name="life",
-        meaning="how long a DataFrame may be used again; its tickets expire then",
-        default="24h",
-        side=OptionSide.READ,
-    ),
-    SparkOption(
-        name="job",
-        meaning="a name for the write: the same job again writes with the same timestamp, and writes nothing once it "
-        "was committed; default for a stream: the id in its checkpoint",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="nulls",
-        meaning="unset: a null leaves the column as it is; delete: it deletes the value",
-        default="unset",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="ttl",
-        meaning="TTL of what is written; 0: none; default: the table's",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="ttl_column",
-        meaning="column with the TTL of each row in seconds; where it is null, `ttl` applies",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="op",
-        meaning="column with the operation of each row: upsert, delete or delete_partition",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="timestamps",
-        meaning="exact: microseconds in a timestamp are an error; cut: they are dropped",
-        default="exact",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="confirm.truncate",
-        meaning="true: mode overwrite may delete all rows of the table first",
-        default="false",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="small_rows",
-        meaning="a task with at most so many rows leaves them to the driver, which writes them over CQL",
-        default="1000",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(
-        name="run_bytes",
-        meaning="how many bytes a task collects and sorts before it sends them",
-        default="64m",
-        side=OptionSide.WRITE,
-    ),
-    SparkOption(name="life", meaning="how long the job may take; default: the nodes' limit", side=OptionSide.WRITE),
-)
-"""The documentation shows this table."""
+OPTIONS: Mapping[OptionSide, Mapping[str, str]] = {
+    OptionSide.BOTH: {
+        "contact": "127.0.0.1:9042",
+        "keyspace": "",
+        "table": "",
+        "username": "",
+        "password": "",
+        "ssl": "false",
+        "ssl.ca": "",
+        "ssl.verify": "true",
+        "consistency": "LOCAL_QUORUM",
+        "timeout": "60s",
+        "shortcut": "true",
+    },
+    OptionSide.READ: {
+        "columns": "",
+        "token": "",
+        "writetime": "",
+        "ttl": "",
+        "where": "",
+        "pushdown": "false",
+        "split_bytes": "128m",
+        "life": "24h",
+    },
+    OptionSide.WRITE: {
+        "job": "",
+        "nulls": "unset",
+        "ttl": "",
+        "ttl_column": "",
+        "op": "",
+        "timestamps": "exact",
+        "confirm.truncate": "false",
+        "small_rows": "1000",
+        "run_bytes": "64m",
+        "life": "",
+    },
+}
+"""Their defaults. The table in docs/spark.md says what each of them means."""
 
 SPARK_OWN_OPTIONS = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
 """Options that Spark itself adds."""
 
+SYSTEM_AUTHORITIES = "system"
+"""The value of `ssl.ca` instead of a file."""
+JOB_CHARACTERS_MAX = 200
+SMALL_ROWS_MAX = 10_000
+
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+E = TypeVar("E", bound=enum.StrEnum)
 
 
 class OptionValues:
@@ -166,7 +84,7 @@ class OptionValues:
     def __init__(self, options: Mapping[str, str], side: OptionSide) -> None:
         self.side = side
         self._values = {name.lower(): value for name, value in options.items()}
-        self._known = {option.name: option for option in OPTIONS if option.side in (OptionSide.BOTH, side)}
+        self._known = {**OPTIONS[OptionSide.BOTH], **OPTIONS[side]}
         for name in self._values:
             if name not in self._known and name not in SPARK_OWN_OPTIONS:
                 raise self._unknown(name)
@@ -175,7 +93,7 @@ class OptionValues:
         return bool(self._values.get(name))
 
     def text(self, name: str) -> str:
-        return self._values.get(name) or self._known[name].default
+        return self._values.get(name) or self._known[name]
 
     def path(self) -> str:
         """The argument of `load` or `save`."""
@@ -202,6 +120,18 @@ class OptionValues:
             raise self.wrong(name, "a time such as 90s, 15m or 24h")
         return number * _SECONDS[unit]
 
+    def count(self, name: str, most: int) -> int:
+        text = self.text(name)
+        if not (text.isascii() and text.isdigit() and int(text) <= most):
+            raise self.wrong(name, f"a number from 0 to {most}")
+        return int(text)
+
+    def choice(self, name: str, choices: type[E]) -> E:
+        found = self.text(name).lower()
+        if found not in list(choices):
+            raise self.wrong(name, " or ".join(choices))
+        return choices(found)
+
     def level(self) -> ConsistencyLevel:
         found = ConsistencyLevel.__members__.get(self.text("consistency").upper())
         if found is None:
@@ -212,9 +142,9 @@ class OptionValues:
         return InvalidRequest(f"option {name}={self.text(name)!r} is invalid", advice=f"it is {expected}")
 
     def _unknown(self, name: str) -> InvalidRequest:
-        other = next((option for option in OPTIONS if option.name == name), None)
+        other = next((side for side, names in OPTIONS.items() if name in names), None)
         if other is not None:
-            return InvalidRequest(f"option {name!r} is for {other.side}, not for {self.side}")
+            return InvalidRequest(f"option {name!r} is for {other}, not for {self.side}")
         return InvalidRequest(f"there is no option {name!r}", advice=suggest_name(name, tuple(self._known)))
 
 
@@ -248,6 +178,7 @@ def parse_table_access(given: OptionValues) -> TableAccess:
         password=given.text("password"),
         is_tls=given.flag("ssl"),
         authority_pem=_authority(given),
+        trusts_system=given.text("ssl.ca") == SYSTEM_AUTHORITIES,
         verifies=given.flag("ssl.verify"),
     )
     contact = ContactPoints(parse_contacts(given.text("contact")), security)
@@ -290,6 +221,65 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
+class NullHandling(enum.StrEnum):
+    UNSET = "unset"
+    DELETE = "delete"
+
+
+class TimestampPrecision(enum.StrEnum):
+    EXACT = "exact"
+    CUT = "cut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    access: TableAccess
+    job: str
+    """Empty: the write has no name, and each run of it is a new job."""
+    nulls: NullHandling
+    ttl_s: int | None
+    """None: the table's default."""
+    ttl_column: str
+    op_column: str
+    timestamps: TimestampPrecision
+    may_truncate: bool
+    small_rows: int
+    run_bytes: int
+    life_ms: int
+    """0: the limit in the nodes' options."""
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    given = OptionValues(options, OptionSide.WRITE)
+    job = given.text("job")
+    if len(job) > JOB_CHARACTERS_MAX:
+        raise InvalidRequest(f"the name of a job has {len(job)} characters, at most {JOB_CHARACTERS_MAX} are allowed")
+    return WriteOptions(
+        access=parse_table_access(given),
+        job=job,
+        nulls=given.choice("nulls", NullHandling),
+        ttl_s=_ttl_s(given),
+        ttl_column=given.text("ttl_column"),
+        op_column=given.text("op"),
+        timestamps=given.choice("timestamps", TimestampPrecision),
+        may_truncate=given.flag("confirm.truncate"),
+        small_rows=given.count("small_rows", SMALL_ROWS_MAX),
+        run_bytes=given.size("run_bytes"),
+        life_ms=int(given.seconds("life") * 1000) if given.has("life") else 0,
+    )
+
+
+def _ttl_s(given: OptionValues) -> int | None:
+    """A plain number is in seconds."""
+    if not given.has("ttl"):
+        return None
+    text = given.text("ttl").strip()
+    seconds = int(text) if text.isascii() and text.isdigit() else int(given.seconds("ttl"))
+    if not 0 <= seconds <= TTL_S_MAX:
+        raise given.wrong("ttl", f"at most {TTL_S_MAX} seconds")
+    return seconds
+
+
 def _named_table(given: OptionValues) -> tuple[str, str]:
     keyspace, table = given.text("keyspace"), given.text("table") or given.path()
     if not keyspace and "." in table:
@@ -303,7 +293,7 @@ def _named_table(given: OptionValues) -> tuple[str, str]:
 def _authority(given: OptionValues) -> str:
     """The content and not the path: it is used on other machines too."""
     path = given.text("ssl.ca")
-    if not path:
+    if path in ("", SYSTEM_AUTHORITIES):
         return ""
     try:
         return Path(path).read_text("ascii")

@@ -11,35 +11,23 @@ A full disk loses nothing: the records stay queued and are retried until they fi
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import NoReturn, Self
 
 import msgspec
 
 from ebla.journal.manifest import segment_sequence
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed, SegmentedLog
 from ebla.model.errors import Corruption, DiskFull, EblaError, Outcome, Overloaded, TooLarge
-from ebla.options import DEFAULT_LIMITS, CommitLogMode
+from ebla.options import CommitLogMode
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.storage.layers.layer import Item
 from ebla.storage.manifest import Incarnation
+from ebla.storage.store_limits import StoreLimits
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitLogLimits:
-    mode: CommitLogMode = CommitLogMode.SYNC
-    period_ms: int = DEFAULT_LIMITS.commit_log_period_ms
-    """How long a record may wait to be written in periodic mode."""
-    batch_bytes: int = 4 << 20
-    record_bytes_max: int = 32 << 20
-    waiting_bytes_max: int = 64 << 20
-    retry_ms: int = 500
-    """After a full disk."""
-    segments_max: int = 32
-    """With more, the layers that still need the oldest are flushed; with twice as many, writes are refused."""
-    log: JournalLimits = field(default_factory=JournalLimits)
+BATCH_BYTES = 4 << 20
+RECORD_BYTES_MAX = 32 << 20
+WAITING_BYTES_MAX = 64 << 20
 
 
 class LogRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(LogRecord).decode
 class CommitLog:
     """`run` must be running in the owner's task group."""
 
-    def __init__(self, disk: Disk, folder: str, log: SegmentedLog, limits: CommitLogLimits) -> None:
+    def __init__(self, disk: Disk, folder: str, log: SegmentedLog, limits: StoreLimits) -> None:
         self._disk = disk
         self._folder = folder
         self._log = log
@@ -78,8 +66,8 @@ class CommitLog:
         self._segments = self._list_segments()
 
     @classmethod
-    async def open(cls, disk: Disk, rng: Rng, folder: str, limits: CommitLogLimits) -> Self:
-        return cls(disk, folder, await SegmentedLog.open(disk, rng, folder, limits.log), limits)
+    async def open(cls, disk: Disk, rng: Rng, folder: str, limits: StoreLimits) -> Self:
+        return cls(disk, folder, await SegmentedLog.open(disk, rng, folder, limits.segment_bytes), limits)
 
     @property
     def next_sequence(self) -> int:
@@ -105,13 +93,13 @@ class CommitLog:
             raise self._ended
         if self._full is not None:
             raise DiskFull(f"the commit log waits for space: {self._full.message}", advice="free space on its disk")
-        if self._queued_bytes > self._limits.waiting_bytes_max:
+        if self._queued_bytes > WAITING_BYTES_MAX:
             raise Overloaded(f"{self._queued_bytes} bytes wait for the commit log", advice="try again later")
         if len(self._segments) > 2 * self._limits.segments_max:
             raise Overloaded("the commit log is full until layers are flushed", advice="try again in a moment")
         record = _encode(LogRecord(incarnation, items))
-        if len(record) > self._limits.record_bytes_max:
-            raise TooLarge(f"a write of {len(record)} bytes is over the limit of {self._limits.record_bytes_max}")
+        if len(record) > RECORD_BYTES_MAX:
+            raise TooLarge(f"a write of {len(record)} bytes is over the limit of {RECORD_BYTES_MAX}")
         return record
 
     def queue(self, record: bytes) -> int:
@@ -121,7 +109,7 @@ class CommitLog:
         sequence = self._next_sequence
         self._next_sequence += 1
         self._work.set()
-        if self._limits.mode is CommitLogMode.SYNC or self._queued_bytes >= self._limits.batch_bytes:
+        if self._limits.mode is CommitLogMode.SYNC or self._queued_bytes >= BATCH_BYTES:
             self._hurry.set()
         return sequence
 
@@ -151,9 +139,12 @@ class CommitLog:
                         "rebuild this shard's replicas from the others",
                     ) from failure
 
+    def can_drop_before(self, sequence: int) -> bool:
+        return len(self._segments) > 1 and self._segments[1] <= sequence
+
     async def drop_before(self, sequence: int) -> None:
         """Removes segments that hold only earlier records."""
-        if len(self._segments) > 1 and self._segments[1] <= sequence:
+        if self.can_drop_before(sequence):
             try:
                 await self._log.drop_before(min(sequence, self._durable_before))
             finally:
@@ -192,7 +183,7 @@ class CommitLog:
         size_bytes = 0
         for record in self._queued:
             size_bytes += len(record)
-            if batch and size_bytes > self._limits.batch_bytes:
+            if batch and size_bytes > BATCH_BYTES:
                 break
             batch.append(record)
         return batch
@@ -219,7 +210,7 @@ class CommitLog:
         else:
             self._work.clear()
         self._unlisted_bytes += sum(len(record) for record in batch)
-        if self._unlisted_bytes >= self._limits.log.segment_bytes // 4:
+        if self._unlisted_bytes >= self._limits.segment_bytes // 4:
             self._segments = self._list_segments()
 
     def _list_segments(self) -> tuple[int, ...]:

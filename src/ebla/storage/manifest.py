@@ -7,7 +7,7 @@ next start sweeps.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import NewType, NoReturn
@@ -16,7 +16,7 @@ import msgspec
 
 from ebla.journal.checked_file import discard_temporary, read_checked_file, replace_file, write_unsynced_file
 from ebla.model.errors import Corruption, DiskFull, EblaError, InternalError, Refused
-from ebla.model.identity import TableId
+from ebla.model.identity import StoreId, TableId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.ports.disk import Disk
@@ -42,6 +42,8 @@ class LayerEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What brought a layer that was adopted."""
     damage: str = ""
     """Why it was quarantined; empty: it is sound."""
+    has_files: bool = False
+    """Its files are durable, so a missing folder is damage. False: the commit log has all of its rows."""
 
 
 class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -70,6 +72,10 @@ class ShardManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     tables: tuple[TableSchema, ...] = ()
     """Needed to read stored rows."""
     stacks: tuple[StackEntry, ...] = ()
+    store: StoreId | None = None
+    """None: of a checkpoint, or written by the previous release."""
+    log_id: int = 0
+    """Of the store's commit log."""
 
     def table(self, table: TableId) -> TableSchema | None:
         return next((schema for schema in self.tables if schema.id == table), None)
@@ -102,6 +108,17 @@ def with_stack(manifest: ShardManifest, entry: StackEntry) -> ShardManifest:
     """Replaces the entry with its incarnation, or adds it."""
     kept = tuple(one for one in manifest.stacks if one.incarnation != entry.incarnation)
     return msgspec.structs.replace(manifest, stacks=(*kept, entry))
+
+
+def with_live_files(manifest: ShardManifest, incarnations: Collection[Incarnation]) -> ShardManifest:
+    """The live layers of these stacks have files."""
+    stacks = tuple(
+        msgspec.structs.replace(one, live=msgspec.structs.replace(one.live, has_files=True))
+        if one.incarnation in incarnations
+        else one
+        for one in manifest.stacks
+    )
+    return msgspec.structs.replace(manifest, stacks=stacks)
 
 
 def without_stack(manifest: ShardManifest, incarnation: Incarnation) -> ShardManifest:

@@ -25,10 +25,8 @@ from ebla.storage.codec.key_codec import (
     split_key,
 )
 from ebla.storage.codec.row_codec import decode_head, schema_version
-from ebla.storage.compaction.compaction_plan import LayerSummary
 from ebla.storage.layers.layer import Item, Layer, LayerDamaged
 from ebla.storage.layers.layer_cache import LayerCache, LayerRef
-from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.manifest import LayerEntry, LayerId, StackEntry, layer_folder
 from ebla.storage.merge.row_merge import (
     facts_of,
@@ -75,6 +73,8 @@ class Stack:
         self.reject_upto_us = NEVER_US
         """Set while a compaction that dropped tombstones is swapped in. A write that is not newer than those tombstones
         would be hidden before the swap and visible after it."""
+        self.has_unnamed_files = False
+        """The live layer of the manifest has durable files, and the manifest does not say so yet."""
         self._dirty_from: int | None = None
         self._held_from: int | None = None
         self._spans = key_spans(entry.range)
@@ -141,10 +141,8 @@ class Stack:
         if self.dropped:
             raise Stale(f"replica {self.incarnation:016x} was dropped")
         if self.damage:
-            raise LayerDamaged(self.damaged_folder(), self.damage)
-
-    def damaged_folder(self) -> str:
-        return next((self.folder_of(one) for one in self.layer_entries if one.damage), "")
+            damaged = next(self.folder_of(one) for one in self.layer_entries if one.damage)
+            raise LayerDamaged(damaged, self.damage)
 
     def folder_of(self, entry: LayerEntry) -> str:
         return layer_folder(self._folder, self.incarnation, entry.id)
@@ -154,14 +152,10 @@ class Stack:
         writable = entry.id == self.live.id or (self.frozen is not None and entry.id == self.frozen.id)
         return LayerRef(self.folder_of(entry), writable)
 
-    def summaries(self, live: Layer, frozen: Layer | None = None) -> tuple[LayerSummary, ...]:
-        """The layers as compaction decisions see them."""
-        found = [_summary(one, one.facts, one.size_bytes) for one in self.entry.bases]
-        if self.frozen is not None:
-            assert frozen is not None
-            found.append(_summary(self.frozen, frozen.facts, frozen.size_bytes()))
-        newest = _summary(self.live, live.facts, live.size_bytes())
-        return (*found, msgspec.structs.replace(newest, is_live=True))
+    def entries_with_facts(self, live: Layer) -> tuple[LayerEntry, ...]:
+        """The layers as compaction decisions see them: bases, then the live layer with its current facts."""
+        assert self.frozen is None
+        return (*self.entry.bases, msgspec.structs.replace(self.live, facts=live.facts))
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -232,6 +226,8 @@ class Stack:
         if self.frozen is not None and entry.live.id == self.live.id:
             self.frozen = None
             self.end_flush(done=True)
+        if entry.live.id != self.entry.live.id or entry.live.has_files:
+            self.has_unnamed_files = False
         self.entry = entry
         if self.frozen is None:
             self.live = entry.live
@@ -333,9 +329,3 @@ def _scan_parts(layer: Layer, parts: list[KeySpan], *, is_reversed: bool) -> Ite
 
 def _clipped(spans: list[KeySpan], clip: tuple[KeySpan, ...] | None) -> list[KeySpan]:
     return spans if clip is None else [part for span in spans for part in clip_span(span, clip)]
-
-
-def _summary(entry: LayerEntry, facts: LayerFacts, size_bytes: int) -> LayerSummary:
-    return LayerSummary(
-        id=entry.id, range=entry.range, facts=facts, size_bytes=size_bytes, is_damaged=bool(entry.damage)
-    )

@@ -7,6 +7,7 @@ old folder that is swept as well. Every change may be requested again after a fa
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -23,7 +24,6 @@ from ebla.storage.commit_log import CommitLog
 from ebla.storage.compaction.compaction_plan import (
     CompactionInput,
     CompactionJob,
-    CompactionLimits,
     CompactionResult,
     SwapOutcome,
     check_result,
@@ -46,10 +46,12 @@ from ebla.storage.manifest import (
     layer_folder,
     layers_folder,
     save_manifest,
+    with_live_files,
     with_stack,
     without_stack,
 )
 from ebla.storage.stack import Stack
+from ebla.storage.store_limits import StoreLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class StackChanges:
     layers: LayerCache
     manifest: ManifestWriter
     log: CommitLog
-    compaction_limits: CompactionLimits
+    limits: StoreLimits
     compaction_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Some stack has grown enough to be compacted."""
     _stacks: dict[Incarnation, Stack] = field(default_factory=dict)
@@ -115,8 +117,28 @@ class StackChanges:
             try:
                 await live.flush()
                 done = True
+                stack.has_unnamed_files = not stack.live.has_files
             finally:
                 stack.end_flush(done=done)
+
+    async def name_live_files(self) -> None:
+        """The manifest says of every live layer that was flushed that it has files. Called before records of the commit
+        log are dropped: from then on the files are the only copy, and a missing folder must not look like a layer that
+        was never written."""
+        flushed = [one for one in self._stacks.values() if one.has_unnamed_files]
+        async with AsyncExitStack() as changing:
+            for stack in flushed:
+                await changing.enter_async_context(stack.changing)
+            named = {one.incarnation for one in flushed if one.has_unnamed_files and not one.dropped}
+            if named:
+                await self.manifest.change(
+                    partial(with_live_files, incarnations=named), partial(self._install_named, named)
+                )
+
+    def _install_named(self, incarnations: Collection[Incarnation]) -> None:
+        for entry in self.manifest.current.stacks:
+            if entry.incarnation in incarnations:
+                self._stacks[entry.incarnation].install(entry)
 
     async def seal(self, stack: Stack) -> None:
         """The live layer becomes a base, and an empty one replaces it. An empty live layer stays as it is."""
@@ -140,7 +162,7 @@ class StackChanges:
         assert frozen is not None
         async with self.layers.hold(stack.layer_ref(frozen)) as layer:
             await layer.flush()
-            sealed = msgspec.structs.replace(frozen, facts=layer.facts, size_bytes=layer.size_bytes())
+            sealed = msgspec.structs.replace(frozen, facts=layer.facts, size_bytes=layer.size_bytes(), has_files=True)
         entry = msgspec.structs.replace(
             stack.entry, live=stack.live, bases=(*stack.entry.bases, sealed), replay_from=stack.replay_from
         )
@@ -210,6 +232,7 @@ class StackChanges:
                 facts=source.facts,
                 size_bytes=source.size_bytes(),
                 origin=adoption.origin,
+                has_files=True,
             )
         finally:
             await source.discard()
@@ -241,7 +264,7 @@ class StackChanges:
             if stack.dropped or stack.damage:
                 return
             marked = [
-                msgspec.structs.replace(one, damage=str(failure)) if stack.folder_of(one) == failure.folder else one
+                msgspec.structs.replace(one, damage=failure.what) if stack.folder_of(one) == failure.folder else one
                 for one in stack.entry.layers
             ]
             entry = msgspec.structs.replace(stack.entry, bases=tuple(marked[:-1]), live=marked[-1])
@@ -283,7 +306,9 @@ class StackChanges:
                     if layer.facts == NO_FACTS:
                         continue
                     await layer.checkpoint(layer_folder(folder, stack.incarnation, entry.id), durable=durable)
-                    entries.append(msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes()))
+                    entries.append(
+                        msgspec.structs.replace(entry, facts=layer.facts, size_bytes=layer.size_bytes(), has_files=True)
+                    )
             empty = LayerEntry(id=self.new_layer_id(), range=stack.entry.range)
             whole = msgspec.structs.replace(stack.entry, live=empty, bases=tuple(entries))
         manifest = ShardManifest(tables=(stack.schema,), stacks=(whole,))
@@ -297,7 +322,7 @@ class StackChanges:
 
     def needs_compaction(self, stack: Stack) -> bool:
         """Whether the stack has grown so that a compaction should be started."""
-        grown = len(stack.entry.bases) > self.compaction_limits.bases_max
+        grown = len(stack.entry.bases) > self.limits.bases_max
         return grown and stack.compacting is None and not stack.dropped and not stack.damage
 
     async def begin_compaction(self, stack: Stack, gc: GcContext, *, whole: bool = False) -> CompactionJob | None:
@@ -311,12 +336,9 @@ class StackChanges:
                 await self._seal(stack)
             await self._complete_seal(stack)
             async with self.layers.hold(stack.layer_ref(stack.live)) as live:
-                layers = stack.summaries(live)
-                inputs = (
-                    tuple(one.id for one in stack.entry.bases)
-                    if whole
-                    else choose_inputs(layers, self.compaction_limits)
-                )
+                layers = stack.entries_with_facts(live)
+                bases = stack.entry.bases
+                inputs = tuple(one.id for one in bases) if whole else choose_inputs(bases, self.limits.bases_max)
                 held = bool(stack.gc_holds) or stack.compaction_keeps_all
                 rule = plan_gc_rule(layers, inputs, stack.schema, gc, held=held)
             if not inputs:
@@ -359,7 +381,7 @@ class StackChanges:
                 return SwapOutcome.INPUTS_GONE
             await self._complete_seal(stack)
             async with self.layers.hold(stack.layer_ref(stack.live)) as live:
-                outcome = check_result(stack.summaries(live), job, result, held=bool(stack.gc_holds))
+                outcome = check_result(stack.entries_with_facts(live), job, result, held=bool(stack.gc_holds))
                 stack.compaction_keeps_all = outcome in (SwapOutcome.OLDER_CELLS, SwapOutcome.HELD)
                 if outcome is SwapOutcome.SWAPPED:
                     stack.reject_upto_us = result.dropped_greatest_us
@@ -377,7 +399,13 @@ class StackChanges:
     async def _swap(self, stack: Stack, job: CompactionJob) -> None:
         built = await self.engine.open(job.output_folder, writable=False)
         try:
-            entry = LayerEntry(id=job.output, range=job.range, facts=built.facts, size_bytes=built.size_bytes())
+            entry = LayerEntry(
+                id=job.output,
+                range=job.range,
+                facts=built.facts,
+                size_bytes=built.size_bytes(),
+                has_files=True,
+            )
         finally:
             await built.discard()
         replaced = [one for one in stack.entry.bases if any(one.id == used.id for used in job.inputs)]

@@ -10,11 +10,11 @@ once there is space.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -22,17 +22,11 @@ from ebla.model.errors import DiskFull, InvalidRequest, Overloaded, Stale
 from ebla.model.identity import TableId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
-from ebla.options import DEFAULT_LIMITS, CommitLogMode
-from ebla.ports.disk import Disk
-from ebla.ports.rng import Rng
-from ebla.storage.commit_log import CommitLog, CommitLogLimits
-from ebla.storage.compaction.compaction_plan import CompactionLimits
-from ebla.storage.layers.layer import Item, Layer, LayerDamaged, LayerEngine
-from ebla.storage.layers.layer_cache import LayerCache
+from ebla.options import CommitLogMode
+from ebla.storage.layers.layer import Item, Layer, LayerDamaged
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
-    ManifestWriter,
     ShardManifest,
     StackEntry,
     with_table,
@@ -44,48 +38,20 @@ from ebla.storage.stack_changes import StackChanges
 GC_HOLD_AT_START = "transitions and stagings not known yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreLimits:
-    log: CommitLogLimits = field(default_factory=CommitLogLimits)
-    compaction: CompactionLimits = field(default_factory=CompactionLimits)
-    layers_open_max: int = 512
-    free_bytes_min: int = DEFAULT_LIMITS.free_disk_bytes_min
-    """With less, writes are refused: the rest is for flushes, manifests and compactions, which make space."""
-    upkeep_ms: int = 250
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class ShardStore(StackChanges):
     """Made by `store_recovery.open_store`."""
 
-    def __init__(
-        self,
-        *,
-        disk: Disk,
-        rng: Rng,
-        folder: str,
-        engine: LayerEngine,
-        manifest: ShardManifest,
-        log: CommitLog,
-        limits: StoreLimits,
-    ) -> None:
-        super().__init__(
-            disk=disk,
-            rng=rng,
-            folder=folder,
-            engine=engine,
-            layers=LayerCache(engine, open_max=limits.layers_open_max),
-            manifest=ManifestWriter(disk, folder, manifest),
-            log=log,
-            compaction_limits=limits.compaction,
-        )
-        self._limits = limits
-        self._shortage: DiskFull | None = None
-        self._upkeep_wanted = asyncio.Event()
-        self._upkeep_lock = asyncio.Lock()
-        self._damages: list[tuple[Stack, LayerDamaged]] = []
-        self._pressed: dict[Incarnation, Stack] = {}
-        """Stacks whose live layers refused a write: a flush makes room, or shows that there is none yet."""
-        self._creating = asyncio.Lock()
+    shortage: DiskFull | None = None
+    """Why writes are refused: the disk has less free space than the reserve. Set again whenever upkeep looks."""
+    _upkeep_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _upkeep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _damages: list[tuple[Stack, LayerDamaged]] = field(default_factory=list)
+    _pressed: dict[Incarnation, Stack] = field(default_factory=dict)
+    """Stacks whose live layers refused a write: a flush makes room, or shows that there is none yet."""
+    _creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
         self._check_space()
 
     def add_stack(self, entry: StackEntry, schema: TableSchema) -> Stack:
@@ -103,12 +69,12 @@ class ShardStore(StackChanges):
     @property
     def answers_after_sync(self) -> bool:
         """Whether a write is acknowledged only once it is durable."""
-        return self._limits.log.mode is CommitLogMode.SYNC
+        return self.limits.mode is CommitLogMode.SYNC
 
     @property
     def free_bytes(self) -> int:
         """What the disk has beyond the reserve for flushes, manifests and compactions."""
-        return max(0, self.disk.free_bytes(self.folder) - self._limits.free_bytes_min)
+        return max(0, self.disk.free_bytes(self.folder) - self.limits.free_bytes_min)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -125,8 +91,8 @@ class ShardStore(StackChanges):
         """The same without an await, on a live layer opened since the last one. It is not yet durable on return: pass
         the sequence to `wait_durable`."""
         assert items
-        if self._shortage is not None:
-            raise self._shortage
+        if self.shortage is not None:
+            raise self.shortage
         stack.check_items(items)
         record = self.log.encode(stack.incarnation, items)
         try:
@@ -155,34 +121,18 @@ class ShardStore(StackChanges):
 
     async def open(self, stack: Stack) -> OpenStack:
         """For reads and writes without an await; valid until the next one."""
-        try:
+        with self._noting_damage(stack):
             return stack.find_open() or await stack.open()
-        except LayerDamaged as failure:
-            self.note_damage(stack, failure)
-            raise
 
     async def open_live(self, stack: Stack) -> Layer:
         """For writes without an await; valid until the next one."""
-        try:
+        with self._noting_damage(stack):
             return await stack.open_live()
-        except LayerDamaged as failure:
-            self.note_damage(stack, failure)
-            raise
 
-    async def read(self, stack: Stack, key: bytes) -> bytes | None:
-        """A row's merged value, without what its partition's head deletes. Includes writes that are being synced."""
-        opened = await self.open(stack)
+    @contextmanager
+    def _noting_damage(self, stack: Stack) -> Iterator[None]:
         try:
-            return opened.read(key)
-        except LayerDamaged as failure:
-            self.note_damage(stack, failure)
-            raise
-
-    async def scan(self, stack: Stack, start: bytes, end: bytes | None, rows_max: int) -> list[Item]:
-        """The first rows and heads from `start` on, a consistent snapshot; a shorter list is the end."""
-        opened = await self.open(stack)
-        try:
-            return list(islice(opened.scan(start, end), rows_max))
+            yield
         except LayerDamaged as failure:
             self.note_damage(stack, failure)
             raise
@@ -216,18 +166,17 @@ class ShardStore(StackChanges):
 
     async def create(self, table: TableId, token_range: TokenRange) -> Stack:
         """A new replica, or the existing one. Its files appear when it is first flushed."""
-        async with self._creating:
-            return self.find(table, token_range) or (await self._create([(table, token_range)]))[0]
+        return (await self.create_all([(table, token_range)]))[0]
 
-    async def create_all(self, new: Sequence[tuple[TableId, TokenRange]]) -> list[Stack]:
-        """Several new replicas by one change of the manifest. None of them may exist."""
+    async def create_all(self, places: Sequence[tuple[TableId, TokenRange]]) -> list[Stack]:
+        """The same for several, by one change of the manifest."""
         async with self._creating:
-            return await self._create(new)
-
-    async def _create(self, new: Sequence[tuple[TableId, TokenRange]]) -> list[Stack]:
-        entries = [self._new_entry(table, token_range) for table, token_range in new]
-        await self.manifest.change(partial(_with_stacks, new=entries), partial(self._install_all, entries))
-        return [self._stacks[entry.incarnation] for entry in entries]
+            found = {(one.entry.table, one.entry.range): one for one in self._stacks.values()}
+            entries = [self._new_entry(*place) for place in places if place not in found]
+            if entries:
+                await self.manifest.change(partial(_with_stacks, new=entries), partial(self._install_all, entries))
+            found |= {(entry.table, entry.range): self._stacks[entry.incarnation] for entry in entries}
+            return [found[place] for place in places]
 
     def _new_entry(self, table: TableId, token_range: TokenRange) -> StackEntry:
         if self.manifest.current.table(table) is None:
@@ -286,7 +235,7 @@ class ShardStore(StackChanges):
     async def _keep_up(self) -> NoReturn:
         while True:
             try:
-                async with asyncio.timeout(self._limits.upkeep_ms / 1000):
+                async with asyncio.timeout(self.limits.upkeep_ms / 1000):
                     await self._upkeep_wanted.wait()
             except TimeoutError:
                 pass
@@ -297,14 +246,14 @@ class ShardStore(StackChanges):
                     await self._upkeep()
             except (DiskFull, Overloaded):
                 # The next round finds what could not be done now.
-                await asyncio.sleep(self._limits.upkeep_ms / 1000)
+                await asyncio.sleep(self.limits.upkeep_ms / 1000)
 
     def _check_space(self) -> None:
         free_bytes = self.disk.free_bytes(self.folder)
-        least_bytes = self._limits.free_bytes_min
-        self._shortage = None
+        least_bytes = self.limits.free_bytes_min
+        self.shortage = None
         if free_bytes < least_bytes:
-            self._shortage = DiskFull(
+            self.shortage = DiskFull(
                 f"{free_bytes >> 20} MiB are free in {self.folder}, writes need {least_bytes >> 20} MiB",
                 advice="free space there or add a node; reads go on, and writes resume once there is space",
             )
@@ -316,15 +265,15 @@ class ShardStore(StackChanges):
             if stack.dropped or stack.damage:
                 continue
             if stack.incarnation in self._pressed:
-                await self._noting_damage(stack, self.flush(stack))
+                await self._keep_up_one(stack, self.flush)
                 del self._pressed[stack.incarnation]
             if stack.frozen is not None or self._live_is_large(stack):
-                await self._noting_damage(stack, self.seal(stack))
+                await self._keep_up_one(stack, self.seal)
         await self._shorten_log()
 
     def _live_is_large(self, stack: Stack) -> bool:
         live = self.layers.find(stack.folder_of(stack.live))
-        return live is not None and live.size_bytes() > self._limits.compaction.live_bytes_max
+        return live is not None and live.size_bytes() > self.limits.live_bytes_max
 
     async def _shorten_log(self) -> None:
         log = self.log
@@ -333,8 +282,11 @@ class ShardStore(StackChanges):
             for stack in tuple(self._stacks.values()):
                 needed = stack.needed_from
                 if needed is not None and needed < target and not (stack.dropped or stack.damage):
-                    await self._noting_damage(stack, self.flush(stack))
-        await log.drop_before(self._log_needed_from())
+                    await self._keep_up_one(stack, self.flush)
+        needed = self._log_needed_from()
+        if log.can_drop_before(needed):
+            await self.name_live_files()
+            await log.drop_before(needed)
 
     def _log_needed_from(self) -> int:
         needed = [one.needed_from for one in self._stacks.values() if not one.damage]
@@ -349,10 +301,10 @@ class ShardStore(StackChanges):
             await self.quarantine(*self._damages[-1])
             self._damages.pop()
 
-    async def _noting_damage(self, stack: Stack, work: Coroutine[Any, Any, None]) -> None:
+    async def _keep_up_one(self, stack: Stack, change: Callable[[Stack], Awaitable[None]]) -> None:
         """A damaged layer stops its own stack and no other."""
         try:
-            await work
+            await change(stack)
         except LayerDamaged as failure:
             self.note_damage(stack, failure)
         except Stale:

@@ -7,15 +7,20 @@ import msgspec
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import Corruption, Overloaded
+from ebla.model.identity import StoreId
 from ebla.model.schema import TableSchema
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.storage.commit_log import CommitLog
 from ebla.storage.layers.layer import Item, LayerDamaged, LayerEngine
+from ebla.storage.layers.layer_cache import LayerCache
 from ebla.storage.manifest import (
     Incarnation,
+    LayerEntry,
+    ManifestWriter,
     ShardManifest,
     StackEntry,
+    layer_folder,
     layer_name,
     layers_folder,
     load_manifest,
@@ -23,48 +28,45 @@ from ebla.storage.manifest import (
 )
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import scratch_folder
-from ebla.storage.store import ShardStore, StoreLimits
+from ebla.storage.store import ShardStore
+from ebla.storage.store_identity import check_store, log_folder
+from ebla.storage.store_limits import StoreLimits
 
 REPLAY_BYTES = 4 << 20
 """How many bytes of records are gathered before they are put."""
 
 
 async def open_store(
-    disk: Disk, rng: Rng, folder: str, engine: LayerEngine, limits: StoreLimits | None = None
+    disk: Disk, rng: Rng, folder: str, engine: LayerEngine, limits: StoreLimits, *, store_id: StoreId
 ) -> ShardStore:
-    """Creates the store where there is none. Raises `Corruption`, or `Refused` for a newer format.
+    """Opens the store of this id, and never creates one. Raises `StoreLost`, `Corruption`, or `Refused` for a newer
+    format.
 
     A damaged live layer does not stop the others: its replica is refused, and quarantined once the store runs.
     """
-    limits = limits or StoreLimits()
+    await check_store(disk, folder, store_id)
     await make_durable_folder(disk, folder)
-    manifest = await _load(disk, folder)
+    manifest = await load_manifest(disk, folder)
+    assert manifest is not None, "it was there a moment ago"
+    await make_durable_folder(disk, layers_folder(folder))
     await _sweep(disk, engine, folder, manifest)
-    log = await CommitLog.open(disk, rng, log_folder(folder), limits.log)
+    log = await CommitLog.open(disk, rng, log_folder(folder), limits)
     manifest = await _clamp(disk, folder, manifest, log.next_sequence)
-    store = ShardStore(disk=disk, rng=rng, folder=folder, engine=engine, manifest=manifest, log=log, limits=limits)
+    manifest = await _quarantine_missing(disk, folder, manifest)
+    store = ShardStore(
+        disk=disk,
+        rng=rng,
+        folder=folder,
+        engine=engine,
+        layers=LayerCache(engine, open_max=limits.layers_open_max),
+        manifest=ManifestWriter(disk, folder, manifest),
+        log=log,
+        limits=limits,
+    )
     for entry in manifest.stacks:
         store.add_stack(entry, _schema_of(folder, manifest, entry))
     await _Replay(store, log).run()
     return store
-
-
-def log_folder(folder: str) -> str:
-    return f"{folder}/log"
-
-
-async def _load(disk: Disk, folder: str) -> ShardManifest:
-    manifest = await load_manifest(disk, folder)
-    if manifest is None:
-        if disk.exists(layers_folder(folder)) and disk.list_folder(layers_folder(folder)):
-            raise Corruption(
-                f"{folder} has layers and no manifest that names them",
-                advice="restore the manifest from a copy, or move the folder away and rebuild its replicas",
-            )
-        manifest = ShardManifest()
-        await save_manifest(disk, folder, manifest)
-    await make_durable_folder(disk, layers_folder(folder))
-    return manifest
 
 
 async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: ShardManifest) -> None:
@@ -86,6 +88,26 @@ async def _clamp(disk: Disk, folder: str, manifest: ShardManifest, next_sequence
         manifest = msgspec.structs.replace(manifest, stacks=stacks, generation=manifest.generation + 1)
         await save_manifest(disk, folder, manifest)
     return manifest
+
+
+async def _quarantine_missing(disk: Disk, folder: str, manifest: ShardManifest) -> ShardManifest:
+    """A layer whose files are gone is damaged. Durable before anything is read or replayed: a missing live layer would
+    be opened as an empty one, and its replica would serve without the rows that only it had."""
+    stacks = []
+    for stack in manifest.stacks:
+        *bases, live = (_with_missing_noted(disk, folder, stack.incarnation, layer) for layer in stack.layers)
+        stacks.append(msgspec.structs.replace(stack, bases=tuple(bases), live=live))
+    if tuple(stacks) != manifest.stacks:
+        manifest = msgspec.structs.replace(manifest, stacks=tuple(stacks), generation=manifest.generation + 1)
+        await save_manifest(disk, folder, manifest)
+    return manifest
+
+
+def _with_missing_noted(disk: Disk, folder: str, incarnation: Incarnation, layer: LayerEntry) -> LayerEntry:
+    path = layer_folder(folder, incarnation, layer.id)
+    if not layer.has_files or layer.damage or (disk.exists(path) and disk.list_folder(path)):
+        return layer
+    return msgspec.structs.replace(layer, damage="its files are missing")
 
 
 def _schema_of(folder: str, manifest: ShardManifest, entry: StackEntry) -> TableSchema:

@@ -71,7 +71,7 @@ def stream_parts(stream: StreamId) -> StreamParts:
 
 def generation_ranges(nodes: Iterable[Node], rng: Rng) -> tuple[CdcRange, ...]:
     """The data of a generation for a ring of these nodes' tokens (those of a joining node included)."""
-    owners = sorted(((token, node) for node in nodes for token in node.tokens), key=_by_token)
+    owners = sorted(((token, node) for node in nodes for token in node.tokens), key=lambda owned: owned[0])
     assert len(owners) < 1 << INDEX_BITS
     starts = [owners[-1][0], *(token for token, _ in owners)] if owners else []
     ranges = []
@@ -91,27 +91,10 @@ def generation_ranges(nodes: Iterable[Node], rng: Rng) -> tuple[CdcRange, ...]:
     return tuple(ranges)
 
 
-def _by_token(owned: tuple[int, Node]) -> int:
-    return owned[0]
-
-
 def ring_owners(snapshot: Snapshot) -> Iterator[Node]:
     """The token owners that a new generation covers: the ring's, and the node that is joining."""
-    return (node for node in snapshot.nodes_in(*_COVERED) if node.tokens and not _is_replaced(snapshot, node))
-
-
-_COVERED = (
-    NodeState.NORMAL,
-    NodeState.REBUILDING,
-    NodeState.DECOMMISSIONING,
-    NodeState.REMOVING,
-    NodeState.BOOTSTRAPPING,
-    NodeState.REPLACING,
-)
-
-
-def _is_replaced(snapshot: Snapshot, node: Node) -> bool:
-    return any(each.replaced == node.host and each.tokens for each in snapshot.nodes_in(NodeState.REPLACING))
+    replaced = [each.replaced for each in snapshot.nodes_in(NodeState.REPLACING) if each.tokens]
+    return (node for node in snapshot.token_owners() if node.host not in replaced)
 
 
 def generation_parts(ranges: Sequence[CdcRange], part_bytes_max: int = PART_BYTES_MAX) -> tuple[CdcGenerationPart, ...]:

@@ -1,8 +1,9 @@
-"""Everything that may be committed to the topology, as tagged structs.
+"""Everything that may be committed to the topology, as structs.
 
 A command states the intent and what its sender saw (`leaving`: the state or stage it acts on), never which keys to
 write. `apply` checks it against the snapshot, so a command repeated by a new leader is refused, not applied twice.
-Times are wall milliseconds of the proposer; ids are drawn by the proposer. Tags are stored: never reuse one.
+Times are wall milliseconds of the proposer; ids are drawn by the proposer. Group 0 gets the rows that a command
+changes, never the command.
 """
 
 import msgspec
@@ -21,7 +22,11 @@ from ebla.topology.snapshot import (
 from ebla.topology.states import ResizeType, TabletStage, TransitionKind, TransitionState
 
 
-class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_like=True, kw_only=True):
+class Command(msgspec.Struct, frozen=True):
+    """`apply/command.py` has the function that applies each kind."""
+
+
+class CreateCluster(Command, frozen=True, kw_only=True):
     """The first node: normal at once, with its tokens and a CDC generation. A new topology needs no upgrade."""
 
     node: Node
@@ -30,24 +35,24 @@ class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster", array_lik
     timestamp_ms: int
 
 
-class SubmitJoin(msgspec.Struct, frozen=True, tag="submit_join", array_like=True):
+class SubmitJoin(Command, frozen=True):
     """A new node requests to join, or to replace a dead node."""
 
     node: Node
     request: NodeRequest
 
 
-class SubmitNodeRequest(msgspec.Struct, frozen=True, tag="submit_node_request", array_like=True):
+class SubmitNodeRequest(Command, frozen=True):
     """Leave, remove or rebuild a node of the cluster."""
 
     request: NodeRequest
 
 
-class SubmitGlobalRequest(msgspec.Struct, frozen=True, tag="submit_global_request", array_like=True):
+class SubmitGlobalRequest(Command, frozen=True):
     request: GlobalRequest
 
 
-class AbortRequest(msgspec.Struct, frozen=True, tag="abort_request", array_like=True):
+class AbortRequest(Command, frozen=True):
     """Withdraw a request: a pending one ends at once, a leave or remove that is still draining is rolled back."""
 
     request: RequestId
@@ -55,14 +60,14 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort_request", array_like=
     now_ms: int
 
 
-class StartNodeRequest(msgspec.Struct, frozen=True, tag="start_node_request", array_like=True):
+class StartNodeRequest(Command, frozen=True):
     """The coordinator starts a pending request. Only a rebuild uses `session`."""
 
     request: RequestId
     session: SessionId
 
 
-class RejectNode(msgspec.Struct, frozen=True, tag="reject_node", array_like=True):
+class RejectNode(Command, frozen=True):
     """A node that may not join (or was rejected while in `join_group0`) becomes `left` without ever having joined."""
 
     host: HostId
@@ -70,7 +75,7 @@ class RejectNode(msgspec.Struct, frozen=True, tag="reject_node", array_like=True
     now_ms: int
 
 
-class ChooseTokens(msgspec.Struct, frozen=True, tag="choose_tokens", array_like=True):
+class ChooseTokens(Command, frozen=True):
     """Ends `join_group0`: the node is in group 0. A replacing node inherits its tokens and names no generation."""
 
     host: HostId
@@ -78,7 +83,7 @@ class ChooseTokens(msgspec.Struct, frozen=True, tag="choose_tokens", array_like=
     generation: GenerationId | None
 
 
-class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generation", array_like=True, kw_only=True):
+class CommitCdcGeneration(Command, frozen=True, kw_only=True):
     """Ends `commit_cdc_generation`. `session` opens with `write_both_read_old` when a node is joining."""
 
     timestamp_ms: int
@@ -87,7 +92,7 @@ class CommitCdcGeneration(msgspec.Struct, frozen=True, tag="commit_cdc_generatio
     fence: TopologyVersion = TopologyVersion(0)
 
 
-class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=True, kw_only=True):
+class AdvanceNode(Command, frozen=True, kw_only=True):
     """The action of (node state, transition state) is done: go to the next row of the node table."""
 
     host: HostId
@@ -98,7 +103,7 @@ class AdvanceNode(msgspec.Struct, frozen=True, tag="advance_node", array_like=Tr
     """The version whose barrier succeeded; the same commit raises the fence to it. 0: none."""
 
 
-class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like=True, kw_only=True):
+class RollBackNode(Command, frozen=True, kw_only=True):
     """The action failed: take the failure edge of the node table. Refused where the table says to repeat."""
 
     host: HostId
@@ -107,7 +112,7 @@ class RollBackNode(msgspec.Struct, frozen=True, tag="roll_back_node", array_like
     now_ms: int
 
 
-class FailDraining(msgspec.Struct, frozen=True, tag="fail_draining", array_like=True):
+class FailDraining(Command, frozen=True):
     """Draining cannot succeed. Running moves end first (INV-TABL-3); then the operation is rolled back.
 
     Stored, so that a new leader does not start draining again.
@@ -117,26 +122,26 @@ class FailDraining(msgspec.Struct, frozen=True, tag="fail_draining", array_like=
     reason: str
 
 
-class CompleteRequest(msgspec.Struct, frozen=True, tag="complete_request", array_like=True):
+class CompleteRequest(Command, frozen=True):
     """In `left_token_ring`: the operator gets the answer before the node is told to shut down."""
 
     host: HostId
     now_ms: int
 
 
-class RaiseFence(msgspec.Struct, frozen=True, tag="raise_fence", array_like=True):
+class RaiseFence(Command, frozen=True):
     """A barrier for `version` succeeded on every node: nothing older is accepted any more."""
 
     version: TopologyVersion
 
 
-class SetIgnoredNodes(msgspec.Struct, frozen=True, tag="set_ignored_nodes", array_like=True):
+class SetIgnoredNodes(Command, frozen=True):
     """The dead nodes that the operator ignores; replaces the previous list."""
 
     hosts: tuple[HostId, ...]
 
 
-class RefreshNode(msgspec.Struct, frozen=True, tag="refresh_node", array_like=True, kw_only=True):
+class RefreshNode(Command, frozen=True, kw_only=True):
     """A node restarted, perhaps with another release, address or shard count."""
 
     host: HostId
@@ -147,15 +152,15 @@ class RefreshNode(msgspec.Struct, frozen=True, tag="refresh_node", array_like=Tr
     supported_features: tuple[str, ...]
 
 
-class EnableFeatures(msgspec.Struct, frozen=True, tag="enable_features", array_like=True):
+class EnableFeatures(Command, frozen=True):
     features: tuple[str, ...]
 
 
-class SetBalancing(msgspec.Struct, frozen=True, tag="set_balancing", array_like=True):
+class SetBalancing(Command, frozen=True):
     enabled: bool
 
 
-class FinishGlobalRequest(msgspec.Struct, frozen=True, tag="finish_global_request", array_like=True):
+class FinishGlobalRequest(Command, frozen=True):
     """Done, or (with an error) abandoned. Also ends `commit_cdc_generation` if the request was in it."""
 
     request: RequestId
@@ -163,21 +168,21 @@ class FinishGlobalRequest(msgspec.Struct, frozen=True, tag="finish_global_reques
     now_ms: int
 
 
-class StartCdcCommit(msgspec.Struct, frozen=True, tag="start_cdc_commit", array_like=True):
+class StartCdcCommit(Command, frozen=True):
     """Starts a request for a new CDC generation whose data is complete in group 0."""
 
     request: RequestId
     generation: GenerationId
 
 
-class StartRfChange(msgspec.Struct, frozen=True, tag="start_rf_change", array_like=True):
+class StartRfChange(Command, frozen=True):
     """Starts a change of replication: the keyspace's new factors and the moves that implement them, in one commit."""
 
     request: RequestId
     moves: "tuple[TabletMove, ...]"
 
 
-class WriteCdcPart(msgspec.Struct, frozen=True, tag="write_cdc_part", array_like=True, kw_only=True):
+class WriteCdcPart(Command, frozen=True, kw_only=True):
     """A part of a generation that is not in use yet; not conditional on a step."""
 
     generation: GenerationId
@@ -186,31 +191,31 @@ class WriteCdcPart(msgspec.Struct, frozen=True, tag="write_cdc_part", array_like
     part: CdcGenerationPart
 
 
-class MarkCdcPublished(msgspec.Struct, frozen=True, tag="mark_cdc_published", array_like=True):
+class MarkCdcPublished(Command, frozen=True):
     generation: GenerationId
 
 
-class DropCdcGenerations(msgspec.Struct, frozen=True, tag="drop_cdc_generations", array_like=True):
+class DropCdcGenerations(Command, frozen=True):
     """Generations that no write can need any more, or data of one that was never committed."""
 
     generations: tuple[GenerationId, ...]
 
 
-class TabletMove(msgspec.Struct, frozen=True, tag="tablet_move", array_like=True, kw_only=True):
+class TabletMove(msgspec.Struct, frozen=True, kw_only=True):
     table: TableId
     tablet: int
     kind: TransitionKind
     new_replicas: tuple[Replica, ...]
 
 
-class StartMoves(msgspec.Struct, frozen=True, tag="start_moves", array_like=True):
+class StartMoves(Command, frozen=True):
     """Starts transitions of at most `MOVES_PER_COMMIT_MAX` tablets; at rest the same step enters
     `tablet_migration`."""
 
     moves: tuple[TabletMove, ...]
 
 
-class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_like=True, kw_only=True):
+class TabletAdvance(msgspec.Struct, frozen=True, kw_only=True):
     table: TableId
     tablet: int
     leaving: TabletStage
@@ -222,7 +227,7 @@ class TabletAdvance(msgspec.Struct, frozen=True, tag="tablet_advance", array_lik
     """With `failed`: streaming cannot succeed (no room, or the leave it serves was cancelled)."""
 
 
-class AdvanceTablets(msgspec.Struct, frozen=True, tag="advance_tablets", array_like=True):
+class AdvanceTablets(Command, frozen=True):
     """One step of each of these tablets, as one version; at most `STEPS_PER_COMMIT_MAX`."""
 
     steps: tuple[TabletAdvance, ...]
@@ -230,11 +235,11 @@ class AdvanceTablets(msgspec.Struct, frozen=True, tag="advance_tablets", array_l
     """The version whose barrier every node acknowledged; the fence rises to it in the same commit. 0: none."""
 
 
-class LeaveMigrationTrack(msgspec.Struct, frozen=True, tag="leave_migration_track", array_like=True):
+class LeaveMigrationTrack(Command, frozen=True):
     """No tablet is in transition any more: go to a waiting resize, or to rest."""
 
 
-class RecordRepair(msgspec.Struct, frozen=True, tag="record_repair", array_like=True):
+class RecordRepair(Command, frozen=True):
     """Times up to which these tablets, none of them in transition, were repaired."""
 
     table: TableId
@@ -242,32 +247,32 @@ class RecordRepair(msgspec.Struct, frozen=True, tag="record_repair", array_like=
     """Tablet number and wall time."""
 
 
-class DecideResize(msgspec.Struct, frozen=True, tag="decide_resize", array_like=True):
+class DecideResize(Command, frozen=True):
     """A new decision (`none` revokes the one before)."""
 
     table: TableId
     kind: ResizeType
 
 
-class ReportResizeReady(msgspec.Struct, frozen=True, tag="report_resize_ready", array_like=True):
+class ReportResizeReady(Command, frozen=True):
     """Every replica has reported this resize number."""
 
     table: TableId
     number: int
 
 
-class StartResizeFinalization(msgspec.Struct, frozen=True, tag="start_resize_finalization", array_like=True):
+class StartResizeFinalization(Command, frozen=True):
     """Only at rest, so that no migration meets a changing tablet count."""
 
 
-class NewStreams(msgspec.Struct, frozen=True, tag="new_streams", array_like=True):
+class NewStreams(msgspec.Struct, frozen=True):
     """When a set of change streams begins to hold, and the mark drawn for it."""
 
     timestamp_ms: int
     mark: int
 
 
-class FinalizeResize(msgspec.Struct, frozen=True, tag="finalize_resize", array_like=True):
+class FinalizeResize(Command, frozen=True):
     """After the barrier: ready tables get their new maps, as many as fit one commit; after the last one the topology
     is at rest."""
 
@@ -276,21 +281,21 @@ class FinalizeResize(msgspec.Struct, frozen=True, tag="finalize_resize", array_l
     """For those of the tables whose changes are captured."""
 
 
-class CreateKeyspace(msgspec.Struct, frozen=True, tag="create_keyspace", array_like=True):
+class CreateKeyspace(Command, frozen=True):
     keyspace: Keyspace
 
 
-class AlterKeyspace(msgspec.Struct, frozen=True, tag="alter_keyspace", array_like=True):
+class AlterKeyspace(Command, frozen=True):
     """New factors for a keyspace on vnodes; a keyspace on tablets uses a global request."""
 
     keyspace: Keyspace
 
 
-class DropKeyspace(msgspec.Struct, frozen=True, tag="drop_keyspace", array_like=True):
+class DropKeyspace(Command, frozen=True):
     name: str
 
 
-class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=True):
+class CreateTable(Command, frozen=True):
     """With the replicas of each tablet, for a keyspace on tablets; none on vnodes.
 
     The id is drawn for this attempt. If a retry reused it after the table had been dropped in between, the new table
@@ -303,42 +308,42 @@ class CreateTable(msgspec.Struct, frozen=True, tag="create_table", array_like=Tr
     """For a table on tablets whose changes are captured."""
 
 
-class AlterTable(msgspec.Struct, frozen=True, tag="alter_table", array_like=True):
+class AlterTable(Command, frozen=True):
     table: Table
     streams: NewStreams | None = None
     """If changes of a table on tablets are captured for the first time."""
 
 
-class DropStreamSets(msgspec.Struct, frozen=True, tag="drop_stream_sets", array_like=True):
+class DropStreamSets(Command, frozen=True):
     """The sets of the table's change streams before this one have no records left to read."""
 
     table: TableId
     oldest_kept_ms: int
 
 
-class DropTable(msgspec.Struct, frozen=True, tag="drop_table", array_like=True):
+class DropTable(Command, frozen=True):
     table: TableId
 
 
-class OpenBulkSession(msgspec.Struct, frozen=True, tag="open_bulk_session", array_like=True):
+class OpenBulkSession(Command, frozen=True):
     session: Session
     known_version: TopologyVersion | None = None
     """The version that the owner, or the node it called, had seen before this session was requested; None: the id is
     known to no one else, and this is the only attempt."""
 
 
-class CloseSessions(msgspec.Struct, frozen=True, tag="close_sessions", array_like=True):
+class CloseSessions(Command, frozen=True):
     """Bulk jobs that ended, passed their deadline, or lost their table. Stages and requests close their own
     sessions."""
 
     sessions: tuple[SessionId, ...]
 
 
-class StartUpgrade(msgspec.Struct, frozen=True, tag="start_upgrade", array_like=True):
+class StartUpgrade(Command, frozen=True):
     """The operator starts the upgrade from settings-based topology."""
 
 
-class BuildCoordinatorState(msgspec.Struct, frozen=True, tag="build_coordinator_state", array_like=True, kw_only=True):
+class BuildCoordinatorState(Command, frozen=True, kw_only=True):
     """The coordinator writes the topology from the settings into group 0, which completes the upgrade."""
 
     nodes: tuple[Node, ...]
@@ -346,44 +351,3 @@ class BuildCoordinatorState(msgspec.Struct, frozen=True, tag="build_coordinator_
     tables: tuple[Table, ...]
     generation: GenerationId
     timestamp_ms: int
-
-
-RequestCommand = SubmitJoin | SubmitNodeRequest | SubmitGlobalRequest | AbortRequest | FinishGlobalRequest
-NodeCommand = (
-    CreateCluster
-    | StartNodeRequest
-    | RejectNode
-    | ChooseTokens
-    | CommitCdcGeneration
-    | AdvanceNode
-    | RollBackNode
-    | FailDraining
-    | CompleteRequest
-)
-ClusterCommand = (
-    RaiseFence
-    | SetIgnoredNodes
-    | RefreshNode
-    | EnableFeatures
-    | SetBalancing
-    | StartCdcCommit
-    | WriteCdcPart
-    | MarkCdcPublished
-    | DropCdcGenerations
-    | StartUpgrade
-    | BuildCoordinatorState
-)
-TabletCommand = StartMoves | AdvanceTablets | LeaveMigrationTrack | StartRfChange | RecordRepair
-ResizeCommand = DecideResize | ReportResizeReady | StartResizeFinalization | FinalizeResize
-SchemaCommand = (
-    CreateKeyspace
-    | AlterKeyspace
-    | DropKeyspace
-    | CreateTable
-    | AlterTable
-    | DropStreamSets
-    | DropTable
-    | OpenBulkSession
-    | CloseSessions
-)
-Command = RequestCommand | NodeCommand | ClusterCommand | TabletCommand | ResizeCommand | SchemaCommand

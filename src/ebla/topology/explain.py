@@ -2,7 +2,7 @@
 
     python -m ebla.topology.explain SNAPSHOT.json [--table KS.T --token N] [--down HOST …] [--now-ms N]
 
-The file is what `snapshot_json.to_json` writes; `docs/diagrams/example-snapshot.json` is one.
+The file has the rows under their group 0 keys, as `to_json` writes it; `docs/diagrams/example-snapshot.json` is one.
 """
 
 import argparse
@@ -10,21 +10,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import HostId, TableId
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN
+from ebla.topology import keys
 from ebla.topology import next_step as steps
 from ebla.topology.invariants import violations
+from ebla.topology.keys import Row, tablet_rows
 from ebla.topology.next_step import next_step, side_steps
 from ebla.topology.node_states import node_row
-from ebla.topology.request_queue import LivenessView, Verdict, choose_request
+from ebla.topology.request_queue import CancelQueue, LivenessView, StartRequest, Verdict, choose_request
 from ebla.topology.routing.replica_sets import token_replicas
 from ebla.topology.routing.vnode_ring import ring_use
 from ebla.topology.snapshot import Node, Snapshot
-from ebla.topology.snapshot_json import from_json
+from ebla.topology.snapshot_builder import with_rows
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import ReplicaSet
 from ebla.topology.tablet_stages import stage_row
+
+FORMAT = 1
 
 
 def explain_next(snapshot: Snapshot, liveness: LivenessView) -> Iterator[str]:
@@ -51,10 +57,11 @@ def explain_next(snapshot: Snapshot, liveness: LivenessView) -> Iterator[str]:
     if isinstance(step, steps.AskBalancer):
         then = next_step(snapshot, liveness, plan_is_empty=True)
         yield f"  if the balancer has no plan: {_named(then)}: {then.why}"
-    if not isinstance(step, (steps.StartRequest, steps.CancelQueue)):
-        yield from _queue(snapshot, liveness)
+    if not isinstance(step, (StartRequest, CancelQueue)):
+        verdicts = getattr(choose_request(snapshot, liveness), "verdicts", ())
+        yield from (f"waiting: {_judged(verdict)}" for verdict in verdicts)
     for side in side_steps(snapshot, liveness):
-        yield f"beside that: {_words(type(side).__name__)}: {side.why}"
+        yield f"beside that: {_named(side)}: {side.why}"
 
 
 def _described(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
@@ -69,13 +76,9 @@ def _described(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
     return ", ".join(parts)
 
 
-def _words(name: str) -> str:
+def _named(step: steps.Step | steps.SideStep) -> str:
     """`StartRequest` as words."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
-
-
-def _named(step: steps.Step) -> str:
-    return _words(type(step).__name__)
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(step).__name__).strip()
 
 
 def _details(step: steps.Step) -> Iterator[str]:
@@ -85,24 +88,15 @@ def _details(step: steps.Step) -> Iterator[str]:
             yield f"  {'barrier, then ' if row.barrier else ''}{row.action}{', under a session' if row.session else ''}"
             yield f"  then {row.next.state or 'the topology'} {row.next.transition or 'at rest'}"
             failure = row.on_failure
-            back = (
-                "repeated until it succeeds"
-                if failure is None
-                else f"{failure.state} {failure.transition or 'at rest'}"
-            )
+            back = f"{failure.state} {failure.transition or 'at rest'}" if failure else "repeated until it succeeds"
             yield f"  on failure {back}"
-        case steps.StartRequest() | steps.CancelQueue():
+        case StartRequest() | CancelQueue():
             yield from (f"  {_judged(verdict)}" for verdict in step.verdicts)
         case steps.MoveTablets():
             yield f"  {len(step.tablets)} in transition{', more may be started' if step.ask_balancer else ''}"
             yield from (f"  draining {host}" for host in step.draining)
         case _:
             return
-
-
-def _queue(snapshot: Snapshot, liveness: LivenessView) -> Iterator[str]:
-    verdicts = getattr(choose_request(snapshot, liveness), "verdicts", ())
-    yield from (f"waiting: {_judged(verdict)}" for verdict in verdicts)
 
 
 def _judged(verdict: Verdict) -> str:
@@ -157,6 +151,79 @@ def _member(snapshot: Snapshot, text: str) -> HostId:
     if found is None:
         known = ", ".join(str(node.host) for node in snapshot.members()) or "none"
         raise InvalidRequest(f"there is no member {text}", advice=f"known: {known}")
+    return found
+
+
+class SnapshotFile(msgspec.Struct, frozen=True):
+    format: int
+    rows: dict[str, Row]
+
+
+def rows_of(snapshot: Snapshot) -> dict[str, Row]:
+    """Every row, by key; the snapshot can be made from them again."""
+    rows: dict[str, Row] = {keys.STATE: snapshot.state}
+    rows.update({keys.node_key(each.host): each for each in snapshot.nodes.values()})
+    rows.update({keys.request_key(each.id): each for each in snapshot.node_requests.values()})
+    rows.update({keys.request_key(each.id): each for each in snapshot.global_requests.values()})
+    rows.update({keys.session_key(each.id): each for each in snapshot.sessions.values()})
+    rows.update({keys.keyspace_key(each.name): each for each in snapshot.keyspaces.values()})
+    rows.update({keys.table_key(each.id): each for each in snapshot.tables.values()})
+    rows.update({keys.generation_key(each.id): each for each in snapshot.cdc_generations.values()})
+    rows.update({keys.part_key(*identity): part for identity, part in snapshot.cdc_parts.items()})
+    for table, tablets in snapshot.tablets.items():
+        rows.update(tablet_rows(tablets))
+        rows.update({keys.transition_key(table, number): each for number, each in tablets.transitions()})
+    return {key: rows[key] for key in sorted(rows)}
+
+
+def to_json(snapshot: Snapshot) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(SnapshotFile(FORMAT, rows_of(snapshot))), indent=1)
+
+
+def from_json(text: bytes) -> Snapshot:
+    try:
+        file = msgspec.json.decode(text, type=SnapshotFile)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"this is no snapshot of a topology: {error}") from error
+    if file.format != FORMAT:
+        raise InvalidRequest(f"the snapshot has format {file.format}, and this release reads {FORMAT}")
+    snapshot = with_rows(Snapshot(), dict(file.rows))
+    _check_references(snapshot)
+    return snapshot
+
+
+def _check_references(snapshot: Snapshot) -> None:
+    """The file may be edited by hand, so check that every row a row refers to is present."""
+    hosts = [
+        *(("a request", request.host) for request in snapshot.node_requests.values()),
+        *(("a tablet", each) for each in _tablet_hosts(snapshot)),
+    ]
+    missing = [f"{what} names node {host}" for what, host in hosts if host not in snapshot.nodes]
+    missing += [
+        f"node {node.host} names request {node.request}"
+        for node in snapshot.nodes.values()
+        if node.request is not None and node.request not in snapshot.node_requests
+    ]
+    missing += [
+        f"the queue names request {each}"
+        for each in snapshot.state.global_requests
+        if each not in snapshot.global_requests
+    ]
+    missing += [
+        f"table {table.full_name} names keyspace {table.keyspace}"
+        for table in snapshot.tables.values()
+        if table.keyspace not in snapshot.keyspaces
+    ]
+    missing += [f"tablets are those of table {table}" for table in snapshot.tablets if table not in snapshot.tables]
+    if missing:
+        raise InvalidRequest(f"{missing[0]}, which is not in the file")
+
+
+def _tablet_hosts(snapshot: Snapshot) -> dict[HostId, None]:
+    found: dict[HostId, None] = {}
+    for tablets in snapshot.tablets.values():
+        found.update(dict.fromkeys(host for chunk in tablets.chunks for host in chunk.hosts))
+        found.update(dict.fromkeys(each.host for _, moving in tablets.transitions() for each in moving.new_replicas))
     return found
 
 

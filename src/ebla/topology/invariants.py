@@ -1,14 +1,26 @@
-"""Invariants of a snapshot, and of two successive snapshots. Tests and the simulator check them after every command;
-`tablet_invariants.py` has those about tablets."""
+"""Invariants of a snapshot, of two successive snapshots, and of the tablets in shards' storage. Tests and the simulator
+check them after every command."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 
-from ebla.model.identity import HostId
-from ebla.topology.node_states import node_row
-from ebla.topology.snapshot import Node, Snapshot
+from ebla.model.identity import HostId, Replica, SessionId, TableId
+from ebla.topology.node_states import TRANSITIONS_WITH_TABLETS_MOVING, node_row
+from ebla.topology.routing.sharder import has_replica
+from ebla.topology.snapshot import Node, Session, Snapshot
 from ebla.topology.states import NodeState, RequestOutcome, SessionKind, TransitionState
-from ebla.topology.tablet_invariants import InvariantViolation, tablet_violations
-from ebla.topology.tablet_stages import pending_replicas
+from ebla.topology.tablet_map import ReplicaSet, TabletMap, TabletTransition
+from ebla.topology.tablet_stages import STAGES, leaving_replicas, pending_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class InvariantViolation:
+    label: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.text}"
 
 
 def violations(snapshot: Snapshot) -> tuple[InvariantViolation, ...]:
@@ -72,7 +84,7 @@ def _inherited(snapshot: Snapshot, node: Node) -> Iterator[InvariantViolation]:
 
 def _requests(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     for node in snapshot.members():
-        request = snapshot.node_requests.get(node.request) if node.request is not None else None
+        request = snapshot.request_of(node)
         if node.request is not None and (request is None or not request.is_open or request.host != node.host):
             yield InvariantViolation("INV-NODE-6", f"{node.host} points to a request that is not open")
         if node.state is NodeState.NONE and request is None:
@@ -131,7 +143,7 @@ def _drained(snapshot: Snapshot) -> Iterator[InvariantViolation]:
 def _promises(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     """The promise of the topology's current row, as far as a snapshot can show it."""
     node = snapshot.node_in_transition()
-    request = snapshot.node_requests.get(node.request) if node is not None and node.request is not None else None
+    request = snapshot.request_of(node) if node is not None else None
     given_up = request is not None and bool(request.error)
     match snapshot.transition:
         case None:
@@ -221,3 +233,103 @@ def _routes_differ(before: Snapshot, after: Snapshot) -> bool:
         for table in before.tablets
         if table in after.tablets
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTablet:
+    """One tablet's rows found in the storage of one shard."""
+
+    table: TableId
+    tablet: int
+    replica: Replica
+
+
+def stray_tablets(snapshot: Snapshot, held: Iterable[StoredTablet]) -> Iterator[InvariantViolation]:
+    """INV-TABL-1: a shard has rows of a tablet only if it is a replica of it; in transition, an old or a new one."""
+    for each in held:
+        tablets = snapshot.tablets.get(each.table)
+        if tablets is None or each.tablet >= tablets.tablet_count:
+            yield InvariantViolation(
+                "INV-TABL-1", f"shard {each.replica} has rows of tablet {each.tablet} of {each.table}, which is gone"
+            )
+        elif not has_replica(tablets, each.tablet, each.replica):
+            yield InvariantViolation(
+                "INV-TABL-1", f"shard {each.replica} has rows of tablet {each.tablet} of {each.table} and is no replica"
+            )
+
+
+def tablet_violations(snapshot: Snapshot) -> Iterator[InvariantViolation]:
+    """INV-TABL-2, INV-TABL-3 and INV-TABL-4, for every tablet."""
+    expected: dict[SessionId, tuple[TableId, int]] = {}
+    for table in sorted(snapshot.tablets):
+        tablets = snapshot.tablets[table]
+        for number, replicas in enumerate(tablets.replica_sets()):
+            if len({replica.host for replica in replicas}) != len(replicas):
+                yield InvariantViolation("INV-TABL-3", f"tablet {number} of {table} has two replicas on one host")
+        for number, transition in tablets.transitions():
+            name = f"tablet {number} of {table}"
+            yield from _transition_violations(name, tablets.replicas(number), transition)
+            if transition.session is not None:
+                if transition.session in expected:
+                    yield InvariantViolation("INV-TABL-2", f"{name} shares its session with another tablet")
+                expected[transition.session] = (table, number)
+        yield from _stream_violations(snapshot, tablets)
+    yield from _session_violations(snapshot, expected)
+    if snapshot.any_tablet_transition and snapshot.transition not in TRANSITIONS_WITH_TABLETS_MOVING:
+        yield InvariantViolation(
+            "INV-TABL-3", f"tablets are in transition while the topology is in {snapshot.transition}"
+        )
+
+
+def _transition_violations(
+    name: str, replicas: ReplicaSet, transition: TabletTransition
+) -> Iterator[InvariantViolation]:
+    row = STAGES.get((transition.kind, transition.stage))
+    if row is None:
+        yield InvariantViolation(
+            "INV-TABL-2", f"{name} is in {transition.stage}, which {transition.kind} does not have"
+        )
+        return
+    if row.session != (transition.session is not None):
+        held = "has a" if transition.session is not None else "lacks its"
+        yield InvariantViolation("INV-TABL-2", f"{name} {held} session in {transition.stage}")
+    pending = pending_replicas(replicas, transition.new_replicas)
+    leaving = leaving_replicas(replicas, transition.new_replicas)
+    if len(pending) > 1 or len(leaving) > 1 or not (pending or leaving):
+        yield InvariantViolation(
+            "INV-TABL-2", f"{name} changes {len(leaving)} replicas for {len(pending)}, which is not one transition"
+        )
+    if len({replica.host for replica in transition.new_replicas}) != len(transition.new_replicas):
+        yield InvariantViolation("INV-TABL-3", f"{name} would have two replicas on one host")
+
+
+def _stream_violations(snapshot: Snapshot, tablets: TabletMap) -> Iterator[InvariantViolation]:
+    """INV-TABL-4: a table whose changes are captured has a stream for each of its tablets."""
+    name = f"table {tablets.table}"
+    table = snapshot.tables.get(tablets.table)
+    if not tablets.streams:
+        if table is not None and table.cdc:
+            yield InvariantViolation("INV-TABL-4", f"{name} captures changes and has no streams")
+        return
+    if tablets.streams[-1].tablet_count != tablets.tablet_count:
+        yield InvariantViolation("INV-TABL-4", f"{name} has streams for {tablets.streams[-1].tablet_count} tablets")
+    if any(later.timestamp_ms <= earlier.timestamp_ms for earlier, later in pairwise(tablets.streams)):
+        yield InvariantViolation("INV-TABL-4", f"{name} has sets of streams that do not follow each other")
+    if len({each.mark for each in tablets.streams}) != len(tablets.streams):
+        yield InvariantViolation("INV-TABL-4", f"{name} has streams that belong to two sets")
+
+
+def _session_violations(
+    snapshot: Snapshot, expected: dict[SessionId, tuple[TableId, int]]
+) -> Iterator[InvariantViolation]:
+    """INV-TABL-2: the sessions of stages that are open are exactly those of the stages tablets are in now."""
+    for session in sorted(snapshot.sessions):
+        listed: Session = snapshot.sessions[session]
+        if listed.kind is not SessionKind.STAGE:
+            continue
+        if expected.pop(session, None) != (listed.table, listed.tablet):
+            yield InvariantViolation(
+                "INV-TABL-2", f"session {session} outlived the stage of tablet {listed.tablet} of {listed.table}"
+            )
+    for session, (table, number) in expected.items():
+        yield InvariantViolation("INV-TABL-2", f"session {session} of tablet {number} of {table} is not open")

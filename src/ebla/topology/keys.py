@@ -39,7 +39,7 @@ from ebla.topology.snapshot import (
     Table,
     TopologyState,
 )
-from ebla.topology.tablet_map import Resize, TabletMap, TabletStreams, TabletTransition
+from ebla.topology.tablet_map import Resize, TabletChunk, TabletMap, TabletStreams, TabletTransition
 
 PREFIX: Final = "topology/"
 STATE: Final = "topology/state"
@@ -100,11 +100,18 @@ def map_row(tablets: TabletMap) -> TabletMapRow:
     return TabletMapRow(tablets.tablet_count, tablets.resize, tablets.streams)
 
 
-def chunk_row(replica_sets: tuple[tuple[Replica, ...], ...], repair_times_ms: tuple[int, ...]) -> TabletChunkRow:
-    hosts = sorted({replica.host for replicas in replica_sets for replica in replicas})
-    index = {host: number << SHARD_BITS for number, host in enumerate(hosts)}
-    places = tuple(tuple(index[each.host] | each.shard for each in replicas) for replicas in replica_sets)
-    return TabletChunkRow(tuple(hosts), places, repair_times_ms)
+def chunk_row(chunk: TabletChunk) -> TabletChunkRow:
+    hosts = sorted({replica.host for replicas in chunk.replicas for replica in replicas})
+    place = {host: number << SHARD_BITS for number, host in enumerate(hosts)}
+    places = tuple(tuple(place[each.host] | each.shard for each in replicas) for replicas in chunk.replicas)
+    return TabletChunkRow(tuple(hosts), places, chunk.repair_times_ms)
+
+
+def tablet_rows(tablets: TabletMap) -> dict[str, Row]:
+    """The map and the chunks of a table, without transitions."""
+    rows: dict[str, Row] = {map_key(tablets.table): map_row(tablets)}
+    rows.update({chunk_key(tablets.table, index): chunk_row(chunk) for index, chunk in enumerate(tablets.chunks)})
+    return rows
 
 
 def node_key(host: HostId) -> str:

@@ -7,26 +7,22 @@ step: it stays the same until its outcome is committed.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import assert_never
 
 from ebla.model.identity import HostId, SessionId, TableId
 from ebla.topology.apply.resize import tables_to_finalize
 from ebla.topology.features import features_to_enable
 from ebla.topology.node_states import NodeAction, NodeRow, node_row
 from ebla.topology.request_queue import (
-    CancelAll,
+    CancelQueue,
     LivenessView,
-    Objection,
-    QueueEmpty,
-    Reject,
-    TakeUp,
-    Verdict,
+    RejectRequest,
+    StartRequest,
     choose_request,
     draining_hosts,
     pending_requests,
 )
 from ebla.topology.sessions import sessions_to_close
-from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, NodeRequest, Snapshot
+from ebla.topology.snapshot import GenerationId, GlobalRequest, Node, Snapshot
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeState,
@@ -63,11 +59,11 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveTablets:
-    """Drive these tablets, by table id and number; with `may_plan`, ask the balancer for more."""
+    """Drive these tablets, by table id and number; with `ask_balancer`, ask the balancer for more."""
 
     tablets: tuple[tuple[TableId, int], ...]
-    ask_balancer: bool
-    draining: tuple[HostId, ...]
+    ask_balancer: bool = False
+    draining: tuple[HostId, ...] = ()
     why: str
 
 
@@ -75,26 +71,6 @@ class MoveTablets:
 class LeaveTrack:
     """End `tablet_migration`."""
 
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartRequest:
-    request: NodeRequest
-    verdicts: tuple[Verdict, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class RejectRequest:
-    request: NodeRequest
-    objections: tuple[Objection, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CancelQueue:
-    verdicts: tuple[Verdict, ...]
     why: str
 
 
@@ -173,7 +149,7 @@ def next_step(snapshot: Snapshot, liveness: LivenessView, *, plan_is_empty: bool
         return _step_of_node(snapshot, node)
     if snapshot.transition is not None:
         return _step_of_track(snapshot, plan_is_empty)
-    return _step_at_rest(snapshot, liveness, plan_is_empty)
+    return choose_request(snapshot, liveness) or _step_without_requests(snapshot, plan_is_empty)
 
 
 def _step_of_node(snapshot: Snapshot, node: Node) -> Step:
@@ -186,16 +162,11 @@ def _step_of_node(snapshot: Snapshot, node: Node) -> Step:
 
 
 def _step_of_draining(snapshot: Snapshot, node: Node, row: NodeRow) -> Step:
-    request = snapshot.node_requests.get(node.request) if node.request is not None else None
+    request = snapshot.request_of(node)
     moving = _moving(snapshot)
     if request is not None and request.error:
         if moving:
-            return MoveTablets(
-                tablets=moving,
-                ask_balancer=False,
-                draining=(),
-                why=f"moves must end before the rollback ({request.error})",
-            )
+            return MoveTablets(tablets=moving, why=f"moves must end before the rollback ({request.error})")
         return RollBack(node.host, row, request.error)
     must_drain = node.state is not NodeState.REPLACING
     if moving or (must_drain and snapshot.has_tablets(node.host)):
@@ -231,25 +202,10 @@ def _step_of_migration(snapshot: Snapshot, plan_is_empty: bool) -> Step:
     may_ask = snapshot.state.balancing_enabled and not waiting and not plan_is_empty
     if moving:
         why = "a request waits, so no new moves are begun" if waiting else "tablets are in transition"
-        return MoveTablets(tablets=moving, ask_balancer=may_ask, draining=(), why=why)
+        return MoveTablets(tablets=moving, ask_balancer=may_ask, why=why)
     if may_ask:
-        return MoveTablets(tablets=(), ask_balancer=True, draining=(), why="the balancer may have more moves")
+        return MoveTablets(tablets=(), ask_balancer=True, why="the balancer may have more moves")
     return LeaveTrack("a request waits" if waiting else "nothing is left to move")
-
-
-def _step_at_rest(snapshot: Snapshot, liveness: LivenessView, plan_is_empty: bool) -> Step:
-    choice = choose_request(snapshot, liveness)
-    match choice:
-        case TakeUp():
-            return StartRequest(choice.request, choice.verdicts, f"{choice.request.kind} has the best priority")
-        case Reject():
-            return RejectRequest(choice.request, choice.objections, _said(choice.objections))
-        case CancelAll():
-            return CancelQueue(choice.verdicts, "no request can run: " + _said(choice.verdicts[0].objections))
-        case QueueEmpty():
-            return _step_without_requests(snapshot, plan_is_empty)
-        case _:
-            assert_never(choice)
 
 
 def _step_without_requests(snapshot: Snapshot, plan_is_empty: bool) -> Step:
@@ -271,9 +227,7 @@ def _step_of_global(snapshot: Snapshot) -> Step:
     assert row is not None
     head = snapshot.global_requests[snapshot.state.global_requests[0]]
     if head.outcome is RequestOutcome.RUNNING:
-        assert head.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE, (
-            "a generation is committed in its own transition state"
-        )
+        assert head.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE, "a generation is committed in a state of its own"
         return DriveGlobal(head, row, f"the tablets of keyspace {head.keyspace} have come to rest: answer the request")
     return DriveGlobal(head, row, f"{head.kind} is the oldest global request")
 
@@ -282,10 +236,6 @@ def _moving(snapshot: Snapshot) -> tuple[tuple[TableId, int], ...]:
     return tuple(
         (table, number) for table in sorted(snapshot.tablets) for number, _ in snapshot.tablets[table].transitions()
     )
-
-
-def _said(objections: tuple[Objection, ...]) -> str:
-    return "; ".join(str(objection) for objection in objections)
 
 
 @dataclass(frozen=True, slots=True)

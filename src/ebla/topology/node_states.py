@@ -45,8 +45,8 @@ class NodeRow:
     next: StatePair
     on_failure: StatePair | None
     """None: the action is repeated until it succeeds, or until the nodes that block it are ignored or fenced."""
-    rejected: StatePair | None = None
-    """The target for a node that is rejected."""
+    may_reject: bool = False
+    """The node can still be rejected (`REJECTED`)."""
     barrier: bool = False
     session: bool = False
     """Runs under the topology's session: opened by the commit that enters the row, closed by the one that leaves it."""
@@ -86,19 +86,12 @@ _PROMISES: Mapping[TransitionState | None, tuple[str, str]] = MappingProxyType(
 )
 
 
-class _Trait(enum.Flag):
-    PLAIN = 0
-    BARRIER = enum.auto()
-    SESSION = enum.auto()
-    REJECTS = enum.auto()
-
-
 def _row(
     here: tuple[NodeState | None, TransitionState | None],
     action: NodeAction,
     then: tuple[NodeState | None, TransitionState | None],
     failure: tuple[NodeState | None, TransitionState | None] | None,
-    traits: _Trait = _Trait.PLAIN,
+    **columns: bool,
 ) -> NodeRow:
     label, promise = _PROMISES[here[1]]
     return NodeRow(
@@ -106,33 +99,30 @@ def _row(
         action=action,
         next=StatePair(*then),
         on_failure=None if failure is None else StatePair(*failure),
-        rejected=StatePair(_S.LEFT, None) if _Trait.REJECTS in traits else None,
-        barrier=_Trait.BARRIER in traits,
-        session=_Trait.SESSION in traits,
         label=label,
         promise=promise,
+        **columns,
     )
 
 
 def _joining(state: NodeState, second: TransitionState) -> tuple[NodeRow, ...]:
     """Join and replace: they differ in the rows between `join_group0` and `write_both_read_old`."""
     out = (state, _T.LEFT_TOKEN_RING)
-    between = {
-        _T.COMMIT_CDC_GENERATION: (NodeAction.COMMIT_GENERATION, _Trait.BARRIER),
-        _T.TABLET_DRAINING: (NodeAction.DRAIN_TABLETS, _Trait.PLAIN),
-    }[second]
+    commits = second is _T.COMMIT_CDC_GENERATION
+    between = NodeAction.COMMIT_GENERATION if commits else NodeAction.DRAIN_TABLETS
     return (
-        _row((state, _T.JOIN_GROUP0), NodeAction.ADMIT, (state, second), out, _Trait.REJECTS),
-        _row((state, second), between[0], (state, _T.WRITE_BOTH_READ_OLD), out, between[1]),
+        _row((state, _T.JOIN_GROUP0), NodeAction.ADMIT, (state, second), out, may_reject=True),
+        _row((state, second), between, (state, _T.WRITE_BOTH_READ_OLD), out, barrier=commits),
         _row(
             (state, _T.WRITE_BOTH_READ_OLD),
             NodeAction.STREAM,
             (state, _T.WRITE_BOTH_READ_NEW),
             out,
-            _Trait.BARRIER | _Trait.SESSION,
+            barrier=True,
+            session=True,
         ),
-        _row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, (_S.NORMAL, None), None, _Trait.BARRIER),
-        _row((state, _T.LEFT_TOKEN_RING), NodeAction.LEAVE_GROUP0, (_S.LEFT, None), None, _Trait.BARRIER),
+        _row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, (_S.NORMAL, None), None, barrier=True),
+        _row((state, _T.LEFT_TOKEN_RING), NodeAction.LEAVE_GROUP0, (_S.LEFT, None), None, barrier=True),
     )
 
 
@@ -147,10 +137,11 @@ def _going(state: NodeState, after_switch: tuple[NodeState, TransitionState | No
             NodeAction.STREAM,
             (state, _T.WRITE_BOTH_READ_NEW),
             back,
-            _Trait.BARRIER | _Trait.SESSION,
+            barrier=True,
+            session=True,
         ),
-        _row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, after_switch, None, _Trait.BARRIER),
-        _row(back, NodeAction.NOTHING, (state, _T.TABLET_MIGRATION), None, _Trait.BARRIER),
+        _row((state, _T.WRITE_BOTH_READ_NEW), NodeAction.NOTHING, after_switch, None, barrier=True),
+        _row(back, NodeAction.NOTHING, (state, _T.TABLET_MIGRATION), None, barrier=True),
         _row((state, _T.TABLET_MIGRATION), NodeAction.MOVE_TABLETS, (_S.NORMAL, None), None),
     )
 
@@ -159,19 +150,13 @@ _ROWS: tuple[NodeRow, ...] = (
     *_joining(_S.BOOTSTRAPPING, _T.COMMIT_CDC_GENERATION),
     *_joining(_S.REPLACING, _T.TABLET_DRAINING),
     *_going(_S.DECOMMISSIONING, (_S.DECOMMISSIONING, _T.LEFT_TOKEN_RING)),
-    _row((_S.DECOMMISSIONING, _T.LEFT_TOKEN_RING), NodeAction.LEAVE_GROUP0, (_S.LEFT, None), None, _Trait.BARRIER),
+    _row((_S.DECOMMISSIONING, _T.LEFT_TOKEN_RING), NodeAction.LEAVE_GROUP0, (_S.LEFT, None), None, barrier=True),
     *_going(_S.REMOVING, (_S.LEFT, None)),
-    _row((_S.REBUILDING, None), NodeAction.STREAM, (_S.NORMAL, None), (_S.NORMAL, None), _Trait.SESSION),
+    _row((_S.REBUILDING, None), NodeAction.STREAM, (_S.NORMAL, None), (_S.NORMAL, None), session=True),
     _row((None, None), NodeAction.NOTHING, (None, None), None),
-    _row(
-        (None, _T.COMMIT_CDC_GENERATION),
-        NodeAction.COMMIT_GENERATION,
-        (None, None),
-        (None, None),
-        _Trait.BARRIER,
-    ),
+    _row((None, _T.COMMIT_CDC_GENERATION), NodeAction.COMMIT_GENERATION, (None, None), (None, None), barrier=True),
     _row((None, _T.TABLET_MIGRATION), NodeAction.MOVE_TABLETS, (None, None), None),
-    _row((None, _T.TABLET_SPLIT_FINALIZATION), NodeAction.FINALIZE_RESIZE, (None, None), None, _Trait.BARRIER),
+    _row((None, _T.TABLET_SPLIT_FINALIZATION), NodeAction.FINALIZE_RESIZE, (None, None), None, barrier=True),
 )
 
 NODE_TABLE: Mapping[tuple[NodeState | None, TransitionState | None], NodeRow] = MappingProxyType(
@@ -197,8 +182,8 @@ REQUEST_STARTS: Mapping[NodeRequestKind, RequestStart] = MappingProxyType(
     }
 )
 
-REFUSED_BEFORE_START = StatePair(NodeState.LEFT, None)
-"""The target for a node in state `none` whose join request is rejected or cancelled."""
+REJECTED = StatePair(NodeState.LEFT, None)
+"""The target for a node that is rejected, or whose join request is cancelled before it starts."""
 
 TRANSITIONS_WITH_TABLETS_MOVING = (TransitionState.TABLET_MIGRATION, TransitionState.TABLET_DRAINING)
 """INV-TABL-3: the only transition states in which a tablet may be in transition; it never is at rest."""
@@ -232,12 +217,12 @@ def node_edges() -> Iterator[NodeEdge]:
         yield NodeEdge(
             source=StatePair(start.source, None), target=start.target, cause=NodeEdgeCause.REQUESTED, request=kind
         )
-    yield NodeEdge(source=StatePair(NodeState.NONE, None), target=REFUSED_BEFORE_START, cause=NodeEdgeCause.REJECTED)
+    yield NodeEdge(source=StatePair(NodeState.NONE, None), target=REJECTED, cause=NodeEdgeCause.REJECTED)
     for row in _ROWS:
         if row.here.state is None:
             continue
         yield NodeEdge(source=row.here, target=row.next, cause=NodeEdgeCause.DONE)
         if row.on_failure is not None:
             yield NodeEdge(source=row.here, target=row.on_failure, cause=NodeEdgeCause.FAILED)
-        if row.rejected is not None:
-            yield NodeEdge(source=row.here, target=row.rejected, cause=NodeEdgeCause.REJECTED)
+        if row.may_reject:
+            yield NodeEdge(source=row.here, target=REJECTED, cause=NodeEdgeCause.REJECTED)

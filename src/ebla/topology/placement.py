@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.identity import HostId, Replica, ShardNumber
+from ebla.topology.request_queue import LEAVING_KINDS
 from ebla.topology.snapshot import Keyspace, Node, Snapshot, Table
-from ebla.topology.states import NodeRequestKind, NodeState, Strategy
+from ebla.topology.states import NodeState, Strategy
 from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, ReplicaSet
 
 
@@ -61,8 +62,8 @@ def place_new_table(
 def placeable_nodes(snapshot: Snapshot) -> Iterable[Node]:
     """Nodes that accept new tablets: in the cluster, not ignored, and not requested to leave."""
     for node in snapshot.nodes_in(NodeState.NORMAL, NodeState.REBUILDING):
-        request = snapshot.node_requests.get(node.request) if node.request is not None else None
-        going = request is not None and request.kind in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
+        request = snapshot.request_of(node)
+        going = request is not None and request.kind in LEAVING_KINDS
         if not going and node.host not in snapshot.state.ignored_nodes:
             yield node
 

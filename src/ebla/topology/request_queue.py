@@ -16,6 +16,7 @@ PRIORITY: tuple[NodeRequestKind, ...] = (
     NodeRequestKind.REBUILD,
 )
 """Best first: what restores redundancy goes before what reduces it."""
+LEAVING_KINDS = (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class LivenessView:
     alive: frozenset[HostId]
     now_ms: int
 
-    def dead(self, nodes: list[Node]) -> tuple[HostId, ...]:
-        return tuple(node.host for node in nodes if node.host not in self.alive)
+    def alive_of(self, hosts: tuple[HostId, ...]) -> tuple[HostId, ...]:
+        return tuple(host for host in hosts if host in self.alive)
 
 
 class Reason(enum.StrEnum):
@@ -73,34 +74,29 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeUp:
-    """Start this request. `verdicts` has every pending request, best priority first."""
+class StartRequest:
+    """`verdicts` has every pending request, best priority first."""
 
     request: NodeRequest
     verdicts: tuple[Verdict, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class RejectRequest:
     """This request is next, and its node may not join."""
 
     request: NodeRequest
     objections: tuple[Objection, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAll:
+class CancelQueue:
     """No pending request can run: all are cancelled, so that operators learn it now and not after hours."""
 
     verdicts: tuple[Verdict, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEmpty:
-    pass
-
-
-Choice = TakeUp | Reject | CancelAll | QueueEmpty
+    why: str
 
 
 def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
@@ -109,17 +105,23 @@ def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
     return tuple(sorted(pending, key=lambda each: (PRIORITY.index(each.kind), each.start_ms, each.id)))
 
 
-def choose_request(snapshot: Snapshot, liveness: LivenessView) -> Choice:
-    """The request to start while no node is in transition and the topology is at rest."""
+def choose_request(snapshot: Snapshot, liveness: LivenessView) -> StartRequest | RejectRequest | CancelQueue | None:
+    """The request to start while no node is in transition and the topology is at rest. None: no request is pending."""
     pending = pending_requests(snapshot)
     if not pending:
-        return QueueEmpty()
+        return None
     verdicts = tuple(Verdict(request, _blockers(snapshot, request, liveness)) for request in pending)
     best = next((verdict.request for verdict in verdicts if verdict.viable), None)
     if best is None:
-        return CancelAll(verdicts)
+        return CancelQueue(verdicts, "no request can run: " + _said(verdicts[0].objections))
     objections = _admission(snapshot, best)
-    return Reject(best, objections) if objections else TakeUp(best, verdicts)
+    if objections:
+        return RejectRequest(best, objections, _said(objections))
+    return StartRequest(best, verdicts, f"{best.kind} has the best priority")
+
+
+def _said(objections: tuple[Objection, ...]) -> str:
+    return "; ".join(str(objection) for objection in objections)
 
 
 def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) -> tuple[Objection, ...]:
@@ -128,15 +130,19 @@ def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) 
     if request.kind is NodeRequestKind.REBUILD:
         return () if request.host in liveness.alive else (Objection(Reason.TARGET_DOWN, (request.host,)),)
     gone = presumed_dead(request)
-    alive = tuple(host for host in gone if host in liveness.alive)
+    alive = liveness.alive_of(gone)
     if alive:
         # It has returned since the request was made, and would keep serving tokens that are taken from it.
         return (Objection(Reason.TARGET_ALIVE, alive),)
     excused: tuple[HostId, ...] = ()
     if request.kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
         excused = (*snapshot.state.ignored_nodes, *gone)
-    others = [node for node in snapshot.nodes_in(NodeState.NORMAL) if node.host not in excused]
-    down = liveness.dead(others)
+    return _nodes_down(snapshot, liveness, excused)
+
+
+def _nodes_down(snapshot: Snapshot, liveness: LivenessView, excused: tuple[HostId, ...]) -> tuple[Objection, ...]:
+    others = (node.host for node in snapshot.nodes_in(NodeState.NORMAL) if node.host not in excused)
+    down = tuple(host for host in others if host not in liveness.alive)
     return (Objection(Reason.NODES_DOWN, down),) if down else ()
 
 
@@ -175,25 +181,19 @@ def objections_to_submit(
     gone = presumed_dead(request)
     if joining is None and (target is None or target.state is not NodeState.NORMAL):
         found.append(Objection(Reason.TARGET_NOT_NORMAL, (request.host,)))
-    alive = tuple(host for host in gone if host in liveness.alive)
-    if alive:
+    if alive := liveness.alive_of(gone):
         found.append(Objection(Reason.TARGET_ALIVE, alive))
-    alive = tuple(host for host in request.ignored_nodes if host in liveness.alive)
-    if alive:
+    if alive := liveness.alive_of(request.ignored_nodes):
         found.append(Objection(Reason.IGNORED_ALIVE, alive))
     if gone:
-        excused = (*snapshot.state.ignored_nodes, *request.ignored_nodes, *gone)
-        others = [node for node in snapshot.nodes_in(NodeState.NORMAL) if node.host not in excused]
-        down = liveness.dead(others)
-        if down:
-            found.append(Objection(Reason.NODES_DOWN, down))
+        found.extend(_nodes_down(snapshot, liveness, (*snapshot.state.ignored_nodes, *request.ignored_nodes, *gone)))
     found.extend(objections_to_removal(snapshot, request))
     return tuple(found)
 
 
 def objections_to_removal(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
     """A node may leave only if the remaining nodes can hold every keyspace on tablets and some node owns tokens."""
-    if request.kind not in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE) or request.host not in snapshot.nodes:
+    if request.kind not in LEAVING_KINDS or request.host not in snapshot.nodes:
         return ()
     target = snapshot.node(request.host)
     staying = [node for node in snapshot.nodes_in(NodeState.NORMAL) if _stays(snapshot, node, request)]
@@ -219,8 +219,8 @@ def _stays(snapshot: Snapshot, node: Node, request: NodeRequest) -> bool:
     """Excludes the node itself and every node that is about to leave, so that queued leaves add up."""
     if node.host == request.host:
         return False
-    other = snapshot.node_requests.get(node.request) if node.request is not None else None
-    return other is None or other.kind not in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
+    other = snapshot.request_of(node)
+    return other is None or other.kind not in LEAVING_KINDS
 
 
 def draining_hosts(snapshot: Snapshot) -> tuple[HostId, ...]:
@@ -228,13 +228,5 @@ def draining_hosts(snapshot: Snapshot) -> tuple[HostId, ...]:
     drained together, so that each later request is short. By host id."""
     if snapshot.node_in_transition() is None:
         return ()
-    found = []
-    for node in snapshot.members():
-        request = snapshot.node_requests.get(node.request) if node.request is not None else None
-        if (
-            request is not None
-            and not request.error
-            and request.kind in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
-        ):
-            found.append(node.host)
-    return tuple(found)
+    requests = (snapshot.request_of(node) for node in snapshot.members())
+    return tuple(each.host for each in requests if each is not None and not each.error and each.kind in LEAVING_KINDS)

@@ -90,7 +90,7 @@ class SessionStateMachine:
         session = self.listed.get(guard.session)
         if session is None:
             return GuardRefusal.NOT_LISTED
-        if session.deadline_ms is not None and proof.now_ms >= session.deadline_ms:
+        if _is_overdue(session, proof.now_ms):
             return GuardRefusal.PAST_DEADLINE
         return None
 
@@ -113,16 +113,10 @@ def _reached(applied: Revision, required: Revision) -> bool:
 def sessions_to_close(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
     """Bulk jobs whose session the leader must close now: their deadline has passed, or their table was dropped by a
     step that was decided before the session opened and committed after it."""
-    overdue = overdue_sessions(snapshot, now_ms)
-    return tuple(each for each in sorted(snapshot.sessions) if each in overdue or _lost_its_table(snapshot, each))
+    jobs = (each for each in snapshot.sessions.values() if each.kind is SessionKind.BULK_JOB)
+    over = (each for each in jobs if _is_overdue(each, now_ms) or each.table not in snapshot.tables)
+    return tuple(sorted(each.id for each in over))
 
 
-def _lost_its_table(snapshot: Snapshot, session: SessionId) -> bool:
-    row = snapshot.sessions[session]
-    return row.kind is SessionKind.BULK_JOB and row.table not in snapshot.tables
-
-
-def overdue_sessions(snapshot: Snapshot, now_ms: int) -> tuple[SessionId, ...]:
-    """Bulk jobs past their deadline, by id."""
-    sessions = (snapshot.sessions[each] for each in sorted(snapshot.sessions))
-    return tuple(each.id for each in sessions if each.deadline_ms is not None and now_ms >= each.deadline_ms)
+def _is_overdue(session: Session, now_ms: int) -> bool:
+    return session.deadline_ms is not None and now_ms >= session.deadline_ms

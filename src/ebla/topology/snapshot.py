@@ -247,9 +247,17 @@ class Snapshot:
         """Every node that has not left, by host id."""
         return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state is not NodeState.LEFT)
 
+    def token_owners(self) -> Iterator[Node]:
+        """Every node with tokens, by host id: the ring's, and those of a node that is joining or replacing."""
+        return (node for node in self.members() if node.tokens)
+
     def node_in_transition(self) -> Node | None:
         """The one node that is joining, replacing, leaving, being removed or rebuilding (INV-NODE-2: at most one)."""
         return next((node for node in self.members() if node.in_transition), None)
+
+    def request_of(self, node: Node) -> NodeRequest | None:
+        """Its pending or running request."""
+        return None if node.request is None else self.node_requests.get(node.request)
 
     def table_named(self, keyspace: str, name: str) -> Table | None:
         found = (table for table in self.tables.values() if table.keyspace == keyspace and table.name == name)

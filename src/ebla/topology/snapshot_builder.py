@@ -5,14 +5,14 @@ ways differ only in encoding, and a property test compares them after every comm
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 
 from ebla.model.errors import Corruption
-from ebla.model.identity import HostId, Replica, RequestId, SessionId, TableId, TopologyVersion
+from ebla.model.identity import Replica, TableId, TopologyVersion
 from ebla.model.stored_value import unknown_fields
 from ebla.model.transaction import Revision
 from ebla.topology import keys
@@ -34,6 +34,8 @@ from ebla.topology.states import NodeState, TransitionState, UpgradeState
 from ebla.topology.tablet_map import CHUNK_BITS, CHUNK_TABLETS, TabletChunk, TabletMap, TabletTransition, shift_of
 
 V = TypeVar("V")
+
+_PlaceRows = Callable[[Snapshot, Rows], Snapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,14 @@ def _place_state(snapshot: Snapshot, rows: Rows) -> Snapshot:
     return replace(snapshot, state=TopologyState() if row is None else _typed(row, TopologyState))
 
 
-def _place_nodes(snapshot: Snapshot, rows: Rows) -> Snapshot:
-    return replace(snapshot, nodes=_merged(snapshot.nodes, rows, lambda key: HostId(keys.id_part(key)), Node))
+def _placing(name: str, kind: type, identity: Callable[[str], Any] = keys.id_part) -> _PlaceRows:
+    """For families of which every key is one row of a map of the snapshot."""
+
+    def place(snapshot: Snapshot, rows: Rows) -> Snapshot:
+        changed: dict[str, Any] = {name: _merged(getattr(snapshot, name), rows, identity, kind)}
+        return replace(snapshot, **changed)
+
+    return place
 
 
 def _place_requests(snapshot: Snapshot, rows: Rows) -> Snapshot:
@@ -176,28 +184,9 @@ def _place_requests(snapshot: Snapshot, rows: Rows) -> Snapshot:
     of_cluster = {key: row for key, row in rows.items() if not isinstance(row, NodeRequest)}
     return replace(
         snapshot,
-        node_requests=_merged(snapshot.node_requests, of_nodes, _request_id, NodeRequest),
-        global_requests=_merged(snapshot.global_requests, of_cluster, _request_id, GlobalRequest),
+        node_requests=_merged(snapshot.node_requests, of_nodes, keys.id_part, NodeRequest),
+        global_requests=_merged(snapshot.global_requests, of_cluster, keys.id_part, GlobalRequest),
     )
-
-
-def _request_id(key: str) -> RequestId:
-    return RequestId(keys.id_part(key))
-
-
-def _place_sessions(snapshot: Snapshot, rows: Rows) -> Snapshot:
-    return replace(
-        snapshot, sessions=_merged(snapshot.sessions, rows, lambda key: SessionId(keys.id_part(key)), Session)
-    )
-
-
-def _place_keyspaces(snapshot: Snapshot, rows: Rows) -> Snapshot:
-    merged = _merged(snapshot.keyspaces, rows, lambda key: key.removeprefix(keys.KEYSPACE), Keyspace)
-    return replace(snapshot, keyspaces=merged)
-
-
-def _place_tables(snapshot: Snapshot, rows: Rows) -> Snapshot:
-    return replace(snapshot, tables=_merged(snapshot.tables, rows, lambda key: TableId(keys.id_part(key)), Table))
 
 
 def _place_cdc(snapshot: Snapshot, rows: Rows) -> Snapshot:
@@ -216,7 +205,7 @@ def _place_tablets(snapshot: Snapshot, rows: Rows) -> Snapshot:
     by_table: dict[TableId, _TabletRows] = {}
     for key, row in rows.items():
         table, kind, number = keys.tablets_part(key)
-        gathered = by_table.setdefault(table, _TabletRows({}, {}))
+        gathered = by_table.setdefault(table, _TabletRows())
         if kind == "map":
             gathered.heads.append(None if row is None else _typed(row, TabletMapRow))
         elif kind == "chunk":
@@ -234,17 +223,13 @@ def _place_tablets(snapshot: Snapshot, rows: Rows) -> Snapshot:
     return replace(snapshot, tablets=FrozenMap(maps))
 
 
+@dataclass(slots=True)
 class _TabletRows:
     """The changed rows of one table."""
 
-    __slots__ = ("chunks", "heads", "transitions")
-
-    def __init__(
-        self, chunks: dict[int, TabletChunkRow | None], transitions: dict[int, TabletTransition | None]
-    ) -> None:
-        self.heads: list[TabletMapRow | None] = []
-        self.chunks = chunks
-        self.transitions = transitions
+    heads: list[TabletMapRow | None] = field(default_factory=list)
+    chunks: dict[int, TabletChunkRow | None] = field(default_factory=dict)
+    transitions: dict[int, TabletTransition | None] = field(default_factory=dict)
 
 
 def _tablet_map(
@@ -320,13 +305,13 @@ def _typed(row: Row, kind: type) -> Any:
     return row
 
 
-_PLACE: dict[str, Callable[[Snapshot, Rows], Snapshot]] = {
+_PLACE: dict[str, _PlaceRows] = {
     keys.STATE: _place_state,
-    keys.NODE: _place_nodes,
+    keys.NODE: _placing("nodes", Node),
     keys.REQUEST: _place_requests,
-    keys.SESSION: _place_sessions,
+    keys.SESSION: _placing("sessions", Session),
     keys.CDC: _place_cdc,
-    keys.KEYSPACE: _place_keyspaces,
-    keys.TABLE: _place_tables,
+    keys.KEYSPACE: _placing("keyspaces", Keyspace, lambda key: key.removeprefix(keys.KEYSPACE)),
+    keys.TABLE: _placing("tables", Table),
     keys.TABLETS: _place_tablets,
 }

@@ -5,7 +5,7 @@ no search and no stored boundaries. Replicas are tuples of shared `Replica` valu
 map per chunk, since few tablets are in transition at any time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -84,18 +84,6 @@ class TabletChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tablet:
-    """Everything about one tablet. `first` is exclusive, `last` inclusive."""
-
-    number: int
-    after_token: int
-    last_token: int
-    replicas: ReplicaSet
-    repair_time_ms: int
-    transition: TabletTransition | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TabletMap:
     table: TableId
     tablet_count: int
@@ -134,17 +122,6 @@ class TabletMap:
         times = self.chunks[number >> CHUNK_BITS].repair_times_ms
         return times[number & CHUNK_MASK] if times else 0
 
-    def tablet(self, number: int) -> Tablet:
-        assert 0 <= number < self.tablet_count
-        return Tablet(
-            number=number,
-            after_token=self.after_token(number),
-            last_token=self.last_token(number),
-            replicas=self.replicas(number),
-            repair_time_ms=self.repair_time_ms(number),
-            transition=self.transition(number),
-        )
-
     def replica_sets(self) -> Iterator[ReplicaSet]:
         """Current replicas of every tablet, by number."""
         for chunk in self.chunks:
@@ -172,29 +149,20 @@ class TabletMap:
         return any(chunk.transitions for chunk in self.chunks)
 
     def with_replicas(self, number: int, replicas: ReplicaSet) -> "TabletMap":
-        offset = number & CHUNK_MASK
-
-        def put(chunk: TabletChunk) -> TabletChunk:
-            return replace(chunk, replicas=(*chunk.replicas[:offset], replicas, *chunk.replicas[offset + 1 :]))
-
-        return self._with_chunk(number, put)
+        chunk, offset = self.chunks[number >> CHUNK_BITS], number & CHUNK_MASK
+        put = (*chunk.replicas[:offset], replicas, *chunk.replicas[offset + 1 :])
+        return self._with_chunk(number, replace(chunk, replicas=put))
 
     def with_repair_time(self, number: int, time_ms: int) -> "TabletMap":
-        offset = number & CHUNK_MASK
+        chunk, offset = self.chunks[number >> CHUNK_BITS], number & CHUNK_MASK
+        times = chunk.repair_times_ms or (0,) * len(chunk.replicas)
+        put = (*times[:offset], time_ms, *times[offset + 1 :])
+        return self._with_chunk(number, replace(chunk, repair_times_ms=put))
 
-        def put(chunk: TabletChunk) -> TabletChunk:
-            times = chunk.repair_times_ms or (0,) * len(chunk.replicas)
-            return replace(chunk, repair_times_ms=(*times[:offset], time_ms, *times[offset + 1 :]))
-
-        return self._with_chunk(number, put)
-
-    def with_resize(self, resize: Resize) -> "TabletMap":
-        return replace(self, resize=resize)
-
-    def _with_chunk(self, number: int, change: Callable[[TabletChunk], TabletChunk]) -> "TabletMap":
+    def _with_chunk(self, number: int, chunk: TabletChunk) -> "TabletMap":
         assert 0 <= number < self.tablet_count
         index = number >> CHUNK_BITS
-        return replace(self, chunks=(*self.chunks[:index], change(self.chunks[index]), *self.chunks[index + 1 :]))
+        return replace(self, chunks=(*self.chunks[:index], chunk, *self.chunks[index + 1 :]))
 
 
 def _on(replicas: ReplicaSet, host: HostId) -> bool:

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from ebla.model.identity import HostId
 from ebla.topology.states import TabletStage, TransitionKind
@@ -72,98 +73,78 @@ class StageRow:
     """What is true of the whole cluster once this stage is committed."""
 
 
+_S = TabletStage
+_OLD, _BOTH, _NEW = Selector.PREVIOUS, Selector.BOTH, Selector.NEXT
+
+_PROMISES: Mapping[TabletStage, str] = MappingProxyType(
+    {
+        _S.ALLOW_WRITE_BOTH_READ_OLD: (
+            "the transition is recorded; the pending replica may be opened, and nobody uses it yet"
+        ),
+        _S.WRITE_BOTH_READ_OLD: "every node knows the transition, and the pending replica is open for writes",
+        _S.STREAMING: (
+            "a write that succeeds from now on reaches its consistency level in both sets, "
+            "so what streaming may miss the pending replica has been sent"
+        ),
+        _S.WRITE_BOTH_READ_NEW: "the pending replica has every write its source had, and nothing streams any more",
+        _S.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP: (
+            "the change is given up; both sets still have every acknowledged write, whichever of them is read"
+        ),
+        _S.USE_NEW: "a read that starts from now on and succeeds uses the next set",
+        _S.CLEANUP: "no request reaches the leaving replica any more, so what it holds may go",
+        _S.END_MIGRATION: (
+            "the leaving replica is empty (INV-TABL-1); once its barrier is passed no late clean-up can run"
+        ),
+        _S.CLEANUP_TARGET: (
+            "the change is given up and no reader uses the pending replica; "
+            "once the barrier is passed no writer does either"
+        ),
+        _S.REVERT_MIGRATION: (
+            "the pending replica is empty (INV-TABL-1); once its barrier is passed no late clean-up can run"
+        ),
+    }
+)
+
+
+def _row(stage: TabletStage, reads: Selector, writes: Selector, **columns: Any) -> StageRow:
+    return StageRow(stage=stage, reads=reads, writes=writes, promise=_PROMISES[stage], **columns)
+
+
 _MIGRATION = (
-    StageRow(
-        stage=TabletStage.ALLOW_WRITE_BOTH_READ_OLD,
-        reads=Selector.PREVIOUS,
-        writes=Selector.PREVIOUS,
-        barrier=True,
-        next=TabletStage.WRITE_BOTH_READ_OLD,
-        back=TabletStage.CLEANUP_TARGET,
-        promise="the transition is recorded; the pending replica may be opened, and nobody uses it yet",
-    ),
-    StageRow(
-        stage=TabletStage.WRITE_BOTH_READ_OLD,
-        reads=Selector.PREVIOUS,
-        writes=Selector.BOTH,
-        barrier=True,
-        next=TabletStage.STREAMING,
-        back=TabletStage.CLEANUP_TARGET,
-        promise="every node knows the transition, and the pending replica is open for writes",
-    ),
-    StageRow(
-        stage=TabletStage.STREAMING,
-        reads=Selector.PREVIOUS,
-        writes=Selector.BOTH,
+    _row(_S.ALLOW_WRITE_BOTH_READ_OLD, _OLD, _OLD, barrier=True, next=_S.WRITE_BOTH_READ_OLD, back=_S.CLEANUP_TARGET),
+    _row(_S.WRITE_BOTH_READ_OLD, _OLD, _BOTH, barrier=True, next=_S.STREAMING, back=_S.CLEANUP_TARGET),
+    _row(
+        _S.STREAMING,
+        _OLD,
+        _BOTH,
         action=StageAction.COPY_FILES,
         session=True,
-        next=TabletStage.WRITE_BOTH_READ_NEW,
-        back=TabletStage.CLEANUP_TARGET,
-        promise="a write that succeeds from now on reaches its consistency level in both sets, "
-        "so what streaming may miss the pending replica has been sent",
+        next=_S.WRITE_BOTH_READ_NEW,
+        back=_S.CLEANUP_TARGET,
     ),
-    StageRow(
-        stage=TabletStage.WRITE_BOTH_READ_NEW,
-        reads=Selector.NEXT,
-        writes=Selector.BOTH,
+    _row(
+        _S.WRITE_BOTH_READ_NEW,
+        _NEW,
+        _BOTH,
         barrier=True,
-        next=TabletStage.USE_NEW,
-        back=TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
+        next=_S.USE_NEW,
+        back=_S.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
         back_if_next_lost_more=True,
-        promise="the pending replica has every write its source had, and nothing streams any more",
     ),
-    StageRow(
-        stage=TabletStage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
-        reads=Selector.PREVIOUS,
-        writes=Selector.BOTH,
-        barrier=True,
-        next=TabletStage.CLEANUP_TARGET,
-        promise="the change is given up; both sets still have every acknowledged write, whichever of them is read",
-    ),
-    StageRow(
-        stage=TabletStage.USE_NEW,
-        reads=Selector.NEXT,
-        writes=Selector.NEXT,
-        barrier=True,
-        next=TabletStage.CLEANUP,
-        promise="a read that starts from now on and succeeds uses the next set",
-    ),
-    StageRow(
-        stage=TabletStage.CLEANUP,
-        reads=Selector.NEXT,
-        writes=Selector.NEXT,
-        action=StageAction.CLEAN_LEAVING,
-        session=True,
-        next=TabletStage.END_MIGRATION,
-        promise="no request reaches the leaving replica any more, so what it holds may go",
-    ),
-    StageRow(
-        stage=TabletStage.END_MIGRATION,
-        reads=Selector.NEXT,
-        writes=Selector.NEXT,
-        barrier=True,
-        ending=Ending.REPLICAS_BECOME_NEXT,
-        promise="the leaving replica is empty (INV-TABL-1); once its barrier is passed no late clean-up can run",
-    ),
-    StageRow(
-        stage=TabletStage.CLEANUP_TARGET,
-        reads=Selector.PREVIOUS,
-        writes=Selector.PREVIOUS,
+    _row(_S.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP, _OLD, _BOTH, barrier=True, next=_S.CLEANUP_TARGET),
+    _row(_S.USE_NEW, _NEW, _NEW, barrier=True, next=_S.CLEANUP),
+    _row(_S.CLEANUP, _NEW, _NEW, action=StageAction.CLEAN_LEAVING, session=True, next=_S.END_MIGRATION),
+    _row(_S.END_MIGRATION, _NEW, _NEW, barrier=True, ending=Ending.REPLICAS_BECOME_NEXT),
+    _row(
+        _S.CLEANUP_TARGET,
+        _OLD,
+        _OLD,
         barrier=True,
         action=StageAction.CLEAN_PENDING,
         session=True,
-        next=TabletStage.REVERT_MIGRATION,
-        promise="the change is given up and no reader uses the pending replica; "
-        "once the barrier is passed no writer does either",
+        next=_S.REVERT_MIGRATION,
     ),
-    StageRow(
-        stage=TabletStage.REVERT_MIGRATION,
-        reads=Selector.PREVIOUS,
-        writes=Selector.PREVIOUS,
-        barrier=True,
-        ending=Ending.REPLICAS_STAY,
-        promise="the pending replica is empty (INV-TABL-1); once its barrier is passed no late clean-up can run",
-    ),
+    _row(_S.REVERT_MIGRATION, _OLD, _OLD, barrier=True, ending=Ending.REPLICAS_STAY),
 )
 
 

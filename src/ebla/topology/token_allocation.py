@@ -11,19 +11,9 @@ from dataclasses import dataclass
 from ebla.model.identity import HostId
 from ebla.model.token import RING_TOKENS
 from ebla.topology.snapshot import Node, Snapshot
-from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import TOKEN_BIAS
 
 NUM_TOKENS_MAX = 1024
-
-_OWNING = (
-    NodeState.NORMAL,
-    NodeState.REBUILDING,
-    NodeState.DECOMMISSIONING,
-    NodeState.REMOVING,
-    NodeState.BOOTSTRAPPING,
-    NodeState.REPLACING,
-)
 
 
 @dataclass(slots=True)
@@ -43,8 +33,8 @@ def choose_tokens(snapshot: Snapshot, node: Node) -> tuple[int, ...]:
     assert 1 <= node.num_tokens <= NUM_TOKENS_MAX
     # No key hashes to the minimum token, so its owner would own an empty vnode.
     taken = {0}
-    taken |= {token + TOKEN_BIAS for other in snapshot.nodes_in(*_OWNING) for token in other.tokens}
-    neighbours = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == node.datacenter and each.tokens]
+    taken |= {token + TOKEN_BIAS for other in snapshot.token_owners() for token in other.tokens}
+    neighbours = [each for each in snapshot.token_owners() if each.datacenter == node.datacenter]
     places = _even(node) if not neighbours else _from_the_rich(node, neighbours)
     chosen: list[int] = []
     for place in places:
@@ -94,7 +84,7 @@ def _owners(neighbours: list[Node], share: int) -> list[_Owner]:
 
 def ownership(snapshot: Snapshot, datacenter: str) -> dict[HostId, float]:
     """The fraction of the ring that each token owner of a datacenter owns, by host id."""
-    nodes = [each for each in snapshot.nodes_in(*_OWNING) if each.datacenter == datacenter and each.tokens]
+    nodes = [each for each in snapshot.token_owners() if each.datacenter == datacenter]
     if not nodes:
         return {}
     return {owner.host: owner.surplus / RING_TOKENS for owner in _owners(nodes, 0)}

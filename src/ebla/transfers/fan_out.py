@@ -22,15 +22,6 @@ CONNECTED_AFTER_S = 4.0
 """Longer than a connection attempt: a call that has not failed by then has reached the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class FanOutLimits:
-    at_once_max: int
-    stragglers_ms: int
-    """How long unreachable nodes are retried once the others are enough."""
-    patience_ms: int
-    """How long they are retried while the others are not enough."""
-
-
 @dataclass(slots=True)
 class FanOutResult(Generic[K, T]):
     answers: dict[K, T] = field(default_factory=dict)
@@ -48,12 +39,20 @@ class FanOutCall(Generic[K, T]):
 
 
 async def fan_out(
-    items: Sequence[K], calls: FanOutCall[K, T], limits: FanOutLimits, deadline: Deadline
+    items: Sequence[K],
+    calls: FanOutCall[K, T],
+    deadline: Deadline,
+    *,
+    at_once_max: int,
+    stragglers_ms: int,
+    patience_ms: int,
 ) -> FanOutResult[K, T]:
-    """An error that is not transient is final for its item. Raises none of them."""
+    """An error that is not transient is final for its item. Raises none of them.
+
+    Unreachable nodes are retried for `stragglers_ms` once the others are enough, else for `patience_ms`."""
     result: FanOutResult[K, T] = FanOutResult()
     started: dict[K, float] = {}
-    slots = asyncio.Semaphore(limits.at_once_max)
+    slots = asyncio.Semaphore(at_once_max)
     loop = asyncio.get_running_loop()
 
     def is_working(item: K) -> bool:
@@ -91,8 +90,8 @@ async def fan_out(
                 idle_since = None
             elif idle_since is None:
                 idle_since = loop.time()
-            patience_ms = limits.stragglers_ms if calls.is_enough(result.answers) else limits.patience_ms
-            gives_up = idle_since is not None and (loop.time() - idle_since) * 1000 >= patience_ms
+            wait_ms = stragglers_ms if calls.is_enough(result.answers) else patience_ms
+            gives_up = idle_since is not None and (loop.time() - idle_since) * 1000 >= wait_ms
             if deadline.is_over or gives_up:
                 break
             await asyncio.wait([running[item] for item in open_items], timeout=POLL_S)

@@ -7,7 +7,6 @@ of the host that issued the ticket. Every wait is bounded: a call by the bytes t
 A stream that breaks is not a failure yet: the target reports how much it has received, and the client continues there.
 """
 
-import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,19 +23,17 @@ from ebla.model.transfers import StagedFile, TransferSource, TransferTarget
 from ebla.storage.codec.row_file import records_of
 from ebla.storage.layers.malloc import keep_freed_buffers
 from ebla.transfers.flight_streams import (
-    ByteBatches,
-    DirectRead,
     FileStream,
     FlightClientLimits,
-    LocalFileRead,
     PutStream,
-    ReadAhead,
     RowUpload,
     StagedRecordStream,
+    read_ahead,
     translating_errors,
 )
 from ebla.wire.flight_format import BYTES_SCHEMA, FILES_TOGETHER_MAX, certificate_host_name, flight_uri
 from ebla.wire.frames import encode
+from ebla.wire.table_calls import ReadSource
 from ebla.wire.transfer_messages import (
     FilesQuery,
     FlightGet,
@@ -112,7 +109,9 @@ class FlightClient:
             raise InternalError(f"{source.flight} sent {len(batches)} tables of hashes")
         return batches[0]
 
-    def get_batches(self, source: TransferSource, query: FlightQuery) -> Generator[pa.RecordBatch, None, None]:
+    def get_batches(
+        self, source: TransferSource | ReadSource, query: FlightQuery
+    ) -> Generator[pa.RecordBatch, None, None]:
         reader = self._get(source, query, self._limits.scan_s)
         try:
             while True:
@@ -125,7 +124,7 @@ class FlightClient:
         finally:
             reader.cancel()
 
-    def _get(self, source: TransferSource, query: FlightQuery, timeout_s: float) -> Any:
+    def _get(self, source: TransferSource | ReadSource, query: FlightQuery, timeout_s: float) -> Any:
         ticket = flight.Ticket(encode(FlightGet(source.ticket, query, self._run)))
         with translating_errors(str(source.flight)):
             connection = self._connection(source.host, source.flight)
@@ -138,16 +137,25 @@ class FlightClient:
     ) -> StagedFile:
         """Copies a file of a checkpoint into staging, and checks that the target has the bytes of the source."""
         size = _size_of(source, file)
-        expected: list[int] = []
+        put = FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size)
+        reached = expected = 0
 
-        def read(offset: int) -> ByteBatches:
-            return self._read(self.get_file(source, file, offset), size - offset, expected)
+        def once() -> PutAnswer:
+            nonlocal reached, expected
+            stream = self.open_put(target, put, self._time_for(size))
+            try:
+                offset = stream.begin.received_bytes
+                reached = max(reached, offset)
+                content = self.get_file(source, file, offset)
+                self._write_all(stream, content, size - offset)
+                (expected,) = content.checksums
+                return stream.finish()
+            finally:
+                stream.drop()
 
-        answer = self._put_bytes(
-            target, FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size), read
-        )
-        if answer.checksum != expected[-1]:
-            raise _other_bytes(name, source, target, answer, expected[-1])
+        answer = self.retry(once, lambda: reached, overload_s=self._limits.overload_s)
+        if answer.checksum != expected:
+            raise _other_bytes(name, source, target, answer, expected)
         return StagedFile(name=name, size_bytes=size, checksum=answer.checksum)
 
     def move_files(
@@ -177,7 +185,7 @@ class FlightClient:
         first, *others = files
         sizes = [_size_of(source, file) for file in files]
         more = tuple((file.staged_name, size) for file, size in zip(others, sizes[1:]))
-        time_s, expected = self._time_for(sum(sizes)), list[int]()
+        time_s = self._time_for(sum(sizes))
         stream = self.open_put(
             target,
             FlightPut(
@@ -196,11 +204,11 @@ class FlightClient:
                 more=tuple((file.layer, file.file) for file in others),
             )
             content = FileStream(self._get(source, query, time_s), str(source.flight), len(files))
-            _write_all(stream, self._read(content, sum(sizes), expected))
+            self._write_all(stream, content, sum(sizes))
             answers = stream.finish_all(len(files))
         finally:
             stream.drop()
-        for file, answer, checksum in zip(files, answers, expected):
+        for file, answer, checksum in zip(files, answers, content.checksums):
             if answer.checksum != checksum:
                 raise _other_bytes(file.staged_name, source, target, answer, checksum)
         return [
@@ -208,25 +216,16 @@ class FlightClient:
             for file, size, answer in zip(files, sizes, answers)
         ]
 
-    def _read(self, content: FileStream, size_bytes: int, checksums: list[int]) -> ByteBatches:
-        if size_bytes <= self._limits.direct_read_bytes:
-            return DirectRead(content, checksums)
-        return ReadAhead(content, self._limits.read_ahead_batches, checksums)
-
-    def put_file(self, target: TransferTarget, attempt: AttemptId, name: str, path: str) -> StagedFile:
-        """Uploads a file of this machine that does not change meanwhile."""
-        size = os.path.getsize(path)
-        checksums: list[int] = []
-
-        def read(offset: int) -> ByteBatches:
-            return LocalFileRead(path, offset, checksums)
-
-        answer = self._put_bytes(
-            target, FlightPut(ticket=target.ticket, attempt=attempt, name=name, size_bytes=size), read
-        )
-        if answer.checksum != checksums[-1]:
-            raise Corruption(f"{name} arrived at {target.flight} with other bytes than were sent")
-        return StagedFile(name=name, size_bytes=size, checksum=answer.checksum)
+    def _write_all(self, stream: PutStream, content: FileStream, size_bytes: int) -> None:
+        # For small files a thread would cost more than it gains.
+        is_small = size_bytes <= self._limits.direct_read_bytes
+        batches = content.batches() if is_small else read_ahead(content, self._limits.read_ahead_batches)
+        try:
+            for batch in batches:
+                stream.write(batch)
+        finally:
+            batches.close()
+            content.cancel()
 
     def put_rows(self, target: TransferTarget, attempt: AttemptId, batches: Iterable[pa.RecordBatch]) -> StagedFile:
         """Uploads stored rows, in key order over all batches, with the columns `key` and `value`."""
@@ -249,20 +248,6 @@ class FlightClient:
             return StagedRecordStream(reader, str(target.flight), expected)
 
         return self.retry(get, overload_s=self._limits.overload_s)
-
-    def _put_bytes(self, target: TransferTarget, put: FlightPut, read: Callable[[int], ByteBatches]) -> PutAnswer:
-        reached = [0]
-
-        def once() -> PutAnswer:
-            stream = self.open_put(target, put, self._time_for(put.size_bytes))
-            try:
-                reached[0] = max(reached[0], stream.begin.received_bytes)
-                _write_all(stream, read(stream.begin.received_bytes))
-                return stream.finish()
-            finally:
-                stream.drop()
-
-        return self.retry(once, lambda: reached[0], overload_s=self._limits.overload_s)
 
     def open_put(self, target: TransferTarget, put: FlightPut, timeout_s: float) -> PutStream:
         descriptor = flight.FlightDescriptor.for_command(encode(put))
@@ -309,14 +294,6 @@ class FlightClient:
 
     def _time_for(self, size_bytes: int) -> float:
         return self._limits.call_s + size_bytes / self._limits.bytes_per_s_min
-
-
-def _write_all(stream: PutStream, batches: ByteBatches) -> None:
-    try:
-        for batch in batches:
-            stream.write(batch)
-    finally:
-        batches.close()
 
 
 def _other_bytes(

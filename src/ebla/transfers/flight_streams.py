@@ -8,7 +8,7 @@ connection.
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -26,7 +26,6 @@ from ebla.wire.flight_format import END_OF_ROWS, MERGED_RUNS, byte_values, bytes
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 T = TypeVar("T")
-LOCAL_BATCH_BYTES = 2 << 20
 
 _answers = msgspec.msgpack.Decoder(PutAnswer)
 
@@ -73,7 +72,7 @@ class FileStream:
         for batch in self.batches():
             yield from byte_values(batch)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Generator[pa.RecordBatch, None, None]:
         while True:
             with translating_errors(self._peer):
                 try:
@@ -229,92 +228,38 @@ class PutClient(Protocol):
     def retry(self, call: Callable[[], T], progress: Callable[[], int] = ...) -> T: ...
 
 
-class ByteBatches(Protocol):
-    """Batches of the bytes of files. After the last one, the checksum of each file is appended to the caller's list."""
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
-
-    def close(self) -> None: ...
-
-
-class ReadAhead:
+def read_ahead(content: FileStream, batches_max: int) -> Generator[pa.RecordBatch, None, None]:
     """Files of a node, read by a thread while earlier batches are written."""
+    batches: queue.Queue[pa.RecordBatch | EblaError | None] = queue.Queue(batches_max)
+    is_closed = threading.Event()
 
-    def __init__(self, content: FileStream, ahead: int, checksums: list[int]) -> None:
-        self._content = content
-        self._checksums = checksums
-        self._read: queue.Queue[pa.RecordBatch | EblaError | None] = queue.Queue(ahead)
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="flight-read", daemon=True)
-        self._thread.start()
+    def read() -> None:
+        try:
+            for batch in content.batches():
+                if is_closed.is_set():
+                    return
+                batches.put(batch)
+            batches.put(None)
+        except EblaError as error:
+            batches.put(error)
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        while True:
-            found = self._read.get()
+    thread = threading.Thread(target=read, name="flight-read", daemon=True)
+    thread.start()
+    try:
+        while (found := batches.get()) is not None:
             if isinstance(found, EblaError):
                 raise found
-            if found is None:
-                self._checksums += self._content.checksums
-                return
             yield found
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._content.cancel()
-        while self._thread.is_alive():
+    finally:
+        is_closed.set()
+        content.cancel()
+        while thread.is_alive():
             # The thread may wait for room in the queue.
             try:
-                self._read.get_nowait()
+                batches.get_nowait()
             except queue.Empty:
                 pass
-            self._thread.join(0.01)
-
-    def _run(self) -> None:
-        try:
-            for batch in self._content.batches():
-                if self._is_closed:
-                    return
-                self._read.put(batch)
-            self._read.put(None)
-        except EblaError as error:
-            self._read.put(error)
-
-
-class DirectRead:
-    """Small files of a node: a thread would cost more than it gains."""
-
-    def __init__(self, content: FileStream, checksums: list[int]) -> None:
-        self._content = content
-        self._checksums = checksums
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield from self._content.batches()
-        self._checksums += self._content.checksums
-
-    def close(self) -> None:
-        self._content.cancel()
-
-
-class LocalFileRead:
-    """A file of this machine, from an offset on."""
-
-    def __init__(self, path: str, offset: int, checksums: list[int]) -> None:
-        self._path = path
-        self._offset = offset
-        self._checksums = checksums
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        checksum = at = 0
-        with open(self._path, "rb", buffering=0) as file:
-            while data := file.read(LOCAL_BATCH_BYTES):
-                checksum = crc32(data, checksum)
-                at += len(data)
-                if at > self._offset:
-                    yield bytes_batch(memoryview(data)[max(0, self._offset - (at - len(data))) :])
-        self._checksums.append(checksum)
-
-    def close(self) -> None:
-        """Its iterator closes the file."""
+            thread.join(0.01)
 
 
 @dataclass(slots=True)

@@ -144,22 +144,22 @@ class WatchLimits:
     """The pause after a call that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsBelow(Generic[T]):
-    """All records of a type, and their keys."""
-
-    record_type: type[T]
-    prefix: str
-    key_of: Callable[[T], str]
-
-
 class WatchedRecords(RecordStore[T]):
-    """A local copy of all records below a prefix, kept up to date by a watch and by the own writes."""
+    """A local copy of all records of a type below a prefix, kept up to date by a watch and by the own writes."""
 
-    def __init__(self, call: ControlCall, records: RecordsBelow[T], limits: WatchLimits, report: EventReporter) -> None:
-        super().__init__(call, records.record_type, limits.answer_ms)
-        self._prefix = records.prefix
-        self._key_of = records.key_of
+    def __init__(
+        self,
+        call: ControlCall,
+        record_type: type[T],
+        limits: WatchLimits,
+        report: EventReporter,
+        *,
+        prefix: str,
+        key_of: Callable[[T], str],
+    ) -> None:
+        super().__init__(call, record_type, limits.answer_ms)
+        self._prefix = prefix
+        self._key_of = key_of
         self._limits = limits
         self._report = report
         self._backoff = Backoff(first_s=limits.retry_ms / 1000, max_s=limits.retry_ms / 1000)

@@ -9,7 +9,7 @@ import base64
 import binascii
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.ports.rng import Rng
@@ -54,12 +54,7 @@ def make_join_token(key: bytes, fingerprint: bytes, expires_at_s: int, rng: Rng)
     unsigned = JoinToken(
         expires_at_s=expires_at_s, nonce=rng.bytes(8), fingerprint=fingerprint[:FINGERPRINT_BYTES], code=b""
     )
-    return JoinToken(
-        expires_at_s=expires_at_s,
-        nonce=unsigned.nonce,
-        fingerprint=unsigned.fingerprint,
-        code=_code(key, unsigned.signed()),
-    )
+    return replace(unsigned, code=_code(key, unsigned.signed()))
 
 
 def parse_join_token(text: str) -> JoinToken:

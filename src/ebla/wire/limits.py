@@ -1,6 +1,7 @@
 """The bounds of a connection."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +41,6 @@ class WireLimits:
         assert 0 < self.backoff_first_ms <= self.backoff_max_ms
         assert self.in_flight_requests_max > 0
         assert self.running_requests_max > 0
+
+
+DEFAULT_WIRE_LIMITS: Final = WireLimits()

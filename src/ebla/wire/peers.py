@@ -18,7 +18,7 @@ from ebla.ports.rng import Rng
 from ebla.ports.transport import Transport
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane, WelcomeFrame
-from ebla.wire.limits import WireLimits
+from ebla.wire.limits import DEFAULT_WIRE_LIMITS, WireLimits
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 
@@ -53,25 +53,12 @@ class _Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouteStatus:
-    """A route, for operators."""
-
-    host: HostId
-    lane: Lane
-    address: Address
-    state: RouteState
-    failures: int
-    error: str
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PeersContext:
     transport: Transport
     rng: Rng
     introduction: Introduction
-    limits: WireLimits
     report: EventReporter
+    limits: WireLimits = DEFAULT_WIRE_LIMITS
 
 
 class Peers:
@@ -112,19 +99,9 @@ class Peers:
     def hosts(self) -> tuple[HostId, ...]:
         return tuple(self._addresses)
 
-    def routes(self) -> tuple[RouteStatus, ...]:
-        return tuple(
-            RouteStatus(
-                host=route.host,
-                lane=route.lane,
-                address=route.address,
-                state=route.state,
-                failures=route.failures,
-                error=route.error,
-                in_flight=0 if route.caller is None else route.caller.in_flight,
-            )
-            for route in self._routes.values()
-        )
+    def is_connected(self, host: HostId, lane: Lane) -> bool:
+        route = self._routes.get((host.int, lane))
+        return route is not None and route.caller is not None
 
     # ---- messages
 

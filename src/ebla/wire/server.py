@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ebla.aio.deadline_timer import DeadlineTimer
-from ebla.aio.eager import Suspended, run_eagerly
+from ebla.aio.eager import Suspended, needs_task, run_eagerly
 from ebla.aio.eager_future import EagerFuture
 from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded
 from ebla.model.identity import HostId
@@ -44,7 +44,7 @@ from ebla.wire.frames import (
     encode,
     with_body,
 )
-from ebla.wire.limits import WireLimits
+from ebla.wire.limits import DEFAULT_WIRE_LIMITS, WireLimits
 from ebla.wire.verbs import A, Notice, Q, Verb
 
 _MISSING_IDS_MAX = 4096
@@ -76,23 +76,19 @@ Serve = Callable[[Q, IncomingCall], A] | Callable[[Q, IncomingCall], Coroutine[A
 ServeNotice = Callable[[Q, IncomingCall], None] | Callable[[Q, IncomingCall], Coroutine[Any, Any, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class _FutureVerb:
-    begin: "Callable[[Any, IncomingCall], asyncio.Future[Any] | EagerFuture[Any]]"
-    finish: Callable[[Any], Any]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
-    """A verb and the one way it is served."""
+    """A verb or notice, and how it is served."""
 
     name: str
     lane: Lane
     decoder: msgspec.msgpack.Decoder[Any]
-    inline: Callable[[Any, IncomingCall], Any] | None = None
-    eager: Callable[[Any, IncomingCall], Coroutine[Any, Any, Any]] | None = None
-    task: Callable[[Any, IncomingCall], Coroutine[Any, Any, Any]] | None = None
-    future: _FutureVerb | None = None
+    begin: Callable[[Any, IncomingCall], Any]
+    """Returns the answer, the rest of a coroutine that has to wait, or a future."""
+    finish: Callable[[Any], Any] | None
+    """Turns the result of a future into the answer."""
+    is_bounded: bool
+    """Refused while too many requests of the connection run. Otherwise `begin` bounds how many wait."""
 
 
 _Running = tuple["asyncio.Future[Any] | EagerFuture[Any]", float]
@@ -103,7 +99,11 @@ class Server:
     """Give `accept` to a transport's `listen`. Requests run as tasks of the group given here."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, introduction: Introduction, limits: WireLimits, report: EventReporter
+        self,
+        tasks: asyncio.TaskGroup,
+        introduction: Introduction,
+        report: EventReporter,
+        limits: WireLimits = DEFAULT_WIRE_LIMITS,
     ) -> None:
         self.tasks = tasks
         self.introduction = introduction
@@ -123,32 +123,40 @@ class Server:
         before the others have theirs, and requests that arrive together cost less work."""
 
     def serve(self, verb: Verb[Q, A], work: Serve[Q, A]) -> None:
-        assert verb.number not in self.verbs, f"{verb.name} is served already"
-        self.verbs[verb.number] = _served(verb.name, verb.lane, verb.request, work)
+        self._serve_plainly(verb, work)
 
     def serve_eagerly(self, verb: Verb[Q, A], work: Callable[[Q, IncomingCall], Coroutine[Any, Any, A]]) -> None:
         """For verbs that mostly need not wait. `work` bounds how many requests wait, before it has any effect."""
-        assert verb.number not in self.verbs, f"{verb.name} is served already"
-        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
-        self.verbs[verb.number] = _Served(name=verb.name, lane=verb.lane, decoder=decoder, eager=work)
+        self._serve(verb, lambda request, call: run_eagerly(work(request, call)))
 
     def serve_future(
-        self,
-        verb: Verb[Q, A],
-        begin: "Callable[[Q, IncomingCall], asyncio.Future[T]] | Callable[[Q, IncomingCall], EagerFuture[T]]",
-        finish: Callable[[T], A],
+        self, verb: Verb[Q, A], begin: Callable[[Q, IncomingCall], EagerFuture[T]], finish: Callable[[T], A]
     ) -> None:
         """`begin` returns a future at once, `finish` turns its result into the answer. For verbs that are called so
         often that a task per request would cost as much as the work."""
-        assert verb.number not in self.verbs, f"{verb.name} is served already"
-        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(verb.request)
-        self.verbs[verb.number] = _Served(
-            name=verb.name, lane=verb.lane, decoder=decoder, future=_FutureVerb(begin, finish)
-        )
+        self._serve(verb, begin, finish=finish, is_bounded=True)
 
     def serve_notice(self, notice: Notice[Q], work: ServeNotice[Q]) -> None:
-        assert notice.number not in self.notices, f"{notice.name} is served already"
-        self.notices[notice.number] = _served(notice.name, notice.lane, notice.message, work)
+        self._serve_plainly(notice, work)
+
+    def _serve_plainly(self, what: Verb[Any, Any] | Notice[Any], work: Callable[..., Any]) -> None:
+        is_task = inspect.iscoroutinefunction(work)
+        self._serve(what, partial(_begin_task, work) if is_task else work, is_bounded=is_task)
+
+    def _serve(
+        self,
+        what: Verb[Any, Any] | Notice[Any],
+        begin: Callable[[Any, IncomingCall], Any],
+        *,
+        finish: Callable[[Any], Any] | None = None,
+        is_bounded: bool = False,
+    ) -> None:
+        table, request = (self.notices, what.message) if isinstance(what, Notice) else (self.verbs, what.request)
+        assert what.number not in table, f"{what.name} is served already"
+        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request)
+        table[what.number] = _Served(
+            name=what.name, lane=what.lane, decoder=decoder, begin=begin, finish=finish, is_bounded=is_bounded
+        )
 
     def accept(self, link: Link) -> "RpcServerConnection":
         self._links_accepted += 1
@@ -182,11 +190,15 @@ def _ignore_peer(_host: HostId, _lane: Lane) -> None:
     pass
 
 
-def _served(name: str, lane: Lane, request: type, work: Callable[..., Any]) -> _Served:
-    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request)
-    if inspect.iscoroutinefunction(work):
-        return _Served(name=name, lane=lane, decoder=decoder, task=work)
-    return _Served(name=name, lane=lane, decoder=decoder, inline=work)
+def _begin_task(work: Callable[[Q, IncomingCall], Coroutine[Any, Any, A]], request: Q, call: IncomingCall) -> Any:
+    """The rest of a coroutine that calls `work` in its task: one that was called before would be left unawaited by a
+    cancelled task."""
+
+    async def in_task() -> A:
+        await needs_task()
+        return await work(request, call)
+
+    return run_eagerly(in_task())
 
 
 class RpcServerConnection:
@@ -322,38 +334,24 @@ class RpcServerConnection:
             return
         loop = self._server.loop
         call = IncomingCall(peer=peer, lane=self._lane, expires_at=loop.time() + message.remaining_ms / 1000, loop=loop)
-        if served.inline is not None:
-            try:
-                answer = served.inline(request, call)
-            except Exception as error:  # every error of a verb goes to its caller
-                self._fail(message.id, self._as_ebla_error(served.name, error))
-                return
-            self._answer(message.id, served.name, answer)
-        elif served.eager is not None:
-            try:
-                answer = run_eagerly(served.eager(request, call))
-            except Exception as error:  # every error of a verb goes to its caller
-                self._fail(message.id, self._as_ebla_error(served.name, error))
-                return
-            if isinstance(answer, Suspended):
-                self._run_in_task(message.id, served.name, partial(_rest, answer), call.expires_at)
-            else:
-                self._answer(message.id, served.name, answer)
-        elif len(self._running) >= self._server.limits.running_requests_max:
+        if served.is_bounded and len(self._running) >= self._server.limits.running_requests_max:
             self._fail(message.id, Overloaded(f"{len(self._running)} requests of this connection are in flight"))
-        elif served.future is not None:
-            self._begin_future(message.id, served, request, call)
+            return
+        try:
+            answer = served.begin(request, call)
+        except Exception as error:  # every error of a verb goes to its caller
+            self._fail(message.id, self._as_ebla_error(served.name, error))
+            return
+        if type(answer) is Suspended:
+            task = self._start(self._run(message.id, served.name, answer))
+            if task is not None:
+                self._note_running(message.id, task, call.expires_at)
+        elif served.finish is not None:
+            self._note_running(message.id, answer, call.expires_at)
+            self._server.awaited += 1
+            answer.add_done_callback(partial(self._finish_future, message.id, served.name, served.finish))
         else:
-            assert served.task is not None
-            self._run_in_task(message.id, served.name, partial(served.task, request, call), call.expires_at)
-
-    def _run_in_task(
-        self, request_id: int, name: str, work: Callable[[], Coroutine[Any, Any, Any]], expires_at: float
-    ) -> None:
-        """`work` is called in the task: a coroutine made before would be left unawaited by a cancelled task."""
-        task = self._start(self._run(request_id, name, work))
-        if task is not None:
-            self._note_running(request_id, task, expires_at)
+            self._answer(message.id, served.name, answer)
 
     def _note_running(
         self, request_id: int, running: "asyncio.Future[Any] | EagerFuture[Any]", expires_at: float
@@ -362,23 +360,8 @@ class RpcServerConnection:
         if expires_at < self._deadlines.armed_at:
             self._deadlines.note(expires_at)
 
-    def _begin_future(self, request_id: int, served: _Served, request: Any, call: IncomingCall) -> None:
-        assert served.future is not None
-        try:
-            outcome = served.future.begin(request, call)
-        except Exception as error:  # every error of a verb goes to its caller
-            self._fail(request_id, self._as_ebla_error(served.name, error))
-            return
-        self._note_running(request_id, outcome, call.expires_at)
-        self._server.awaited += 1
-        outcome.add_done_callback(partial(self._finish_future, request_id, served.name, served.future.finish))
-
     def _finish_future(
-        self,
-        request_id: int,
-        name: str,
-        finish: Callable[[Any], Any],
-        outcome: "asyncio.Future[Any] | EagerFuture[Any]",
+        self, request_id: int, name: str, finish: Callable[[Any], Any], outcome: EagerFuture[Any]
     ) -> None:
         self._running.pop(request_id, None)
         self._server.awaited -= 1
@@ -401,9 +384,9 @@ class RpcServerConnection:
             self._end("this process is stopping")
             return None
 
-    async def _run(self, request_id: int, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def _run(self, request_id: int, name: str, rest: Suspended[Any]) -> None:
         try:
-            answer = await work()
+            answer = await rest
         except Exception as error:  # every error of a verb goes to its caller
             if not self._closing:
                 self._fail(request_id, self._as_ebla_error(name, error))
@@ -424,23 +407,23 @@ class RpcServerConnection:
             self._end(f"a notice {served.name} is unreadable: {error}")
             return
         call = IncomingCall(peer=peer, lane=self._lane, expires_at=math.inf, loop=self._server.loop)
-        if served.inline is not None:
-            try:
-                served.inline(notice, call)
-            except Exception as error:  # a notice has no caller, and the connection must stay open
-                self._as_ebla_error(served.name, error)
-        elif self._notices_running >= self._server.limits.running_requests_max:
+        if served.is_bounded and self._notices_running >= self._server.limits.running_requests_max:
             self._server.report("wire.notice_dropped", {"notice": served.name, "host": str(peer.host)})
-        else:
-            self._start(self._run_notice(served, notice, call))
-
-    async def _run_notice(self, served: _Served, notice: Any, call: IncomingCall) -> None:
-        assert served.task is not None
-        self._notices_running += 1
+            return
         try:
-            await served.task(notice, call)
+            rest = served.begin(notice, call)
         except Exception as error:  # a notice has no caller, and the connection must stay open
             self._as_ebla_error(served.name, error)
+            return
+        if type(rest) is Suspended:
+            self._start(self._run_notice(served.name, rest))
+
+    async def _run_notice(self, name: str, rest: Suspended[Any]) -> None:
+        self._notices_running += 1
+        try:
+            await rest
+        except Exception as error:  # a notice has no caller, and the connection must stay open
+            self._as_ebla_error(name, error)
         finally:
             self._notices_running -= 1
 
@@ -516,10 +499,6 @@ class RpcServerConnection:
         peer = None if self.peer is None else str(self.peer.host)
         self._server.report("wire.verb_broke", {"verb": name, "host": peer, "error": repr(error)})
         return InternalError(f"{name} broke: {error!r}")
-
-
-def _rest(suspended: Suspended[A]) -> Suspended[A]:
-    return suspended
 
 
 def _unserved(number: int, served: _Served | None, lane: Lane) -> EblaError:

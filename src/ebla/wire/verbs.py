@@ -6,81 +6,21 @@ fields are only appended, with defaults.
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from ebla.model.identity import ClusterId, HostId, TopologyVersion
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
-from ebla.wire.feed_messages import (
-    ChildReport,
-    FeedAnswer,
-    FeedRequest,
-    NodeBarrierAnswer,
-    NodeBarrierRequest,
-    ReadBarrierAnswer,
-    ReadBarrierRequest,
-)
+from ebla.wire import feed_messages as feed
+from ebla.wire import group0_messages as group0
+from ebla.wire import row_messages as rows
+from ebla.wire import table_calls as tables
+from ebla.wire import transfer_messages as transfers
 from ebla.wire.frames import Lane
-from ebla.wire.group0_messages import (
-    ChangeMemberRequest,
-    DiscoverAnswer,
-    DiscoverRequest,
-    ExecuteAnswer,
-    ExecuteRequest,
-    Group0ReadAnswer,
-    Group0ReadRequest,
-    Group0Report,
-    JoinAnswer,
-    JoinRequest,
-    LockAnswer,
-    LockRequest,
-    MembershipAnswer,
-    MembershipRequest,
-    MembersRequest,
-    ProposeRequest,
-    RaftMessages,
-    SnapshotChunk,
-    SnapshotChunkAnswer,
-    TransferLeadershipRequest,
-    WatchAnswer,
-    WatchRequest,
-)
+from ebla.wire.group0_messages import Group0Report
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
-from ebla.wire.row_messages import (
-    ReadRowsAnswer,
-    ReadRowsRequest,
-    StreamRowsRequest,
-    WriteRowsAnswer,
-    WriteRowsRequest,
-)
 from ebla.wire.schema_messages import SchemaAnswer, SchemaRequest
-from ebla.wire.table_calls import (
-    CloseTableReadRequest,
-    OpenTableReadAnswer,
-    OpenTableReadRequest,
-)
-from ebla.wire.transfer_messages import (
-    AdoptAnswer,
-    AdoptRequest,
-    BulkStatusAnswer,
-    BulkStatusRequest,
-    CheckpointAnswer,
-    CheckpointRequest,
-    CloseSessionAnswer,
-    CloseSessionRequest,
-    FindTargetAnswer,
-    FindTargetRequest,
-    OpenSessionAnswer,
-    OpenSessionRequest,
-    OpenStagingAnswer,
-    OpenStagingRequest,
-    ReleaseRequest,
-    SealAnswer,
-    SealRequest,
-    TakeCheckpointAnswer,
-    TakeCheckpointRequest,
-)
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A", bound=msgspec.Struct)
@@ -129,6 +69,8 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, array_like=True):
 class HeartbeatAnswer(msgspec.Struct, frozen=True, array_like=True):
     serial: int
     incarnation: int = 0
+    wall_us: int = 0
+    """The clock of the one that answers; 0: an earlier release, which does not tell."""
 
 
 class StatusRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +127,10 @@ class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     heard_ms_ago: int | None = None
     round_trip_us: int | None = None
     since_ms_ago: int = 0
+    clock_offset_ms: int | None = None
+    """Its clock minus that of the node that answers."""
+    is_clock_skewed: bool = False
+    """The offset has been too large for several heartbeats."""
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -203,6 +149,8 @@ class StatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the node waits for while it is in no cluster."""
     topology: TopologyStatus | None = None
     """None until group 0 has one."""
+    warnings: tuple[str, ...] = ()
+    """What an operator should change although the node serves, one sentence each."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -211,18 +159,22 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
-class ChildBeatRequest(msgspec.Struct, frozen=True, array_like=True):
+class ChildBeatRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The heartbeat of a child of a node to its control. The pid distinguishes it from a predecessor."""
 
     name: str
     pid: int
     serving: bool
+    warning: str = ""
+    """What an operator should know of it although it serves; children with the same trouble say the same."""
 
 
 class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The answer of control; a child that misses it for too long stops serving."""
 
     serving: bool
+    clock_ahead_ms: int = 0
+    """How far the node's clock is ahead of the clocks of more than half of the members."""
 
 
 class AuthorityRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -247,117 +199,54 @@ class HandOverAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
         return f"HandOverAnswer(cluster={self.cluster}, key_pem=<{len(self.key_pem)} bytes>)"
 
 
-IDENTITY = Verb(number=1, name="identity", lane=Lane.CONTROL, request=IdentityRequest, answer=IdentityAnswer)
-HEARTBEAT = Verb(number=2, name="heartbeat", lane=Lane.CONTROL, request=HeartbeatRequest, answer=HeartbeatAnswer)
-STATUS = Verb(number=3, name="status", lane=Lane.CONTROL, request=StatusRequest, answer=StatusAnswer)
-STOP = Verb(number=4, name="stop", lane=Lane.CONTROL, request=StopRequest, answer=EmptyAnswer)
+def _control_verb(number: int, name: str, request: type[Q], answer: type[A]) -> Verb[Q, A]:
+    return Verb(number=number, name=name, lane=Lane.CONTROL, request=request, answer=answer)
+
+
+def _data_verb(number: int, name: str, request: type[Q], answer: type[A]) -> Verb[Q, A]:
+    return Verb(number=number, name=name, lane=Lane.DATA, request=request, answer=answer)
+
+
+IDENTITY = _control_verb(1, "identity", IdentityRequest, IdentityAnswer)
+HEARTBEAT = _control_verb(2, "heartbeat", HeartbeatRequest, HeartbeatAnswer)
+STATUS = _control_verb(3, "status", StatusRequest, StatusAnswer)
+STOP = _control_verb(4, "stop", StopRequest, EmptyAnswer)
 AUTHORITY = Verb(number=5, name="authority", lane=Lane.JOIN, request=AuthorityRequest, answer=AuthorityAnswer)
 HAND_OVER = Verb(number=6, name="hand_over", lane=Lane.JOIN, request=HandOverRequest, answer=HandOverAnswer)
-CHILD_BEAT = Verb(number=7, name="child_beat", lane=Lane.CONTROL, request=ChildBeatRequest, answer=ChildBeatAnswer)
-RAFT = Notice(number=8, name="raft", lane=Lane.RAFT, message=RaftMessages)
-SNAPSHOT_CHUNK = Verb(
-    number=9, name="snapshot_chunk", lane=Lane.DATA, request=SnapshotChunk, answer=SnapshotChunkAnswer
-)
-GROUP0_PROPOSE = Verb(number=10, name="group0_propose", lane=Lane.CONTROL, request=ProposeRequest, answer=EmptyAnswer)
-GROUP0_DISCOVER = Verb(
-    number=11, name="group0_discover", lane=Lane.CONTROL, request=DiscoverRequest, answer=DiscoverAnswer
-)
-GROUP0_JOIN = Verb(number=12, name="group0_join", lane=Lane.CONTROL, request=JoinRequest, answer=JoinAnswer)
-GROUP0_MEMBERSHIP = Verb(
-    number=13, name="group0_membership", lane=Lane.CONTROL, request=MembershipRequest, answer=MembershipAnswer
-)
-GROUP0_READ = Verb(number=14, name="group0_read", lane=Lane.CONTROL, request=Group0ReadRequest, answer=Group0ReadAnswer)
-GROUP0_EXECUTE = Verb(number=15, name="group0_execute", lane=Lane.CONTROL, request=ExecuteRequest, answer=ExecuteAnswer)
-GROUP0_WATCH = Verb(number=16, name="group0_watch", lane=Lane.CONTROL, request=WatchRequest, answer=WatchAnswer)
-GROUP0_LOCK = Verb(number=17, name="group0_lock", lane=Lane.CONTROL, request=LockRequest, answer=LockAnswer)
-GROUP0_MEMBERS = Verb(number=18, name="group0_members", lane=Lane.CONTROL, request=MembersRequest, answer=Group0Report)
-GROUP0_CHANGE_MEMBER = Verb(
-    number=19, name="group0_change_member", lane=Lane.CONTROL, request=ChangeMemberRequest, answer=ExecuteAnswer
-)
-GROUP0_TRANSFER = Verb(
-    number=20, name="group0_transfer", lane=Lane.CONTROL, request=TransferLeadershipRequest, answer=EmptyAnswer
-)
-FEED = Verb(number=21, name="feed", lane=Lane.CONTROL, request=FeedRequest, answer=FeedAnswer)
-CHILD_REPORT = Verb(number=22, name="child_report", lane=Lane.CONTROL, request=ChildReport, answer=EmptyAnswer)
-READ_BARRIER = Verb(
-    number=23, name="read_barrier", lane=Lane.CONTROL, request=ReadBarrierRequest, answer=ReadBarrierAnswer
-)
-NODE_BARRIER = Verb(
-    number=24, name="node_barrier", lane=Lane.CONTROL, request=NodeBarrierRequest, answer=NodeBarrierAnswer
-)
-SCHEMA = Verb(number=25, name="schema", lane=Lane.CONTROL, request=SchemaRequest, answer=SchemaAnswer)
-WRITE_ROWS = Verb(number=26, name="write_rows", lane=Lane.DATA, request=WriteRowsRequest, answer=WriteRowsAnswer)
-READ_ROWS = Verb(number=27, name="read_rows", lane=Lane.DATA, request=ReadRowsRequest, answer=ReadRowsAnswer)
-STREAM_ROWS = Verb(number=28, name="stream_rows", lane=Lane.DATA, request=StreamRowsRequest, answer=EmptyAnswer)
+CHILD_BEAT = _control_verb(7, "child_beat", ChildBeatRequest, ChildBeatAnswer)
+RAFT = Notice(number=8, name="raft", lane=Lane.RAFT, message=group0.RaftMessages)
+SNAPSHOT_CHUNK = _data_verb(9, "snapshot_chunk", group0.SnapshotChunk, group0.SnapshotChunkAnswer)
+GROUP0_PROPOSE = _control_verb(10, "group0_propose", group0.ProposeRequest, EmptyAnswer)
+GROUP0_DISCOVER = _control_verb(11, "group0_discover", group0.DiscoverRequest, group0.DiscoverAnswer)
+GROUP0_JOIN = _control_verb(12, "group0_join", group0.JoinRequest, group0.JoinAnswer)
+GROUP0_MEMBERSHIP = _control_verb(13, "group0_membership", group0.MembershipRequest, group0.MembershipAnswer)
+GROUP0_READ = _control_verb(14, "group0_read", group0.Group0ReadRequest, group0.Group0ReadAnswer)
+GROUP0_EXECUTE = _control_verb(15, "group0_execute", group0.ExecuteRequest, group0.ExecuteAnswer)
+GROUP0_WATCH = _control_verb(16, "group0_watch", group0.WatchRequest, group0.WatchAnswer)
+GROUP0_LOCK = _control_verb(17, "group0_lock", group0.LockRequest, group0.LockAnswer)
+GROUP0_MEMBERS = _control_verb(18, "group0_members", group0.MembersRequest, Group0Report)
+GROUP0_CHANGE_MEMBER = _control_verb(19, "group0_change_member", group0.ChangeMemberRequest, group0.ExecuteAnswer)
+GROUP0_TRANSFER = _control_verb(20, "group0_transfer", group0.TransferLeadershipRequest, EmptyAnswer)
+FEED = _control_verb(21, "feed", feed.FeedRequest, feed.FeedAnswer)
+CHILD_REPORT = _control_verb(22, "child_report", feed.ChildReport, EmptyAnswer)
+READ_BARRIER = _control_verb(23, "read_barrier", feed.ReadBarrierRequest, feed.ReadBarrierAnswer)
+NODE_BARRIER = _control_verb(24, "node_barrier", feed.NodeBarrierRequest, feed.NodeBarrierAnswer)
+SCHEMA = _control_verb(25, "schema", SchemaRequest, SchemaAnswer)
+WRITE_ROWS = _data_verb(26, "write_rows", rows.WriteRowsRequest, rows.WriteRowsAnswer)
+READ_ROWS = _data_verb(27, "read_rows", rows.ReadRowsRequest, rows.ReadRowsAnswer)
+STREAM_ROWS = _data_verb(28, "stream_rows", rows.StreamRowsRequest, EmptyAnswer)
 # 29 and 30 were verbs of a client protocol for rows. Numbers are not used again.
-COMPACT = Verb(number=31, name="compact", lane=Lane.DATA, request=CompactionJob, answer=CompactionResult)
-METRICS = Verb(number=32, name="metrics", lane=Lane.CONTROL, request=MetricsRequest, answer=MetricsAnswer)
-OPEN_SESSION = Verb(
-    number=33, name="open_session", lane=Lane.CONTROL, request=OpenSessionRequest, answer=OpenSessionAnswer
-)
-CLOSE_SESSION = Verb(
-    number=34, name="close_session", lane=Lane.CONTROL, request=CloseSessionRequest, answer=CloseSessionAnswer
-)
-CHECKPOINT = Verb(number=35, name="checkpoint", lane=Lane.DATA, request=CheckpointRequest, answer=CheckpointAnswer)
-FIND_TARGET = Verb(number=36, name="find_target", lane=Lane.DATA, request=FindTargetRequest, answer=FindTargetAnswer)
-ADOPT = Verb(number=37, name="adopt", lane=Lane.DATA, request=AdoptRequest, answer=AdoptAnswer)
-TAKE_CHECKPOINT = Verb(
-    number=38, name="take_checkpoint", lane=Lane.DATA, request=TakeCheckpointRequest, answer=TakeCheckpointAnswer
-)
-OPEN_STAGING = Verb(
-    number=39, name="open_staging", lane=Lane.DATA, request=OpenStagingRequest, answer=OpenStagingAnswer
-)
-SEAL = Verb(number=40, name="seal", lane=Lane.DATA, request=SealRequest, answer=SealAnswer)
-RELEASE = Verb(number=41, name="release", lane=Lane.DATA, request=ReleaseRequest, answer=EmptyAnswer)
-BULK_STATUS = Verb(number=42, name="bulk_status", lane=Lane.DATA, request=BulkStatusRequest, answer=BulkStatusAnswer)
-OPEN_TABLE_READ = Verb(
-    number=43, name="open_table_read", lane=Lane.DATA, request=OpenTableReadRequest, answer=OpenTableReadAnswer
-)
-CLOSE_TABLE_READ = Verb(
-    number=44, name="close_table_read", lane=Lane.DATA, request=CloseTableReadRequest, answer=EmptyAnswer
-)
-
-VERBS: tuple[Verb[Any, Any] | Notice[Any], ...] = (
-    IDENTITY,
-    HEARTBEAT,
-    STATUS,
-    STOP,
-    AUTHORITY,
-    HAND_OVER,
-    CHILD_BEAT,
-    RAFT,
-    SNAPSHOT_CHUNK,
-    GROUP0_PROPOSE,
-    GROUP0_DISCOVER,
-    GROUP0_JOIN,
-    GROUP0_MEMBERSHIP,
-    GROUP0_READ,
-    GROUP0_EXECUTE,
-    GROUP0_WATCH,
-    GROUP0_LOCK,
-    GROUP0_MEMBERS,
-    GROUP0_CHANGE_MEMBER,
-    GROUP0_TRANSFER,
-    FEED,
-    CHILD_REPORT,
-    READ_BARRIER,
-    NODE_BARRIER,
-    SCHEMA,
-    WRITE_ROWS,
-    READ_ROWS,
-    STREAM_ROWS,
-    COMPACT,
-    METRICS,
-    OPEN_SESSION,
-    CLOSE_SESSION,
-    CHECKPOINT,
-    FIND_TARGET,
-    ADOPT,
-    TAKE_CHECKPOINT,
-    OPEN_STAGING,
-    SEAL,
-    RELEASE,
-    BULK_STATUS,
-    OPEN_TABLE_READ,
-    CLOSE_TABLE_READ,
-)
+COMPACT = _data_verb(31, "compact", CompactionJob, CompactionResult)
+METRICS = _control_verb(32, "metrics", MetricsRequest, MetricsAnswer)
+OPEN_SESSION = _control_verb(33, "open_session", transfers.OpenSessionRequest, transfers.OpenSessionAnswer)
+CLOSE_SESSION = _control_verb(34, "close_session", transfers.CloseSessionRequest, transfers.CloseSessionAnswer)
+CHECKPOINT = _data_verb(35, "checkpoint", transfers.CheckpointRequest, transfers.CheckpointAnswer)
+FIND_TARGET = _data_verb(36, "find_target", transfers.FindTargetRequest, transfers.FindTargetAnswer)
+ADOPT = _data_verb(37, "adopt", transfers.AdoptRequest, transfers.AdoptAnswer)
+TAKE_CHECKPOINT = _data_verb(38, "take_checkpoint", transfers.TakeCheckpointRequest, transfers.TakeCheckpointAnswer)
+OPEN_STAGING = _data_verb(39, "open_staging", transfers.OpenStagingRequest, transfers.OpenStagingAnswer)
+SEAL = _data_verb(40, "seal", transfers.SealRequest, transfers.SealAnswer)
+RELEASE = _data_verb(41, "release", transfers.ReleaseRequest, EmptyAnswer)
+BULK_STATUS = _data_verb(42, "bulk_status", transfers.BulkStatusRequest, transfers.BulkStatusAnswer)
+OPEN_TABLE_READ = _data_verb(43, "open_table_read", tables.OpenTableReadRequest, tables.OpenTableReadAnswer)
+CLOSE_TABLE_READ = _data_verb(44, "close_table_read", tables.CloseTableReadRequest, EmptyAnswer)

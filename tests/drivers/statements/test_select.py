@@ -1,6 +1,7 @@
 """SELECT: restrictions, order, limits, pages, filters, aggregates and functions."""
 
 import datetime
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -233,9 +234,10 @@ def test_static_columns(session: Any, table: Table, rows: Rows, key: int) -> Non
     for order in ("", "ORDER BY c DESC"):
         paged = SimpleStatement(f"{select} {order}", fetch_size=1)
         assert {row.s for row in session.execute(paged)} == {"second"}
-    session.execute(f"UPDATE {name} USING TIMESTAMP 5000000000000000 SET s = 'timed' WHERE p = {key}")
-    assert rows(f"SELECT writetime(s) FROM {name} WHERE p = {key}") == [(5000000000000000,)] * 2
-    session.execute(f"DELETE s FROM {name} USING TIMESTAMP 5000000000000001 WHERE p = {key}")
+    ahead_us = time.time_ns() // 1000 + 3_600_000_000
+    session.execute(f"UPDATE {name} USING TIMESTAMP {ahead_us} SET s = 'timed' WHERE p = {key}")
+    assert rows(f"SELECT writetime(s) FROM {name} WHERE p = {key}") == [(ahead_us,)] * 2
+    session.execute(f"DELETE s FROM {name} USING TIMESTAMP {ahead_us + 1} WHERE p = {key}")
     assert rows(f"SELECT DISTINCT s FROM {name} WHERE p = {key}") == [(None,)]
     session.execute(f"DELETE FROM {name} WHERE p = {key} AND c IN (1, 2)")
     assert rows(select) == []

@@ -316,10 +316,11 @@ def test_batches_of_a_statement(session: Any, table: Table, rows: Rows, refused:
     )
     assert rows(f"SELECT v, w FROM {name} WHERE k = {key}") == [(1, "x")]
     assert rows(f"SELECT v, w FROM {name} WHERE k = {other}") == []
+    ahead_us = time.time_ns() // 1000 + 3_600_000_000
     session.execute(
-        f"BEGIN UNLOGGED BATCH USING TIMESTAMP 9000000000000000 UPDATE {name} SET v = 2 WHERE k = {key} APPLY BATCH;"
+        f"BEGIN UNLOGGED BATCH USING TIMESTAMP {ahead_us} UPDATE {name} SET v = 2 WHERE k = {key} APPLY BATCH;"
     )
-    assert rows(f"SELECT v, writetime(v) FROM {name} WHERE k = {key}") == [(2, 9000000000000000)]
+    assert rows(f"SELECT v, writetime(v) FROM {name} WHERE k = {key}") == [(2, ahead_us)]
     session.execute("BEGIN BATCH APPLY BATCH")
     both = f"BEGIN BATCH USING TIMESTAMP 1 INSERT INTO {name} (k) VALUES (1) USING TIMESTAMP 2; APPLY BATCH"
     assert "Timestamp must be set either on BATCH or individual statements" in refused(both)

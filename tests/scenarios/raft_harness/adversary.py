@@ -39,7 +39,7 @@ from ebla.raft.membership import (
 from ebla.raft.messages import Entry, EntryKind, HardState, Membership, Message, PeerId, SnapshotMeta
 from ebla.raft.options import RaftOptions
 from ebla.raft.roles import Leader
-from ebla.raft.state import RecoveredState, StepRefusal
+from ebla.raft.state import Contradiction, RecoveredState, StepRefusal
 
 T = TypeVar("T")
 
@@ -204,9 +204,10 @@ class Adversary:
         return self.random.choice(list(self.peers.values()))
 
     def step(self, peer: Peer, event: RaftEvent) -> StepRefusal | None:
-        refusal = peer.core.step(event, peer.now_ms)
+        outcome = peer.core.step(event, peer.now_ms)
+        assert not isinstance(outcome, Contradiction), str(outcome)
         self._check(peer)
-        return refusal
+        return outcome
 
     def _check(self, peer: Peer) -> None:
         self.history.observe(peer.core, {number: each.durable for number, each in self.peers.items()})

@@ -13,10 +13,12 @@ from tests.scenarios.raft_harness.transcript import Command
 
 from ebla.raft.membership import MemberChange, MembershipRefused, change_one_voter, enter_joint, leave_joint
 from ebla.raft.messages import MAX_INDEX, Membership, PeerId
-from ebla.raft.progress import FlowLimits, PeerProgress, reconcile_progress
+from ebla.raft.options import RaftOptions
+from ebla.raft.progress import PeerProgress, reconcile_progress
 from ebla.raft.quorum import joint_index, joint_vote
 
 QUORUM_COMMANDS = ("committed", "vote")
+OPTIONS = RaftOptions(peer=PeerId(1))
 MEMBERSHIP_COMMANDS = ("simple", "enter-joint", "leave-joint")
 
 
@@ -75,6 +77,6 @@ class MembershipTable:
             self.membership = run[command.name]()
         except MembershipRefused as refused:
             return RULE_NAMES[refused.rule] + "\n"
-        self.progress = reconcile_progress(self.progress, self.membership, FlowLimits(10, 0), last_index)
+        self.progress = reconcile_progress(self.progress, self.membership, OPTIONS, last_index)
         lines = [f"{peer}: {describe_progress(progress)}" for peer, progress in self.progress.items()]
         return "\n".join([describe_membership(self.membership), *lines]) + "\n"

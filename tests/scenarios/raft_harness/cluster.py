@@ -33,7 +33,7 @@ from ebla.raft.membership import MemberChange, MembershipChange, Transition, enc
 from ebla.raft.messages import EntryKind, InstallSnapshot, Membership, Message, PeerId, SnapshotMeta
 from ebla.raft.options import RaftOptions, ReadIndexMode
 from ebla.raft.roles import Leader
-from ebla.raft.state import StepRefusal
+from ebla.raft.state import Contradiction, StepOutcome, StepRefusal
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Cluster:
     def _print_error(self, text: str) -> None:
         self._output.append(f"{text}\n")
 
-    def _step(self, peer: PeerId, event: RaftEvent) -> StepRefusal | None:
+    def _step(self, peer: PeerId, event: RaftEvent) -> StepOutcome:
         node = self.nodes[peer - 1]
         return node.core.step(event, node.now_ms)
 
@@ -128,7 +128,7 @@ class Cluster:
 
     def read_index(self, command: Command) -> None:
         refusal = self._step(PeerId(int(command.words[0])), ReadIndex(command.words[1].encode()))
-        if refusal is not None:
+        if isinstance(refusal, StepRefusal):
             self._print_error(refusal.value)
 
     def transfer_leadership(self, command: Command) -> None:
@@ -158,6 +158,12 @@ class Cluster:
         for number in command.numbers():
             self.nodes[number - 1].crash()
 
+    def restore_copy(self, command: Command) -> None:
+        """Starts a peer from a copy of its disk that ends at an index."""
+        node = self.nodes[int(command.words[0]) - 1]
+        node.disk.truncate(int(command.option("index", "")))
+        node.crash()
+
     # Delivering.
 
     def deliver(self, command: Command) -> None:
@@ -182,9 +188,11 @@ class Cluster:
             self._print(("dropped: " if drop else "") + describe_parcel(parcel))
             if not drop:
                 assert not isinstance(parcel.content, StorageAppend | StorageApply)
-                refusal = self._step(peer, parcel.content)
-                if refusal in _REFUSALS:
-                    self._print(_REFUSALS[refusal])
+                outcome = self._step(peer, parcel.content)
+                if isinstance(outcome, Contradiction):
+                    self._print(f"{peer} must stop: {outcome}")
+                elif outcome in _REFUSALS:
+                    self._print(_REFUSALS[outcome])
         return len(chosen)
 
     # Effects.
@@ -399,6 +407,7 @@ COMMANDS: dict[str, Callable[[Cluster, Command], None]] = {
     "campaign": Cluster.campaign,
     "compact": Cluster.compact,
     "crash": Cluster.crash,
+    "restore-copy": Cluster.restore_copy,
     "deliver-msgs": Cluster.deliver,
     "forget-leader": Cluster.forget_leader,
     "log-level": Cluster.log_level,

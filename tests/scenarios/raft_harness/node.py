@@ -4,6 +4,7 @@ import uuid
 from collections.abc import MutableSequence, Sequence
 from typing import TypeVar
 
+import msgspec
 from tests.scenarios.raft_harness.parcels import Parcel
 
 from ebla.raft.core import RaftCore
@@ -61,6 +62,10 @@ class FakeDisk:
     def compact(self, index: int) -> None:
         del self.entries[: index - self.base_index]
         self.base_index = index
+
+    def truncate(self, index: int) -> None:
+        del self.entries[index - self.base_index :]
+        self.hard_state = msgspec.structs.replace(self.hard_state, commit=min(self.hard_state.commit, index))
 
     @property
     def last_index(self) -> int:

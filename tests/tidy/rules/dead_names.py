@@ -12,16 +12,14 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 AWAITED_NAMES: Mapping[str, str] = {
     "ebla.sim.faults.harsh.BIT_ROT": "a fault that a scenario may choose",
-    "ebla.sim.faults.harsh.gentle": "shows that a mild adversary finds nothing",
     "ebla.sim.loop.PRIVATE_NAMES": "a test pins what the loop needs of asyncio, for each Python version",
     "ebla.topology.cdc_generations": "CDC streams, once tables are captured",
     "ebla.topology.request_queue.objections_to_submit": "the topology coordinator",
     "ebla.topology.resize": "the balancer of the topology coordinator",
-    "ebla.topology.routing.vnode_streams.range_streams": "the topology coordinator",
+    "ebla.topology.routing.replication_strategies.range_streams": "the topology coordinator",
     "ebla.topology.snapshot_builder.from_settings": "recovery of the cluster from its settings",
-    "ebla.topology.tablet_invariants.stray_tablets": "a checker; simulated transfers of the coordinator will use it",
+    "ebla.topology.invariants.stray_tablets": "a checker; simulated transfers of the coordinator will use it",
     "ebla.topology.tablet_stages.UNUSED_STAGES": "a test proves with it that the table of stages is total",
-    "ebla.wire.verbs.VERBS": "tests check numbers and names of all verbs with it",
 }
 """`module.name` (or a whole `module`) of names that may have no user, with the reason: what will use it, or what its
 test proves. An entry that is not needed must leave the table."""

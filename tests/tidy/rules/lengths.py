@@ -96,8 +96,8 @@ def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     def target(decorator: ast.expr) -> ast.expr:
         return decorator.func if isinstance(decorator, ast.Call) else decorator
 
-    attributes = (target(decorator) for decorator in node.decorator_list)
-    return any(isinstance(one, ast.Attribute) and one.attr in ("command", "callback") for one in attributes)
+    names = (ast.unparse(target(decorator)).rpartition(".")[2] for decorator in node.decorator_list)
+    return any(name in ("command", "callback", "add_command") for name in names)
 
 
 RULES: tuple[Callable[[Iterable[Source]], list[str]], ...] = (

@@ -23,6 +23,8 @@ from ebla.model.token import TokenRange
 from ebla.model.transaction import DeleteKey, KeyMissing, PutKey, Revision, Transaction
 from ebla.model.transfers import StagedFile, TransferTarget
 from ebla.observe.event_reporter import discard_event
+from ebla.options import DEFAULT_LIMITS, NodeLimits
+from ebla.request.timestamps import WriteTimestamps
 from ebla.sim.rng import SimRng
 from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
@@ -272,6 +274,7 @@ def with_rig(
     story: Callable[[Rig], Coroutine[Any, Any, None]],
     snapshot: Snapshot | None = None,
     limits: BrokerLimits | None = None,
+    node: NodeLimits = DEFAULT_LIMITS,
 ) -> None:
     """Four tablets with three copies each on four nodes, if nothing else is said."""
 
@@ -287,11 +290,12 @@ def with_rig(
                 host=host(1),
                 datacenter="dc1",
                 authority=lambda: b"PEM",
-                next_timestamp_us=clock.wall_us,
+                timestamps=WriteTimestamps(clock, node.timestamp_ahead_max_ms),
                 tasks=tasks,
                 clock=clock,
                 rng=SimRng("broker"),
                 report=discard_event,
+                node=node,
                 limits=limits or BrokerLimits(),
             )
             await story(Rig(cluster, TableBroker(parts)))

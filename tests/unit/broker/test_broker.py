@@ -11,7 +11,6 @@ from tests.unit.broker.broker_rig import Rig, raises, with_rig
 from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
 from tests.unit.topology.small_cluster import TABLE, host
 
-from ebla.broker.broker_deps import BrokerLimits
 from ebla.broker.read_broker import is_cdc_enabled
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import (
@@ -28,6 +27,7 @@ from ebla.model.errors import (
 from ebla.model.identity import HostId
 from ebla.model.schema import TableOptions, decode_schema
 from ebla.model.token import Token, TokenRange
+from ebla.options import NodeLimits
 from ebla.topology.frozen_map import FrozenMap
 from ebla.wire.frames import encode
 from ebla.wire.table_calls import (
@@ -94,7 +94,7 @@ async def test_without_a_majority_it_is_told_who_is_down_and_what_to_do(rig: Rig
         assert refused.value.outcome is Outcome.NOT_APPLIED
 
 
-@runs_in(with_rig, limits=BrokerLimits(calls_max=2))
+@runs_in(with_rig, node=NodeLimits(table_calls_max=2))
 async def test_no_more_than_so_many_at_once(rig: Rig, /) -> None:
     release = asyncio.Event()
 
@@ -121,9 +121,9 @@ async def _ignored(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_ms", "limits"), [(1_500, BrokerLimits()), (9_000_000, BrokerLimits(call_ms_max=1_500))]
+    ("asked_ms", "node"), [(1_500, NodeLimits()), (9_000_000, NodeLimits(table_call_ms_max=1_500))]
 )
-def test_a_call_ends_in_the_time_it_names_or_the_node_allows(asked_ms: int, limits: BrokerLimits) -> None:
+def test_a_call_ends_in_the_time_it_names_or_the_node_allows(asked_ms: int, node: NodeLimits) -> None:
     async def story(rig: Rig) -> None:
         async def never() -> Any:
             await asyncio.Event().wait()
@@ -138,7 +138,7 @@ def test_a_call_ends_in_the_time_it_names_or_the_node_allows(asked_ms: int, limi
         with pytest.raises(DeadlineExceeded, match="within 1500 ms"):
             await rig.call(OPEN_READ, opening(), asked_ms)
 
-    with_rig(story, limits=limits)
+    with_rig(story, node=node)
 
 
 # ---- tables

@@ -9,7 +9,7 @@ import pytest
 from tests.async_tests import runs_in
 from tests.unit.broker.broker_rig import Rig, committing, raises, staged, with_rig
 from tests.unit.pipeline.job_plans_rig import VNODES, WORLD
-from tests.unit.pipeline.jobs_rig import a_snapshot, with_fields
+from tests.unit.pipeline.jobs_rig import LoopClock, a_snapshot, with_fields
 from tests.unit.topology.small_cluster import TABLE, host, replica
 
 from ebla.broker.broker_deps import BrokerLimits
@@ -34,6 +34,7 @@ from ebla.model.errors import (
 from ebla.model.identity import AttemptId, HostId, TableId, TopologyVersion
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.token import TokenRange
+from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.table_calls import (
@@ -50,9 +51,8 @@ from ebla.wire.transfer_messages import AdoptRequest, OpenStagingRequest, SealRe
 
 pytestmark = runs_in(with_rig)
 
-QUICK = BrokerLimits(
-    stragglers_ms=1_000, patience_ms=3_000, open_stragglers_ms=500, write_jobs_max=3, table_write_jobs_max=2
-)
+QUICK = BrokerLimits(stragglers_ms=1_000, patience_ms=3_000, open_stragglers_ms=500)
+FEW_JOBS = NodeLimits(write_jobs_max=3, table_write_jobs_max=2)
 
 
 def at(*hosts: int) -> tuple[HostId, ...]:
@@ -103,6 +103,27 @@ async def test_nodes_that_are_down_are_left_out_if_the_level_allows(rig: Rig, /)
     assert len(rig.cluster.sessions) == 1, "nothing was begun"
 
 
+async def test_a_job_gets_no_timestamp_from_a_clock_that_is_wrong(rig: Rig, /) -> None:
+    timestamps = rig.broker._deps.timestamps
+    timestamps.set_clock_ahead(DEFAULT_LIMITS.timestamp_ahead_max_ms + 1)
+    with pytest.raises(Unavailable, match="ahead of the clocks of most nodes"):
+        await rig.call(OPEN_WRITE, rig.opening())
+    assert rig.cluster.sessions == []
+    timestamps.set_clock_ahead(0)
+    await rig.call(OPEN_WRITE, rig.opening())
+
+
+async def test_a_job_whose_timestamp_came_from_a_wrong_clock_does_not_go_on(
+    rig: Rig, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = rig.opening()
+    plan = await rig.call(OPEN_WRITE, asked)
+    set_back_us = plan.timestamp_us - DEFAULT_LIMITS.timestamp_ahead_max_ms * 1000 - 1
+    monkeypatch.setattr(LoopClock, "wall_us", lambda _clock: set_back_us)
+    with pytest.raises(InvalidRequest, match="too far ahead"):
+        await rig.call(OPEN_WRITE, asked)
+
+
 @runs_in(with_rig, limits=QUICK)
 async def test_a_node_that_cannot_open_a_place_is_left_out_or_named(rig: Rig, /) -> None:
     rig.cluster.hooks["open_staging"] = failing_at(at(2), Unreachable("connection refused"))
@@ -142,7 +163,7 @@ async def test_where_the_topology_has_moved_places_are_opened_by_the_newer_one(r
     assert len(versions) == 2
 
 
-@runs_in(with_rig, limits=QUICK)
+@runs_in(with_rig, node=FEW_JOBS)
 async def test_so_many_jobs_write_at_once(rig: Rig, /) -> None:
     first = rig.opening("a")
     await rig.call(OPEN_WRITE, first)
@@ -484,7 +505,7 @@ async def test_what_is_given_up_is_closed_and_may_be_run_again(rig: Rig, /) -> N
     assert again.timestamp_us == plan.timestamp_us
 
 
-@runs_in(with_rig, limits=BrokerLimits(close_session_ms=1000))
+@runs_in(with_rig, node=NodeLimits(session_close_ms=1000))
 async def test_a_session_that_does_not_close_does_not_undo_the_job(rig: Rig, /) -> None:
     asked = rig.opening()
     plan = await rig.call(OPEN_WRITE, asked)
@@ -504,6 +525,17 @@ async def test_batches_of_a_stream(rig: Rig, /) -> None:
         assert again.state is WriteJobState.DONE
     assert stamps == sorted(set(stamps))
     assert len(rig.cluster.values) == 1, "one record for all"
+
+
+async def test_a_batch_that_is_done_does_not_take_over_from_the_next(rig: Rig, /) -> None:
+    first = rig.opening("stream", batch=0)
+    await rig.call(COMMIT_WRITE, committing(first, await rig.call(OPEN_WRITE, first)))
+    second = rig.opening("stream", batch=1)
+    plan = await rig.call(OPEN_WRITE, second)
+    again = await rig.call(OPEN_WRITE, rig.opening("stream", batch=0))
+    assert again.state is WriteJobState.DONE
+    await rig.call(COMMIT_WRITE, committing(second, plan))
+    assert (await rig.call(OPEN_WRITE, rig.opening("stream", batch=1))).state is WriteJobState.DONE
 
 
 @runs_in(with_rig, a_snapshot(2, 1, 2))

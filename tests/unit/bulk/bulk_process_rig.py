@@ -7,14 +7,16 @@ from tests.unit.wire.rig import introduction
 
 from ebla.model.identity import Address, HistoryId, TopologyVersion
 from ebla.model.transaction import Revision
-from ebla.observe.event_reporter import discard_event
+from ebla.node.context import NodeContext
+from ebla.observe.event_reporter import EventReporter, discard_event
+from ebla.options import NodeLimits, NodeOptions
 from ebla.topology.keys import Row, encode
 from ebla.topology.snapshot import TopologyState
 from ebla.wire.feed_messages import ChildReport, FeedAnswer, FeedChange, FeedRequest
-from ebla.wire.limits import WireLimits
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import CHILD_BEAT, CHILD_REPORT, FEED, ChildBeatAnswer, ChildBeatRequest, EmptyAnswer
 
+FOLDER = "/"
 CONTROL, BULK = Address("/run/control.sock"), Address("/run/bulk.sock")
 
 HISTORY = HistoryId(uuid.UUID(int=1))
@@ -22,11 +24,23 @@ HISTORY = HistoryId(uuid.UUID(int=1))
 OURS = introduction(1)
 
 
+def node_context(pid: int, report: EventReporter = discard_event) -> NodeContext:
+    assert OURS.cluster is not None
+    return NodeContext(
+        options=NodeOptions(data=FOLDER, limits=NodeLimits(child_heartbeat_ms=20)),
+        host=OURS.host,
+        cluster=OURS.cluster,
+        cluster_name=OURS.cluster_name,
+        report=report,
+        pid=pid,
+    )
+
+
 class Control:
     """Sends one state after another, each once it was set, and keeps the reports it gets."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.server = Server(tasks, OURS, WireLimits(), discard_event)
+        self.server = Server(tasks, OURS, discard_event)
         self.server.serve(FEED, self._feed)
         self.server.serve(CHILD_REPORT, self._report)
         self.server.serve(CHILD_BEAT, self._beat)

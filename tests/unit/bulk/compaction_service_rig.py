@@ -2,9 +2,10 @@
 
 import asyncio
 
+from tests.unit.storage.small_table import SMALL
+
 from ebla.model.errors import EblaError
 from ebla.model.token import WHOLE_RING
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import KEEP_ALL
 from ebla.storage.layers.layer_facts import LayerFacts

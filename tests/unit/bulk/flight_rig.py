@@ -1,6 +1,7 @@
 """A Flight server on a loopback address of the test, over a real checkpoint, with certificates and scan workers."""
 
 import asyncio
+import time
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,13 +14,12 @@ import pyarrow as pa
 from tests.unit.runtime.tls_rig import Cluster, free_address, host
 from tests.unit.storage.random_rows import MIXED, layer_facts
 
-from ebla.bulk.flight_server import FlightCertificate, FlightServer
-from ebla.bulk.flight_streams import FlightLimits
+from ebla.bulk.flight_server import LOOP_WAIT_S, STREAMS_MAX, FlightCertificate, FlightServer
+from ebla.bulk.flight_streams import PIECE_BYTES
 from ebla.bulk.staged_rows import StagedRows
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StagedRowsSource
 from ebla.bulk.tickets import Grant, GrantKind, TicketSigner
-from ebla.bulk.workers.bulk_workers import BulkWorkers, WorkerLimits
-from ebla.bulk.workers.pool import PoolLimits
+from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.model.errors import Refused, Stale
 from ebla.model.identity import Address, AttemptId, CheckpointId, SessionId, ShardNumber, TransferId
 from ebla.model.schema import TableSchema
@@ -84,7 +84,6 @@ class RigPlane:
         return SourceStream(
             session=SESSION,
             checkpoint=CHECKPOINT,
-            table=self.schema.id,
             folder=folder,
             parts=self.parts,
             schema=self.schema,
@@ -100,7 +99,6 @@ class RigPlane:
         return SourceStream(
             session=None,
             checkpoint=CHECKPOINT,
-            table=self.schema.id,
             folder=folder,
             parts=self.parts,
             schema=self.schema,
@@ -113,7 +111,6 @@ class RigPlane:
         source = SourceStream(
             session=SESSION,
             checkpoint=None,
-            table=self.schema.id,
             folder=str(self.folder),
             parts=(),
             schema=self.schema,
@@ -148,7 +145,6 @@ class RigPlane:
             attempt=put.attempt,
             name=put.name,
             kind=kind,
-            range=WHOLE_RING,
             size_bytes=put.size_bytes,
             received_bytes=received,
             checksum=checksum,
@@ -258,6 +254,14 @@ class FlightRig:
         while not holds():  # noqa: ASYNC110  # threads of gRPC change what is looked at
             await asyncio.sleep(0.01)
 
+    def worker_pid(self) -> int:
+        """Of the only worker. For threads beside the loop: the fork server reports a worker when its turn comes."""
+        gives_up_at = time.monotonic() + 20
+        while not self.workers.pool.pids and time.monotonic() < gives_up_at:
+            time.sleep(0.01)
+        (pid,) = self.workers.pool.pids
+        return pid
+
 
 def identity_of(folder: TlsFolder) -> FlightCertificate:
     certificate = folder.node_certificate()
@@ -268,15 +272,23 @@ def identity_of(folder: TlsFolder) -> FlightCertificate:
 async def flight_rig(
     folder: Path,
     *,
-    limits: FlightLimits | None = None,
-    worker_limits: WorkerLimits | None = None,
-    pool_limits: PoolLimits | None = None,
+    workers: BulkWorkers | None = None,
+    piece_bytes: int = PIECE_BYTES,
+    streams_max: int = STREAMS_MAX,
+    loop_wait_s: float = LOOP_WAIT_S,
     life_s: float = 60,
 ) -> AsyncIterator[FlightRig]:
     stream_service = RigPlane(folder=folder)
-    workers = BulkWorkers(worker_limits, pool_limits)
+    workers = workers or BulkWorkers()
     reports: list[tuple[str, Mapping[str, object]]] = []
-    server = FlightServer(stream_service, workers, limits or FlightLimits(), lambda *report: reports.append(report))
+    server = FlightServer(
+        stream_service,
+        workers,
+        lambda *report: reports.append(report),
+        piece_bytes=piece_bytes,
+        streams_max=streams_max,
+        loop_wait_s=loop_wait_s,
+    )
     rig = FlightRig(folder, stream_service, server, workers)
     rig.reports = reports
     async with asyncio.timeout(life_s):

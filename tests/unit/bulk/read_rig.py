@@ -11,6 +11,7 @@ from tests.unit.bulk.transfer_rig import (
     VERSION,
     TransferRig,
 )
+from tests.unit.storage.small_table import TABLE
 from tests.unit.topology.small_cluster import node, replica, simple
 
 from ebla.bulk.stream_service import SourceStream
@@ -18,7 +19,6 @@ from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.identity import Replica, ShardNumber, TopologyVersion
 from ebla.model.token import WHOLE_RING
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.workloads.small_table import TABLE
 from ebla.topology.keys import Row, chunk_key, chunk_row, keyspace_key, map_key, map_row, node_key
 from ebla.topology.snapshot import Keyspace
 from ebla.topology.tablet_map import tablet_map
@@ -65,7 +65,7 @@ class ReadRig:
     def tablets(self, *replicas: Replica) -> dict[str, Row | None]:
         made = tablet_map(TABLE, [(each,) for each in replicas])
         self.rig.shard.stacks = tuple(part for part, each in zip(HALVES, replicas, strict=True) if each == OWN)
-        return {map_key(TABLE): map_row(made), chunk_key(TABLE, 0): chunk_row(made.chunks[0].replicas, ())}
+        return {map_key(TABLE): map_row(made), chunk_key(TABLE, 0): chunk_row(made.chunks[0])}
 
     def move(self, *replicas: Replica) -> None:
         self.rig.control.change(self.tablets(*replicas))
@@ -85,7 +85,7 @@ class ReadRig:
         assert self.rig.bulk is not None
         assert self.rig.bulk.transfers is not None
         for _ in range(2):
-            await self.rig.bulk.transfers._sweeper.sweep(CALL_MS)  # type: ignore[union-attr]  # it has begun
+            await self.rig.bulk.transfers._sweeper.sweep(CALL_MS)
 
     @property
     def taken(self) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FIRST, SECOND
+from tests.unit.storage.small_table import SMALL
 
 from ebla.bulk.seal import SealSpec
 from ebla.model.identity import AttemptId
 from ebla.model.transfers import StagedFile
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
 

@@ -3,22 +3,29 @@
 import uuid
 import zlib
 from collections.abc import Mapping
+from typing import cast
 
 from tests.unit.journal.on_disks import Machine
+from tests.unit.storage.small_table import SMALL, TABLE
 
 from ebla.bulk.open_puts import OpenPuts
 from ebla.bulk.seal import Sealer, SealSpec
-from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
+from ebla.bulk.staging import StagedTransfer, Staging
+from ebla.bulk.tickets import KEY_BYTES, TicketSigner
+from ebla.bulk.transfer_context import Isolation, ShardCaller, TransferContext
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.model.identity import AttemptId, SessionId, ShardNumber, TransferId
+from ebla.bulk.transfer_metrics import TransferMetrics
+from ebla.feed.session_guards import SessionGuards
+from ebla.feed.topology_view import TopologyView
+from ebla.model.identity import AttemptId, HostId, SessionId, ShardNumber, TransferId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.observe.event_reporter import discard_event
+from ebla.observe.metrics import Metrics
 from ebla.ports.disk import Disk
+from ebla.runtime.system_clock import SystemClock
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.rng import SimRng
-from ebla.sim.transfers.file_isolation import SimIsolation
-from ebla.sim.workloads.small_table import SMALL, TABLE
 from ebla.storage.codec.staging_format import TargetFile
 from ebla.storage.compaction.layer_build import BuildJob, BuildResult, run_build
 from ebla.storage.layers.memory_engine import MemoryEngine
@@ -61,6 +68,28 @@ class BuildsHere:
         return await run_build(MemoryEngine(self._disk), self._disk, job)
 
 
+def transfer_context(disk: Disk, isolation: Isolation, folder: str, limits: TransferLimits) -> TransferContext:
+    """For staging alone: there is no topology, and no session is looked up."""
+    return TransferContext(
+        disk=disk,
+        rng=SimRng("staging"),
+        clock=SystemClock(),
+        report=discard_event,
+        limits=limits,
+        metrics=TransferMetrics(Metrics()),
+        view=TopologyView(),
+        guards=cast("SessionGuards", None),
+        tickets=TicketSigner(bytes(KEY_BYTES)),
+        shards=cast("ShardCaller", None),
+        host=HostId(uuid.UUID(int=3)),
+        machine=MACHINE,
+        isolation=isolation,
+        building=BuildsHere(disk),
+        staging_folder=folder,
+        checkpoints_folder=f"{folder}-checkpoints",
+    )
+
+
 ROWS_MERGED_BYTES_MAX = TransferLimits().rows_merged_bytes_max
 
 
@@ -70,19 +99,11 @@ class StagingRig:
     def __init__(self, own: ProcessDisk, disk: Disk | None = None, limits: TransferLimits | None = None) -> None:
         self.disk: Disk = own if disk is None else disk
         self.own = own
-        parts = StagingDeps(
-            disk=self.disk,
-            rng=SimRng("staging"),
-            folder=FOLDER,
-            machine=MACHINE,
-            isolation=SimIsolation(own),
-            building=BuildsHere(self.disk),
-            limits=limits or TransferLimits(rows_merged_bytes_max=ROWS_MERGED_BYTES_MAX),
-            report=discard_event,
-        )
-        self.staging = Staging(parts)
-        self.puts = OpenPuts(parts, self.staging)
-        self.sealer = Sealer(parts, self.puts)
+        limits = limits or TransferLimits(rows_merged_bytes_max=ROWS_MERGED_BYTES_MAX)
+        context = transfer_context(self.disk, own, FOLDER, limits)
+        self.staging = Staging(context)
+        self.puts = OpenPuts(context, self.staging)
+        self.sealer = Sealer(context, self.puts)
 
     async def begin(self) -> "StagingRig":
         await self.staging.recover()

@@ -4,17 +4,18 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from tests.async_tests import real_time, runs_in, settled
-from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, OURS, Control, state
+from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, OURS, Control, node_context, state
 from tests.unit.bulk.compaction_service_rig import Compactions, job_of
+from tests.unit.bulk.transfer_rig import transfer_config
 from tests.unit.wire.rig import MemoryTransport, SeededChance
 
-from ebla.bulk.bulk_process import BulkConfig, BulkProcess
-from ebla.bulk.compaction_service import CompactionServiceLimits
 from ebla.model.errors import ConnectionLost
 from ebla.model.identity import SessionId
+from ebla.node.bulk_process import BulkProcess
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
@@ -23,8 +24,7 @@ from ebla.topology.keys import STATE, Row, session_key
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
+from ebla.wire.frames import Lane
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.verbs import COMPACT
 
@@ -34,41 +34,33 @@ SESSION = SessionId(uuid.UUID(int=5))
 
 
 class Rig:
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, folder: Path) -> None:
         self.transport = MemoryTransport()
         self.control = Control(tasks)
         self.runner = Compactions()
-        own = Introduction(host=OURS.host, cluster=OURS.cluster, cluster_name=OURS.cluster_name, process="bulk")
-        setup = BulkConfig(
-            introduction=own,
-            address=BULK,
-            control_address=CONTROL,
-            heartbeat_ms=20,
-            compactions=CompactionServiceLimits(),
-            wire=WireLimits(),
-            report=discard_event,
-            pid=42,
-        )
-        around = Environment(clock=SystemClock(), rng=SeededChance(), disk=FileDisk(), transport=self.transport)
-        self.bulk = BulkProcess(around, setup, self.runner)
+        disk = FileDisk()
+        around = Environment(clock=SystemClock(), rng=SeededChance(), disk=disk, transport=self.transport)
+        self.bulk = BulkProcess(around, node_context(42), self.runner, transfer_config(folder, disk))
         self.context = PeersContext(
-            transport=self.transport, rng=SeededChance(), introduction=OURS, limits=WireLimits(), report=discard_event
+            transport=self.transport, rng=SeededChance(), introduction=OURS, report=discard_event
         )
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Rig]:
+async def running(folder: Path) -> AsyncIterator[Rig]:
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        rig = Rig(tasks)
+        rig = Rig(tasks, folder)
         await rig.transport.listen(CONTROL, rig.control.server.accept)
         bulk = tasks.create_task(rig.bulk.run())
+        while BULK not in rig.transport.listeners:  # noqa: ASYNC110  # threads read its files first, without an event
+            await asyncio.sleep(0.002)
         yield rig
         bulk.cancel()
         rig.control.server.close("the test is over")
 
 
-async def test_it_beats_and_reports_each_version_it_has() -> None:
-    async with running() as rig:
+async def test_it_beats_and_reports_each_version_it_has(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         rig.control.tell(3, {STATE: state(7)}, reset=True)
         first = await rig.control.reported(1)
         rig.control.tell(4, {STATE: state(8)})
@@ -81,8 +73,8 @@ async def test_it_beats_and_reports_each_version_it_has() -> None:
     assert {(beat.name, beat.pid) for beat in rig.control.beats} == {("bulk", 42)}
 
 
-async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_them() -> None:
-    async with running() as rig:
+async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards_of_them(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         listed: dict[str, Row | None] = {
             STATE: state(7),
             session_key(SESSION): Session(id=SESSION, kind=SessionKind.REQUEST),
@@ -97,9 +89,8 @@ async def test_its_report_names_the_sessions_that_are_over_while_it_holds_guards
         assert (await rig.control.reported(3)).closing_sessions == ()
 
 
-async def test_it_compacts_for_a_caller_and_stops_when_the_caller_is_gone() -> None:
-    async with running() as rig:
-        await settled()
+async def test_it_compacts_for_a_caller_and_stops_when_the_caller_is_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
         caller, _ = await connect(rig.context, BULK, ConnectionTarget(Lane.DATA, OURS.host))
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(caller.call(COMPACT, job_of(1), 10_000))

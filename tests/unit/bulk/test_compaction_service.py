@@ -9,18 +9,19 @@ from tests.async_tests import real_time, runs_in, settled
 from tests.unit.bulk.compaction_service_rig import Compactions, job_of
 from tests.unit.wire.rig import introduction
 
-from ebla.bulk.compaction_service import CompactionService, CompactionServiceLimits
+from ebla.bulk.compaction_service import WAITING_MAX, CompactionService
 from ebla.model.errors import Outcome, Overloaded, Refused
+from ebla.options import NodeLimits
 from ebla.storage.compaction.compaction_plan import CompactionResult
 from ebla.wire.frames import Lane
 from ebla.wire.server import IncomingCall
 
 
 class Rig:
-    def __init__(self, limits: CompactionServiceLimits) -> None:
+    def __init__(self, limits: NodeLimits, waiting_max: int = WAITING_MAX) -> None:
         self.runner = Compactions()
         self.reports: list[str] = []
-        self.service = CompactionService(self.runner, limits, self.report)
+        self.service = CompactionService(self.runner, limits, self.report, waiting_max)
 
     def report(self, event: str, _details: Mapping[str, object]) -> None:
         self.reports.append(event)
@@ -33,7 +34,7 @@ class Rig:
 
 @runs_in(real_time)
 async def test_a_few_compactions_run_at_a_time_and_the_others_in_order() -> None:
-    rig = Rig(CompactionServiceLimits(compactions_max=2))
+    rig = Rig(NodeLimits(folds_max=2))
     async with asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(rig.ask(number)) for number in range(1, 6)]
         await settled()
@@ -49,7 +50,7 @@ async def test_a_few_compactions_run_at_a_time_and_the_others_in_order() -> None
 
 
 async def test_one_more_than_the_queue_holds_is_refused() -> None:
-    rig = Rig(CompactionServiceLimits(compactions_max=1, waiting_max=1))
+    rig = Rig(NodeLimits(folds_max=1), waiting_max=1)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.ask(1))
         tasks.create_task(rig.ask(2))
@@ -65,7 +66,7 @@ async def test_one_more_than_the_queue_holds_is_refused() -> None:
 
 async def test_a_cancelled_compaction_ends_at_once_whether_it_runs_or_waits() -> None:
     """As when the shard that requested it dies: its connection ends, and its calls with it."""
-    rig = Rig(CompactionServiceLimits(compactions_max=1))
+    rig = Rig(NodeLimits(folds_max=1))
     async with asyncio.TaskGroup() as tasks:
         running, waiting, last = (tasks.create_task(rig.ask(number)) for number in (1, 2, 3))
         await settled()
@@ -81,7 +82,7 @@ async def test_a_cancelled_compaction_ends_at_once_whether_it_runs_or_waits() ->
 
 
 async def test_a_failed_compaction_is_reported_and_frees_its_slot() -> None:
-    rig = Rig(CompactionServiceLimits(compactions_max=1))
+    rig = Rig(NodeLimits(folds_max=1))
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(_refused(rig, 1))
         tasks.create_task(rig.ask(2))
@@ -94,7 +95,7 @@ async def test_a_failed_compaction_is_reported_and_frees_its_slot() -> None:
 
 
 async def test_a_compaction_gets_the_rest_of_its_deadline_up_to_the_limit() -> None:
-    rig = Rig(CompactionServiceLimits(compactions_max=2, compaction_ms=60_000))
+    rig = Rig(NodeLimits(folds_max=2, fold_ms=60_000))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.ask(1, remaining_s=5.0))
         tasks.create_task(rig.ask(2, remaining_s=900.0))

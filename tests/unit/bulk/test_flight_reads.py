@@ -11,7 +11,6 @@ from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import CHECKPOINT, FlightRig, build_part, flight_rig
 from tests.unit.bulk.flight_rows_rig import LOWER, PLAIN, UPPER, asked, merged, plain_items, stacks, stored
 
-from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.tickets import Grant, GrantKind
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import AttemptId
@@ -86,7 +85,7 @@ async def test_only_what_has_a_part_of_the_range_is_opened(tmp_path: Path) -> No
 
 
 async def test_what_is_opened_after_its_thread_gave_up_is_let_go(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=FlightLimits(loop_wait_s=0.2), life_s=25) as rig:
+    async with flight_rig(tmp_path, loop_wait_s=0.2, life_s=25) as rig:
         await build_part(rig, [(plain_items(2), WHOLE_RING, False)], PLAIN)
         rig.stream_service.read_opened = lambda: time.sleep(0.5)  # blocks the loop
         with pytest.raises(DeadlineExceeded):

@@ -25,9 +25,10 @@ from tests.unit.storage.random_rows import (
     table,
 )
 
+from ebla.bulk import flight_streams
 from ebla.bulk.stream_service import IncomingPut
-from ebla.bulk.workers.bulk_workers import ScanFailed, WorkerLimits
-from ebla.bulk.workers.pool import PoolLimits
+from ebla.bulk.workers.bulk_workers import BulkWorkers, ScanFailed
+from ebla.bulk.workers.pool import WorkerPool
 from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import ColumnKind
@@ -37,7 +38,7 @@ from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_codec import encode_row
 from ebla.storage.codec.row_file import ROWS_SCHEMA, decode_records, rows_batch
 from ebla.storage.layers.layer import Item
-from ebla.transfers.flight_client import FlightClient
+from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
 from ebla.transfers.flight_streams import FlightClientLimits
 from ebla.wire.transfer_messages import HashesQuery
 
@@ -55,7 +56,7 @@ async def test_stored_rows_are_those_of_all_stacks_in_key_order(tmp_path: Path, 
             found = await rig.read_rows(asked)
             assert stored(found) == merged(parts, asked)
         await rig.wait_for(lambda: rig.stream_service.sources == 0)
-        assert len(rig.workers.pool.pids) == 1, "a worker that ended well takes the next scan"
+        await rig.wait_for(lambda: len(rig.workers.pool.pids) == 1)  # one that ended well takes the next scan
 
 
 async def test_a_layer_is_clipped_to_its_range_and_its_stacks(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ async def test_wrong_questions_are_refused_and_the_worker_goes_on(tmp_path: Path
         with pytest.raises(InvalidRequest, match="0 buckets"):
             await rig.hashes(HashesQuery(WHOLE_RING, 0, 0))
         assert len(stored(await rig.read_rows())) == 10
-        assert len(rig.workers.pool.pids) == 1
+        await rig.wait_for(lambda: len(rig.workers.pool.pids) == 1)
 
 
 async def test_a_damaged_layer_is_told_as_what_it_is(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ async def test_a_killed_worker_is_a_clear_error_and_the_next_scan_has_another(tm
         def read(client: FlightClient) -> None:
             rows = client.get_rows(rig.source(), WHOLE_RING)
             next(rows)
-            os.kill(rig.workers.pool.pids[0], signal.SIGKILL)
+            os.kill(rig.worker_pid(), signal.SIGKILL)
             list(rows)
 
         with pytest.raises(EblaError, match="the process that scanned died"):
@@ -202,20 +203,23 @@ async def test_a_reader_that_leaves_takes_its_worker_along(tmp_path: Path) -> No
 
         def read(client: FlightClient) -> None:
             next(client.get_rows(rig.source(), WHOLE_RING))
-            seen.extend(rig.workers.pool.pids)
+            seen.append(rig.worker_pid())
 
         await rig.ask(read)
-        assert len(seen) == 1
         await rig.wait_for(lambda: rig.workers.pool.pids == [] and not is_alive(seen[0]))
         assert rig.stream_service.sources == 0
 
 
-async def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, worker_limits=WorkerLimits(scan_s=1.5)) as rig:
+async def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_streams, "SCAN_S", 1.5)
+    async with flight_rig(tmp_path) as rig:
         await build_part(rig, large(), PLAIN)
         loop = asyncio.get_running_loop()
 
         async def gone() -> None:
+            await rig.wait_for(lambda: len(rig.workers.pool.pids) == 1)
             pid = rig.workers.pool.pids[0]
             await rig.wait_for(lambda: not is_alive(pid) or b"Z" in Path(f"/proc/{pid}/stat").read_bytes())
 
@@ -230,7 +234,7 @@ async def test_a_scan_that_takes_too_long_is_ended_however_slow_its_reader(tmp_p
 
 
 async def test_scans_at_a_time_are_bounded(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, worker_limits=WorkerLimits(scans_max=1, scan_wait_s=0.2)) as rig:
+    async with flight_rig(tmp_path, workers=BulkWorkers(scans_max=1, scan_wait_s=0.2)) as rig:
         await build_part(rig, large(), PLAIN)
 
         def read(client: FlightClient) -> None:
@@ -241,11 +245,11 @@ async def test_scans_at_a_time_are_bounded(tmp_path: Path) -> None:
             list(rows)
 
         await rig.ask(read)
-        assert len(rig.workers.pool.pids) == 1
+        await rig.wait_for(lambda: len(rig.workers.pool.pids) == 1)
 
 
 async def test_idle_workers_end(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, pool_limits=PoolLimits(worker_idle_s=0.4)) as rig:
+    async with flight_rig(tmp_path, workers=BulkWorkers(WorkerPool(worker_idle_s=0.4))) as rig:
         await build_part(rig, [(plain_items(10), WHOLE_RING, False)], PLAIN)
         await rig.read_rows()
         await rig.wait_for(lambda: rig.workers.pool.pids == [])
@@ -367,10 +371,11 @@ async def test_a_closed_session_ends_rows_at_the_next_record(tmp_path: Path) -> 
 
 async def test_what_comes_for_rows_must_be_a_record(tmp_path: Path) -> None:
     async with flight_rig(tmp_path) as rig:
-        (tmp_path / "local").write_bytes(b"no record, whatever it is")
+        await build_part(rig, [(plain_items(3), WHOLE_RING, False)], PLAIN)
+        file = CheckpointFileRef(0, 0, rig.stream_service.parts[0].layers[0].files[0].name)
         with pytest.raises(EblaError, match="record"):
             await rig.ask(
-                lambda client: client.put_file(rig.target(StagingKind.ROWS), ATTEMPT, "rows", str(tmp_path / "local"))
+                lambda client: client.move_file(rig.source(), file, rig.target(StagingKind.ROWS), ATTEMPT, "rows")
             )
         assert rig.stream_service.staged("rows") == b""
 

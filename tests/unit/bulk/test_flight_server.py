@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, RigPlane, add_
 from tests.unit.runtime.tls_rig import Cluster, free_address, host
 
 from ebla.bulk.flight_server import FlightServer
-from ebla.bulk.flight_streams import FlightLimits
 from ebla.bulk.stream_service import IncomingPut
 from ebla.bulk.workers.bulk_workers import BulkWorkers
 from ebla.model.errors import (
@@ -49,7 +49,7 @@ from ebla.wire.transfer_messages import FilesQuery, FlightGet, FlightPut
 pytestmark = runs_in(real_time)
 
 FILE = CheckpointFileRef(0, 0, "000007.sst")
-SMALL = FlightLimits(piece_bytes=1 << 16)
+SMALL = 1 << 16
 CONTENT = os.urandom(3 * (1 << 16) + 77)
 
 
@@ -60,7 +60,7 @@ def moved(rig: FlightRig, *, name: str = "0/000007.sst", direct_read_bytes: int 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 17) + 1])
 async def test_a_file_comes_as_it_is(tmp_path: Path, size: int) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         content = os.urandom(size)
         add_file(rig, FILE.file, content)
 
@@ -74,7 +74,7 @@ async def test_a_file_comes_as_it_is(tmp_path: Path, size: int) -> None:
 
 
 async def test_a_file_goes_on_where_its_reader_stopped_and_its_checksum_is_of_all_of_it(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
         for offset in (1, 1 << 16, len(CONTENT)):
 
@@ -89,7 +89,7 @@ async def test_a_file_goes_on_where_its_reader_stopped_and_its_checksum_is_of_al
 
 @pytest.mark.parametrize("direct_read_bytes", [0, 1 << 20])
 async def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, direct_read_bytes: int) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
         staged = await asyncio.to_thread(moved, rig, direct_read_bytes=direct_read_bytes)
         assert staged == StagedFile(name="0/000007.sst", size_bytes=len(CONTENT), checksum=zlib.crc32(CONTENT))
@@ -99,15 +99,6 @@ async def test_a_file_moves_from_checkpoint_to_staging(tmp_path: Path, direct_re
         assert await asyncio.to_thread(moved, rig, direct_read_bytes=direct_read_bytes) == staged
         assert rig.stream_service.sent_bytes == sent
         await rig.wait_for(lambda: rig.stream_service.places == rig.stream_service.sources == 0)
-
-
-async def test_a_local_file_is_put_as_it_is(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path) as rig:
-        content = os.urandom((2 << 20) + 5)
-        (tmp_path / "local").write_bytes(content)
-        staged = await rig.ask(lambda client: client.put_file(rig.target(), ATTEMPT, "0/x", str(tmp_path / "local")))
-        assert staged == StagedFile(name="0/x", size_bytes=len(content), checksum=zlib.crc32(content))
-        assert rig.stream_service.staged("0/x") == content
 
 
 # -- who may come in
@@ -124,7 +115,7 @@ async def test_tickets_open_what_they_name_until_they_end(tmp_path: Path) -> Non
         with pytest.raises(Refused, match="expired"):
             await rig.ask(lambda client: list(client.get_file(rig.source(), FILE)))
         with pytest.raises(Refused, match="expired"):
-            await rig.ask(lambda client: client.put_file(rig.target(), ATTEMPT, "0/x", __file__))
+            await rig.ask(lambda client: client.move_file(rig.source(), FILE, rig.target(), ATTEMPT, "0/x"))
         assert rig.server.streams == 0
 
 
@@ -184,7 +175,7 @@ async def test_a_stranger_is_not_trusted(tmp_path: Path) -> None:
 
 
 async def test_a_new_certificate_counts_for_new_connections_and_streams_go_on(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         content = os.urandom(20 << 20)
         add_file(rig, FILE.file, content)
         loop = asyncio.get_running_loop()
@@ -208,7 +199,7 @@ async def test_a_new_certificate_counts_for_new_connections_and_streams_go_on(tm
 
 
 async def test_a_session_that_closes_in_the_middle_of_a_put_ends_it_at_the_next_batch(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
 
         def close(place: IncomingPut) -> None:
@@ -225,7 +216,7 @@ async def test_a_session_that_closes_in_the_middle_of_a_put_ends_it_at_the_next_
 
 @pytest.mark.parametrize("error", [DiskFull("no room", advice="make some"), Corruption("other bytes")])
 async def test_errors_of_a_put_are_raised_as_they_are(tmp_path: Path, error: EblaError) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
 
         def fail(place: IncomingPut) -> None:
@@ -239,7 +230,7 @@ async def test_errors_of_a_put_are_raised_as_they_are(tmp_path: Path, error: Ebl
 
 
 async def test_a_defect_shows_no_inside(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
 
         def fail(place: IncomingPut) -> None:
@@ -255,7 +246,7 @@ async def test_a_defect_shows_no_inside(tmp_path: Path) -> None:
 @pytest.mark.parametrize("direct_read_bytes", [0, 1 << 20])
 async def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, direct_read_bytes: int) -> None:
     """The connection ends under the third piece; the next try sends the rest and no more."""
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
         broken: list[int] = []
 
@@ -274,7 +265,7 @@ async def test_a_put_that_breaks_goes_on_where_it_was(tmp_path: Path, direct_rea
 @pytest.mark.parametrize("end", ["source", "target"])
 async def test_a_connection_that_is_cut_is_made_again(tmp_path: Path, end: str) -> None:
     """A real cut of TCP, on the way from the source or to the target, in the middle of a file of many pieces."""
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         content = os.urandom(16 << 20)
         add_file(rig, FILE.file, content)
         source, target = rig.source(), rig.target()
@@ -315,7 +306,7 @@ async def test_an_unreachable_node_is_told_soon(tmp_path: Path) -> None:
 
 
 async def test_streams_are_bounded(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=FlightLimits(piece_bytes=1 << 16, streams_max=1)) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL, streams_max=1) as rig:
         add_file(rig, FILE.file, os.urandom(20 << 20))
 
         def both(client: FlightClient) -> None:
@@ -348,7 +339,7 @@ async def test_a_slow_reader_holds_little_and_nobody_else(tmp_path: Path) -> Non
 
 
 async def test_a_client_that_vanishes_leaves_nothing_open(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, os.urandom(64 << 20))
         source, target = rig.source(), rig.target()
         location = flight.Location.for_grpc_tls(rig.address.host, rig.address.port)
@@ -373,7 +364,7 @@ async def test_a_client_that_vanishes_leaves_nothing_open(tmp_path: Path) -> Non
 
 
 async def test_a_changed_source_is_found_out(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
         (tmp_path / "checkpoint" / "files0" / FILE.file).write_bytes(CONTENT[:-9])
         with pytest.raises(Corruption, match="before its size"):
@@ -381,7 +372,7 @@ async def test_a_changed_source_is_found_out(tmp_path: Path) -> None:
 
 
 async def test_bytes_that_change_on_the_way_are_found_out(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_file(rig, FILE.file, CONTENT)
 
         def spoil(place: IncomingPut) -> None:
@@ -404,14 +395,15 @@ async def test_the_threads_that_serve_have_the_niceness_of_the_one_that_opened(t
     def serving() -> dict[int, int]:
         found = {}
         for task in Path("/proc/self/task").iterdir():
-            if (task / "comm").read_text().startswith("grpcpp"):
-                found[int(task.name)] = os.getpriority(os.PRIO_PROCESS, int(task.name))
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has ended
+                if (task / "comm").read_text().startswith("grpcpp"):
+                    found[int(task.name)] = os.getpriority(os.PRIO_PROCESS, int(task.name))
         return found
 
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     before = serving()
     back = partial(lower_thread_priority, 2)
-    server = FlightServer(RigPlane(folder=tmp_path), BulkWorkers(), FlightLimits(), lambda *_: None, back)
+    server = FlightServer(RigPlane(folder=tmp_path), BulkWorkers(), lambda *_: None, back)
     server.listen(free_address(), identity_of(Cluster(tmp_path).folder(1)))
     added: dict[int, int] = {}
     gives_up_at = time.monotonic() + 10

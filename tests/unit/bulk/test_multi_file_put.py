@@ -10,7 +10,7 @@ import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.bulk.flight_rig import ATTEMPT, QUICK, FlightRig, flight_rig
 
-from ebla.bulk.flight_streams import FlightLimits, split_files
+from ebla.bulk.flight_streams import split_files
 from ebla.bulk.multi_file_put import split_put
 from ebla.bulk.stream_service import IncomingPut
 from ebla.model.errors import Corruption, InvalidRequest, Overloaded, Stale
@@ -24,7 +24,7 @@ from ebla.wire.transfer_messages import FilesQuery, FlightPut
 
 pytestmark = runs_in(real_time)
 
-SMALL = FlightLimits(piece_bytes=1 << 16)
+SMALL = 1 << 16
 SIZES = {0: {"a.sst": 200_000, "b": 0, "c": 17, "d": 40_000, "e": 40_000}, 1: {"CURRENT": 16, "f.sst": 65_536}}
 CONTENTS = {f"{layer}/{name}": os.urandom(size) for layer, files in SIZES.items() for name, size in files.items()}
 PLACES = [CheckpointFileRef(0, layer, name) for layer, files in SIZES.items() for name in files]
@@ -57,7 +57,7 @@ def is_all_there(rig: FlightRig) -> bool:
 
 @pytest.mark.parametrize("direct_read_bytes", [0, 1 << 20])
 async def test_files_move_together_as_they_are(tmp_path: Path, direct_read_bytes: int) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_layers(rig)
         assert await moved(rig, direct_read_bytes=direct_read_bytes) == WHOLE
         assert is_all_there(rig)
@@ -67,7 +67,7 @@ async def test_files_move_together_as_they_are(tmp_path: Path, direct_read_bytes
 
 
 async def test_a_large_file_has_a_stream_of_its_own(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_layers(rig)
         assert sorted(await moved(rig, grouped_bytes=140_000), key=lambda one: one.name) == sorted(
             WHOLE, key=lambda one: one.name
@@ -78,7 +78,7 @@ async def test_a_large_file_has_a_stream_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["0/a.sst", "0/d", "1/f.sst"])
 async def test_what_breaks_goes_on_file_by_file(tmp_path: Path, name: str) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_layers(rig)
         broken: list[str] = []
 
@@ -95,7 +95,7 @@ async def test_what_breaks_goes_on_file_by_file(tmp_path: Path, name: str) -> No
 
 
 async def test_an_attempt_that_has_begun_is_filled_file_by_file(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_layers(rig)
         for name in ("0/a.sst", "0/c"):
             begun = rig.folder / "staging" / str(ATTEMPT) / name
@@ -106,7 +106,7 @@ async def test_an_attempt_that_has_begun_is_filled_file_by_file(tmp_path: Path) 
 
 
 async def test_a_closed_session_ends_the_stream(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_layers(rig)
         rig.stream_service.appended = lambda _: rig.stream_service.listed.clear()
         with pytest.raises(Stale, match="is closed"):
@@ -115,7 +115,7 @@ async def test_a_closed_session_ends_the_stream(tmp_path: Path) -> None:
 
 
 async def test_other_bytes_than_the_source_has_are_noticed(tmp_path: Path) -> None:
-    async with flight_rig(tmp_path, limits=SMALL) as rig:
+    async with flight_rig(tmp_path, piece_bytes=SMALL) as rig:
         add_layers(rig)
 
         def appended(place: IncomingPut) -> None:

@@ -8,24 +8,25 @@ from random import Random
 import pytest
 from tests.unit.topology.small_cluster import TABLE, cluster, host, network, node, one_tablet, replica, simple
 
-from ebla.bulk.read_coverage import OwnedRanges, SnapshotCoverage, coverage_of, merge_ranges, owned_ranges
+from ebla.bulk.read_coverage import OwnedRanges, SnapshotCoverage, coverage_of, owned_ranges
 from ebla.feed.topology_view import View, view_of
 from ebla.model.identity import HistoryId, Replica, ShardNumber
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transaction import Revision
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
+from ebla.topology.node_states import NODE_TABLE
 from ebla.topology.routing.replica_sets import token_replicas
-from ebla.topology.routing.vnode_ring import RING_USES
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.topology.tablet_stages import Selector, stage_row
+from ebla.transfers.token_ranges import merge_ranges
 
 OWN = host(1)
 AT = Revision(HistoryId(uuid.UUID(int=1)), 1)
 HALVES = WHOLE_RING.split(2)
 NOTHING = SnapshotCoverage(ranges=(), parts=(), sizes=())
-JOINING = (None, *(transition for state, transition in RING_USES if state is NodeState.BOOTSTRAPPING))
+JOINING = (None, *(transition for state, transition in NODE_TABLE if state is NodeState.BOOTSTRAPPING))
 
 
 def view(snapshot: Snapshot) -> View:

@@ -12,10 +12,11 @@ from tests.unit.bulk import staging_rig
 from tests.unit.bulk.seal_of_runs_rig import THIRD, THREE, Runs, order_of, records_of, staged_run
 from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FIRST, PLACE, SECOND, SESSION, TRANSFER, StagingRig, machine
+from tests.unit.storage.small_table import SMALL, key_of, value_of
 from tests.unit.storage.store_rig import plain
 
 from ebla.bulk.seal import SealSpec
-from ebla.bulk.staged_rows import StagedRows
+from ebla.bulk.staged_rows import StagedRows, find_staged_rows
 from ebla.bulk.staging import StagedTransfer
 from ebla.bulk.staging_state import SealRefused, TransferPhase
 from ebla.bulk.transfer_limits import TransferLimits
@@ -25,7 +26,6 @@ from ebla.model.rows import Cell, Deletion, Row
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import ScanStack, StagedFile, StagingKind
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_file import encode_rows, items_of, read_row_file, rows_batch
 from ebla.storage.codec.staging_format import SealedFile, read_sealed
@@ -298,25 +298,27 @@ async def test_before_the_seal_each_attempt_has_its_own_rows_and_behind_it_all_h
     rig = await StagingRig(disk, limits=TransferLimits(rows_merged_bytes_max=0)).begin()
     staged = await staged_runs(rig, {**THREE, AttemptId(TRANSFER): ITEMS})
     for attempt, items in THREE.items():
-        found = rig.puts.rows_of(staged, attempt)
+        found = find_staged_rows(rig.disk, staged, attempt)
         assert (rig.read(found.path), found.is_merged) == (records_of(items), False)
     with pytest.raises(Refused, match="has no rows here"):
-        rig.puts.rows_of(staged, AttemptId(SESSION))
+        find_staged_rows(rig.disk, staged, AttemptId(SESSION))
     with pytest.raises(Corruption):
         await rig.sealer.seal(staged, replace(order_of(THREE), more=((SECOND, StagedFile(name="rows", size_bytes=1)),)))
-    assert rig.read(rig.puts.rows_of(staged, FIRST).path) == records_of(THREE[FIRST]), "though it was taken over"
+    assert rig.read(find_staged_rows(rig.disk, staged, FIRST).path) == records_of(THREE[FIRST]), (
+        "though it was taken over"
+    )
     sealed = await rig.sealer.seal(staged, order_of(THREE))
     again = await StagingRig(disk).begin()
     for one in (rig, again):
-        found = one.puts.rows_of(one.staging.find(SESSION, TRANSFER), THIRD)
+        found = find_staged_rows(one.disk, one.staging.find(SESSION, TRANSFER), THIRD)
         layer = ScanStack(WHOLE_RING, ((f"{PLACE}/{sealed.layers[0].folder}", WHOLE_RING),))
         assert found == StagedRows(layer=layer, is_merged=True)
         with pytest.raises(Refused, match="named other attempts") as caught:
-            one.puts.rows_of(staged, AttemptId(TRANSFER))
+            find_staged_rows(one.disk, staged, AttemptId(TRANSFER))
     assert "has no rows here" in caught.value.message
     await rig.staging.release(SESSION, [TRANSFER])
     with pytest.raises(Refused, match="released"):
-        rig.puts.rows_of(staged, FIRST)
+        find_staged_rows(rig.disk, staged, FIRST)
 
 
 @runs_in(lambda work: machine().run(work))
@@ -327,9 +329,9 @@ async def test_while_runs_are_merged_there_is_nothing_to_be_had(disk: ProcessDis
         sealing = tasks.create_task(rig.sealer.seal(staged, order_of(THREE)))
         await asyncio.sleep(0.001)
         with pytest.raises(Overloaded, match="is being merged"):
-            rig.puts.rows_of(staged, FIRST)
+            find_staged_rows(rig.disk, staged, FIRST)
     path = f"{PLACE}/{sealing.result().rows_file}"
-    assert rig.puts.rows_of(staged, FIRST) == StagedRows(path, is_merged=True)
+    assert find_staged_rows(rig.disk, staged, FIRST) == StagedRows(path, is_merged=True)
     files = await rig.staging.open(SESSION, TransferId(SESSION), staging_rig.target())
     with pytest.raises(InvalidRequest, match="moves files"):
-        rig.puts.rows_of(files, FIRST)
+        find_staged_rows(rig.disk, files, FIRST)

@@ -7,13 +7,13 @@ from tests.async_tests import runs_in
 from tests.unit.bulk import staging_rig
 from tests.unit.bulk.staged_rows_rig import ITEMS
 from tests.unit.bulk.staging_rig import FIRST, PLACE, StagingRig, machine
+from tests.unit.storage.small_table import SMALL
 
 from ebla.bulk.seal import SealSpec
 from ebla.model.errors import Corruption, InvalidRequest, Refused
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_file import encode_rows, items_of, read_row_file, rows_batch
 from ebla.storage.layers.layer import Item

@@ -23,6 +23,7 @@ from tests.unit.bulk.staging_rig import (
     staged_files,
     target,
 )
+from tests.unit.storage.small_table import SMALL
 
 from ebla.bulk.seal import SealSpec
 from ebla.bulk.staging_state import SealRefused, TransferPhase
@@ -32,7 +33,6 @@ from ebla.model.identity import AttemptId, SessionId, TransferId
 from ebla.model.token import Token, TokenRange
 from ebla.model.transfers import StagedFile, StagingKind
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.staging_format import read_sealed, read_target
 from ebla.wire.transfer_messages import FlightPut
 
@@ -159,7 +159,7 @@ async def test_a_place_is_taken_over_from_a_stream_that_is_just_writing(rig: Sta
     await rig.puts.append(again, data[1000:])
     assert rig.puts.finish(again).checksum == zlib.crc32(data)
     rig.puts.close(again)
-    assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
+    assert rig.own.has_no_writer(f"{PLACE}/{FIRST}/0/a.sst")
 
 
 async def test_a_seal_does_not_close_a_file_under_a_write(rig: StagingRig, /) -> None:
@@ -170,7 +170,7 @@ async def test_a_seal_does_not_close_a_file_under_a_write(rig: StagingRig, /) ->
         await asyncio.sleep(BEGUN_S)
         rig.puts.close_transfer(staged.transfer)
     assert writing.done()
-    assert not rig.own.is_open(f"{PLACE}/{FIRST}/0/a.sst")
+    assert rig.own.has_no_writer(f"{PLACE}/{FIRST}/0/a.sst")
 
 
 async def _stale(append: Awaitable[None]) -> None:

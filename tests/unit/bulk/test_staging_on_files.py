@@ -12,26 +12,23 @@ import pytest
 from tests.unit.bulk.staging_rig import (
     FILES,
     FIRST,
-    MACHINE,
     RANGES,
     SESSION,
     TRANSFER,
-    BuildsHere,
     order_of,
     target,
+    transfer_context,
 )
+from tests.unit.storage.small_table import SMALL
 
 from ebla.bulk.open_puts import OpenPuts
 from ebla.bulk.seal import Sealer, SealSpec
-from ebla.bulk.staging import StagedTransfer, Staging, StagingDeps
+from ebla.bulk.staging import StagedTransfer, Staging
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.transfers import StagedFile
-from ebla.observe.event_reporter import discard_event
 from ebla.runtime import file_isolation
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
-from ebla.runtime.system_rng import SystemRng
-from ebla.sim.workloads.small_table import SMALL
 
 ZOMBIE = """
 import os, sys
@@ -50,18 +47,9 @@ except FileNotFoundError:
 class Rig:
     def __init__(self, folder: Path, disk: FileDisk) -> None:
         self.place = folder / "staging" / str(SESSION) / str(TRANSFER)
-        parts = StagingDeps(
-            disk=disk,
-            rng=SystemRng(),
-            folder=str(folder / "staging"),
-            machine=MACHINE,
-            isolation=FileIsolation(),
-            building=BuildsHere(disk),
-            limits=TransferLimits(),
-            report=discard_event,
-        )
-        self.staging = Staging(parts)
-        self.sealer = Sealer(parts, OpenPuts(parts, self.staging))
+        context = transfer_context(disk, FileIsolation(), str(folder / "staging"), TransferLimits())
+        self.staging = Staging(context)
+        self.sealer = Sealer(context, OpenPuts(context, self.staging))
 
     async def opened(self) -> StagedTransfer:
         await self.staging.recover()

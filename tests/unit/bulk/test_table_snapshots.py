@@ -33,6 +33,7 @@ from tests.unit.bulk.transfer_rig import (
     take_of,
     with_transfers,
 )
+from tests.unit.storage.small_table import SMALL, TABLE
 
 from ebla.bulk.stream_service import SourceStream
 from ebla.bulk.transfer_limits import TransferLimits
@@ -40,7 +41,6 @@ from ebla.model.errors import Corruption, InvalidRequest, NotFound, Overloaded, 
 from ebla.model.identity import TableId
 from ebla.model.schema import encode_schema
 from ebla.model.token import WHOLE_RING
-from ebla.sim.workloads.small_table import SMALL, TABLE
 from ebla.topology.keys import table_key
 from ebla.topology.snapshot import Table
 from ebla.wire.client_connection import RpcClientConnection
@@ -61,7 +61,7 @@ async def test_a_read_is_told_where_and_how_much_and_reads_one_point(rig: Transf
         assert (answer.source.host, answer.source.flight) == (OURS.host, FLIGHT)
         assert answer.stacks == (StackSizeEstimate(WHOLE_RING, LAYER_BYTES, ROWS),)
         source = await reads.enter(answer.source.ticket)
-        assert (source.session, source.table, source.schema.name) == (None, TABLE, "small")
+        assert (source.session, source.schema.id, source.schema.name) == (None, TABLE, "small")
         assert source.machine == answer.source.machine
         assert (Path(source.folder) / source.machine).exists()
         assert (Path(source.folder) / source.parts[0].layers[0].folder / "000009.sst").exists()
@@ -76,7 +76,7 @@ async def test_a_read_is_told_where_and_how_much_and_reads_one_point(rig: Transf
         assert (other.checkpoint != source.checkpoint, reads.taken) == (True, 2)
         for one in (source, same, other, other):
             rig.stream_service.close_source(one)
-        assert rig.stream_service.streams == 0
+        assert rig.stream_service.count == 0
 
 
 async def test_each_run_of_a_job_reads_a_point_of_its_own(rig: TransferRig, /, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ async def test_the_next_takes_it_where_the_first_gave_up_or_failed(rig: Transfer
         rig.shard.failure = Corruption("a layer is damaged")
         with pytest.raises(Corruption):
             await reads.enter(ticket)
-        assert (rig.stream_service.streams, (await rig.status(caller)).reads, rig.below("checkpoints")) == (
+        assert (rig.stream_service.count, (await rig.status(caller)).reads, rig.below("checkpoints")) == (
             0,
             0,
             [],
@@ -201,7 +201,7 @@ async def test_a_range_that_is_not_owned_is_refused_and_never_empty(rig: Transfe
         assert (await reads.metric_values("bulk_refused_total"))[("not_owned",)] == 2
         assert await reads.metric_values("bulk_reads") == {(): 1}
         assert await reads.metric_values("bulk_read_checkpoints_total") == {(): 1}
-        assert rig.stream_service.streams == 0
+        assert rig.stream_service.count == 0
 
 
 async def test_a_tablet_that_moves_away_is_read_to_the_end_by_who_began(rig: TransferRig, /, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_a_dropped_table_is_not_read_and_keeps_nothing(rig: TransferRig, /
         source = await reads.enter(ticket)
         rig.control.change({table_key(TABLE): None})
         await rig.until(lambda: rig.below("checkpoints") == [])
-        assert (rig.stream_service.streams, (await rig.status(caller)).reads) == (0, 0), (
+        assert (rig.stream_service.count, (await rig.status(caller)).reads) == (0, 0), (
             "one that is frozen keeps no place"
         )
         with pytest.raises(Refused, match="its table was dropped"):
@@ -367,7 +367,7 @@ async def test_a_ticket_ends_and_ends_what_hangs_by_it(rig: TransferRig, /, tmp_
             await rig.stream_service.admit_sending(source, 1)
         with pytest.raises(Refused, match="expired"):
             await reads.enter(ticket)
-        assert (rig.stream_service.streams, (await rig.status(caller)).reads) == (0, 0)
+        assert (rig.stream_service.count, (await rig.status(caller)).reads) == (0, 0)
         (source, _) = await _kept_by_a_longer_one(reads, caller)
         rig.stream_service.close_source(source)
         most = (await opened(caller, life_ms=1 << 60)).source.ticket
@@ -453,7 +453,7 @@ def test_so_many_are_kept_and_so_many_read(tmp_path: Path) -> None:
             rig.stream_service.close_source(busy)
             rig.stream_service.close_source(await reads.enter(tickets[second]))
             rig.stream_service.close_source(kept)
-            assert rig.stream_service.streams == 0
+            assert rig.stream_service.count == 0
 
     with_transfers(story, limits, tmp_path=tmp_path)
 

@@ -23,6 +23,7 @@ from tests.unit.bulk.transfer_rig import (
     take_of,
     with_transfers,
 )
+from tests.unit.storage.small_table import TABLE
 
 from ebla.bulk.stream_service import SourceStream, StreamService
 from ebla.bulk.transfer_limits import TransferLimits
@@ -30,7 +31,6 @@ from ebla.model.errors import DiskFull, InvalidRequest, NotFound, Overloaded, Re
 from ebla.model.identity import AttemptId, CheckpointId, SessionId, ShardNumber, TableId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import CheckpointLayer, StagedFile, StagingKind
-from ebla.sim.workloads.small_table import TABLE
 from ebla.storage.codec.staging_format import read_sealed
 from ebla.topology.keys import session_key, table_key
 from ebla.wire.client_connection import ConnectionTarget as CallTarget
@@ -129,7 +129,7 @@ async def test_a_stream_into_what_is_given_back_ends(rig: TransferRig, /, tmp_pa
         with pytest.raises(Stale, match="has ended"):
             await rig.stream_service.append(place, b"more")
         rig.stream_service.close_put(place)
-        assert rig.stream_service.streams == 0
+        assert rig.stream_service.count == 0
         assert (await rig.status(caller)).refused_closed_session == 0
 
 
@@ -146,7 +146,7 @@ async def test_a_closed_session_has_no_effect_and_leaves_nothing(rig: TransferRi
         await rig.stream_service.append(place, b"some")
         rig.control.close_session()
         await rig.until(lambda: rig.below("staging") == [] and rig.below("checkpoints") == [])
-        assert rig.stream_service.streams == 0, "tasks that are frozen keep no place"
+        assert rig.stream_service.count == 0, "tasks that are frozen keep no place"
         with pytest.raises(Stale, match="closed"):
             await rig.stream_service.append(place, b"more")
         with pytest.raises(Stale, match="closed"):
@@ -171,7 +171,7 @@ async def test_a_closed_session_has_no_effect_and_leaves_nothing(rig: TransferRi
         assert (status.refused_closed_session, status.stagings, status.checkpoints) == (8, (), 0)
         rig.stream_service.close_put(place)
         rig.stream_service.close_source(opened)
-        assert rig.stream_service.streams == 0
+        assert rig.stream_service.count == 0
 
 
 async def test_what_a_late_task_makes_again_goes_too(rig: TransferRig, /, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_tickets_open_what_they_name(rig: TransferRig, /, tmp_path: Path) 
                 FlightPut(ticket=target.ticket, attempt=ATTEMPT, name="../key", size_bytes=1)
             )
         assert (await rig.status(caller)).refused_tickets == 3
-        assert rig.stream_service.streams == 0
+        assert rig.stream_service.count == 0
         key = tmp_path / "staging" / "key"
         assert key.stat().st_mode & 0o077 == 0
 

@@ -6,19 +6,20 @@ import uuid
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, HISTORY, OURS, Control, state
+from tests.unit.bulk.bulk_process_rig import CONTROL, HISTORY, OURS, Control, node_context, state
 from tests.unit.bulk.compaction_service_rig import Compactions
 from tests.unit.bulk.staging_rig import BuildsHere
+from tests.unit.storage.small_table import SMALL, TABLE
 from tests.unit.topology.small_cluster import node, simple
 from tests.unit.wire.rig import MemoryTransport, SeededChance
 
-from ebla.bulk.bulk_process import BulkConfig, BulkProcess
-from ebla.bulk.bulk_transfers import StreamServer, TransferConfig
-from ebla.bulk.compaction_service import CompactionServiceLimits
+from ebla.bulk.bulk_transfers import TransferConfig
 from ebla.bulk.transfer_limits import TransferLimits
+from ebla.bulk.transfer_service import StreamServer
 from ebla.bulk.transfer_streams import TransferStreams
 from ebla.journal.checked_file import replace_file
 from ebla.model.errors import Stale, Unavailable
@@ -27,13 +28,13 @@ from ebla.model.schema import encode_schema
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transaction import Revision
 from ebla.model.transfers import StagedFile, StagingKind, TransferTarget
+from ebla.node.bulk_process import BulkProcess
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.clock import Clock
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
-from ebla.sim.workloads.small_table import SMALL, TABLE
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.manifest import (
     Incarnation,
@@ -50,8 +51,7 @@ from ebla.topology.states import SessionKind
 from ebla.wire.client_connection import ConnectionTarget as CallTarget
 from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.feed_messages import ReadBarrierAnswer, ReadBarrierRequest
-from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
+from ebla.wire.frames import Lane
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.transfer_messages import (
@@ -131,7 +131,7 @@ class ScriptedShard:
     """Makes checkpoints of one layer, and has one stack."""
 
     def __init__(self, tasks: asyncio.TaskGroup, disk: FileDisk) -> None:
-        self.server = Server(tasks, OURS, WireLimits(), discard_event)
+        self.server = Server(tasks, OURS, discard_event)
         self.server.serve(CHECKPOINT, self._checkpoint)
         self.server.serve(FIND_TARGET, self._find_target)
         self._disk = disk
@@ -186,6 +186,19 @@ def job(session: SessionId = SESSION, deadline_ms: int = 1 << 50) -> Session:
     return Session(id=session, kind=SessionKind.BULK_JOB, table=TABLE, deadline_ms=deadline_ms)
 
 
+def transfer_config(folder: Path, disk: FileDisk) -> TransferConfig:
+    return TransferConfig(
+        staging_folder=str(folder / "staging"),
+        checkpoints_folder=str(folder / "checkpoints"),
+        flight=FLIGHT,
+        peers_address=PEERS,
+        shard_address=lambda _shard: SHARD,
+        machine="machine",
+        isolation=FileIsolation(),
+        building=BuildsHere(disk),
+    )
+
+
 class TransferRig:
     """`life` is one run of the bulk process; the rest continues."""
 
@@ -202,45 +215,22 @@ class TransferRig:
         self.stream_servers: tuple[StreamServer, ...] = ()
         self.bulk: BulkProcess | None = None
         self.context = PeersContext(
-            transport=self.transport, rng=SeededChance(99), introduction=OURS, limits=WireLimits(), report=discard_event
+            transport=self.transport, rng=SeededChance(99), introduction=OURS, report=discard_event
         )
 
     @property
     def stream_service(self) -> TransferStreams:
         assert self.bulk is not None
         assert self.bulk.transfers is not None
-        assert self.bulk.transfers.stream_service is not None
-        return self.bulk.transfers.stream_service
+        return self.bulk.transfers.streams
 
     @asynccontextmanager
     async def life(self, *sessions: Session) -> AsyncIterator[RpcClientConnection]:
         self.lives += 1
-        own = Introduction(host=OURS.host, cluster=OURS.cluster, cluster_name=OURS.cluster_name, process="bulk")
-        transfers = TransferConfig(
-            staging_folder=str(self.folder / "staging"),
-            checkpoints_folder=str(self.folder / "checkpoints"),
-            flight=FLIGHT,
-            peers_address=PEERS,
-            shard_address=lambda _shard: SHARD,
-            machine="machine",
-            isolation=FileIsolation(),
-            building=BuildsHere(self.disk),
-            servers=self.stream_servers,
-            limits=self.limits,
-        )
-        setup = BulkConfig(
-            introduction=own,
-            address=BULK,
-            control_address=CONTROL,
-            heartbeat_ms=20,
-            compactions=CompactionServiceLimits(),
-            wire=WireLimits(),
-            report=lambda event, _details: self.reports.append(event),
-            pid=self.lives,
-            transfers=transfers,
-        )
+        transfers = replace(transfer_config(self.folder, self.disk), servers=self.stream_servers, limits=self.limits)
+        context = node_context(self.lives, lambda event, _details: self.reports.append(event))
         around = Environment(clock=self.clock, rng=SeededChance(self.lives), disk=self.disk, transport=self.transport)
-        self.bulk = BulkProcess(around, setup, Compactions())
+        self.bulk = BulkProcess(around, context, Compactions(), transfers)
         self.control.begin(*sessions)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(self.bulk.run())

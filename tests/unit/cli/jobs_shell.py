@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -28,7 +28,7 @@ from ebla.model.identity import ClusterId, HistoryId, HostId, SessionId, Topolog
 from ebla.model.records.jobs import JobProgress, JobRecord, JobResult
 from ebla.observe.event_reporter import discard_event
 from ebla.pipeline.job_queue import JobQueue, QueueConfig
-from ebla.pipeline.job_runner import JobHandle, NewSession
+from ebla.pipeline.job_runner import JobHandle, JobRunner, NewSession
 from ebla.sim.rng import SimRng
 from ebla.wire.group0_messages import Group0Report
 from ebla.wire.verbs import PeerStatus, StatusAnswer
@@ -64,6 +64,7 @@ class JobsShell:
         self.engine = ScriptedEngine(SimRng("engine"))
         self.rng = SimRng("shell")
         self.down: tuple[HostId, ...] = ()
+        self.copies = 2
         self.leader_status: StatusAnswer | None = None
         for module in (job_following, pipeline, transfers):
             patch.setattr(module, "with_job_context", self.with_job_context)
@@ -76,13 +77,13 @@ class JobsShell:
             jobs = JobClient(self.group0.ask, clock=LoopClock(), rng=self.rng)
             access = JobCommandContext(
                 jobs=jobs,
-                snapshot=a_snapshot(),
+                snapshot=a_snapshot(copies=self.copies),
                 status=self._status(),
                 leader_status=self.leader_status,
                 names=(("node1", HOSTS[0]),),
             )
             setup = QueueConfig(host=HOSTS[0], pid=7, clock=LoopClock(), rng=self.rng, report=discard_event)
-            queue = JobQueue(self.group0.ask, self.outcomes, self.engine, setup)
+            queue = JobQueue(self.group0.ask, cast("JobRunner", self.outcomes), self.engine, setup)
             async with asyncio.TaskGroup() as tasks:
                 acting = tasks.create_task(queue.run())
                 try:

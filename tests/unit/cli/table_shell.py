@@ -3,16 +3,15 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.cql.world import Cql
 from typer.testing import CliRunner, Result
 
+from ebla.cli import command
 from ebla.cli.app import app
-from ebla.cli.cluster import ring
-from ebla.cli.tables import row, table
+from ebla.cli.tables import table_access
 from ebla.cli.tables.table_access import CqlSession
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError
@@ -55,13 +54,11 @@ class OneNode:
 class Shell:
     def __init__(self, patch: pytest.MonkeyPatch, nodes: int = 3) -> None:
         self.cluster = OneNode(nodes)
-        for module in (table, row):
-            patch.setattr(module, "open_cql", self._open_cql)
-        for reading in (table, row, ring):
-            patch.setattr(reading, "read_snapshot", lambda _data, _name: self.cluster.snapshot)
+        patch.setattr(table_access, "open_cql", self._open_cql)
+        patch.setattr(command, "read_snapshot", lambda _data, _name: self.cluster.snapshot)
 
     @contextmanager
-    def _open_cql(self, _data: Path, _name: str | None, _username: str | None) -> Iterator[CqlSession]:
+    def _open_cql(self, *_flags: object) -> Iterator[CqlSession]:
         yield CqlSession(self.cluster)  # type: ignore[arg-type]  # all that a session uses of a connection
 
     def run(self, *arguments: str) -> Result:

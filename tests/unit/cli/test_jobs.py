@@ -224,6 +224,13 @@ def test_equal_replicas_are_a_success(shell: JobsShell) -> None:
     assert shell.ok("compare", "ks.t") == "compare ks.t: done: no difference in 2 ranges, 1 row, 2 s\n"
 
 
+def test_a_table_with_one_replica_has_nothing_to_compare(shell: JobsShell) -> None:
+    shell.copies = 1
+    assert shell.ok("compare", "ks.t") == "nothing to compare: ks.t has one replica\n"
+    assert shell.json("compare", "ks.t") == {"table": "ks.t", "replicas": 1, "differences_total": 0}
+    assert shell.json("pipeline", "jobs", "--all") == [], "no job was written"
+
+
 def test_replicas_that_differ_are_shown_with_exit_status_1(shell: JobsShell) -> None:
     shell.outcomes.next = [JobResult(ranges_compared=2, rows=9, differences=(DIFFERENCE,), differences_total=3)]
     output = shell.run("compare", "ks.t")

@@ -130,7 +130,7 @@ def no_space(folder: DataFolder) -> None:
 @pytest.mark.parametrize(
     ("hurt", "output"),
     [
-        (newer_format, "has format 7; this version of Ebla knows formats up to 1"),
+        (newer_format, "has format 7; this version of Ebla knows formats up to 2"),
         (open_to_others, "is open to other users (mode 755); it holds keys; chmod 700"),
         (key_for_all, "node.key is readable by others; chmod 600"),
         (broken_identity, "identity cannot be read"),

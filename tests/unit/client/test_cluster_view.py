@@ -14,7 +14,7 @@ from ebla.group0.members import Member, MemberRole
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, TopologyVersion
 from ebla.model.records.jobs import PipelineState
-from ebla.options import NodePorts
+from ebla.options import DEFAULT_LIMITS, NodePorts
 from ebla.wire.group0_messages import Group0Report, MemberReport
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
 
@@ -131,6 +131,30 @@ def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() 
     assert again.pipeline.state == "not started", "what one said that has ended counts for nothing"
     off = build_cluster_view([asked(1, peer(2)), nodes[1]], leaders)
     assert (off.pipeline.state, off.pipeline.master) == ("not running", "")
+
+
+@pytest.mark.parametrize(
+    ("clocks_ms", "expected"),
+    [
+        ((0, 0, 0), {}),
+        ((0, 0, 3_600_000), {3: "its clock is 3600.0 s ahead of the clocks of the others"}),
+        ((0, 20, -5_000), {3: "its clock is 5.0 s behind the clocks of the others"}),
+        ((9_000, 10, 0), {1: "its clock is 9.0 s ahead of the clocks of the others"}),
+    ],
+)
+def test_the_node_whose_clock_is_away_is_named(clocks_ms: tuple[int, ...], expected: dict[int, str]) -> None:
+    def seen(number: int, by: int) -> PeerStatus:
+        offset_ms = clocks_ms[number - 1] - clocks_ms[by - 1]
+        return msgspec.structs.replace(
+            peer(number), clock_offset_ms=offset_ms, is_clock_skewed=abs(offset_ms) > DEFAULT_LIMITS.clock_skew_warn_ms
+        )
+
+    numbers = (1, 2, 3)
+    for first in numbers:
+        order = [first, *(number for number in numbers if number != first)]
+        view = build_cluster_view([asked(by, *(seen(one, by) for one in numbers if one != by)) for by in order])
+        found = {number: node.warnings for number, node in zip(order, view.nodes)}
+        assert found == {number: (expected[number],) if number in expected else () for number in numbers}
 
 
 def with_process(node: NodeProbe, process: ProcessStatus) -> NodeProbe:
@@ -307,3 +331,13 @@ def test_a_table_shows_whole_host_ids_and_processes_in_80_columns() -> None:
     assert any(str(host) in line for line in lines)
     assert any("node1 127.0.0.1:7000" in line and " up " in line and "1 min 5 s" in line for line in lines)
     assert any("control:101 shard-0:201/v7 bulk:301/v7" in line for line in lines)
+
+
+def test_a_warning_of_a_node_that_serves_has_a_line_of_its_own() -> None:
+    warned = msgspec.structs.replace(answer(1), warnings=("CQL on 192.0.2.1 is without TLS",))
+    view = build_cluster_view([NodeProbe(name="node1", address=at(1), host=HOSTS[1], answer=warned)])
+    assert "warning: CQL on 192.0.2.1 is without TLS" in as_lines(view)[0]
+    assert view_fingerprint(view) != view_fingerprint(build_cluster_view([asked(1)]))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(as_table(view))
+    assert "warning: CQL on 192.0.2.1" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO

@@ -30,6 +30,19 @@ from ebla.wire.peers import Peers
 Commit = Callable[[Transaction], Awaitable[CommandAnswer]]
 
 
+class _Group0:
+    """Of a node whose start is confirmed."""
+
+    def __init__(self, rig: "CommitRig") -> None:
+        self._rig = rig
+        self.running = SimpleNamespace(client=rig, raft=rig)
+        self.is_running = True
+
+    @property
+    def leads(self) -> bool:
+        return self._rig.leads
+
+
 class CommitRig:
     """`script` has what becomes of the next commits; after it all is well."""
 
@@ -45,9 +58,7 @@ class CommitRig:
         self.silent: tuple[HostId, ...] = ()
         self.lagging: Snapshot | None = None
         """What this node shows until it has done a read barrier."""
-        self.group0 = cast(
-            "Group0Node", SimpleNamespace(running=SimpleNamespace(client=self, raft=self), is_running=True)
-        )
+        self.group0 = cast("Group0Node", _Group0(self))
         self.barriers = BarrierClient(host(1), self._on_own, cast("Peers", self), lambda: self.down)
         self.reported: list[str] = []
 

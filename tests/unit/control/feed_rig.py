@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from tests.unit.wire.rig import introduction
 
+from ebla.aio.eager import Suspended
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.topology.committed_topology import CommittedTopology
 from ebla.control.topology.feed_service import PAGE_BYTES_MAX, FeedConfig, TopologyFeedService
@@ -22,7 +23,6 @@ from ebla.sim.world import World
 from ebla.topology import keys
 from ebla.topology.snapshot import TopologyState as StateRow
 from ebla.wire.feed_messages import ChildReport, FeedRequest
-from ebla.wire.limits import WireLimits
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import A, Q, Verb
 
@@ -105,7 +105,7 @@ class ControlLife:
             page_bytes_max=page_bytes_max,
         )
         self.feed = TopologyFeedService(self.state, setup)
-        self._server = Server(tasks, introduction(1), WireLimits(), self.report)
+        self._server = Server(tasks, introduction(1), self.report)
         self.feed.serve_children(self._server)
         self.feed.serve_peers(self._server)
         self._running = tasks.create_task(self.feed.run())
@@ -115,7 +115,6 @@ class ControlLife:
 
     def end(self) -> None:
         self._running.cancel()
-        self.state.detach()
 
     async def _read_barrier(self, deadline_ms: int) -> Revision:
         self.barriers_asked += 1
@@ -134,12 +133,12 @@ class ControlLife:
         call = IncomingCall(
             peer=introduction(2), lane=verb.lane, expires_at=loop.time() + deadline_ms / 1000, loop=loop
         )
-        if served.inline is not None:
-            return cast("A", served.inline(request, call))
-        assert served.task is not None
+        answer = served.begin(request, call)
+        if type(answer) is not Suspended:
+            return cast("A", answer)
         try:
             async with asyncio.timeout(deadline_ms / 1000):
-                return cast("A", await served.task(request, call))
+                return cast("A", await answer)
         except TimeoutError:
             raise DeadlineExceeded("no answer") from None
 

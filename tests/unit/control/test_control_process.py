@@ -4,8 +4,8 @@ import uuid
 
 from tests.unit.topology.world import cluster
 
-from ebla.control.control_process import topology_status, with_versions
 from ebla.model.identity import HistoryId, TopologyVersion
+from ebla.node.control_process import child_warnings, topology_status, with_versions
 from ebla.topology.states import NodeState
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.verbs import ChildBeatRequest, ProcessState, ProcessStatus
@@ -32,19 +32,36 @@ def report(pid: int, trouble: str = "") -> ChildReport:
 
 
 def test_a_process_is_told_with_the_version_it_has_and_whether_it_serves() -> None:
-    beat = ChildBeatRequest("shard-0", 10, serving=True)
+    beat = ChildBeatRequest(name="shard-0", pid=10, serving=True)
     (reported,) = with_versions([status(10)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
     assert (reported.version, reported.serving, reported.trouble) == (7, True, "no space")
 
 
 def test_what_a_predecessor_said_is_not_its_successors() -> None:
-    beat = ChildBeatRequest("shard-0", 10, serving=True)
+    beat = ChildBeatRequest(name="shard-0", pid=10, serving=True)
     (reported,) = with_versions([status(11)], {"shard-0": report(10, "no space")}, {"shard-0": beat})
     assert reported == status(11)
 
 
 def test_a_process_that_said_nothing_is_told_as_it_is() -> None:
     assert with_versions([status(10)], {}, {}) == (status(10),)
+
+
+def test_children_that_warn_of_the_same_are_one_warning() -> None:
+    beats = {
+        name: ChildBeatRequest(name=name, pid=pid, serving=True, warning=warning)
+        for name, pid, warning in [
+            ("shard-0", 1, "full"),
+            ("shard-1", 2, "full"),
+            ("shard-2", 3, ""),
+            ("bulk", 4, "slow"),
+        ]
+    }
+    names = {"shard-0": 1, "shard-1": 2, "shard-2": 3, "bulk": 4, "pipeline": 5}
+    statuses = [ProcessStatus(name=name, pid=pid, started_wall_us=0) for name, pid in names.items()]
+    assert child_warnings(statuses, beats) == ("shard-0, shard-1: full", "bulk: slow")
+    successors = [ProcessStatus(name=name, pid=pid + 10, started_wall_us=0) for name, pid in names.items()]
+    assert child_warnings(successors, beats) == ()
 
 
 def test_the_topology_is_told_with_every_node_that_has_not_left() -> None:

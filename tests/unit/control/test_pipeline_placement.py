@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.unit.topology.world import cluster, host
 
-from ebla.control.control_process import should_run_pipeline
+from ebla.node.control_process import should_run_pipeline
 from ebla.topology.snapshot import Node
 from ebla.topology.states import NodeState
 from ebla.wire.verbs import ProcessStatus

@@ -2,18 +2,19 @@
 
 import asyncio
 import struct
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ebla.cql.authentication import AllowAllAuthentication, ClientAuthentication
 from ebla.cql.executor import ClientState, PendingResponse, StartedRequest
-from ebla.cql.server.clients import ClientEndpoint
-from ebla.cql.server.connection import BytesInFlight, ConnectionDeps, ConnectionLimits, CqlMetrics, ServerConnection
+from ebla.cql.server.connection import ServerConnection
+from ebla.cql.server.connection_deps import ClientEndpoint, ConnectionDeps, CqlMetrics
 from ebla.cql.server.events import EventPublisher
-from ebla.cql.system_tables.node_info import ShardingInfo, supported_options
+from ebla.cql.server.request_bounds import RequestMemory
+from ebla.cql.system_tables.node_info import supported_options
 from ebla.model.errors import BadSyntax
 from ebla.observe.metrics import Metrics
+from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.wire.cql import notation
 from ebla.wire.cql.frames import HEADER, HEADER_BYTES, RESPONSE, BatchKind, CqlFrame, Opcode
 from ebla.wire.cql.messages import BatchItem, CqlResponse, PreparedResult, QueryParameters, Rows, Void
@@ -97,7 +98,7 @@ class RecordingTransport:
 
 @dataclass
 class ScriptedExecutor:
-    """`StatementExecutor`: `begin` returns the outcome of a statement, by its text or id."""
+    """In the place of `CqlExecutor`: `begin` returns the outcome of a statement, by its text or id."""
 
     begin: Callable[[str | bytes], StartedRequest] = lambda _: AT_ONCE
     asked: list[str | bytes] = field(default_factory=list)
@@ -139,6 +140,17 @@ class Futures:
         return ScriptedExecutor(self.begin)
 
 
+class ManualClock:
+    def __init__(self) -> None:
+        self.now_ms = 0
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def wall_us(self) -> int:
+        return self.now_ms * 1000
+
+
 def serving() -> None:
     """The shard always serves."""
 
@@ -148,28 +160,34 @@ class ConnectionRig:
     """The dependencies of connections, with the changes that a test needs."""
 
     execution: Any = field(default_factory=ScriptedExecutor)
-    login: ClientAuthentication = field(default_factory=AllowAllAuthentication)
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    login: Callable[[bytes, str], Awaitable[str]] | None = None
+    limits: NodeLimits = DEFAULT_LIMITS
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    """Changed bounds of `ConnectionDeps`."""
     require_serving: Callable[[], None] = serving
     events: EventPublisher = field(default_factory=lambda: EventPublisher(9042))
     reports: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
-    load: BytesInFlight = field(default_factory=BytesInFlight)
+    clock: ManualClock = field(default_factory=ManualClock)
+    load: RequestMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.load = RequestMemory(self.limits.shard_requests_bytes_max)
 
     def parts(self, tasks: asyncio.TaskGroup) -> ConnectionDeps:
         return ConnectionDeps(
             executor=self.execution,
-            authentication=self.login,
+            authenticate=self.login,
             events=self.events,
-            supported=lambda: supported_options(
-                ShardingInfo(shard=1, shard_count=2, ignore_msb=12, shard_aware_port=19042)
-            ),
+            supported=lambda: supported_options(shard=1, shard_count=2, ignore_msb=12, shard_aware_port=19042),
             require_serving=self.require_serving,
             tasks=tasks,
             report=lambda event, details: self.reports.append((event, details)),
             new_id=lambda: "beef",
             metrics=CqlMetrics(Metrics()),
-            in_flight=self.load,
+            memory=self.load,
+            clock=self.clock,
             limits=self.limits,
+            **self.bounds,
         )
 
 
@@ -196,7 +214,7 @@ def with_connection(work: Callable[[Wired], Coroutine[Any, Any, None]], parted: 
     async def main() -> None:
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             wired = Wired(parted or ConnectionRig(), tasks)
-            if parted is None or parted.login.authenticator is None:
+            if parted is None or parted.login is None:
                 wired.greet()
             await work(wired)
             wired.connection.lost()

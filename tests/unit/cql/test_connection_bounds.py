@@ -12,15 +12,16 @@ from tests.unit.cql.protocol_rig import (
     Wired,
     error_of,
     execute,
+    long_string,
     query,
     request,
     with_connection,
 )
 
 from ebla.cql.executor import ClientState, StartedRequest
-from ebla.cql.server.connection import ConnectionLimits
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import WriteTimeout
+from ebla.options import NodeLimits
 from ebla.wire.cql.frames import Opcode
 from ebla.wire.cql.messages import CqlResponse, Void
 
@@ -29,7 +30,7 @@ VOID = struct.pack(">i", 1)
 
 def test_with_too_many_under_way_nothing_more_is_read() -> None:
     futures = Futures()
-    parted = ConnectionRig(execution=futures.output(), limits=ConnectionLimits(requests_max=3))
+    parted = ConnectionRig(execution=futures.output(), limits=NodeLimits(cql_requests_max=3))
 
     async def work(wired: Wired) -> None:
         frames = [execute(bytes([number]), stream=number) for number in range(10)]
@@ -53,7 +54,7 @@ def test_with_too_many_under_way_nothing_more_is_read() -> None:
 
 def test_large_requests_count_by_their_bytes() -> None:
     futures = Futures()
-    parted = ConnectionRig(execution=futures.output(), limits=ConnectionLimits(requests_bytes_max=1000))
+    parted = ConnectionRig(execution=futures.output(), bounds={"requests_bytes_max": 1000})
 
     async def work(wired: Wired) -> None:
         wired.ask(query("x" * 600, stream=1), query("y" * 600, stream=2), query("z", stream=3))
@@ -67,7 +68,7 @@ def test_large_requests_count_by_their_bytes() -> None:
 
 
 def test_a_shard_with_too_much_under_way_says_that_it_is_overloaded() -> None:
-    parted = ConnectionRig(limits=ConnectionLimits(all_requests_bytes_max=10))
+    parted = ConnectionRig(limits=NodeLimits(shard_requests_bytes_max=10))
     parted.load.bytes = 11
 
     async def work(wired: Wired) -> None:
@@ -84,7 +85,7 @@ def test_a_shard_with_too_much_under_way_says_that_it_is_overloaded() -> None:
 
 def test_a_client_that_does_not_read_is_not_read_from_and_closed_in_the_end() -> None:
     futures = Futures()
-    parted = ConnectionRig(execution=futures.output(), limits=ConnectionLimits(unsent_bytes_max=100))
+    parted = ConnectionRig(execution=futures.output(), bounds={"unsent_bytes_max": 100})
 
     async def work(wired: Wired) -> None:
         wired.ask(execute(b"a"), execute(b"b"))
@@ -119,9 +120,27 @@ def test_a_client_that_reads_again_is_read_from_again() -> None:
     with_connection(work, parted)
 
 
-@runs_in(with_connection, ConnectionRig(limits=ConnectionLimits(first_request_bytes_max=1000)))
+@runs_in(with_connection, ConnectionRig(limits=NodeLimits(cql_statement_bytes_max=10)))
+async def test_long_statements_are_refused_before_they_are_decoded(wired: Wired, /) -> None:
+    not_text = b"\xff" * 11
+    item = b"\0" + long_string("INSERT") + b"\0\0"
+    for frame in (
+        query("x" * 11),
+        request(Opcode.QUERY, struct.pack(">i", len(not_text)) + not_text + b"\0\1\0"),
+        request(Opcode.PREPARE, long_string("x" * 11)),
+        request(Opcode.BATCH, b"\0\0\2" + item * 2 + struct.pack(">HB", 4, 0)),
+    ):
+        (answer,) = wired.ask(frame)
+        code, words = error_of(answer)
+        assert code == CqlCode.INVALID
+        assert "limits.cql_statement_bytes_max (10)" in words
+    (answer,) = wired.ask(query("x" * 10))
+    assert answer.opcode == Opcode.RESULT
+
+
+@runs_in(with_connection, ConnectionRig(bounds={"first_request_bytes_max": 1000}))
 async def test_before_the_greeting_only_little_is_taken(wired: Wired, /) -> None:
-    other = Wired(ConnectionRig(limits=ConnectionLimits(first_request_bytes_max=100)), asyncio.TaskGroup())
+    other = Wired(ConnectionRig(bounds={"first_request_bytes_max": 100}), asyncio.TaskGroup())
     (answer,) = other.ask(request(Opcode.STARTUP, b"\0" * 101))
     assert error_of(answer)[0] == CqlCode.PROTOCOL_ERROR
     assert other.transport.closed is not None
@@ -212,7 +231,7 @@ def test_the_session_is_the_connections_own() -> None:
 
     async def work(wired: Wired) -> None:
         wired.ask(query("USE ks"))
-        assert wired.connection.describe().keyspace == "ks"
+        assert wired.connection.client.keyspace == "ks"
         assert sessions == [wired.connection.client]
 
     with_connection(work, ConnectionRig(execution=Noting()))

@@ -3,20 +3,22 @@
 import asyncio
 import uuid
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.cql.world import Cql, python_rows
+from tests.unit.cql.world import NOW_US, Cql, python_rows
 
 from ebla.cql.executor import TABLET_PAYLOAD_KEY, UNLOGGED_WARNING, PendingResponse, merge_by_partition
 from ebla.cql.plan.select_plan import PAGING_STATE_FORMAT, PagingState, decode_paging_state, encode_paging_state
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import parse_type
-from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unprepared
+from ebla.model.errors import InvalidRequest, NotFound, TooLarge, Unavailable, Unprepared
 from ebla.model.identity import TableId
 from ebla.model.token import token_of
 from ebla.model.values import decode, encode
+from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.request.router_types import Mutation
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import BatchItem, CqlResponse, KeyspaceSet, PreparedResult, QueryParameters, Rows, Void
@@ -395,3 +397,46 @@ def test_a_long_timeout_reaches_the_router_which_caps_it(cql: Cql, monkeypatch: 
     monkeypatch.setattr(cql.rows_store, "write", noted)
     cql.run("INSERT INTO t (k, c, v) VALUES (1, 1, 1) USING TIMEOUT 1000h")
     assert timeouts_ms == [1_000 * 3_600_000]
+
+
+def test_the_tokens_of_a_batch_count_together(cql: Cql) -> None:
+    cql.run("CREATE TABLE many (k int PRIMARY KEY)")
+    cql.executor = replace(cql.executor, limits=NodeLimits(cql_tokens_max=30))
+    items = [BatchItem("INSERT INTO many (k) VALUES (1)", []) for _ in range(3)]
+    assert cql.batch(*items[:2]).result == Void()
+    with pytest.raises(TooLarge, match=r"limits\.cql_tokens_max"):
+        cql.batch(*items)
+    cql.executor = replace(cql.executor, limits=DEFAULT_LIMITS)
+    assert cql.rows("SELECT k FROM many") == [(1,)]
+
+
+# ---- clocks
+
+INSERT = "INSERT INTO t (k, c, v) VALUES (1, 2, 3)"
+TOO_FAR_US = NOW_US + DEFAULT_LIMITS.timestamp_ahead_max_ms * 1000 + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{INSERT} USING TIMESTAMP {(1 << 63) - 1}",
+        f"{INSERT} USING TIMESTAMP {TOO_FAR_US}",
+        f"DELETE FROM t USING TIMESTAMP {TOO_FAR_US} WHERE k = 1",
+        f"BEGIN BATCH USING TIMESTAMP {TOO_FAR_US} {INSERT}; APPLY BATCH",
+        f"BEGIN BATCH {INSERT} USING TIMESTAMP {TOO_FAR_US}; APPLY BATCH",
+    ],
+)
+def test_a_timestamp_that_no_clock_reaches_for_days_is_refused(cql: Cql, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=str(NOW_US)):
+        cql.run(text)
+    assert cql.rows("SELECT * FROM t") == []
+
+
+def test_a_node_whose_clock_is_wrong_takes_only_writes_with_a_timestamp(cql: Cql) -> None:
+    cql.timestamps.set_clock_ahead(DEFAULT_LIMITS.timestamp_ahead_max_ms + 1)
+    for text in (INSERT, "DELETE FROM t WHERE k = 1", f"BEGIN BATCH {INSERT}; APPLY BATCH"):
+        with pytest.raises(Unavailable, match="ahead of the clocks of most nodes"):
+            cql.run(text)
+    assert cql.rows("SELECT * FROM t") == []
+    cql.run(f"{INSERT} USING TIMESTAMP 5")
+    assert len(cql.rows("SELECT * FROM t")) == 1

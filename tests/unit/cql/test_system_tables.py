@@ -6,7 +6,7 @@ import pytest
 from tests.unit.cql.world import NOW_US, Cql
 from tests.unit.topology.world import host
 
-from ebla.cql.system_tables.topology_tables import REQUESTS, TABLETS, TOPOLOGY, VersionHistory, as_timeuuid
+from ebla.cql.system_tables.topology_tables import VersionHistory, as_timeuuid, requests, tablets, topology
 from ebla.group0.members import Member, MemberRole
 from ebla.model.cql_types import freeze, parse_type
 from ebla.model.identity import Address, HistoryId
@@ -74,11 +74,11 @@ def cql() -> Cql:
 def test_the_topology_has_the_seeds_columns() -> None:
     for line in SEED_TOPOLOGY.strip().splitlines():
         name, kind = line.strip().split(" ", 1)
-        column = TOPOLOGY.by_name[name]
+        column = topology.schema.by_name[name]
         assert freeze(column.type) == freeze(parse_type(kind.removesuffix(" static"))), name
         assert (column.kind is ColumnKind.STATIC) == kind.endswith(" static"), name
-    assert [column.name for column in TOPOLOGY.partition_key] == ["key"]
-    assert [column.name for column in TOPOLOGY.clustering] == ["host_id"]
+    assert [column.name for column in topology.schema.partition_key] == ["key"]
+    assert [column.name for column in topology.schema.clustering] == ["host_id"]
 
 
 def test_states_are_spelled_as_in_the_seed() -> None:
@@ -182,14 +182,14 @@ def test_the_ring_is_covered_once_for_every_copy(cql: Cql) -> None:
 
 
 def test_shapes_of_the_other_topology_tables() -> None:
-    assert [column.name for column in TABLETS.static] == [
+    assert [column.name for column in tablets.schema.static] == [
         "keyspace_name",
         "resize_seq_number",
         "resize_type",
         "table_name",
         "tablet_count",
     ]
-    assert [column.name for column in REQUESTS.partition_key] == ["id"]
+    assert [column.name for column in requests.schema.partition_key] == ["id"]
 
 
 # ---- nodes

@@ -8,8 +8,7 @@ from typing import Any
 from tests.unit.topology.world import cluster
 
 from ebla.control.topology.schema_plan import PlanningState, plan_schema_change
-from ebla.cql.describe import SchemaDescriber
-from ebla.cql.executor import ClientState, CqlExecutor, ExecutorDeps, ExecutorLimits, PendingResponse, StartedRequest
+from ebla.cql.executor import ClientState, CqlExecutor, PendingResponse, StartedRequest
 from ebla.cql.system_tables.node_info import SystemTableSources
 from ebla.cql.system_tables.schema_tables import system_tables
 from ebla.feed.topology_view import TopologyView, view_of
@@ -17,11 +16,13 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.identity import HistoryId, HostId, Replica, ShardNumber, TableId
 from ebla.model.transaction import Revision
 from ebla.model.values import decode
+from ebla.options import DEFAULT_LIMITS
 from ebla.request.paging import PageBuilder, check_query
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery
 from ebla.request.short_reads import LiveRowContext, SettledPage
+from ebla.request.timestamps import WriteTimestamps
 from ebla.storage.merge.row_merge import merge_values, without_deleted_rows
-from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.command import apply_commands
 from ebla.topology.apply.draft import ProposedChange
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import BatchItem, BoundValue, CqlResponse, QueryParameters, Rows
@@ -108,28 +109,23 @@ class Cql:
         self.rows_store = DictRows(self.view)
         self.clock = StillClock()
         self.rng = CountingRng()
-        self._timestamp_us = NOW_US
+        self.timestamps = WriteTimestamps(self.clock, DEFAULT_LIMITS.timestamp_ahead_max_ms)
         self.own = Replica(next(self.topology.snapshot.members()).host, ShardNumber(0))
-        self.parts = ExecutorDeps(
+        self.executor = CqlExecutor(
             view=self.view,
             router=self.rows_store,
-            next_timestamp_us=self._next_timestamp_us,
-            schema=self,
+            timestamps=self.timestamps,
+            change_schema=self.change,
             virtual=system_tables(self._facts(self.own.host)),
-            describe=SchemaDescriber("test cluster"),
+            cluster_name="test cluster",
             clock=self.clock,
             rng=self.rng,  # type: ignore[arg-type]  # all that is drawn here are bytes and ids
             own=self.own,
-            limits=ExecutorLimits(),
+            limits=DEFAULT_LIMITS,
         )
-        self.executor = CqlExecutor(self.parts)
         self.session = ClientState(peer="test")
         self.run("CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}")
         self.run("USE ks")
-
-    def _next_timestamp_us(self) -> int:
-        self._timestamp_us += 1
-        return self._timestamp_us
 
     def install(self) -> None:
         """What the topology has come to is seen by the next statement."""

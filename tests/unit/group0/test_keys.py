@@ -18,6 +18,7 @@ from ebla.group0.keys import (
     prefix_of,
 )
 from ebla.group0.members import Member, MemberRole
+from ebla.group0.start_record import StartRecord
 from ebla.model.identity import Address, HostId
 from ebla.model.records.jobs import JobRecord, PipelineState
 from ebla.model.records.write_jobs import WriteJobRecord
@@ -38,7 +39,16 @@ def test_the_document_holds_the_map_row_by_row() -> None:
 
 
 def test_every_struct_of_the_topology_and_of_group_0_itself_has_a_row() -> None:
-    own = (Member, ClusterIdentity, PurgeState, UnfinishedOperation, JobRecord, PipelineState, WriteJobRecord)
+    own = (
+        Member,
+        StartRecord,
+        ClusterIdentity,
+        PurgeState,
+        UnfinishedOperation,
+        JobRecord,
+        PipelineState,
+        WriteJobRecord,
+    )
     stored = {kind.__name__ for kind in (*get_args(topology_keys.Row), *own)}
     assert {name for row in PREFIXES for name in row.structs} == stored
 

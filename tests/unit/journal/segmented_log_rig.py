@@ -2,17 +2,16 @@
 
 from tests.unit.journal.on_disks import Machine
 
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import SegmentedLog
 from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
 
-LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=8192, read_bytes=1024)
+SEGMENT_BYTES = 2048
 
 
-async def open_log(machine: Machine, disk: ProcessDisk, limits: JournalLimits = LIMITS) -> SegmentedLog:
-    return await SegmentedLog.open(disk, machine.rng, FOLDER, limits)
+async def open_log(machine: Machine, disk: ProcessDisk, segment_bytes: int = SEGMENT_BYTES) -> SegmentedLog:
+    return await SegmentedLog.open(disk, machine.rng, FOLDER, segment_bytes)
 
 
 def read(machine: Machine, start: int | None = None) -> list[bytes]:

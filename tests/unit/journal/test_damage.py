@@ -5,13 +5,12 @@ from tests.unit.journal.on_disks import Machine
 
 from ebla.journal.frames import FRAME_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_frame, framed_size
 from ebla.journal.manifest import segment_path
-from ebla.journal.recovery import JournalLimits
-from ebla.journal.segmented_log import SegmentedLog
+from ebla.journal.segmented_log import SMALL_BATCH_BYTES_MAX, SegmentedLog
 from ebla.model.errors import Corruption
 from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
-LIMITS = JournalLimits(segment_bytes=4096, batch_bytes_max=8192, read_bytes=4096)
+SEGMENT_BYTES = 4096
 BATCHES = [[b"first", bytes(700)], [b"second" * 40], [b"third", b"", b"x" * 600], [b"last" * 30, bytes(20)]]
 RECORDS = [record for batch in BATCHES for record in batch]
 SEGMENT = segment_path(FOLDER, 1)
@@ -21,7 +20,7 @@ def written() -> Machine:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         for batch in BATCHES:
             await log.append(batch)
 
@@ -31,7 +30,7 @@ def written() -> Machine:
 
 def read(machine: Machine) -> list[bytes]:
     async def main(disk: ProcessDisk) -> list[bytes]:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         return [record async for batch in log.read(log.first_sequence) for record in batch.records]
 
     return machine.run(main)
@@ -73,7 +72,7 @@ def outcome(machine: Machine, data: bytes) -> list[bytes] | None:
         message = str(error)
     assert SEGMENT in message
     assert "offset" in message
-    assert "backup" in message
+    assert "ebla group0 remove" in message
     return None
 
 
@@ -126,7 +125,7 @@ def test_every_choice_of_sectors_of_the_last_write_is_a_torn_tail(offset: int) -
     record = b"R" * 900 + bytes(1100) + b"S" * 200
 
     async def main(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         if offset > 32:
             await log.append([b"f" * (offset - 32 - FRAME_HEADER_BYTES - 4 - 1)])
         before.append(content_of(disk))
@@ -160,7 +159,7 @@ def test_a_cut_tail_is_overwritten_and_does_not_come_back() -> None:
     put(machine, data[: end - 100].ljust(len(data), b"\0"))
 
     async def main(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.append([b"new"])
 
     machine.run(main)
@@ -168,6 +167,22 @@ def test_a_cut_tail_is_overwritten_and_does_not_come_back() -> None:
     assert read(machine) == [*RECORDS[: -len(BATCHES[-1])], b"new"]
     blank = content(machine)[start + framed_size(4 + 3) :]
     assert blank.count(0) == len(blank)
+
+
+def test_nothing_of_a_torn_batch_follows_a_shorter_one() -> None:
+    """Neither is small, so no zeros are written behind the second: only the cut removes the rest of the first."""
+    machine = Machine(1)
+    torn, shorter = b"t" * 3 * SMALL_BATCH_BYTES_MAX, b"s" * (SMALL_BATCH_BYTES_MAX + 1)
+
+    async def append(disk: ProcessDisk, record: bytes) -> None:
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, 8 * SMALL_BATCH_BYTES_MAX)
+        await log.append([record])
+
+    machine.run(lambda disk: append(disk, torn))
+    data = content(machine)
+    put(machine, data[: 2 * SMALL_BATCH_BYTES_MAX].ljust(len(data), b"\0"))
+    machine.run(lambda disk: append(disk, shorter))
+    assert read(machine) == [shorter]
 
 
 def test_a_frame_inside_a_record_is_not_taken_for_a_later_one() -> None:
@@ -180,7 +195,7 @@ def test_a_frame_inside_a_record_is_not_taken_for_a_later_one() -> None:
         record += encode_frame(4711, start + len(record), 50 + len(record), [b"inside"])
 
     async def main(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.append([bytes(record)])
 
     machine.run(main)
@@ -193,7 +208,7 @@ def test_damage_in_an_older_segment_is_an_error_also_at_its_end() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         for number in range(8):
             await log.append([b"%d" % number * 1000])
 

@@ -1,11 +1,10 @@
 from tests.unit.journal.on_disks import Machine
 
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed, SegmentedLog
 from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/log"
-LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=8192, read_bytes=1024)
+SEGMENT_BYTES = 2048
 
 
 def test_a_frame_whose_sync_failed_does_not_vanish_under_later_ones() -> None:
@@ -13,7 +12,7 @@ def test_a_frame_whose_sync_failed_does_not_vanish_under_later_ones() -> None:
     machine = Machine(1)
 
     async def fail(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.append([b"first"])
         machine.disk.behaviour.fail_sync = 1.0
         try:
@@ -23,11 +22,11 @@ def test_a_frame_whose_sync_failed_does_not_vanish_under_later_ones() -> None:
         machine.disk.heal()
 
     async def go_on(disk: ProcessDisk) -> None:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.append([b"third"])
 
     async def read(disk: ProcessDisk) -> list[bytes]:
-        log = await SegmentedLog.open(disk, machine.rng, FOLDER, LIMITS)
+        log = await SegmentedLog.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         return [record async for batch in log.read(1) for record in batch.records]
 
     machine.run(fail)

@@ -5,12 +5,11 @@ from typing import Any
 from tests.unit.journal.on_disks import Machine
 from tests.unit.journal.segmented_log_rig import flat, open_log, read, some
 
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import PREWRITE_BYTES, SMALL_BATCH_BYTES_MAX, SegmentedLog
 from ebla.model.errors import DiskFull
 from ebla.sim.disk import ProcessDisk
 
-LARGE = JournalLimits(segment_bytes=4 * PREWRITE_BYTES, batch_bytes_max=8 * PREWRITE_BYTES)
+LARGE = 4 * PREWRITE_BYTES
 
 
 class Watched:
@@ -81,8 +80,7 @@ def test_there_are_none_behind_the_end_of_a_segment() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        limits = JournalLimits(segment_bytes=4096)
-        log = await open_log(machine, disk, limits)
+        log = await open_log(machine, disk, 4096)
         file = Watched(log)
         for batch in some(10):
             await log.append(batch)

@@ -4,19 +4,18 @@ from functools import partial
 import msgspec
 import pytest
 from tests.unit.journal.on_disks import Machine
-from tests.unit.journal.segmented_log_rig import FOLDER, LIMITS, flat, open_log, read, some
+from tests.unit.journal.segmented_log_rig import FOLDER, SEGMENT_BYTES, flat, open_log, read, some
 
 from ebla.journal.frames import LOG_FORMAT, SegmentHeader, encode_segment_header
 from ebla.journal.manifest import load_manifest, save_manifest, segment_path, segments_needed
-from ebla.journal.recovery import JournalLimits
-from ebla.journal.segmented_log import LogFailed
+from ebla.journal.segmented_log import BATCH_BYTES_MAX, LogFailed
 from ebla.model.errors import Corruption, DiskFull, InvalidRequest, Refused, TooLarge
 from ebla.sim.disk import ProcessDisk
 
 
-def append(machine: Machine, *batches: list[bytes], limits: JournalLimits = LIMITS) -> list[int]:
+def append(machine: Machine, *batches: list[bytes], segment_bytes: int = SEGMENT_BYTES) -> list[int]:
     async def main(disk: ProcessDisk) -> list[int]:
-        log = await open_log(machine, disk, limits)
+        log = await open_log(machine, disk, segment_bytes)
         return [await log.append(batch) for batch in batches]
 
     return machine.run(main)
@@ -64,7 +63,7 @@ def test_too_large_a_batch_is_refused_and_the_log_goes_on() -> None:
     async def main(disk: ProcessDisk) -> None:
         log = await open_log(machine, disk)
         with pytest.raises(TooLarge):
-            await log.append([b"x" * 9000])
+            await log.append([bytes(BATCH_BYTES_MAX)])
         assert await log.append([b"fits"]) == 1
 
     machine.run(main)

@@ -9,8 +9,8 @@ import pytest
 
 import ebla
 from ebla.model import errors
-from ebla.model.error_codes import CODES, CODES_BY_OUTCOME, CqlCode, codes_of
-from ebla.model.errors import EblaError, Fault, Outcome
+from ebla.model.error_codes import CODES, CODES_BY_OUTCOME, CqlCode, as_read_error, codes_of
+from ebla.model.errors import EblaError, Fault, Outcome, WriteFailed
 
 NOT_EXECUTED = (
     CqlCode.UNAVAILABLE,
@@ -43,7 +43,8 @@ def whole_tree() -> list[type[EblaError]]:
 
 
 def test_every_error_of_the_tree_has_a_row() -> None:
-    named = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EblaError)]
+    found = [kind for name, kind in vars(errors).items() if not name.startswith("_")]
+    named = [kind for kind in found if isinstance(kind, type) and issubclass(kind, EblaError)]
     assert set(named) == set(CODES)
 
 
@@ -85,3 +86,12 @@ def test_a_derived_error_with_another_outcome_has_not(outcome: Outcome, fault: F
     changed = type("Changed", (errors.Refused,), {"outcome": outcome, "fault": fault})
     same = (outcome, fault) == (errors.Refused.outcome, errors.Refused.fault)
     assert codes_of(changed) == (CODES[errors.Refused] if same else CODES_BY_OUTCOME[outcome, fault])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CODES if kind is not EblaError])
+def test_a_failed_read_has_never_the_code_of_a_write(kind: type[EblaError]) -> None:
+    error = as_read_error(kind("it failed", advice="try again"))
+    codes = codes_of(type(error))
+    assert codes.cql_read is codes_of(kind).cql_read
+    assert codes.cql_read not in (CqlCode.WRITE_FAILURE, CqlCode.WRITE_TIMEOUT) or issubclass(kind, WriteFailed)
+    assert (error.message, error.advice) == ("it failed", "try again")

@@ -88,9 +88,11 @@ def names_of(*asked: str) -> list[str]:
 
 def test_an_area_is_chosen_by_its_file_and_one_by_its_name() -> None:
     assert "token-unsigned-tail" in names_of("tokens")
-    assert "register-stale-read" not in names_of("tokens")
-    assert names_of("register-stale-read") == ["register-stale-read"]
-    assert names_of("register-stale-read", "tokens") == sorted([*names_of("tokens"), "register-stale-read"])
+    assert "raft-read-before-own-commit" not in names_of("tokens")
+    assert names_of("raft-read-before-own-commit") == ["raft-read-before-own-commit"]
+    assert names_of("raft-read-before-own-commit", "tokens") == sorted(
+        [*names_of("tokens"), "raft-read-before-own-commit"]
+    )
     assert len(names_of()) == len(all_mutations())
     assert names_of("nonesuch") == []
 
@@ -110,7 +112,7 @@ def test_one_that_is_not_caught_fails_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = dict(zip(("register-stale-read", "register-two-primaries"), verdicts, strict=True))
+    found = dict(zip(("raft-read-before-own-commit", "raft-read-without-quorum-round"), verdicts, strict=True))
     monkeypatch.setattr(command, "try_mutation", lambda one: Result(found[one.name], "", 0.0))
     assert command.main([*found]) == status
     assert capsys.readouterr().out.splitlines()[-1] == last_line

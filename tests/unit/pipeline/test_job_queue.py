@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -29,9 +29,9 @@ from ebla.model.records.jobs import (
 )
 from ebla.model.stored_value import decode_stored
 from ebla.observe.event_reporter import discard_event
-from ebla.pipeline.job_queue import JobQueue, QueueConfig, QueueLimits
-from ebla.pipeline.job_runner import JobHandle, NewSession
-from ebla.pipeline.job_scheduler import SchedulerLimits
+from ebla.pipeline.job_queue import JobQueue, QueueConfig
+from ebla.pipeline.job_runner import JobHandle, JobRunner, NewSession
+from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavailable
 from ebla.sim.rng import SimRng
 from ebla.wire.verbs import Verb
@@ -39,7 +39,7 @@ from ebla.wire.verbs import Verb
 A, B, C = HOSTS
 COPY = CopyTablets(table=TABLE, tablets=(0,), source=A, target=B)
 RESULT = JobResult(bytes_moved=3)
-LIMITS = QueueLimits(scheduler=SchedulerLimits(runs_max=3))
+LIMITS = JobLimits(runs_max=3)
 
 
 class ScriptedRunner:
@@ -97,7 +97,7 @@ class Rig:
         setup = QueueConfig(
             host=A, pid=pid, clock=LoopClock(), rng=SimRng(f"queue {pid}"), report=discard_event, limits=LIMITS
         )
-        return JobQueue(self.group0.ask, runner or self.runner, self.engine, setup)
+        return JobQueue(self.group0.ask, cast("JobRunner", runner or self.runner), self.engine, setup)
 
     @asynccontextmanager
     async def running(self, queue: JobQueue | None = None) -> AsyncIterator[None]:

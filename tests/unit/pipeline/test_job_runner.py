@@ -38,7 +38,7 @@ from ebla.model.identity import SessionId, TopologyVersion
 from ebla.model.records.jobs import CompareReplicas, CopyTablets, JobProgress, JobResult, JobSpec, StreamRange
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import ComparisonTask, FileMove, RowMove, StagedFile
-from ebla.pipeline.job_runner import JobRunner, JobTimedOut, NewSession, RunDeps, RunLimits
+from ebla.pipeline.job_runner import JobRunner, JobTimedOut, NewSession
 from ebla.ports.transfer_engine import PipelineUnavailable
 from ebla.sim.rng import SimRng
 from ebla.transfers.transfer_client import TransferCallLimits, TransferClient
@@ -57,16 +57,7 @@ class Rig:
         self.cluster = ScriptedCluster(self.rng, self.view.current.version)
         self.engine = ScriptedEngine(self.rng)
         client = TransferClient(self.cluster, self.rng, TransferCallLimits())
-        self.runner = JobRunner(
-            RunDeps(
-                client=client,
-                engine=self.engine,
-                topology=self.view,
-                clock=LoopClock(),
-                rng=self.rng,
-                limits=RunLimits(),
-            )
-        )
+        self.runner = JobRunner(client=client, engine=self.engine, topology=self.view, clock=LoopClock(), rng=self.rng)
         self.reported: list[JobProgress] = []
         self.taken_over = False
 

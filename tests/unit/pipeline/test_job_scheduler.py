@@ -28,8 +28,8 @@ from ebla.pipeline.job_scheduler import (
     CancelJob,
     CancelWaitingJob,
     ExplainWait,
+    JobLimits,
     PruneJob,
-    SchedulerLimits,
     SchedulerState,
     StartJob,
     TakeOverJob,
@@ -41,7 +41,7 @@ TABLE, OTHER_TABLE = TableId(UUID(int=1)), TableId(UUID(int=2))
 A, B, C = (HostId(UUID(int=number)) for number in (11, 12, 13))
 OWN, FOREIGN = UUID(int=21), UUID(int=22)
 SESSION, OTHER_SESSION = SessionId(UUID(int=31)), SessionId(UUID(int=32))
-LIMITS = SchedulerLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, abandoned_after_ms=0, ended_kept_max=2)
+LIMITS = JobLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, abandoned_after_ms=0, ended_kept_max=2)
 RESULT = JobResult(bytes_moved=5)
 
 
@@ -250,7 +250,7 @@ def test_a_run_that_nobody_attends_to_is_taken_over() -> None:
 
 
 def test_the_run_of_another_is_let_alone_for_a_while() -> None:
-    found, limits = running(), SchedulerLimits(abandoned_after_ms=100)
+    found, limits = running(), JobLimits(abandoned_after_ms=100)
     assert next_steps(scene(found, now_boot_ms=50), limits) == (), "just seen"
     assert next_steps(scene(found, now_boot_ms=149, foreign_since_ms={found.id: 50}), limits) == ()
     assert next_steps(scene(found, now_boot_ms=150, foreign_since_ms={found.id: 50}), limits) == (

@@ -9,6 +9,7 @@ from ebla.pipeline.spark_settings import (
     SparkOptions,
     java_flags,
     master_with_tries,
+    secret_properties,
     spark_environment,
     spark_settings,
 )
@@ -73,3 +74,14 @@ def test_what_would_lead_spark_elsewhere_is_not_handed_on() -> None:
     assert "PYSPARK_SUBMIT_ARGS" not in result
     assert "SPARK_REMOTE" not in result
     assert (result["HOME"], result["JAVA_HOME"], result["SPARK_HOME"]) == ("/h", "/java", "/spark")
+
+
+def test_a_cluster_is_used_with_a_secret_and_encryption() -> None:
+    wanted = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+    locked = spark_settings(options("spark://a:7077", secret_file=Path("/secret")), PLACES)
+    assert wanted.items() <= locked.items()
+    assert not any("secret" in f"{name}{value}" for name, value in locked.items())
+    for other in (options("spark://a:7077", authenticate=False), options("local[2]")):
+        assert not wanted.keys() & spark_settings(other, PLACES).keys()
+    assert options("spark://a:7077", authenticate=False, secret_file=Path("/secret")).needs_secret
+    assert secret_properties("a=b\\c#") == "spark.authenticate.secret=a=b\\\\c#\n"

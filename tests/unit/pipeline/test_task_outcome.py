@@ -9,11 +9,10 @@ from ebla.model.identity import AttemptId, TransferId
 from ebla.model.transfers import MoveResult, StagedFile
 from ebla.pipeline.task_outcome import (
     TaskFailed,
-    failure_of,
     is_final,
     java_cause,
     missing_package,
-    moved_batch,
+    outcome_batch,
     parse_failure,
     results_of,
 )
@@ -40,16 +39,28 @@ Caused by: java.lang.RuntimeException: something of Java's
 
 
 def test_what_was_moved_comes_back() -> None:
-    batch = moved_batch([MOVED, MOVED])
+    batch = outcome_batch(lambda: [MOVED, MOVED])
     assert batch.column("transfer").to_pylist() == [str(MOVED.transfer)] * 2
     assert batch.column("bytes").to_pylist() == [5, 5]
     assert results_of(batch.column("outcome").to_pylist()) == [MOVED, MOVED]
 
 
-def test_a_failure_among_them_is_raised() -> None:
-    batch = moved_batch([MOVED, failure_of(Stale("session 7 is closed"))])
+def test_a_failure_that_every_attempt_would_meet_ends_the_job() -> None:
+    def refused() -> list[MoveResult]:
+        raise Refused("session 7 is closed")
+
+    batch = outcome_batch(refused)
     with pytest.raises(WorkFailed, match="a task failed: session 7 is closed"):
         results_of(batch.column("outcome").to_pylist())
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("a node went away"), OSError("no space left")])
+def test_another_attempt_is_made_after_other_failures(error: Exception) -> None:
+    def broken() -> list[MoveResult]:
+        raise error
+
+    with pytest.raises(TaskFailed, match=str(error)):
+        outcome_batch(broken)
 
 
 def test_the_cause_is_found_in_what_spark_says() -> None:

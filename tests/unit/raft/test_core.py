@@ -27,7 +27,7 @@ from ebla.raft.messages import (
 )
 from ebla.raft.options import RaftOptions, ReadIndexMode
 from ebla.raft.roles import Candidate, Follower, Leader
-from ebla.raft.state import RecoveredState, StepRefusal
+from ebla.raft.state import Contradiction, RecoveredState, StepRefusal
 
 ONE, TWO, THREE = (PeerId(number) for number in (1, 2, 3))
 TRIO = Membership(voters=(ONE, TWO, THREE))
@@ -81,6 +81,40 @@ def test_an_append_from_before_the_commit_index_is_acknowledged_up_to_there() ->
     )
     assert _finish(core) == [AppendResponse(sender=ONE, to=TWO, term=1, index=10)]
     assert core.last_index == 10
+
+
+@pytest.mark.parametrize(
+    ("message", "index"),
+    [
+        (Heartbeat(sender=TWO, to=ONE, term=2, commit=14), 14),
+        # It ends at the commit index with another term, replaces an entry below it, or continues another log.
+        (Append(sender=TWO, to=ONE, term=2, prev_index=12, prev_term=2, commit=12), 12),
+        (
+            Append(
+                sender=TWO,
+                to=ONE,
+                term=2,
+                prev_index=11,
+                prev_term=1,
+                commit=12,
+                entries=(Entry(index=12, term=2), Entry(index=13, term=2)),
+            ),
+            12,
+        ),
+        (Append(sender=TWO, to=ONE, term=2, prev_index=11, prev_term=2, commit=11), 11),
+    ],
+)
+def test_a_message_that_contradicts_what_is_committed_here_is_an_outcome(message: Message, index: int) -> None:
+    own = (Entry(index=11, term=1), Entry(index=12, term=1), Entry(index=13, term=1))
+    core = _core(RecoveredState(HardState(2, NO_PEER, 12), SnapshotMeta(10, 1, TRIO), own))
+    outcome = core.step(message, 0)
+    assert isinstance(outcome, Contradiction)
+    own_index = 13 if isinstance(message, Heartbeat) else 12
+    assert (outcome.leader, outcome.index, outcome.own_index) == (TWO, index, own_index)
+    assert str(index) in str(outcome)
+    assert str(own_index) in str(outcome)
+    assert (core.commit_index, core.last_index) == (12, 13)
+    assert _finish(core) == [], "it is not answered"
 
 
 def test_a_vote_is_kept_for_the_term() -> None:

@@ -49,10 +49,10 @@ EXAMPLES: list[Message] = [
     Heartbeat(sender=A, to=B, term=3, commit=8, read_context=b"r"),
     HeartbeatResponse(sender=A, to=B, term=3, read_context=b"r"),
     InstallSnapshot(sender=A, to=B, term=3, snapshot=SNAPSHOT),
-    TimeoutNow(A, B, 3),
+    TimeoutNow(sender=A, to=B, term=3),
     LeaderTransferRequest(sender=A, to=B, term=3, target=PeerId(3)),
     Proposal(sender=A, to=B, kind=EntryKind.COMMAND, payloads=(b"x", b"y")),
-    ReadIndexRequest(A, B, b"r"),
+    ReadIndexRequest(sender=A, to=B, read_context=b"r"),
     ReadIndexResponse(sender=A, to=B, term=3, index=9, read_context=b"r"),
 ]
 

@@ -1,11 +1,13 @@
 """What a leader knows of a peer, and how fast it may send."""
 
 from ebla.raft.messages import Membership, PeerId
-from ebla.raft.progress import FlowLimits, PeerProgress, ReplicationMode, reconcile_progress
+from ebla.raft.options import RaftOptions
+from ebla.raft.progress import PeerProgress, ReplicationMode, reconcile_progress
 
 
 def _progress(messages_max: int = 4, bytes_max: int = 0) -> PeerProgress:
-    return PeerProgress(FlowLimits(messages_max, bytes_max), next_index=11, is_learner=False, recently_active=True)
+    options = RaftOptions(peer=PeerId(1), inflight_messages_max=messages_max, inflight_bytes_max=bytes_max)
+    return PeerProgress(options, next_index=11, is_learner=False, recently_active=True)
 
 
 def _may_send(progress: PeerProgress) -> bool:
@@ -76,10 +78,10 @@ def test_a_snapshot_pauses_until_it_is_acknowledged() -> None:
 
 def test_members_come_and_go() -> None:
     one, two, three = (PeerId(number) for number in (1, 2, 3))
-    limits = FlowLimits(4, 0)
-    first = reconcile_progress({}, Membership(voters=(one, two)), limits, 7)
+    options = RaftOptions(peer=one)
+    first = reconcile_progress({}, Membership(voters=(one, two)), options, 7)
     first[one].match = 7
-    second = reconcile_progress(first, Membership(voters=(one,), learners=(three,)), limits, 9)
+    second = reconcile_progress(first, Membership(voters=(one,), learners=(three,)), options, 9)
     assert list(second) == [one, three]
     assert second[one] is first[one]
     assert second[one].match == 7

@@ -3,8 +3,8 @@
 from tests.unit.storage.store_rig import Rig
 
 from ebla.model.errors import Unreachable
-from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.storage.compaction.compactor import run_compaction
 
 
 class Place:
@@ -16,4 +16,4 @@ class Place:
         if not self._is_there:
             raise Unreachable("no bulk process")
         assert self._rig.engine is not None
-        return await compact_in_memory(self._rig.engine, job)
+        return await run_compaction(self._rig.engine, self._rig.engine.disk, job)

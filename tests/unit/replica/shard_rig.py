@@ -7,26 +7,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import Rig, limits
 from tests.unit.topology.small_cluster import network, node, replica
 
 from ebla.feed.session_guards import SessionGuards
 from ebla.feed.topology_view import TopologyView, View, view_of
 from ebla.model.errors import Unavailable
-from ebla.model.identity import HistoryId, Replica, SessionId, TopologyVersion
+from ebla.model.identity import HistoryId, Replica, SessionId, ShardNumber, TopologyVersion
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
+from ebla.observe.metrics import Metrics
 from ebla.options import CommitLogMode
 from ebla.ports.disk import Disk
-from ebla.replica.adoption import ShardAdoptions
-from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
-from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_context import ReplicaContext, ReplicaLimits
+from ebla.replica.replica_server import ReplicaServer
 from ebla.replica.replica_stacks import ReplicaStacks
-from ebla.replica.row_reads import ReplicaReader
-from ebla.replica.row_streams import RowStreamReceiver
-from ebla.replica.row_writes import ReplicaWriter, SiblingShards
+from ebla.replica.row_writes import ForwardWrites
+from ebla.replica.shard_metrics import ShardMetrics
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.store import ShardStore
 from ebla.topology.frozen_map import FrozenMap
@@ -97,11 +96,15 @@ class ScriptedBarriers:
         self.changes += 1
 
 
+async def unexpected_forward(shard: ShardNumber, _request: WriteRowsRequest, _deadline_ms: int) -> WriteRowsAnswer:
+    raise AssertionError(f"a write was forwarded to shard {shard}")
+
+
 class ShardRig:
     """What a shard is made of, without its process."""
 
     def __init__(
-        self, disk: Disk, store: ShardStore, bounds: ReplicaLimits, own: Replica, sibling: SiblingShards | None
+        self, disk: Disk, store: ShardStore, bounds: ReplicaLimits, own: Replica, forward: ForwardWrites | None
     ) -> None:
         self.store = store
         self.view = TopologyView()
@@ -109,22 +112,22 @@ class ShardRig:
         self.stacks = ReplicaStacks(store, self.view, own, lambda event, details: self.reports.append((event, details)))
         self.barriers = ScriptedBarriers()
         self.clock = WallClock()
-        self.guards = SessionGuards(self.view, self.barriers, self.clock, bounds.barrier_ms)
-        self.writer = ReplicaWriter(self.view, store, self.stacks, bounds, sibling)
-        self.reader = ReplicaReader(self.view, store, self.stacks, bounds)
-        self.streams = RowStreamReceiver(self.view, store, self.stacks, self.guards)
-        transfers = ShardTransferDeps(
-            disk=disk,
-            data_folder=DATA,
-            shard=own.shard,
+        self.guards = SessionGuards(self.view, self.barriers, self.clock)
+        self.context = ReplicaContext(
             view=self.view,
             store=store,
             stacks=self.stacks,
             guards=self.guards,
+            disk=disk,
+            data_folder=DATA,
+            shard=own.shard,
             limits=bounds,
         )
-        self.checkpoints = ShardCheckpoints(transfers)
-        self.adoptions = ShardAdoptions(transfers)
+        server = ReplicaServer(
+            self.context, forward or unexpected_forward, ShardMetrics(Metrics()), serves=lambda: True
+        )
+        self.writer, self.reader, self.streams = server.writer, server.reader, server.streams
+        self.checkpoints, self.adoptions = server.checkpoints, server.adoptions
         self._index = 0
 
     async def follow(self, snapshot: Snapshot) -> View:
@@ -183,10 +186,10 @@ async def open_shard(
     *,
     bounds: ReplicaLimits | None = None,
     own: Replica = OWN,
-    sibling: SiblingShards | None = None,
+    forward: ForwardWrites | None = None,
 ) -> AsyncIterator[ShardRig]:
     async with rig.store(disk) as store, asyncio.TaskGroup() as tasks:
-        shard = ShardRig(disk, store, bounds or ReplicaLimits(version_wait_ms=200), own, sibling)
+        shard = ShardRig(disk, store, bounds or ReplicaLimits(version_wait_ms=200), own, forward)
         settling = tasks.create_task(shard.stacks.run())
         yield shard
         settling.cancel()
@@ -199,13 +202,13 @@ def in_shard(
     mode: CommitLogMode = CommitLogMode.SYNC,
     bounds: ReplicaLimits | None = None,
     own: Replica = OWN,
-    sibling: SiblingShards | None = None,
+    forward: ForwardWrites | None = None,
 ) -> T:
     """One life of a shard."""
     made = rig or Rig(bounds=limits(mode))
 
     async def main(disk: ProcessDisk) -> T:
-        async with open_shard(made, disk, bounds=bounds, own=own, sibling=sibling) as shard:
+        async with open_shard(made, disk, bounds=bounds, own=own, forward=forward) as shard:
             return await work(shard)
 
     return made.machine.run(main)

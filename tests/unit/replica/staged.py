@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import msgspec
 from tests.unit.replica.shard_rig import DATA, OWN, ShardRig
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import Rig
 
 from ebla.model.identity import AttemptId, SessionId, TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import StagingKind
 from ebla.ports.disk import Disk
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.codec.staging_format import (
     SealedFile,

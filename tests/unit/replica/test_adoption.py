@@ -17,6 +17,7 @@ from tests.unit.replica.shard_rig import (
     with_sessions,
 )
 from tests.unit.replica.staged import ATTEMPT, OPEN, SESSION, TRANSFER, Staging, disk_of, request_of
+from tests.unit.storage.small_table import SMALL, key_of, value_of
 from tests.unit.storage.store_rig import Rig, limits, plain
 from tests.unit.topology.small_cluster import replica
 
@@ -33,15 +34,14 @@ from ebla.model.errors import (
 )
 from ebla.model.identity import SessionId, TableId, TopologyVersion, TransferId
 from ebla.model.rows import Deletion, Row
-from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange, intersect_ranges
 from ebla.model.transfers import StagingKind
 from ebla.options import CommitLogMode
-from ebla.replica.adoption import PartialAdoption, chunks_of, intersect_ranges
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.clusters.memory_compaction import compact_in_memory
-from ebla.sim.workloads.small_table import SMALL, key_of, value_of
+from ebla.replica.adoption import PartialAdoption, chunks_of
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.storage.codec.staging_format import SealedFile, sealed_path, write_sealed
 from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item, Layer
 from ebla.storage.manifest import Incarnation
@@ -215,7 +215,7 @@ async def expect_refused(shard: ShardRig, kind: type[EblaError], words: str, **f
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert stack.entry is before
     assert stack.gc_holds == holds
-    assert await shard.store.scan(stack, b"", None, 99) == []
+    assert list((await shard.store.open(stack)).scan()) == []
     assert shard.guards.held == 0
 
 
@@ -399,11 +399,12 @@ async def test_the_end_of_a_session_waits_for_its_adoption_and_so_does_collectin
         assert SESSION in shard.guards.closing, "a barrier waits for it"
         job = await shard.store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        assert await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
+        result = await run_compaction(rig.engine, rig.engine.disk, job)
+        assert await shard.store.finish_compaction(job, result) is SwapOutcome.SWAPPED
         held.may_go_on.set()
     assert adopting.result().layers == 1
     assert not shard.guards.closing
-    assert await shard.store.read(stack, DELETED[0]) == DELETED[1], "the deleted row has not come back"
+    assert (await shard.store.open(stack)).read(DELETED[0]) == DELETED[1], "the deleted row has not come back"
     assert stack.gc_holds == set()
 
 

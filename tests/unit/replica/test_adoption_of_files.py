@@ -5,25 +5,25 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from tests.unit.replica.shard_rig import OWN, ShardRig, small_cluster, with_sessions
 from tests.unit.replica.staged import ATTEMPT, OPEN, SESSION, TRANSFER, request_of
 from tests.unit.storage.rigs import ENGINES
-from tests.unit.storage.store_rig import limits, plain
+from tests.unit.storage.small_table import SMALL, key_of, value_of
+from tests.unit.storage.store_rig import limits, open_new_store, plain
 
 from ebla.model.identity import TopologyVersion
 from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
 from ebla.replica.adoption import ShardAdoptions
-from ebla.replica.checkpoints import ShardCheckpoints, ShardTransferDeps
-from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.checkpoints import ShardCheckpoints
+from ebla.replica.replica_context import ReplicaContext, ReplicaLimits
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
-from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.codec.staging_format import (
     SealedFile,
     SealedLayer,
@@ -41,7 +41,6 @@ from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item, LayerEngine
 from ebla.storage.manifest import Incarnation, layers_folder
 from ebla.storage.stack import Stack
-from ebla.storage.store_recovery import open_store
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.transfer_messages import AdoptAnswer, CheckpointRequest, FindTargetRequest
 
@@ -66,28 +65,18 @@ class Node:
         return stack
 
     @property
-    def transfers(self) -> ShardTransferDeps:
-        shard = self.shard
-        return ShardTransferDeps(
-            disk=self.disk,
-            data_folder=self.data,
-            shard=OWN.shard,
-            view=shard.view,
-            store=shard.store,
-            stacks=shard.stacks,
-            guards=shard.guards,
-            limits=ReplicaLimits(),
-        )
+    def context(self) -> ReplicaContext:
+        return replace(self.shard.context, disk=self.disk, data_folder=self.data)
 
     async def rows(self) -> list[Item]:
-        return await self.shard.store.scan(self.stack, b"", None, 10_000)
+        return list((await self.shard.store.open(self.stack)).scan())
 
 
 @asynccontextmanager
 async def node(folder: Path, kind: str) -> AsyncIterator[Node]:
     disk = FileDisk()
     engine = ENGINES[kind](disk)
-    store = await open_store(disk, SystemRng(), str(folder / "shard-0"), engine, limits())
+    store = await open_new_store(disk, SystemRng(), str(folder / "shard-0"), engine, limits())
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         shard = ShardRig(disk, store, ReplicaLimits(), OWN, None)
@@ -115,10 +104,10 @@ async def fill(source: Node) -> None:
 async def stage_checkpoint(source: Node, target: Node) -> int:
     """As the bulk processes and a task on the same machine would. How many layers."""
     wanted = FindTargetRequest(session=SESSION, table=SMALL.id, range=WHOLE_RING, version=VERSION)
-    found = await ShardAdoptions(target.transfers).find_target(wanted, WAIT_MS)
+    found = await ShardAdoptions(target.context).find_target(wanted, WAIT_MS)
     below = f"{checkpoints_folder(source.data)}/one"
     taken = CheckpointRequest(session=SESSION, table=SMALL.id, range=WHOLE_RING, version=VERSION, folder=below)
-    answer = await ShardCheckpoints(source.transfers).take(taken, WAIT_MS)
+    answer = await ShardCheckpoints(source.context).take(taken, WAIT_MS)
     folder = transfer_folder(staging_folder(target.data), SESSION, TRANSFER)
     target.disk.make_folder(f"{folder}/sealed")
     layers = []
@@ -148,7 +137,7 @@ def test_files_of_another_node_become_part_of_a_stack(tmp_path: Path, kind: str)
             await fill(source)
             await target.shard.store.write(target.stack, OWN_ROWS)
             count = await stage_checkpoint(source, target)
-            assert await ShardAdoptions(target.transfers).adopt(request_of(), WAIT_MS) == AdoptAnswer(count, 0)
+            assert await ShardAdoptions(target.context).adopt(request_of(), WAIT_MS) == AdoptAnswer(count, 0)
             shutil.rmtree(staging_folder(target.data))
             shutil.rmtree(checkpoints_folder(source.data))
             folders = [target.stack.folder_of(one) for one in target.stack.entry.bases]

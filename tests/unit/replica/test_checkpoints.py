@@ -17,17 +17,16 @@ from tests.unit.replica.shard_rig import (
     write_of,
 )
 from tests.unit.replica.staged import OPEN, SESSION, disk_of
-from tests.unit.storage.store_rig import Rig, plain
+from tests.unit.storage.small_table import SMALL
+from tests.unit.storage.store_rig import Rig, open_new_store, plain
 from tests.unit.topology.small_cluster import replica
 
 from ebla.journal.recovery import make_durable_folder
 from ebla.model.errors import InvalidRequest, NotFound, Refused, Stale
 from ebla.model.identity import TableId, TopologyVersion
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.staging_format import checkpoints_folder
 from ebla.storage.layers.layer import Item, LayerDamaged
-from ebla.storage.store_recovery import open_store
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.transfer_messages import CheckpointRequest
 
@@ -68,9 +67,9 @@ def test_every_stack_with_a_part_of_the_range_is_there_with_all_its_rows(
         assert rig.engine is not None
         for number, made in zip(tablets, answer.stacks):
             assert made.folder.startswith(f"{FOLDER}/")
-            copy = await open_store(disk_of(rig), rig.machine.rng, made.folder, rig.engine, rig.bounds)
+            copy = await open_new_store(disk_of(rig), rig.machine.rng, made.folder, rig.engine, rig.bounds)
             (stack,) = copy.stacks.values()
-            assert await copy.scan(stack, b"", None, 99) == [one for one in ITEMS if tablet_of(BOTH, one) == number]
+            assert list((await copy.open(stack)).scan()) == [one for one in ITEMS if tablet_of(BOTH, one) == number]
 
     in_shard(work, rig=rig)
 
@@ -121,9 +120,9 @@ def test_one_of_a_session_outlasts_a_power_loss_and_one_of_a_reader_is_never_syn
         assert rig.engine is not None
         disk, found = disk_of(rig), list[Item]()
         for name in disk.list_folder(FOLDER):
-            copy = await open_store(disk, rig.machine.rng, f"{FOLDER}/{name}", rig.engine, rig.bounds)
+            copy = await open_new_store(disk, rig.machine.rng, f"{FOLDER}/{name}", rig.engine, rig.bounds)
             (stack,) = copy.stacks.values()
-            found += await copy.scan(stack, b"", None, 99)
+            found += list((await copy.open(stack)).scan())
         return sorted(found)
 
     in_shard(work, rig=rig)

@@ -4,13 +4,13 @@ import pytest
 from tests.async_tests import runs_in
 from tests.unit.replica.compaction_rig import Place
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import Rig, limits, plain
 
 from ebla.model.errors import Unreachable
 from ebla.model.token import WHOLE_RING
 from ebla.options import CommitLogMode
 from ebla.replica.compaction import CompactionLoop, gc_terms
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.compaction.tombstone_gc import GcContext, RepairedRange
 from ebla.topology.tablet_map import tablet_map
 
@@ -32,7 +32,7 @@ def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
         assert shard.store.needs_compaction(stack)
         before = (await shard.reader.read(read_of(), 1_000)).items
         terms = GcContext(now_s=1_000, replication_factor=3)
-        folding = CompactionLoop(shard.store, shard.stacks, Place(rig, is_there=is_there), lambda _stack: terms)
+        folding = CompactionLoop(shard.store, shard.stacks, Place(rig, is_there=is_there).compact, lambda _stack: terms)
         if is_there:
             assert await folding.compact(stack) == "swapped"
             assert not shard.store.needs_compaction(stack)

@@ -16,13 +16,13 @@ from tests.unit.replica.shard_rig import (
     with_sessions,
     with_state,
 )
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import Rig, limits, plain
 from tests.unit.topology.small_cluster import replica
 
 from ebla.model.errors import NotFound, Stale, Unavailable
 from ebla.model.identity import SessionId, TableId
 from ebla.options import CommitLogMode
-from ebla.sim.workloads.small_table import SMALL
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
 from ebla.topology.tablet_map import tablet_map

@@ -10,6 +10,7 @@ from tests.async_tests import runs_in
 from tests.unit.replica.compaction_rig import Place
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, with_sessions
 from tests.unit.replica.staged import OPEN, Staging, request_of
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import Rig, limits, plain
 
 from ebla.model.errors import Outcome, Overloaded, Stale
@@ -20,10 +21,8 @@ from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
 from ebla.options import CommitLogMode
 from ebla.replica.compaction import CHECK_S, CompactionLoop
-from ebla.replica.fences import OvertakenByFence
-from ebla.replica.replica_limits import ReplicaLimits
+from ebla.replica.replica_context import OvertakenByFence, ReplicaLimits
 from ebla.replica.shard_metrics import ShardMetrics
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Layer
@@ -257,7 +256,7 @@ async def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open(
     (stack,) = shard.store.stacks.values()
     place = NotedPlace(rig)
     folding = CompactionLoop(
-        shard.store, shard.stacks, place, lambda _stack: GcContext(now_s=1_000, replication_factor=1)
+        shard.store, shard.stacks, place.compact, lambda _stack: GcContext(now_s=1_000, replication_factor=1)
     )
     for number in range(4):
         await bring(shard, rig, number)

@@ -14,11 +14,13 @@ from tests.unit.replica.shard_rig import (
     in_shard,
     read_of,
     small_cluster,
+    unexpected_forward,
     with_sessions,
     with_state,
     write_of,
 )
 from tests.unit.replica.staged import OPEN, SESSION, Staging, request_of
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import Rig, plain
 
 from ebla.aio.eager import Suspended, run_eagerly
@@ -28,13 +30,11 @@ from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
 from ebla.observe.exposition import expose
 from ebla.observe.metrics import Metrics
-from ebla.replica.replica_server import ReplicaServer, ReplicaServerDeps
+from ebla.replica.replica_server import ReplicaServer
 from ebla.replica.shard_metrics import AdoptionResult, ShardMetrics
-from ebla.sim.workloads.small_table import SMALL
 from ebla.storage.codec.staging_format import checkpoints_folder
 from ebla.topology.tablet_map import tablet_map
 from ebla.wire.frames import Introduction, Lane
-from ebla.wire.limits import WireLimits
 from ebla.wire.row_messages import WriteRowsAnswer, WriteRowsRequest
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest, CheckpointRequest
@@ -52,16 +52,7 @@ class Served:
     def __init__(self, shard: ShardRig) -> None:
         self.serves = True
         self.metrics = Metrics()
-        parts = ReplicaServerDeps(
-            writer=shard.writer,
-            reader=shard.reader,
-            streams=shard.streams,
-            checkpoints=shard.checkpoints,
-            adoptions=shard.adoptions,
-            metrics=ShardMetrics(self.metrics),
-            serves=lambda: self.serves,
-        )
-        self.replica = ReplicaServer(parts)
+        self.replica = ReplicaServer(shard.context, unexpected_forward, ShardMetrics(self.metrics), lambda: self.serves)
 
     def counted(self, name: str) -> float:
         found = [line for line in expose(self.metrics).decode().splitlines() if line.startswith(f"ebla_{name} ")]
@@ -170,14 +161,15 @@ def test_a_right_that_is_lost_during_an_adoption_leaves_it_unknown() -> None:
         staging = Staging(rig, shard, request_of())
         await staging.open(StagingKind.FILES)
         await staging.seal_layers([(WHOLE_RING, [ROW])])
-        adopt = shard.adoptions.adopt
+        adoptions = served.replica.adoptions
+        adopt = adoptions.adopt
 
         async def adopt_and_lose(request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
             answer = await adopt(request, deadline_ms)
             served.serves = False
             return answer
 
-        shard.adoptions.adopt = adopt_and_lose  # type: ignore[method-assign] # only when the right goes is the test's
+        adoptions.adopt = adopt_and_lose  # type: ignore[method-assign] # only when the right goes is the test's
         with pytest.raises(Unavailable) as failure:
             await served.replica.adopt(request_of(), call_of())
         assert failure.value.outcome is Outcome.UNKNOWN
@@ -192,7 +184,7 @@ async def test_whoever_names_folders_comes_in_by_the_local_door(shard: ShardRig,
     replica = Served(shard).replica
     async with asyncio.TaskGroup() as tasks:
         introduction = Introduction(host=OWN.host, cluster=None, cluster_name="test", process="shard-0")
-        peers, local = [Server(tasks, introduction, WireLimits(), lambda *_: None) for _ in range(2)]
+        peers, local = [Server(tasks, introduction, lambda *_: None) for _ in range(2)]
         for server in (peers, local):
             replica.attach(server)
         replica.attach_local(local)

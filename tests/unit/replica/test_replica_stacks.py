@@ -18,6 +18,7 @@ from tests.unit.replica.shard_rig import (
     with_state,
     write_of,
 )
+from tests.unit.storage.small_table import SMALL, key_of, value_of
 from tests.unit.storage.store_rig import Rig, plain
 from tests.unit.topology.small_cluster import replica, with_transition
 
@@ -27,9 +28,8 @@ from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.model.transaction import Revision
 from ebla.replica.replica_stacks import BULK_SESSION, IN_TRANSITION
-from ebla.sim.clusters.memory_compaction import compact_in_memory
-from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.stack import Stack
 from ebla.storage.store import GC_HOLD_AT_START
@@ -96,6 +96,7 @@ async def test_a_dropped_table_goes_with_all_it_has(shard: ShardRig, /) -> None:
     await shard.stacks.settle()
     assert not shard.store.stacks
     assert not shard.store.tables
+    assert shard.reports == [("table.dropped", {"table": str(SMALL.id), "replicas": 2})], "one for all its tablets"
 
 
 def test_strangers_on_disk_wait_for_a_read_barrier() -> None:
@@ -203,8 +204,9 @@ def test_a_fold_collects_before_and_after_a_bulk_session_and_not_meanwhile() -> 
         await shard.store.write(stack, [(key_of(1, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))])
         job = await shard.store.begin_compaction(stack, GcContext(now_s=1_000, replication_factor=1), whole=True)
         assert job is not None
-        assert await shard.store.finish_compaction(job, await compact_in_memory(rig.engine, job)) is SwapOutcome.SWAPPED
-        return len(await shard.store.scan(stack, b"", None, 9))
+        result = await run_compaction(rig.engine, rig.engine.disk, job)
+        assert await shard.store.finish_compaction(job, result) is SwapOutcome.SWAPPED
+        return len(list((await shard.store.open(stack)).scan()))
 
     async def work(shard: ShardRig) -> None:
         await shard.follow(small_cluster())

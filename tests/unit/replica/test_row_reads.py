@@ -15,6 +15,7 @@ from tests.unit.replica.shard_rig import (
     with_state,
     write_of,
 )
+from tests.unit.storage.small_table import SMALL, head_of, key_of, prefix_of, value_of
 from tests.unit.storage.store_rig import plain
 from tests.unit.topology.small_cluster import replica
 
@@ -23,8 +24,7 @@ from ebla.model.errors import InvalidRequest, NotFound, Overloaded, Stale
 from ebla.model.identity import TableId, TopologyVersion
 from ebla.model.rows import Deletion, PartitionHead, Row
 from ebla.options import CommitLogMode
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.small_table import SMALL, head_of, key_of, prefix_of, value_of
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.storage.codec.key_codec import prefix_end, row_key
 from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.stack import OpenStack, Stack

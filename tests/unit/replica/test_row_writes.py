@@ -17,6 +17,7 @@ from tests.unit.replica.shard_rig import (
     with_state,
     write_of,
 )
+from tests.unit.storage.small_table import SMALL
 from tests.unit.storage.store_rig import plain
 from tests.unit.topology.small_cluster import replica, with_transition
 
@@ -24,8 +25,7 @@ from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import Overloaded
 from ebla.model.identity import ShardNumber, TableId, TopologyVersion
 from ebla.options import CommitLogMode
-from ebla.replica.replica_limits import ReplicaLimits
-from ebla.sim.workloads.small_table import SMALL
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
@@ -155,7 +155,7 @@ async def test_so_many_batches_may_wait(shard: ShardRig, /) -> None:
 async def test_a_full_disk_is_told_per_write(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(TWO))
     await shard.write(write_of(HERE[0]))
-    shard.store._shortage = Overloaded("no room")  # type: ignore[assignment] # any refusal of the store will do
+    shard.store.shortage = Overloaded("no room")  # type: ignore[assignment]  # any refusal of the store will do
     assert failures_of(await shard.write(write_of(HERE[1]), write_of(HERE[2]))) == [
         (0, "overloaded", "not_applied"),
         (1, "overloaded", "not_applied"),
@@ -174,7 +174,7 @@ async def test_a_replica_that_leaves_while_its_layer_opens_takes_nothing(shard: 
 
 
 class RecordingSibling:
-    """`row_writes.Sibling`"""
+    """Its `write` is a `row_writes.ForwardWrites`."""
 
     def __init__(self, *failures: WriteFailure) -> None:
         self.failures = failures
@@ -201,7 +201,7 @@ def test_a_tablet_that_moves_inside_the_node_is_written_on_both_shards(
         assert sibling.got == [(1, WriteRowsRequest((write_of(item),))) for item in HERE[:2]]
         assert await stored(shard) == (tuple(sorted(HERE[:2])) if kept else ())
 
-    in_shard(work, sibling=sibling, mode=mode)
+    in_shard(work, forward=sibling.write, mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ def test_what_the_other_shard_refuses_is_not_acknowledged(stage: TabletStage, ou
         for item in HERE[:2]:
             assert failures_of(await shard.write(write_of(item))) == [(0, "stale", outcome)]
 
-    in_shard(work, sibling=sibling)
+    in_shard(work, forward=sibling.write)

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 from tests.unit.replica.shard_rig import OWN, small_cluster
+from tests.unit.storage.small_table import SMALL
 from tests.unit.topology.small_cluster import replica, with_transition
 
 from ebla.model.errors import Refused
 from ebla.model.token import WHOLE_RING
 from ebla.replica.stack_plan import Hop, check_no_resize, plan_shard, stack_keys
-from ebla.sim.workloads.small_table import SMALL
 from ebla.topology.snapshot import TopologyState
 from ebla.topology.states import TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_map import TOKEN_BITS, TabletMap, TabletTransition, tablet_map

@@ -19,7 +19,7 @@ from ebla.model.rows import EMPTY_HEAD, PartitionHead
 from ebla.model.schema import TableSchema, encode_schema
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.request.read_router import ReadLimits, ReadRouter
+from ebla.request.read_router import ReadRouter
 from ebla.request.router_types import ReadPage, ReadQuery, RouterDeps, RouterLimits
 from ebla.sim.loop import simulated_loop
 from ebla.sim.rng import SimRng
@@ -133,7 +133,7 @@ class MemoryClients:
     replicas: dict[Replica, MemoryReplica] = field(default_factory=dict)
     fence: int = 0
     delays_ms: dict[Replica, float] = field(default_factory=dict)
-    errors: dict[Replica, EblaError] = field(default_factory=dict)
+    errors: dict[Replica, Exception] = field(default_factory=dict)
     write_errors: dict[Replica, EblaError] = field(default_factory=dict)
     reads: list[tuple[Replica, ReadRowsRequest]] = field(default_factory=list)
     writes: list[tuple[Replica, WriteRowsRequest]] = field(default_factory=list)
@@ -147,6 +147,9 @@ class MemoryClients:
         if target != self.own or not self.own_answers_at_once:
             await self._travel(target, deadline_ms)
         return self._answer(target, request)
+
+    async def read_own(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        return await self.read(self.own, request, deadline_ms)
 
     async def write(self, target: Replica, request: WriteRowsRequest, deadline_ms: int) -> WriteRowsAnswer:
         await self._travel(target, deadline_ms)
@@ -229,7 +232,7 @@ def replace_position(query: ReadQuery, position: bytes) -> ReadQuery:
 
 @asynccontextmanager
 async def running(
-    snapshot: Snapshot, own: Replica = A, limits: ReadLimits | None = None, schema: TableSchema = MIXED
+    snapshot: Snapshot, own: Replica = A, limits: RouterLimits | None = None, schema: TableSchema = MIXED
 ) -> AsyncIterator[ReadRig]:
     view, clients, metrics = CountedView(), MemoryClients(own=own, schema=schema), Metrics()
     async with asyncio.TaskGroup() as tasks:
@@ -239,11 +242,11 @@ async def running(
             datacenter="dc1",
             clients=clients,
             clock=LoopClock(),
-            limits=RouterLimits(),
+            limits=limits or RouterLimits(),
             metrics=metrics,
             tasks=tasks,
         )
-        rig = ReadRig(reads=ReadRouter(parts, limits), view=view, clients=clients, metrics=metrics)
+        rig = ReadRig(reads=ReadRouter(parts), view=view, clients=clients, metrics=metrics)
         rig.install(snapshot, 5)
         yield rig
     assert view.held == view.released, "a version is still held"

@@ -30,7 +30,9 @@ class Ends:
 
 def copy(ends: Ends, position: int, size: int = 100, expires_at: float = 1000.0) -> ReplicaWrite:
     asked = mutation()
-    return ReplicaWrite(RowWrite(TopologyVersion(1), asked.table, asked.items), size, ends, position, expires_at)
+    return ReplicaWrite(
+        RowWrite(TopologyVersion(1), asked.table, asked.items), size, ends.on_reply, position, expires_at
+    )
 
 
 def is_full(box: Outbox) -> bool:

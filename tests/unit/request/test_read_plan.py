@@ -13,7 +13,6 @@ from ebla.request.read_plan import (
     ReadPlanner,
     ReadReplicaPlan,
     ReplicaSpans,
-    RouterLocation,
     choose_replicas,
     find_spare,
     first_token,
@@ -112,8 +111,8 @@ def test_spans_inside_one_token() -> None:
 
 
 def test_the_nearest_come_first() -> None:
-    place = RouterLocation(replica(2, 1), "dc2")
-    assert sort_by_distance((A, B, C, replica(2, 1), D), place, DATACENTERS) == (replica(2, 1), B, C, D, A)
+    own = replica(2, 1)
+    assert sort_by_distance((A, B, C, own, D), own, "dc2", DATACENTERS) == (own, B, C, D, A)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +169,7 @@ def test_one_that_seems_to_have_stopped_is_asked_last() -> None:
 def planner_of(
     snapshot: Snapshot, down: frozenset[HostId] = frozenset(), refused: frozenset[Replica] = frozenset()
 ) -> ReadPlanner:
-    return ReadPlanner(
-        view_of(snapshot, Revision(HistoryId(uuid.UUID(int=1)), 1)), RouterLocation(A, "dc1"), down, refused
-    )
+    return ReadPlanner(view_of(snapshot, Revision(HistoryId(uuid.UUID(int=1)), 1)), A, "dc1", down, refused)
 
 
 LOCAL = [node(number) for number in (1, 2, 3, 4)]

@@ -32,20 +32,20 @@ from ebla.model.errors import (
     ConnectionLost,
     Corruption,
     DeadlineExceeded,
+    InternalError,
     InvalidRequest,
     NotFound,
     Overloaded,
     ReadFailed,
     ReadTimeout,
     TooFewReplicas,
+    Unavailable,
     Unreachable,
 )
 from ebla.model.identity import Replica, TableId, TopologyVersion
 from ebla.model.rows import Deletion, Row, RowMarker
 from ebla.model.schema import with_column
-from ebla.request.read_router import ReadLimits
 from ebla.request.router_types import ReadQuery, RouterLimits
-from ebla.request.speculative_retry import SpeculativeRetryLimits
 from ebla.storage.layers.layer import Item
 from ebla.topology.states import TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition
@@ -53,7 +53,7 @@ from ebla.wire.row_messages import Span
 
 THREE = snapshot_of(tablets_of((A, B, C)), SMALL)
 LOCAL_ONE, LOCAL_QUORUM = ConsistencyLevel.LOCAL_ONE, ConsistencyLevel.LOCAL_QUORUM
-EAGER = ReadLimits(speculation=SpeculativeRetryLimits(delay_max_ms=20))
+EAGER = RouterLimits(retry_delay_max_ms=20)
 Test = Callable[[ReadRig], Coroutine[Any, Any, None]]
 
 
@@ -65,7 +65,7 @@ def point(name: str = "p", clustering: str = "1") -> ReadQuery:
 SCAN = ReadQuery(table=TABLE, spans=EVERYTHING, rows_max=100, now_s=NOW_S)
 
 
-def with_rig(test: Test, snapshot: Any = THREE, own: Replica = A, limits: ReadLimits | None = None) -> None:
+def with_rig(test: Test, snapshot: Any = THREE, own: Replica = A, limits: RouterLimits | None = None) -> None:
     async def main() -> None:
         async with running(snapshot, own, limits, SMALL) as rig:
             await test(rig)
@@ -133,12 +133,34 @@ async def test_where_the_own_shard_must_wait_it_is_asked_and_waited_for(rig: Rea
     assert asked(rig) == [(A, False)]
 
 
-async def test_an_overloaded_own_shard_is_replaced_by_another_replica(rig: ReadRig, /) -> None:
-    rig.clients.errors[A] = Overloaded("too many reads wait")
-    fill(rig, put("p", "1"), replicas=(B, C))
-    assert len((await rig.read(point(), ONE)).items) == 1
-    assert asked(rig)[0] == (A, False)
-    assert asked(rig)[-1] in ((B, False), (C, False))
+OWN_FAILURES = [
+    Overloaded("too many reads wait"),
+    Unavailable("this shard does not serve now"),
+    Corruption("layer /data/shard-0/layers/7 is damaged"),
+    InternalError("a defect"),
+    OSError(5, "Input/output error"),
+]
+
+
+@pytest.mark.parametrize("failure", OWN_FAILURES, ids=lambda failure: type(failure).__name__)
+@pytest.mark.parametrize("level", [ONE, LOCAL_ONE, QUORUM])
+def test_an_own_shard_that_fails_is_replaced_by_another_replica(failure: Exception, level: ConsistencyLevel) -> None:
+    async def test(rig: ReadRig) -> None:
+        rig.clients.errors[A] = failure
+        fill(rig, put("p", "1"), replicas=(B, C))
+        assert len((await rig.read(point(), level)).items) == 1
+        assert asked(rig)[0][0] == A
+        assert asked(rig)[-1][0] in (B, C)
+
+    with_rig(test)
+
+
+async def test_a_read_that_all_replicas_fail_is_a_failed_read_without_internals(rig: ReadRig, /) -> None:
+    rig.clients.errors |= dict.fromkeys((A, B, C), Corruption("layer /data/shard-0/layers/7 is damaged"))
+    with pytest.raises(ReadFailed, match="stored data is damaged") as caught:
+        await rig.read(point(), ONE)
+    assert "/data" not in str(caught.value)
+    assert "/data" in caught.value.__notes__[0], "the log has it"
 
 
 # Digests and repairs
@@ -414,7 +436,7 @@ def test_a_page_whose_time_is_over_has_what_was_read() -> None:
         with pytest.raises(ReadTimeout):
             await rig.read(SCAN, ONE, ms=50)
 
-    with_rig(test, snapshot, limits=ReadLimits(parallel_ranges_max=1))
+    with_rig(test, snapshot, limits=RouterLimits(parallel_ranges_max=1))
 
 
 def test_each_datacenter_is_asked_for_its_quorum() -> None:

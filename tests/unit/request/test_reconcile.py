@@ -13,14 +13,13 @@ from tests.unit.topology.small_cluster import replica
 
 from ebla.model.rows import Deletion
 from ebla.request.reconcile import (
-    ReconcileOptions,
     ReplicaAnswer,
     digests_match,
     missing_heads,
     page_of_matching,
     reconcile_answers,
 )
-from ebla.request.short_reads import LiveRowContext
+from ebla.request.short_reads import LiveRowContext, ReconcileOptions
 from ebla.storage.layers.layer import Item
 from ebla.wire.row_messages import ReadRowsAnswer, Span
 

@@ -12,7 +12,7 @@ from ebla.model.errors import InvalidRequest, WriteTimeout
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
 from ebla.observe.metrics import Metrics
-from ebla.request.router import Router, TimestampGenerator
+from ebla.request.router import Router
 from ebla.request.router_types import RouterDeps, RouterLimits
 
 THOUSAND_HOURS_MS = 1_000 * 3_600_000
@@ -42,13 +42,12 @@ async def running(
         )
 
 
-async def test_a_router_writes_and_hands_out_timestamps() -> None:
+async def test_a_router_writes() -> None:
     clients = StubClients()
     async with running(clients) as (router, _):
         await router.write([mutation()], QUORUM, 1000)
         with pytest.raises(InvalidRequest):
             await router.write([], QUORUM, 1000)
-        assert router.timestamps.next_us() < router.timestamps.next_us()
     assert clients.writes_to(B) == 1
 
 
@@ -65,13 +64,3 @@ async def test_no_request_waits_longer_than_the_node_allows() -> None:
         for one in released:
             one.set()
     assert view.held == view.released
-
-
-def test_timestamps_follow_the_wall_clock_and_never_stand_still_or_go_back() -> None:
-    clock = Clock()
-    timestamps = TimestampGenerator(clock)
-    taken = []
-    for now_us in (1_000, 1_000, 900, 1_002, 2_000):
-        clock.now_us = now_us
-        taken.append(timestamps.next_us())
-    assert taken == [1_000, 1_001, 1_002, 1_003, 2_000]

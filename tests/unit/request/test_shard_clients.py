@@ -67,7 +67,7 @@ class ClientsRig:
         def read(_request: ReadRowsRequest, _call: IncomingCall) -> ReadRowsAnswer:
             return ReadRowsAnswer(items=(), digest=str(address).encode(), is_whole=True)
 
-        server = Server(self.tasks, introduction(target.host.int), LIMITS, discard_event)
+        server = Server(self.tasks, introduction(target.host.int), discard_event, LIMITS)
         server.serve(WRITE_ROWS, write)
         server.serve(READ_ROWS, read)
         await self.transport.listen(address, server.accept)

@@ -2,7 +2,7 @@ from tests.unit.request.stored import SMALL, delete, head, head_at, prefix_of_ke
 
 from ebla.request.short_reads import (
     LiveRowContext,
-    PartitionLimit,
+    ReconcileOptions,
     SettledPage,
     common_end,
     cut_at_stops,
@@ -59,8 +59,8 @@ def test_rows_behind_a_stop_are_left_out_and_heads_are_not() -> None:
     assert cut_at_stops(items, {}, is_reversed=True) == tuple(items)
 
 
-def limit(rows_max: int, *, is_reversed: bool = False) -> PartitionLimit:
-    return PartitionLimit(rows_max, MOMENT, is_reversed)
+def limit(rows_max: int, *, is_reversed: bool = False) -> ReconcileOptions:
+    return ReconcileOptions(row_context=MOMENT, gc_before_s=0, is_reversed=is_reversed, partition_rows_max=rows_max)
 
 
 def test_a_partition_with_too_few_live_rows_before_a_stop_ends_what_is_known() -> None:

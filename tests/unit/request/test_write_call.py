@@ -37,7 +37,8 @@ def test_a_timeout_tells_how_far_the_write_is_and_what_to_do() -> None:
 
 def test_a_failure_tells_who_refused_and_why() -> None:
     failure = write_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(1, 2)], failures=[FULL]))
-    assert f"shard 0 of host {A.host}: disk_full, no space" in failure.message
+    assert f"shard 0 of host {A.host}: disk_full, the disk is full" in failure.message
+    assert failure.__notes__ == [f"shard 0 of host {A.host}: no space"], "for the log, not for clients"
     assert failure.advice.endswith("make room")
     assert (failure.received, failure.required, failure.failed) == (1, 2, 2)
 
@@ -51,7 +52,7 @@ def test_of_a_batch_the_number_is_told_and_the_write_that_lacks_most() -> None:
 
 
 def test_a_few_failures_are_told_and_the_rest_counted() -> None:
-    many = [ReplicaWriteFailure(target=B, error="corruption", message=f"block {number}") for number in range(5)]
+    many = [ReplicaWriteFailure(target=B, error="refused", message=f"block {number}") for number in range(5)]
     failure = write_failed(WriteProgress(level=QUORUM, writes=1, lacking=[acks(0, 2)], failures=many))
     assert "block 2; and 2 more)" in failure.message
     assert "block 3" not in failure.message

@@ -10,12 +10,9 @@ from ebla.model.errors import NotFound, Unavailable
 from ebla.model.identity import HistoryId, HostId, Replica, TableId
 from ebla.model.transaction import Revision
 from ebla.request.write_plan import (
-    FullTarget,
-    SkipTargets,
-    WaitForTarget,
     WritePlanCache,
     WriteReplicaPlan,
-    choose_when_full,
+    target_to_wait_for,
     too_few_replicas,
 )
 from ebla.topology.frozen_map import FrozenMap
@@ -101,11 +98,9 @@ def test_tables_that_are_not_there_yet_or_any_more() -> None:
 
 def test_a_target_without_room_is_waited_for_unless_it_is_abandoned_and_not_needed() -> None:
     quorum, everyone = planned(AT_REST), planned(AT_REST, L.ALL)
-    assert choose_when_full([quorum], [FullTarget(C, is_abandoned=False)]) == WaitForTarget(C)
-    assert choose_when_full([quorum], [FullTarget(C, is_abandoned=True)]) == SkipTargets(frozenset({C}))
-    assert choose_when_full([everyone], [FullTarget(C, is_abandoned=True)]) == WaitForTarget(C)
-    assert choose_when_full([quorum, everyone], [FullTarget(C, is_abandoned=True)]) == WaitForTarget(C)
-    both = [FullTarget(B, is_abandoned=True), FullTarget(C, is_abandoned=True)]
-    assert choose_when_full([quorum], both) == WaitForTarget(B)
-    mixed = [FullTarget(B, is_abandoned=True), FullTarget(C, is_abandoned=False)]
-    assert choose_when_full([quorum], mixed) == WaitForTarget(C)
+    assert target_to_wait_for([quorum], {C: False}) == C
+    assert target_to_wait_for([quorum], {C: True}) is None
+    assert target_to_wait_for([everyone], {C: True}) == C
+    assert target_to_wait_for([quorum, everyone], {C: True}) == C
+    assert target_to_wait_for([quorum], {B: True, C: True}) == B
+    assert target_to_wait_for([quorum], {B: True, C: False}) == C

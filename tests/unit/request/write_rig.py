@@ -104,6 +104,9 @@ class StubClients:
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
         raise AssertionError("nothing is read here")
 
+    async def read_own(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        raise AssertionError("nothing is read here")
+
 
 class CountedView(TopologyView):
     """Counts holds and releases besides what the view does with them."""

@@ -2,32 +2,30 @@
 
 import pytest
 
+from ebla.options import NodeLimits
 from ebla.runtime.child_policy import (
     ChildEffect,
-    ChildLimits,
     ChildPolicy,
     ChildState,
-    Exited,
     Finished,
-    HeartbeatReceived,
     Kill,
     Killed,
     NotStarted,
-    PolicyTick,
     RunningChild,
     Spawn,
-    Spawned,
-    SpawnFailed,
     Starting,
     StartPending,
-    StopRequested,
     Terminate,
     Terminating,
-    WantedChanged,
 )
 
-LIMITS = ChildLimits(
-    start_ms=30_000, silence_ms=10_000, exits_max=5, exits_window_ms=60_000, restart_pause_ms=200, ask_ms=3_000
+LIMITS = NodeLimits(
+    child_start_ms=30_000,
+    child_silence_ms=10_000,
+    child_exits_max=5,
+    child_exits_window_ms=60_000,
+    child_restart_pause_ms=200,
+    stop_ms=5_000,
 )
 
 
@@ -47,23 +45,23 @@ def running(*names: str) -> ChildPolicy:
     """Every child started and heard at time 0; pids 100, 101, …"""
     given = policy(*names)
     for number, name in enumerate(given.children):
-        given.step(Spawned(name, 100 + number), 0)
-        given.step(HeartbeatReceived(name, 100 + number), 0)
+        given.spawned(name, 100 + number, 0)
+        given.heard(name, 100 + number, 0)
     return given
 
 
 def ticks(given: ChildPolicy, start: int, end: int, step: int = 500) -> list[tuple[int, ChildEffect]]:
     """What ticks from `start` to `end` bring, with their times."""
-    return [(now, effect) for now in range(start, end + 1, step) for effect in given.step(PolicyTick(), now)]
+    return [(now, effect) for now in range(start, end + 1, step) for effect in given.tick(now)]
 
 
 def test_a_child_is_started_once_and_runs_when_heard() -> None:
     given = policy()
-    assert given.step(PolicyTick(), 0) == [Spawn("shard-0")]
-    given.step(Spawned("shard-0", 100), 5)
-    assert given.step(PolicyTick(), 100) == []
+    assert given.tick(0) == [Spawn("shard-0")]
+    given.spawned("shard-0", 100, 5)
+    assert given.tick(100) == []
     assert state(given) == Starting(100, 5)
-    given.step(HeartbeatReceived("shard-0", 100), 300)
+    given.heard("shard-0", 100, 300)
     assert state(given) == RunningChild(100, 5, 300)
 
 
@@ -71,7 +69,7 @@ def test_a_silent_child_is_killed_at_the_bound_and_not_gone_before_it_is_reaped(
     given = running()
     assert ticks(given, 500, 60_000) == [(10_000, Kill(100))]
     assert isinstance(state(given), Killed)
-    assert given.step(Exited("shard-0", 100, "was ended by SIGKILL"), 61_000) == []
+    assert given.exited("shard-0", 100, "was ended by SIGKILL", 61_000) == []
     assert state(given) == StartPending(61_200)
     assert given.children["shard-0"].last_exit == "was silent for 10000 ms and was killed"
 
@@ -80,29 +78,29 @@ def test_a_child_that_is_heard_is_never_killed() -> None:
     given = running()
     for now in range(0, 100_000, 9_500):
         assert ticks(given, now, now + 9_000) == []
-        given.step(HeartbeatReceived("shard-0", 100), now + 9_500)
+        given.heard("shard-0", 100, now + 9_500)
 
 
 def test_a_child_never_heard_is_killed_after_the_start_bound() -> None:
     given = policy()
-    given.step(Spawned("shard-0", 100), 0)
+    given.spawned("shard-0", 100, 0)
     assert ticks(given, 500, 40_000) == [(30_000, Kill(100))]
 
 
 def test_last_words_of_a_predecessor_do_not_count_for_its_successor() -> None:
     given = running()
-    given.step(Exited("shard-0", 100, "ended with status 1"), 1_000)
-    given.step(Spawned("shard-0", 200), 1_200)
-    given.step(HeartbeatReceived("shard-0", 100), 1_300)
-    given.step(HeartbeatReceived("nobody", 100), 1_300)
+    given.exited("shard-0", 100, "ended with status 1", 1_000)
+    given.spawned("shard-0", 200, 1_200)
+    given.heard("shard-0", 100, 1_300)
+    given.heard("nobody", 100, 1_300)
     assert state(given) == Starting(200, 1_200)
 
 
 def test_a_child_that_ends_is_started_again_after_the_pause() -> None:
     given = running()
-    given.step(Exited("shard-0", 100, "ended with status 1"), 1_000)
-    assert given.step(PolicyTick(), 1_199) == []
-    assert given.step(PolicyTick(), 1_200) == [Spawn("shard-0")]
+    given.exited("shard-0", 100, "ended with status 1", 1_000)
+    assert given.tick(1_199) == []
+    assert given.tick(1_200) == [Spawn("shard-0")]
 
 
 def test_the_fifth_exit_within_the_window_stops_the_node_with_the_reason() -> None:
@@ -110,14 +108,14 @@ def test_the_fifth_exit_within_the_window_stops_the_node_with_the_reason() -> No
     for number in range(5):
         assert given.gave_up is None
         now = 1_000 + number * 14_000
-        effects = given.step(Exited("shard-0", 100 + number * 10, "ended with status 7"), now)
+        effects = given.exited("shard-0", 100 + number * 10, "ended with status 7", now)
         if number < 4:
-            given.step(Spawned("shard-0", 110 + number * 10), now + 200)
+            given.spawned("shard-0", 110 + number * 10, now + 200)
     assert effects == [Terminate(101)]
     assert given.gave_up == ("shard-0 ended 5 times within 60000 ms; the last time it ended with status 7")
     assert state(given) == Finished()
     assert not finished(given)
-    given.step(Exited("shard-1", 101, "ended with status 0"), 60_000)
+    given.exited("shard-1", 101, "ended with status 0", 60_000)
     assert finished(given)
 
 
@@ -126,9 +124,9 @@ def test_exits_older_than_the_window_do_not_count() -> None:
     pid = 100
     for number in range(20):
         now = 1_000 + number * 15_000
-        given.step(Exited("shard-0", pid, "ended with status 7"), now)
+        given.exited("shard-0", pid, "ended with status 7", now)
         pid += 1
-        given.step(Spawned("shard-0", pid), now + 200)
+        given.spawned("shard-0", pid, now + 200)
     assert given.gave_up is None
     assert given.children["shard-0"].exits_total == 20
 
@@ -136,7 +134,7 @@ def test_exits_older_than_the_window_do_not_count() -> None:
 def test_a_child_that_cannot_be_started_counts_as_an_exit() -> None:
     given = policy()
     for _ in range(5):
-        given.step(SpawnFailed("shard-0", "no such file"), 0)
+        given.spawn_failed("shard-0", "no such file", 0)
     assert given.gave_up is not None
     assert "could not be started: no such file" in given.gave_up
     assert finished(given)
@@ -144,13 +142,13 @@ def test_a_child_that_cannot_be_started_counts_as_an_exit() -> None:
 
 def test_stop_asks_then_kills_and_finishes_only_when_all_are_reaped() -> None:
     given = running("shard-0", "shard-1", "shard-2")
-    given.step(Exited("shard-2", 102, "ended with status 1"), 900)
-    assert given.step(StopRequested(), 1_000) == [Terminate(100), Terminate(101)]
+    given.exited("shard-2", 102, "ended with status 1", 900)
+    assert given.stop(1_000) == [Terminate(100), Terminate(101)]
     assert state(given) == Terminating(100, 1_000)
-    given.step(Exited("shard-0", 100, "ended with status 0"), 1_500)
+    given.exited("shard-0", 100, "ended with status 0", 1_500)
     assert ticks(given, 1_500, 8_000) == [(4_000, Kill(101))]
     assert not finished(given)
-    given.step(Exited("shard-1", 101, "was ended by SIGKILL"), 8_000)
+    given.exited("shard-1", 101, "was ended by SIGKILL", 8_000)
     assert finished(given)
     assert given.gave_up is None
     assert ticks(given, 8_000, 20_000) == []
@@ -158,26 +156,26 @@ def test_stop_asks_then_kills_and_finishes_only_when_all_are_reaped() -> None:
 
 def test_asking_twice_changes_nothing() -> None:
     given = running()
-    given.step(StopRequested(), 1_000)
-    assert given.step(StopRequested(), 2_000) == []
+    given.stop(1_000)
+    assert given.stop(2_000) == []
     assert state(given) == Terminating(100, 1_000)
 
 
 def test_a_pause_of_the_supervisor_itself_is_nobodys_silence() -> None:
     given = running()
     assert ticks(given, 500, 5_000) == []
-    assert given.step(PolicyTick(), 65_000) == []
+    assert given.tick(65_000) == []
     assert ticks(given, 65_500, 72_000) == [(70_000, Kill(100))]
 
 
 PIPELINE = "pipeline"
-WANTED, UNWANTED = WantedChanged(PIPELINE, True), WantedChanged(PIPELINE, False)
+WANTED, UNWANTED = True, False
 
 
 def with_pipeline(given_state: ChildState | None = None, *, wanted: bool = True) -> ChildPolicy:
     given = ChildPolicy(("shard-0",), LIMITS, 0, optional=(PIPELINE,))
-    given.step(Spawned("shard-0", 100), 0)
-    given.step(HeartbeatReceived("shard-0", 100), 0)
+    given.spawned("shard-0", 100, 0)
+    given.heard("shard-0", 100, 0)
     if given_state is not None:
         given.children[PIPELINE].state = given_state
         given.children[PIPELINE].wanted = wanted
@@ -186,16 +184,16 @@ def with_pipeline(given_state: ChildState | None = None, *, wanted: bool = True)
 
 def test_an_optional_child_is_not_there_until_it_is_wanted() -> None:
     given = with_pipeline()
-    assert given.step(PolicyTick(), 500) == []
+    assert given.tick(500) == []
     assert state(given, PIPELINE) == NotStarted()
-    given.step(WANTED, 600)
-    assert given.step(PolicyTick(), 600) == [Spawn(PIPELINE)]
-    given.step(Spawned(PIPELINE, 200), 600)
-    given.step(HeartbeatReceived(PIPELINE, 200), 700)
-    assert given.step(UNWANTED, 800) == [Terminate(200)]
-    given.step(Exited(PIPELINE, 200, "ended with status 0"), 900)
+    given.want(PIPELINE, True, 600)
+    assert given.tick(600) == [Spawn(PIPELINE)]
+    given.spawned(PIPELINE, 200, 600)
+    given.heard(PIPELINE, 200, 700)
+    assert given.want(PIPELINE, False, 800) == [Terminate(200)]
+    given.exited(PIPELINE, 200, "ended with status 0", 900)
     assert state(given, PIPELINE) == NotStarted()
-    assert given.step(PolicyTick(), 1_000) == []
+    assert given.tick(1_000) == []
     assert given.children[PIPELINE].exits_total == 0
 
 
@@ -203,7 +201,7 @@ ASKED, KILLED = Terminating(200, 10), Killed(200, 10, "was silent")
 
 
 @pytest.mark.parametrize(
-    ("before", "event", "after", "effects"),
+    ("before", "wanted", "after", "effects"),
     [
         (NotStarted(), WANTED, StartPending(50), []),
         (StartPending(9), UNWANTED, NotStarted(), []),
@@ -219,13 +217,13 @@ ASKED, KILLED = Terminating(200, 10), Killed(200, 10, "was silent")
     ],
 )
 def test_what_a_wish_does_in_each_state(
-    before: ChildState, event: WantedChanged, after: ChildState, effects: list[ChildEffect]
+    before: ChildState, wanted: bool, after: ChildState, effects: list[ChildEffect]
 ) -> None:
-    was_wanted = isinstance(before, StartPending | Starting | RunningChild) or (before == KILLED and not event.wanted)
+    was_wanted = isinstance(before, StartPending | Starting | RunningChild) or (before == KILLED and not wanted)
     given = with_pipeline(before, wanted=was_wanted)
-    assert given.step(event, 50) == effects
+    assert given.want(PIPELINE, wanted, 50) == effects
     assert state(given, PIPELINE) == after
-    assert given.children[PIPELINE].wanted is event.wanted
+    assert given.children[PIPELINE].wanted is wanted
 
 
 @pytest.mark.parametrize(
@@ -241,14 +239,14 @@ def test_what_a_wish_does_in_each_state(
 )
 def test_where_the_end_of_an_optional_child_leads(before: ChildState, wanted: bool, after: ChildState) -> None:
     given = with_pipeline(before, wanted=wanted)
-    assert given.step(Exited(PIPELINE, 200, "ended"), 50) == []
+    assert given.exited(PIPELINE, 200, "ended", 50) == []
     assert state(given, PIPELINE) == after
 
 
 def test_an_unwanted_child_that_hangs_is_killed_within_the_bound() -> None:
     given = with_pipeline(RunningChild(200, 0, 0))
-    given.step(HeartbeatReceived("shard-0", 100), 1_000)
-    assert given.step(UNWANTED, 1_000) == [Terminate(200)]
+    given.heard("shard-0", 100, 1_000)
+    assert given.want(PIPELINE, False, 1_000) == [Terminate(200)]
     assert ticks(given, 1_000, 6_000) == [(4_000, Kill(200))]
 
 
@@ -256,8 +254,8 @@ def test_an_optional_child_never_stops_the_node_and_its_pauses_grow_to_a_bound()
     given = with_pipeline(StartPending(0))
     now, pauses = 0, []
     for number in range(20):
-        given.step(Spawned(PIPELINE, 200 + number), now)
-        given.step(Exited(PIPELINE, 200 + number, "ended with status 1"), now + 10)
+        given.spawned(PIPELINE, 200 + number, now)
+        given.exited(PIPELINE, 200 + number, "ended with status 1", now + 10)
         waiting = state(given, PIPELINE)
         assert isinstance(waiting, StartPending)
         pauses.append(waiting.due_ms - now - 10)
@@ -271,32 +269,32 @@ def test_an_optional_child_never_stops_the_node_and_its_pauses_grow_to_a_bound()
 def test_a_child_that_ran_for_long_is_started_again_soon() -> None:
     given = with_pipeline(StartPending(0))
     for number in range(5):
-        given.step(Spawned(PIPELINE, 200 + number), 0)
-        given.step(Exited(PIPELINE, 200 + number, "ended"), 0)
-    given.step(Spawned(PIPELINE, 300), 1_000)
-    given.step(Exited(PIPELINE, 300, "ended"), 61_000)
+        given.spawned(PIPELINE, 200 + number, 0)
+        given.exited(PIPELINE, 200 + number, "ended", 0)
+    given.spawned(PIPELINE, 300, 1_000)
+    given.exited(PIPELINE, 300, "ended", 61_000)
     assert state(given, PIPELINE) == StartPending(62_000)
 
 
 def test_a_command_that_is_missing_is_tried_with_growing_pauses() -> None:
     given = with_pipeline(StartPending(0))
-    given.step(SpawnFailed(PIPELINE, "no such file"), 100_000)
-    given.step(SpawnFailed(PIPELINE, "no such file"), 101_000)
+    given.spawn_failed(PIPELINE, "no such file", 100_000)
+    given.spawn_failed(PIPELINE, "no such file", 101_000)
     assert state(given, PIPELINE) == StartPending(103_000)
     assert given.gave_up is None
 
 
 def test_a_stop_takes_optional_children_along_and_nothing_is_wanted_after_it() -> None:
     given = with_pipeline()
-    assert given.step(StopRequested(), 1_000) == [Terminate(100)]
+    assert given.stop(1_000) == [Terminate(100)]
     assert state(given, PIPELINE) == Finished()
-    assert given.step(WANTED, 1_100) == []
-    assert given.step(PolicyTick(), 1_100) == []
-    given.step(Exited("shard-0", 100, "ended"), 1_200)
+    assert given.want(PIPELINE, True, 1_100) == []
+    assert given.tick(1_100) == []
+    given.exited("shard-0", 100, "ended", 1_200)
     assert finished(given)
     given = with_pipeline(RunningChild(200, 0, 0))
-    assert given.step(StopRequested(), 1_000) == [Terminate(100), Terminate(200)]
-    given.step(Exited("shard-0", 100, "ended"), 1_200)
+    assert given.stop(1_000) == [Terminate(100), Terminate(200)]
+    given.exited("shard-0", 100, "ended", 1_200)
     assert not finished(given)
-    given.step(Exited(PIPELINE, 200, "ended"), 1_300)
+    given.exited(PIPELINE, 200, "ended", 1_300)
     assert finished(given)

@@ -24,7 +24,7 @@ def test_an_identity_survives_and_is_readable_by_people(tmp_path: Path) -> None:
     folder = made(tmp_path / "n")
     assert DataFolder(tmp_path / "n").check(0) == IDENTITY
     assert f'"host": "{uuid.UUID(int=1)}"' in folder.identity.read_text()
-    assert folder.format.read_text() == "1\n"
+    assert folder.format.read_text() == "2\n"
     for path in (folder.path, folder.tls, folder.run, folder.identity):
         assert path.stat().st_mode & 0o077 == 0
 
@@ -48,8 +48,8 @@ def test_a_creation_that_was_interrupted_is_completed(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     folder = made(tmp_path / "n")
-    folder.format.write_text("2\n")
-    with pytest.raises(FolderRefused, match=r"has format 2; this version of Ebla knows formats up to 1; start it with"):
+    folder.format.write_text("3\n")
+    with pytest.raises(FolderRefused, match=r"has format 3; this version of Ebla knows formats up to 2; start it with"):
         folder.check(0)
 
 

@@ -1,7 +1,6 @@
 """The supervisor with real, tiny children; and the two ways in which a child dies with its parent, each alone."""
 
 import asyncio
-import dataclasses
 import os
 import signal
 import subprocess
@@ -15,13 +14,19 @@ from pathlib import Path
 import pytest
 from tests.async_tests import real_time, runs_in
 
-from ebla.runtime.child_policy import ChildLimits
+from ebla.options import NodeLimits
+from ebla.runtime import child_policy
 from ebla.runtime.supervisor import ChildCommand, Supervisor
 from ebla.runtime.system_clock import SystemClock
 from ebla.wire.verbs import ProcessState
 
-LIMITS = ChildLimits(
-    start_ms=20_000, silence_ms=20_000, exits_max=3, exits_window_ms=60_000, restart_pause_ms=0, ask_ms=300
+LIMITS = NodeLimits(
+    child_start_ms=20_000,
+    child_silence_ms=20_000,
+    child_exits_max=3,
+    child_exits_window_ms=60_000,
+    child_restart_pause_ms=0,
+    stop_ms=500,
 )
 WAIT_S = 20.0
 
@@ -207,15 +212,15 @@ def test_a_child_takes_everything_along_that_it_started(tmp_path: Path, end: str
 
 
 @runs_in(real_time)
-async def test_an_optional_child_comes_and_goes_and_never_stops_the_node() -> None:
-    limits = dataclasses.replace(LIMITS, again_ms=1)
+async def test_an_optional_child_comes_and_goes_and_never_stops_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_policy, "AGAIN_MS", 1)
     failing = ChildCommand("pipeline", ("/bin/sh", "-c", "exit 3"), optional=True)
-    supervisor = Supervisor([shell("exec sleep 60"), failing], limits, SystemClock(), RecordedReports())
+    supervisor = Supervisor([shell("exec sleep 60"), failing], LIMITS, SystemClock(), RecordedReports())
     running = asyncio.ensure_future(supervisor.run())
     async with asyncio.timeout(WAIT_S):
         assert [status.name for status in supervisor.statuses()] == ["shard-0"]
         supervisor.want("pipeline", True)
-        await until(lambda: supervisor.statuses()[-1].restarts > LIMITS.exits_max)
+        await until(lambda: supervisor.statuses()[-1].restarts > LIMITS.child_exits_max)
         shown = supervisor.statuses()[-1]
         assert (shown.name, shown.last_exit) == ("pipeline", "ended with status 3")
         assert supervisor.gave_up is None
@@ -276,7 +281,7 @@ def test_a_child_dies_with_its_killed_parent_by_each_means_alone(hurt: str) -> N
         assert _is_alive(child)
         parent.kill()
         parent.wait(WAIT_S)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + WAIT_S
     while _is_alive(child):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.01)

@@ -89,7 +89,7 @@ async def make_pair(transport: TcpTransport, address: Address | None = None) -> 
 
 
 def plain(limits: TransportLimits | None = None, reports: Reports | None = None) -> TcpTransport:
-    return TcpTransport(None, limits or TransportLimits(), reports or Reports(), plain=True)
+    return TcpTransport(None, reports or Reports(), limits or TransportLimits(), plain=True)
 
 
 def run(loop: Loop, body: Callable[[], Awaitable[None]]) -> None:
@@ -109,7 +109,7 @@ def test_frames_of_all_sizes_arrive_whole_and_in_order(loop: Loop, kind: str, tm
     async def body() -> None:
         tls = Cluster(tmp_path).tls(1) if kind == "tls" else None
         address = Address(str(tmp_path / "socket")) if kind == "unix" else None
-        async with TcpTransport(tls, TransportLimits(), Reports(), plain=kind == "plain") as transport:
+        async with TcpTransport(tls, Reports(), plain=kind == "plain") as transport:
             pair = await make_pair(transport, address)
             sizes = [1, 2, 3, 4, 5, 200, 8187, 8188, 8189, 8192, 65_536, 300_000, 3_000_000, 7]
             frames = [bytes([number]) * size for number, size in enumerate(sizes)]
@@ -219,9 +219,9 @@ def test_a_peer_without_a_certificate_never_sends_much_at_once(loop: Loop, tmp_p
     async def body() -> None:
         reports, pair = Reports(), Pair()
         limits = TransportLimits(first_frame_bytes_max=1000)
-        async with TcpTransport(Cluster(tmp_path).tls(1), limits, reports) as transport:
+        async with TcpTransport(Cluster(tmp_path).tls(1), reports, limits) as transport:
             listening = await transport.listen(free_address(), Ear, pair.open_far)
-            async with TcpTransport(JoiningNodeTls(None), TransportLimits(), reports) as newcomer:
+            async with TcpTransport(JoiningNodeTls(None), reports) as newcomer:
                 await newcomer.connect(listening.address, pair.open_near)
                 pair.near.link.send(b"x" * 999)
                 pair.near.link.send(b"x" * 1001)
@@ -239,7 +239,7 @@ def test_the_kernel_watches_for_peers_that_vanished(loop: Loop, tmp_path: Path) 
     async def body() -> None:
         limits = TransportLimits(unacknowledged_ms=8_000)
         cluster, pair = Cluster(tmp_path), Pair()
-        async with TcpTransport(cluster.tls(1), limits, Reports()) as transport:
+        async with TcpTransport(cluster.tls(1), Reports(), limits) as transport:
             listening = await transport.listen(free_address(), pair.open_far)
             await transport.connect(listening.address, pair.open_near)
             await pair.accepted.wait()
@@ -391,7 +391,7 @@ def test_addresses_in_use_or_not_ours_are_told() -> None:
 
 def test_between_nodes_certificates_are_a_must() -> None:
     async def body() -> None:
-        async with TcpTransport(None, TransportLimits(), Reports()) as transport:
+        async with TcpTransport(None, Reports()) as transport:
             with pytest.raises(InvalidRequest, match="certificates"):
                 await transport.listen(free_address(), Ear)
             with pytest.raises(InvalidRequest, match="certificates"):
@@ -407,7 +407,7 @@ def test_unix_sockets_are_the_owners_alone(tmp_path: Path) -> None:
 
     async def body() -> None:
         address = Address(str(folder / "control"))
-        async with TcpTransport(None, TransportLimits(), Reports()) as transport:
+        async with TcpTransport(None, Reports()) as transport:
             with pytest.raises(InvalidRequest, match="0700"):
                 await transport.listen(address, Ear)
             os.chmod(folder, 0o700)
@@ -429,7 +429,7 @@ def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
         address = Address(str(tmp_path / "control"))
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(address.host)
-        async with TcpTransport(None, TransportLimits(), Reports()) as transport:
+        async with TcpTransport(None, Reports()) as transport:
             pair = await make_pair(transport, address)
             pair.near.link.send(b"hello")
             await pair.far.wait_frames(1)
@@ -475,7 +475,7 @@ def test_a_connect_given_up_as_it_succeeds_keeps_nothing_open(loop: Loop, kind: 
             connecting.cancel()
             return near[0]
 
-        async with TcpTransport(tls, TransportLimits(), Reports(), plain=kind == "plain") as transport:
+        async with TcpTransport(tls, Reports(), plain=kind == "plain") as transport:
             listening = await transport.listen(address, Ear)
             connecting = asyncio.create_task(transport.connect(listening.address, on_open))
             await asyncio.wait([connecting])

@@ -25,10 +25,12 @@ from tests.unit.wire.rig import ECHO, EchoAnswer, EchoRequest
 
 from ebla.model.errors import Corruption, InvalidRequest, Refused, Unreachable
 from ebla.model.identity import ClusterId
-from ebla.runtime.authority_handover import AuthorityService, JoiningNode, fetch_authority, new_join_token
+from ebla.options import NodeOptions
+from ebla.runtime.authority_handover import AuthorityService, fetch_authority, new_join_token
+from ebla.runtime.bootstrap import create_cluster
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TlsContexts, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport, TlsContexts
 from ebla.runtime.tls import (
     Authority,
     JoiningNodeTls,
@@ -39,42 +41,29 @@ from ebla.runtime.tls import (
 )
 from ebla.wire.frames import Introduction
 from ebla.wire.join_token import JoinToken
-from ebla.wire.limits import WireLimits
 from ebla.wire.server import Server
 
 pytestmark = runs_in(real_time)
 
 
-def test_first_start_makes_files_of_the_owner_alone(tmp_path: Path) -> None:
-    folder = TlsFolder(tmp_path / "tls")
-    folder.create_missing(identity(1), SystemClock())
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        "authority.key",
-        "authority.pem",
-        "node.key",
-        "node.pem",
-    ]
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
-    check_authority(folder.authority())
-
-
-def test_a_second_start_changes_nothing(tmp_path: Path) -> None:
-    folder = TlsFolder(tmp_path / "tls")
-    folder.create_missing(identity(1), SystemClock())
-    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
-    folder.create_missing(identity(1), SystemClock())
-    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
-
-
-def test_an_interrupted_first_start_is_finished_by_the_next(tmp_path: Path) -> None:
-    """The key was written, the certificate was not: the key is replaced, since nothing was signed with it."""
-    folder = TlsFolder(tmp_path / "tls")
-    folder.create_missing(identity(1), SystemClock())
-    for name in ("authority.pem", "node.pem"):
-        (folder.path / name).unlink()
-    folder.create_missing(identity(1), SystemClock())
-    NodeTls(folder)
+def test_first_start_makes_files_of_the_owner_alone_also_after_an_interrupted_one(tmp_path: Path) -> None:
+    """Interrupted: the keys were written, the certificates and the identity were not."""
+    options = NodeOptions(data=str(tmp_path / "data"))
+    folder = TlsFolder(tmp_path / "data" / "tls")
+    for _ in range(2):
+        create_cluster(options, SystemClock(), SystemRng())
+        assert sorted(path.name for path in folder.path.iterdir()) == [
+            "authority.key",
+            "authority.pem",
+            "node.key",
+            "node.pem",
+        ]
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
+        check_authority(folder.authority())
+        NodeTls(folder)
+        for path in (folder.path / "authority.pem", folder.path / "node.pem", tmp_path / "data" / "identity"):
+            path.unlink()
 
 
 def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
@@ -258,24 +247,17 @@ async def test_two_authorities_are_trusted_while_one_replaces_the_other(tmp_path
 # ---- join
 
 
-def newcomer(name: str = NAME) -> JoiningNode:
-    limits = WireLimits(connect_ms=5000)
-    who = Introduction(host=host(7), cluster=None, cluster_name=name)
-    return JoiningNode(
-        introduction=who, rng=SystemRng(), limits=limits, transport_limits=TransportLimits(), report=Reports()
-    )
-
-
 async def fetch(cluster: Cluster, token: JoinToken, reports: Reports, name: str = NAME) -> object:
     """Asks a node of the cluster whose main server must not be reached without a certificate."""
-    async with asyncio.timeout(30), TcpTransport(cluster.tls(1), TransportLimits(), reports) as transport:
+    async with asyncio.timeout(30), TcpTransport(cluster.tls(1), reports) as transport:
         async with asyncio.TaskGroup() as tasks:
-            join_server = Server(tasks, introduction(1), WireLimits(), reports)
-            main = Server(tasks, introduction(1), WireLimits(), reports)
+            join_server = Server(tasks, introduction(1), reports)
+            main = Server(tasks, introduction(1), reports)
             AuthorityService(cluster.folder(1), CLUSTER, SystemClock(), join_server)
             listening = await transport.listen(free_address(), main.accept, join_server.accept)
             try:
-                return await fetch_authority(newcomer(name), listening.address, token)
+                newcomer = Introduction(host=host(7), cluster=None, cluster_name=name)
+                return await fetch_authority(newcomer, SystemRng(), listening.address, token)
             except (Refused, Unreachable) as error:
                 return error
             finally:

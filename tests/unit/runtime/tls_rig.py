@@ -12,13 +12,13 @@ from pathlib import Path
 from tests.unit.wire.rig import ECHO, SLOW, EchoAnswer, EchoRequest
 
 from ebla.model.identity import Address, ClusterId, HostId
+from ebla.runtime.data_folder import NodeIdentity
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport, TlsContexts, TransportLimits
 from ebla.runtime.tls import (
     NodeTls,
     TlsFolder,
-    TlsIdentity,
     Validity,
     make_authority,
     make_node_certificate,
@@ -86,8 +86,8 @@ class Cluster:
         return NodeTls(self.folder(number, days=days, name_host=name_host))
 
 
-def identity(number: int) -> TlsIdentity:
-    return TlsIdentity(host(number), CLUSTER, NAME)
+def identity(number: int) -> NodeIdentity:
+    return NodeIdentity(host(number), CLUSTER, NAME)
 
 
 class Served:
@@ -97,7 +97,7 @@ class Served:
         self.reports = Reports()
         self.transport = transport
         self.limits = limits
-        self.server = Server(tasks, introduction(1), limits, self.reports)
+        self.server = Server(tasks, introduction(1), self.reports, limits)
         self.server.serve(ECHO, self.echo)
         self.server.serve(SLOW, self.slow)
         self.address = Address("", 0)
@@ -122,7 +122,7 @@ async def serving(
 ) -> AsyncIterator[Served]:
     reports = Reports()
     async with asyncio.timeout(60):
-        async with TcpTransport(tls, transport_limits or TransportLimits(), reports, plain=plain) as transport:
+        async with TcpTransport(tls, reports, transport_limits or TransportLimits(), plain=plain) as transport:
             async with asyncio.TaskGroup() as tasks:
                 served = Served(tasks, transport, limits or WireLimits())
                 served.reports = served.server.report = reports
@@ -138,7 +138,7 @@ async def calling(
     tls: TlsContexts | None, served: Served, *, number: int = 2, plain: bool = False, expect: HostId | None = None
 ) -> AsyncIterator[tuple[RpcClientConnection, Reports]]:
     reports = Reports()
-    async with TcpTransport(tls, TransportLimits(), reports, plain=plain) as transport:
+    async with TcpTransport(tls, reports, plain=plain) as transport:
         context = PeersContext(
             transport=transport,
             rng=SystemRng(),

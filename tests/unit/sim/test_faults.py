@@ -7,8 +7,7 @@ from tests.async_tests import runs_in
 
 from ebla.ports.environment import Environment
 from ebla.sim.disk import DiskBehaviour, DiskFault
-from ebla.sim.faults.fault import InjectedFault
-from ebla.sim.faults.harsh import BIT_ROT, GENTLE, HARSH, gentle, harsh
+from ebla.sim.faults.harsh import BIT_ROT, HARSH, InjectedFault, harsh
 from ebla.sim.network import NetworkConditions, NetworkPath, PathFault
 from ebla.sim.world import Unit, World
 
@@ -120,16 +119,3 @@ def test_the_harsh_storm_uses_everything_and_ends_in_calm() -> None:
         *("ms more for a sync", "syncs of", "bytes left", "until it crashes", "until they crash"),
     )
     assert [mark for mark in marks if mark not in story] == []
-
-
-def test_the_gentle_one_only_kills() -> None:
-    async def scenario(world: World) -> None:
-        units = units_of(world)
-        await gentle(world, units, seconds=100.0)
-        assert sum(unit.start_count for unit in units) > 6
-        assert all(unit.running for unit in units)
-
-    trace_lines: list[str] = []
-    World(1, 100.0, trace_lines.append).run(scenario)
-    assert len(GENTLE) == 1
-    assert not any("crashes" in line or "cut" in line for line in trace_lines)

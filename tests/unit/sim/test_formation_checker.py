@@ -1,6 +1,6 @@
 """INV-FORM-1 counts histories, not how often one was created."""
 
-from ebla.sim.checkers.formation import ClusterFoundings
+from ebla.sim.checkers.group0 import ClusterFoundings
 
 
 def test_the_same_history_again_is_no_second_cluster() -> None:

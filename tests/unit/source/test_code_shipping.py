@@ -1,6 +1,7 @@
 """Our code where it is not installed: another Python, without this package, is handed what Spark would hand it."""
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -110,3 +111,21 @@ def test_the_code_goes_along_once_however_many_are_pickled() -> None:
 
 def test_the_zip_is_small_enough_for_each_task() -> None:
     assert len(code_shipping._archive()) < 1_000_000
+
+
+def test_a_shared_folder_that_others_could_have_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shared, elsewhere = tmp_path / f"ebla-shipped-{os.getuid()}", tmp_path / "elsewhere"
+    assert code_shipping._private_root()() == str(shared)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+    shared.chmod(0o770)
+    assert code_shipping._private_root()() is None
+    shared.rmdir()
+    elsewhere.mkdir(mode=0o700)
+    shared.symlink_to(elsewhere)
+    assert code_shipping._private_root()() is None
+    shared.unlink()
+    shared.write_text("")
+    assert code_shipping._private_root()() is None

@@ -248,6 +248,22 @@ def test_tls(certificates: tuple[ssl.SSLContext, str, str]) -> None:
                 contact.query(BoundStatement("SELECT"), 5.0, is_idempotent=True)
 
 
+def test_a_certificate_of_a_system_authority_counts_only_for_the_host_name_it_names(
+    certificates: tuple[ssl.SSLContext, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's certificate is signed by an authority that the system trusts, and names a node and no host."""
+    context, authority, _ = certificates
+    (tmp_path / "system.pem").write_text(authority)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "system.pem"))
+    security = CqlSecurity(is_tls=True, trusts_system=True, username="me", password="secret")
+    with StandIn(with_password("me", "secret", always(DONE)), context) as server:
+        with contact_of(server, security=security) as contact, pytest.raises(Unreachable, match="no TLS with"):
+            contact.query(BoundStatement("SELECT"), 5.0, is_idempotent=True)
+        assert server.requests == [], "no password was sent"
+    with pytest.raises(InvalidRequest, match=r"ssl\.ca is missing"):
+        CqlSecurity(is_tls=True)
+
+
 def test_tls_where_there_is_none() -> None:
     with StandIn(always(one_blob(b"x"))) as server:
         with (

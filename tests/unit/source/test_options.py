@@ -1,5 +1,6 @@
 """Options as Spark gives them: without case, checked, unknown ones refused with the nearest name."""
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
 from ebla.source.contact_points import parse_contacts
-from ebla.source.options import OPTIONS, OptionSide, OptionValues, parse_read_options, parse_table_access
+from ebla.source.options import OptionSide, OptionValues, parse_read_options, parse_table_access
 
 MINIMUM = {"keyspace": "shop", "table": "orders"}
 
@@ -82,6 +83,7 @@ def test_ways_to_name_the_table(given: dict[str, str]) -> None:
         ({**MINIMUM, "contact": " , "}, "names no address"),
         ({**MINIMUM, "contact": "h:70000"}, "no port"),
         ({**MINIMUM, "ssl.ca": "/no/such/file"}, "ssl.ca cannot be read"),
+        ({**MINIMUM, "ssl": "true"}, "ssl is true and ssl.ca is missing"),
     ],
 )
 def test_mistakes_say_what_is_wrong(given: dict[str, str], words: str) -> None:
@@ -105,15 +107,16 @@ def test_the_authority_travels_as_text(tmp_path: Path) -> None:
     assert not found.contact.security.verifies
 
 
+def test_the_authorities_of_the_system_are_trusted_only_if_they_are_named() -> None:
+    found = parse_table_access(OptionValues({**MINIMUM, "ssl": "true", "ssl.ca": "system"}, OptionSide.READ))
+    context = found.contact.security.context()
+    assert context is not None
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED
+
+
 def test_addresses_of_the_newer_kind() -> None:
     assert parse_contacts("[::1]:9999,::2,[::3]") == (Address("::1", 9999), Address("::2", 9042), Address("::3", 9042))
-
-
-def test_every_option_is_told_of_once_for_each_side() -> None:
-    for side in (OptionSide.READ, OptionSide.WRITE):
-        names = [option.name for option in OPTIONS if option.side in (OptionSide.BOTH, side)]
-        assert len(names) == len(set(names))
-    assert all(option.meaning and option.name == option.name.lower() for option in OPTIONS)
 
 
 def test_a_password_is_not_shown() -> None:

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 from ebla.model.cql_types import Scalar, parse_type
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import Duration, encode
-from ebla.source.arrow_conversion import ConversionRules, column_to_stored, columns_to_spark, to_spark, to_stored
+from ebla.source.arrow_conversion import column_to_stored, columns_to_spark, to_spark, to_stored
 from ebla.source.spark_types import DEFAULT_TYPES, read_mismatch, spark_type, write_mismatch
 from ebla.storage.columns.arrow_types import arrow_type
 from ebla.storage.columns.wire_columns import from_wire
@@ -104,7 +104,7 @@ def test_there_and_back(name: str) -> None:
     shown.validate(full=True)
     assert shown.type == wanted
     assert shown.null_count == column.null_count
-    back = to_stored(kind, shown, ConversionRules())
+    back = to_stored(kind, shown)
     back.validate(full=True)
     assert back.equals(column)
 
@@ -119,7 +119,7 @@ def test_slices_are_what_they_show(name: str, bounds: tuple[int, int]) -> None:
     shown.validate(full=True)
     whole = to_spark(kind, stored(name, values), arrow_of(spark_type(kind)))
     assert shown.equals(whole.slice(bounds[0], bounds[1] - bounds[0]))
-    assert to_stored(kind, whole.slice(bounds[0], bounds[1] - bounds[0]), ConversionRules()).equals(part)
+    assert to_stored(kind, whole.slice(bounds[0], bounds[1] - bounds[0])).equals(part)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,8 +129,8 @@ def test_a_column_of_nulls_alone_and_one_of_nothing(name: str) -> None:
     for column in (stored(name, [None, None]), stored(name, [])):
         shown = to_spark(kind, column, wanted)
         assert shown.null_count == len(column)
-        assert to_stored(kind, shown, ConversionRules()).equals(column)
-    assert to_stored(kind, pa.nulls(2), ConversionRules()).equals(pa.nulls(2, arrow_type(kind)))
+        assert to_stored(kind, shown).equals(column)
+    assert to_stored(kind, pa.nulls(2)).equals(pa.nulls(2, arrow_type(kind)))
 
 
 def test_what_a_user_sees() -> None:
@@ -256,7 +256,7 @@ def test_written_from_another_type(name: str, given: DataType, value: Any, expec
     kind = parse_type(name)
     assert write_mismatch(kind, given) is None
     column = pa.array([value, None], arrow_of(given))
-    assert column_to_stored(kind, column, "c", ConversionRules()).equals(stored(name, [expected, None]))
+    assert column_to_stored(kind, column, "c").equals(stored(name, [expected, None]))
 
 
 NOT_WRITTEN: list[tuple[str, DataType, Any]] = [
@@ -283,14 +283,14 @@ def test_a_value_that_cannot_be_written_is_an_error_that_names_its_column(
     kind = parse_type(name)
     assert write_mismatch(kind, given) is None
     with pytest.raises(InvalidRequest, match="'price'"):
-        column_to_stored(kind, pa.array([None, value], arrow_of(given)), "price", ConversionRules())
+        column_to_stored(kind, pa.array([None, value], arrow_of(given)), "price")
 
 
 def test_timestamps_are_cut_only_where_asked_for_and_always_down() -> None:
     kind = parse_type("timestamp")
     before = datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999, datetime.UTC)
     column = pa.array([before, None], pa.timestamp("us", "UTC"))
-    assert to_stored(kind, column, ConversionRules(cuts_timestamps=True)).equals(stored("timestamp", [-1, None]))
+    assert to_stored(kind, column, cuts_timestamps=True).equals(stored("timestamp", [-1, None]))
 
 
 def test_elements_of_a_list_that_is_null_itself_do_not_count() -> None:
@@ -298,7 +298,7 @@ def test_elements_of_a_list_that_is_null_itself_do_not_count() -> None:
     values = pa.array([1, None, 3], pa.int32())
     bitmap = pa.array([False, True]).buffers()[1]
     column = pa.Array.from_buffers(pa.list_(pa.int32()), 2, [bitmap, offsets], children=[values])
-    found = to_stored(parse_type("list<int>"), column, ConversionRules())
+    found = to_stored(parse_type("list<int>"), column)
     assert found.to_pylist() == [None, [3]]
 
 

@@ -10,15 +10,18 @@ import pyarrow as pa
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import EblaError, Unreachable
-from ebla.model.identity import Address, AttemptId, HostId, SessionId, ShardNumber, TransferId
+from ebla.model.identity import Address, AttemptId, HostId, SessionId, ShardNumber, TableId, TransferId
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTarget
 from ebla.source.contact_points import ContactPoints, CqlClient
 from ebla.source.cql_client import BoundStatement, CqlRows
+from ebla.source.write.run_staging import FlightSink
+from ebla.source.write.write_job import WriteJob
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import decode_records
+from ebla.transfers.flight_streams import StagedRecordStream
 from ebla.wire.table_calls import (
     CommitWriteAnswer,
     CommitWriteRequest,
@@ -28,6 +31,7 @@ from ebla.wire.table_calls import (
 )
 
 SESSION = SessionId(uuid.UUID(int=1))
+JOB = WriteJob(session=SESSION, table=TableId(uuid.UUID(int=2)), job="job", level=ConsistencyLevel.QUORUM)
 HOSTS = tuple(HostId(uuid.UUID(int=100 + number)) for number in range(5))
 Rows = dict[bytes, bytes]
 
@@ -95,7 +99,7 @@ class FakeNodes:
 
 
 @dataclass
-class FakeStaged:
+class FakeStaged(StagedRecordStream):
     batches: list[pa.RecordBatch]
     is_merged: bool
 
@@ -107,7 +111,7 @@ class FakeStaged:
 
 
 @dataclass
-class FakeCarrier:
+class FakeCarrier(FlightSink):
     nodes: FakeNodes
 
     def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:

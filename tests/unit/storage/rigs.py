@@ -6,14 +6,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ebla.options import NodeLimits
 from ebla.runtime.file_disk import FileDisk
 from ebla.storage.layers.layer import Item, LayerEngine
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.layers.memory_engine import MemoryEngine
-from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
+from ebla.storage.layers.rocks_engine import RocksEngine
 
 T = TypeVar("T")
-SMALL = RocksLimits(cache_bytes=4 << 20, write_buffers_total_bytes=32 << 20)
+SMALL = NodeLimits(shard_cache_bytes_max=4 << 20, shard_unflushed_bytes_max=32 << 20)
 ENGINES: dict[str, Callable[[FileDisk], LayerEngine]] = {
     "rocks": lambda disk: RocksEngine(disk, SMALL),
     "memory": MemoryEngine,

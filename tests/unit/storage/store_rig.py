@@ -1,37 +1,53 @@
 """A store on a machine that can lose power."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from tests.unit.journal.on_disks import Machine
+from tests.unit.storage.small_table import CELLS, SMALL, key_of, value_of
 
-from ebla.journal.recovery import JournalLimits
+from ebla.journal.recovery import make_durable_folder
+from ebla.journal.segmented_log import SegmentedLog
+from ebla.model.identity import StoreId
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING
 from ebla.options import CommitLogMode
 from ebla.ports.disk import Disk
+from ebla.ports.rng import Rng
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import CELLS, SMALL, key_of, value_of
 from ebla.storage.codec.row_codec import decode_row
-from ebla.storage.commit_log import CommitLogLimits
-from ebla.storage.compaction.compaction_plan import CompactionLimits
-from ebla.storage.layers.layer import Item
-from ebla.storage.layers.memory_engine import MemoryEngine, MemoryLimits
+from ebla.storage.layers.layer import Item, LayerEngine
+from ebla.storage.layers.memory_engine import MemoryEngine
+from ebla.storage.manifest import load_manifest
 from ebla.storage.stack import Stack
-from ebla.storage.store import ShardStore, StoreLimits
+from ebla.storage.store import ShardStore
+from ebla.storage.store_identity import adopt_store, create_store, log_folder
+from ebla.storage.store_limits import StoreLimits
 from ebla.storage.store_recovery import open_store
 
 T = TypeVar("T")
 FOLDER = "/data/shard-0"
-LOG = JournalLimits(segment_bytes=4096, batch_bytes_max=1 << 20, read_bytes=4096)
+STORE = StoreId(uuid.UUID(int=0x570E))
 
 
-def limits(mode: CommitLogMode = CommitLogMode.SYNC, **log: int) -> StoreLimits:
-    bounds = CommitLogLimits(mode=mode, log=LOG, retry_ms=20, **log)
-    return StoreLimits(log=bounds, compaction=CompactionLimits(), layers_open_max=64, free_bytes_min=0, upkeep_ms=50)
+def limits(mode: CommitLogMode = CommitLogMode.SYNC, **others: int) -> StoreLimits:
+    small = {"segment_bytes": 4096, "retry_ms": 20, "layers_open_max": 64, "free_bytes_min": 0, "upkeep_ms": 50}
+    return StoreLimits(mode=mode, **{**small, **others})
+
+
+async def open_new_store(disk: Disk, rng: Rng, folder: str, engine: LayerEngine, bounds: StoreLimits) -> ShardStore:
+    """Creates the store, or gives a checkpoint a log and an id, where it was not done before."""
+    await make_durable_folder(disk, folder)
+    if await load_manifest(disk, folder) is None:
+        await create_store(disk, rng, folder, STORE)
+    else:
+        await (await SegmentedLog.open(disk, rng, log_folder(folder))).close()
+        await adopt_store(disk, rng, folder, STORE)
+    return await open_store(disk, rng, folder, engine, bounds, store_id=STORE)
 
 
 class Rig:
@@ -54,8 +70,8 @@ class Rig:
 
     @asynccontextmanager
     async def store(self, disk: Disk) -> AsyncIterator[ShardStore]:
-        self.engine = MemoryEngine(disk, MemoryLimits(unflushed_bytes_max=self.unflushed_bytes_max))
-        store = await open_store(disk, self.machine.rng, FOLDER, self.engine, self.bounds)
+        self.engine = MemoryEngine(disk, unflushed_bytes_max=self.unflushed_bytes_max)
+        store = await open_new_store(disk, self.machine.rng, FOLDER, self.engine, self.bounds)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(store.run())
             yield store
@@ -79,5 +95,5 @@ def plain(partition: int, row: int, timestamp_us: int, number: int = 1) -> Item:
 
 
 async def row_at(store: ShardStore, stack: Stack, partition: int, row: int) -> Row:
-    value = await store.read(stack, key_of(partition, row))
+    value = (await store.open(stack)).read(key_of(partition, row))
     return Row() if value is None else decode_row(value, stack.schema.layouts)

@@ -8,7 +8,8 @@ import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.storage.failing_disk import Died, FailingDisk, Failure
 from tests.unit.storage.rigs import ENGINES
-from tests.unit.storage.store_rig import FOLDER, Rig, limits, plain, small_stack
+from tests.unit.storage.small_table import SMALL, key_of, value_of
+from tests.unit.storage.store_rig import FOLDER, Rig, limits, open_new_store, plain, small_stack
 
 from ebla.model.errors import DiskFull, Overloaded
 from ebla.model.rows import Deletion, Row
@@ -16,10 +17,9 @@ from ebla.model.token import WHOLE_RING
 from ebla.ports.disk import Disk
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
-from ebla.sim.clusters.memory_compaction import compact_in_memory
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item, LayerDamaged, LayerEngine, build_layer
 from ebla.storage.layers.memory_engine import MemoryEngine
@@ -28,7 +28,6 @@ from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import ShardStore
-from ebla.storage.store_recovery import open_store
 
 DELETED = [(key_of(2, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))]
 """Covers what the other layer has: a reader of that one alone sees a row that was deleted long ago."""
@@ -54,11 +53,11 @@ def folders_of(disk: Disk, stack: Stack) -> tuple[list[str], list[str]]:
 
 
 async def keys_of(store: ShardStore, stack: Stack) -> list[bytes]:
-    return [key for key, _ in await store.scan(stack, b"", None, 99)]
+    return [key for key, _ in list((await store.open(stack)).scan())]
 
 
 async def deletion_of(store: ShardStore, stack: Stack) -> bytes | None:
-    return await store.read(stack, key_of(2, 1))
+    return (await store.open(stack)).read(key_of(2, 1))
 
 
 async def filled(rig: Rig, store: ShardStore) -> Stack:
@@ -99,7 +98,8 @@ def test_the_same_origin_is_not_adopted_twice_even_after_a_compaction() -> None:
         assert await store.adopt_all(stack, JOB) == 0
         job = await store.begin_compaction(stack, GcContext(now_s=0, replication_factor=3), whole=True)
         assert job is not None
-        assert await store.finish_compaction(job, await compact_in_memory(engine_of(rig), job)) is SwapOutcome.SWAPPED
+        result = await run_compaction(engine_of(rig), engine_of(rig).disk, job)
+        assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
         assert len(stack.entry.bases) == 1
         assert await store.adopt_all(stack, JOB) == 0
         other = [Adoption("/data/staged-rows", WHOLE_RING, "other"), *JOB]
@@ -267,7 +267,7 @@ def test_without_space_at_any_call_nothing_is_left() -> None:
 
 
 async def real_store(folder: Path, engine: LayerEngine, disk: FileDisk) -> ShardStore:
-    return await open_store(disk, SystemRng(), str(folder / "shard-0"), engine, limits())
+    return await open_new_store(disk, SystemRng(), str(folder / "shard-0"), engine, limits())
 
 
 @pytest.mark.parametrize("kind", list(ENGINES))
@@ -292,9 +292,9 @@ async def test_files_of_a_checkpoint_become_bases_with_all_that_stands_beside_th
         (Path(folders[0]) / "columns.index").write_bytes(b"beside it")
         adoptions = [Adoption(folder, WHOLE_RING, "job") for folder in folders]
         assert await target.adopt_all(given, adoptions) == 2
-        merged = dict(await target.scan(given, b"", None, 99))
+        merged = dict((await target.open(given)).scan())
         assert set(merged) == {key for key, _ in items}
-        assert await source.read(taken, key_of(2, 1)) == merged[key_of(2, 1)] == DELETED[0][1]
+        assert (await source.open(taken)).read(key_of(2, 1)) == merged[key_of(2, 1)] == DELETED[0][1]
         adopted = Path(layer_folder(str(tmp_path / "b" / "shard-0"), given.incarnation, given.entry.bases[0].id))
         assert (adopted / "columns.index").read_bytes() == b"beside it"
         for one in (source, target):

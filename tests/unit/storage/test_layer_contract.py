@@ -26,7 +26,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 
 async def test_what_was_put_is_found(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows([3, 1]), at(AT_US, 2))
     layer.put_batch([(key(1), b"first"), (key(1), b"second")], at(AT_US + 1, 2))
     assert layer.get(key(1)) == b"second"
@@ -40,7 +40,7 @@ async def test_what_was_put_is_found(rig: Rig) -> None:
 
 
 async def test_a_scan_is_ordered_and_bounded(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     numbers = list(range(0, 6000, 2))
     random.Random(1).shuffle(numbers)
     layer.put_batch(rows(numbers), at(AT_US, len(numbers)))
@@ -73,14 +73,14 @@ def check_scans(layer: Layer) -> None:
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 79, 80, 81, 336])
 async def test_a_scan_ends_where_its_batches_end(rig: Rig, count: int) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows(range(count)), at(AT_US, count))
     assert list(layer.scan()) == rows(range(count))
     await layer.close()
 
 
 async def test_a_scan_sees_the_layer_as_it_was(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows(range(0, 200, 2)), at(AT_US, 100))
     scan = layer.scan()
     begun = [next(scan) for _ in range(20)]
@@ -92,7 +92,7 @@ async def test_a_scan_sees_the_layer_as_it_was(rig: Rig) -> None:
 
 
 async def test_files_appear_with_the_first_put(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     assert layer.get(key(1)) is None
     assert list(layer.scan()) == []
     assert layer.get_many([key(1), key(2)]) == [None, None]
@@ -108,7 +108,7 @@ async def test_files_appear_with_the_first_put(rig: Rig) -> None:
 
 
 async def test_files_may_be_made_before_the_first_put(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     await layer.make_files()
     await layer.make_files()
     assert layer.has_files
@@ -125,7 +125,7 @@ async def test_files_may_be_made_before_the_first_put(rig: Rig) -> None:
 
 
 async def test_a_crash_takes_only_what_was_not_flushed(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows(range(100)), at(AT_US, 100))
     before = await rig.engine.open(rig.killed(), writable=True)
     assert len(list(before.scan())) in (0, 100)
@@ -162,7 +162,7 @@ async def test_facts_are_widened_and_stored(rig: Rig) -> None:
         has_expiring=True,
         all_plain=False,
     )
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     assert layer.facts == NO_FACTS
     expected = NO_FACTS
     for number, facts in enumerate((at(AT_US), at(AT_US + 1), head, expiring)):
@@ -189,7 +189,7 @@ async def test_facts_are_widened_and_stored(rig: Rig) -> None:
 
 
 async def test_a_checkpoint_is_a_layer_of_links(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows(range(500)), at(AT_US, 500))
     await layer.checkpoint(rig.path("copy"))
     layer.put_batch(rows(range(500), "later"), at(AT_US + 1, 500))
@@ -222,7 +222,7 @@ async def test_a_checkpoint_of_a_base_takes_its_sidecar(rig: Rig) -> None:
 
 
 async def test_a_checkpoint_of_nothing_is_an_empty_layer(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     await layer.checkpoint(rig.path("copy"))
     copy = await rig.engine.open(rig.path("copy"), writable=False)
     assert list(copy.scan()) == []
@@ -232,7 +232,7 @@ async def test_a_checkpoint_of_nothing_is_an_empty_layer(rig: Rig) -> None:
 
 
 async def test_a_closed_layer_says_so(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows(range(2000)), at(AT_US, 2000))
     begun, untouched = layer.scan(), layer.scan_batches()
     next(begun)
@@ -311,7 +311,7 @@ async def test_building_refuses_rows_out_of_order(rig: Rig) -> None:
 
 
 async def test_puts_during_a_flush_wait_for_the_next(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows(range(100)), at(AT_US, 100))
     async with asyncio.TaskGroup() as group:
         flush = group.create_task(layer.flush())
@@ -329,7 +329,7 @@ async def test_puts_during_a_flush_wait_for_the_next(rig: Rig) -> None:
 async def test_it_is_a_sorted_dictionary(rig: Rig, seed: int) -> None:
     """Puts, flushes, reopenings and checkpoints at random, against a dictionary."""
     rng = random.Random(seed)
-    layer = await rig.engine.create(rig.path("0"))
+    layer = await rig.engine.open(rig.path("0"), writable=True)
     expected: dict[bytes, bytes] = {}
     for step in range(1, 60):
         numbers = [rng.randrange(0, 300) for _ in range(rng.randrange(1, 12))]

@@ -6,12 +6,12 @@ from functools import partial
 import msgspec
 import pytest
 from tests.unit.journal.on_disks import Machine
+from tests.unit.storage.small_table import SMALL, TABLE
 
 from ebla.journal.checked_file import replace_file
 from ebla.model.errors import Corruption, DiskFull, Refused
 from ebla.model.token import WHOLE_RING
 from ebla.sim.disk import ProcessDisk
-from ebla.sim.workloads.small_table import SMALL, TABLE
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,

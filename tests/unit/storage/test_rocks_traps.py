@@ -17,17 +17,16 @@ from rocksdict import Options, Rdict, ReadOptions, WriteOptions
 from tests.async_tests import real_time, runs_in
 from tests.unit.storage.rigs import SMALL as SMALL_LAYERS
 from tests.unit.storage.rigs import Rig, at, key, rows
-from tests.unit.storage.store_rig import limits
+from tests.unit.storage.small_table import SMALL, key_of, value_of
+from tests.unit.storage.store_rig import limits, open_new_store
 
 from ebla.model.errors import Overloaded, Refused
 from ebla.model.rows import Row, RowMarker
 from ebla.model.token import WHOLE_RING
 from ebla.ports.disk import Disk
 from ebla.runtime.system_rng import SystemRng
-from ebla.sim.workloads.small_table import SMALL, key_of, value_of
 from ebla.storage.layers.layer import Item, Layer, LayerDamaged, build_layer
-from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
-from ebla.storage.store_recovery import open_store
+from ebla.storage.layers.rocks_engine import RocksEngine
 
 pytestmark = runs_in(real_time)
 
@@ -196,7 +195,7 @@ def test_scans_and_errors_do_not_keep_the_lock(rig: Rig) -> None:
 
 
 async def test_a_folder_is_open_for_writing_once(rig: Rig) -> None:
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows([1]), at(AT_US))
     with pytest.raises(Refused, match="open elsewhere"):
         await rig.engine.open(rig.path(), writable=True)
@@ -221,7 +220,7 @@ class SlowEngine(RocksEngine):
 
 async def test_an_abandoned_open_leaves_no_lock(rig: Rig) -> None:
     engine = SlowEngine(rig.disk)
-    layer = await rig.engine.create(rig.path())
+    layer = await rig.engine.open(rig.path(), writable=True)
     layer.put_batch(rows([1]), at(AT_US))
     await layer.close()
     opening = asyncio.get_running_loop().create_task(engine.open(rig.path(), writable=True))
@@ -240,12 +239,12 @@ async def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -
     """It takes long enough to make a shard that has many new tablets look dead to its control."""
     engine = SlowEngine(rig.disk)
     engine.may_end.set()
-    store = await open_store(rig.disk, SystemRng(), rig.path("shard"), engine, limits())
+    store = await open_new_store(rig.disk, SystemRng(), rig.path("shard"), engine, limits())
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(store.run())
         await store.set_schema(SMALL)
         stack = await store.create(SMALL.id, WHOLE_RING)
-        assert await store.read(stack, key_of(1, 1)) is None
+        assert (await store.open(stack)).read(key_of(1, 1)) is None
         assert stack.find_live() is None
         live = await store.open_live(stack)
         assert stack.find_live() is live
@@ -258,7 +257,7 @@ async def test_the_first_write_to_a_stack_opens_no_files_on_the_loop(rig: Rig) -
 
 def test_the_librarys_own_log_is_off(rig: Rig) -> None:
     assert getattr(WriteOptions(), "disable_wal") is False, "a property, though its stub says it is a method"  # noqa: B009  # a plain attribute is a method to mypy
-    layer = rig.run(rig.engine.create(rig.path()))
+    layer = rig.run(rig.engine.open(rig.path(), writable=True))
     layer.put_batch(rows(range(1000)), at(AT_US, 1000))
     logs = list(Path(rig.path()).glob("*.log"))
     assert logs
@@ -268,9 +267,8 @@ def test_the_librarys_own_log_is_off(rig: Rig) -> None:
 
 async def test_a_put_that_would_wait_is_refused(rig: Rig) -> None:
     """Waiting would stop the loop and every other thread with it."""
-    limits = RocksLimits(write_buffer_bytes=64 << 10, write_buffers=2, arena_block_bytes=4 << 10, background_jobs=1)
-    engine = RocksEngine(rig.disk, limits)
-    layer = await engine.create(rig.path())
+    engine = RocksEngine(rig.disk, write_buffer_bytes=64 << 10)
+    layer = await engine.open(rig.path(), writable=True)
     refused, taken = 0, 0
     for number in range(0, 400_000, 50):
         batch = rows(range(number, number + 50), size=600)
@@ -295,11 +293,11 @@ WRITE_AND_DIE = """
     from ebla.model.errors import Overloaded
     from ebla.runtime.file_disk import FileDisk
     from ebla.storage.layers.layer_facts import LayerFacts
-    from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
+    from ebla.storage.layers.rocks_engine import RocksEngine
 
     async def main():
-        engine = RocksEngine(FileDisk(), RocksLimits(write_buffer_bytes=64 << 10, arena_block_bytes=4 << 10))
-        layer = await engine.create(sys.argv[1])
+        engine = RocksEngine(FileDisk(), write_buffer_bytes=64 << 10)
+        layer = await engine.open(sys.argv[1], writable=True)
         for number in range(300):
             timestamp_us = 1_000 + number * 1_000 - 999 * (number % 7)
             while True:
@@ -322,7 +320,7 @@ def test_rows_never_become_durable_without_their_facts(rig: Rig) -> None:
     assert run.returncode == -signal.SIGKILL, run.stderr
 
     async def main() -> None:
-        killed = await RocksEngine(rig.disk, RocksLimits()).open(rig.path(), writable=True)
+        killed = await RocksEngine(rig.disk).open(rig.path(), writable=True)
         survived = [int.from_bytes(found[:8]) for found, _ in killed.scan()]
         assert survived, "600 kB in buffers of 64 kB were written out at least once"
         for number in survived:
@@ -337,7 +335,7 @@ DISK_FULL = """
     from ebla.model.errors import DiskFull
     from ebla.runtime.file_disk import FileDisk
     from ebla.storage.layers.layer_facts import LayerFacts
-    from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
+    from ebla.storage.layers.rocks_engine import RocksEngine
 
     def facts(number):
         return LayerFacts(least_us=number, greatest_us=number, rows=1)
@@ -364,8 +362,8 @@ DISK_FULL = """
 
     async def main():
         disk = FileDisk()
-        engine = RocksEngine(disk, RocksLimits(write_buffer_bytes=1 << 20, arena_block_bytes=4 << 10))
-        layer = await engine.create(f"{sys.argv[1]}/layer")
+        engine = RocksEngine(disk, write_buffer_bytes=1 << 20)
+        layer = await engine.open(f"{sys.argv[1]}/layer", writable=True)
         with open(f"{sys.argv[1]}/ballast", "wb") as ballast:
             ballast.write(bytes(8 << 20))
         taken = await fill(layer, 1)

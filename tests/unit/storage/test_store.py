@@ -1,20 +1,11 @@
 """A shard's store: acknowledged writes stay and refused ones raise, whatever the disk does."""
 
 import asyncio
-import dataclasses
 
 import msgspec
 import pytest
 from tests.async_tests import runs_in
-from tests.unit.storage.store_rig import FOLDER, Rig, limits, plain, row_at, small_stack
-
-from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
-from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
-from ebla.model.schema import TombstoneGc, with_column
-from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
-from ebla.options import CommitLogMode
-from ebla.sim.clusters.memory_compaction import compact_in_memory
-from ebla.sim.workloads.small_table import (
+from tests.unit.storage.small_table import (
     CELLS,
     SMALL,
     TABLE,
@@ -25,10 +16,18 @@ from ebla.sim.workloads.small_table import (
     small_table,
     value_of,
 )
+from tests.unit.storage.store_rig import FOLDER, Rig, limits, plain, row_at, small_stack
+
+from ebla.model.errors import DiskFull, Overloaded, Stale
+from ebla.model.rows import Cell, Deletion, PartitionHead, RangeDeletion, Row
+from ebla.model.schema import TombstoneGc, with_column
+from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.options import CommitLogMode
 from ebla.storage.codec.key_codec import in_spans
 from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.commit_log import NotDurable
 from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import LayerDamaged, build_layer
 from ebla.storage.layers.memory_engine import MemoryEngine
@@ -37,7 +36,7 @@ from ebla.storage.merge.row_merge import facts_of
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import ShardStore
-from ebla.storage.store_recovery import log_folder
+from ebla.storage.store_identity import StoreLost, log_folder
 
 TERMS = GcContext(now_s=1_000, replication_factor=3)
 A = CELLS[0]
@@ -113,11 +112,11 @@ def test_layers_are_merged_by_cell_and_their_heads_count_in_every_layer() -> Non
         await store.seal(stack)
         await store.write(stack, [plain(1, 1, 4)])
         assert len(stack.entry.bases) == 2
-        assert await store.read(stack, key_of(1, 2)) is None
+        assert (await store.open(stack)).read(key_of(1, 2)) is None
         assert (await row_at(store, stack, 1, 3)).cells[A].timestamp_us == 9
-        inside = [key for key, _ in await store.scan(stack, key_of(1, 2), prefix_of(1) + b"\xff", 10)]
+        inside = [key for key, _ in (await store.open(stack)).scan(key_of(1, 2), prefix_of(1) + b"\xff")]
         assert inside == [key_of(1, 3)]
-        return [key for key, _ in await store.scan(stack, b"", None, 10)]
+        return [key for key, _ in list((await store.open(stack)).scan())]
 
     found = Rig().life(main)
     assert sorted(found) == found
@@ -133,8 +132,8 @@ def test_rows_outside_a_layers_range_are_not_part_of_the_stack() -> None:
         engine = _engine(store)
         await build_layer(engine, "/data/staged", items, facts_of([value for _, value in items], SMALL))
         await store.adopt_all(stack, [Adoption("/data/staged", TokenRange(TOKEN_MIN, Token(middle)), "job")])
-        read = [one for one in partitions if await store.read(stack, key_of(one, 1)) is not None]
-        assert [key for key, _ in await store.scan(stack, b"", None, 99)] == [key_of(one, 1) for one in read]
+        read = [one for one in partitions if (await store.open(stack)).read(key_of(one, 1)) is not None]
+        assert [key for key, _ in list((await store.open(stack)).scan())] == [key_of(one, 1) for one in read]
         return [partitions.index(one) for one in read]
 
     assert Rig().life(main) == [0, 1, 2, 3]
@@ -154,7 +153,7 @@ def test_a_replica_that_left_and_came_back_does_not_get_its_old_rows() -> None:
         await store.write(back, [plain(2, 1, 5)])
 
     async def read(store: ShardStore) -> list[bytes]:
-        return [key for key, _ in await store.scan(await small_stack(store), b"", None, 9)]
+        return [key for key, _ in (await store.open(await small_stack(store))).scan()]
 
     rig.life(leave)
     assert rig.life(read) == [key_of(2, 1)]
@@ -170,12 +169,12 @@ def test_what_no_manifest_names_is_swept() -> None:
         await build_layer(_engine(store), f"{layers_folder(FOLDER)}/never-named", [], facts_of([], SMALL))
         job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        await compact_in_memory(_engine(store), job)
+        await run_compaction(_engine(store), _engine(store).disk, job)
 
     async def names(store: ShardStore) -> list[str]:
         disk = _engine(store).disk
         assert not disk.exists(f"{FOLDER}/folds")
-        assert await store.read(await small_stack(store), key_of(1, 1)) is not None
+        assert (await store.open(await small_stack(store))).read(key_of(1, 1)) is not None
         return disk.list_folder(layers_folder(FOLDER))
 
     rig.life(leave)
@@ -189,7 +188,7 @@ def test_adopting_twice_is_adopting_once() -> None:
         await build_layer(_engine(store), "/data/staged", [item], facts_of([item[1]], SMALL))
         for _ in range(2):
             await store.adopt_all(stack, [Adoption("/data/staged", WHOLE_RING, "job")])
-        assert await store.read(stack, key_of(1, 1)) == item[1]
+        assert (await store.open(stack)).read(key_of(1, 1)) == item[1]
         return len(stack.entry.bases)
 
     assert Rig().life(main) == 1
@@ -242,12 +241,12 @@ def test_records_that_are_in_a_base_are_not_replayed() -> None:
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
         job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await compact_in_memory(_engine(store), job)
+        result = await run_compaction(_engine(store), _engine(store).disk, job)
         assert result.dropped_greatest_us == 7
         assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
 
     async def read(store: ShardStore) -> bytes | None:
-        return await store.read(await small_stack(store, schema), key_of(1, 1))
+        return (await store.open(await small_stack(store, schema))).read(key_of(1, 1))
 
     rig.life(delete)
     assert rig.life(read) is None
@@ -287,12 +286,12 @@ def test_a_fold_is_looked_at_again_before_it_is_swapped_in(held: bool) -> None:
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
         job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await compact_in_memory(_engine(store), job)
+        result = await run_compaction(_engine(store), _engine(store).disk, job)
         if held:
             await store.hold_gc(stack, "staging")
         else:
             await store.write(stack, [plain(1, 1, 5)])
-        return await store.finish_compaction(job, result), await store.read(stack, key_of(1, 1))
+        return await store.finish_compaction(job, result), (await store.open(stack)).read(key_of(1, 1))
 
     end, value = Rig().life(main)
     assert end is (SwapOutcome.HELD if held else SwapOutcome.OLDER_CELLS)
@@ -306,7 +305,7 @@ def test_after_a_fold_that_was_thrown_away_comes_one_that_drops_nothing() -> Non
     async def compact(store: ShardStore, stack: Stack, late: int) -> SwapOutcome:
         job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await compact_in_memory(_engine(store), job)
+        result = await run_compaction(_engine(store), _engine(store).disk, job)
         await store.write(stack, [plain(1, late, 5)])
         return await store.finish_compaction(job, result)
 
@@ -326,7 +325,7 @@ def test_a_write_that_a_swap_would_uncover_is_refused_while_it_lasts() -> None:
         await store.write(stack, [(key_of(1, 1), value_of(tombstone(7, 10)))])
         job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
-        result = await compact_in_memory(_engine(store), job)
+        result = await run_compaction(_engine(store), _engine(store).disk, job)
         async with asyncio.TaskGroup() as tasks:
             swap = tasks.create_task(store.finish_compaction(job, result))
             async with asyncio.timeout(5):
@@ -348,7 +347,7 @@ def test_a_fold_of_layers_that_are_gone_is_thrown_away() -> None:
         job = await store.begin_compaction(stack, TERMS, whole=True)
         assert job is not None
         assert await store.begin_compaction(stack, TERMS, whole=True) is None
-        result = await compact_in_memory(_engine(store), job)
+        result = await run_compaction(_engine(store), _engine(store).disk, job)
         await store.drop(stack)
         end = await store.finish_compaction(job, result)
         assert not _engine(store).disk.exists(job.output_folder)
@@ -374,7 +373,7 @@ def test_a_full_disk_refuses_writes_keeps_reads_and_comes_back_by_itself() -> No
         assert NotDurable in refusals
         assert refusals[-1] is DiskFull
         assert _is_refusing(store)
-        assert await store.read(stack, key_of(1, 1)) is not None
+        assert (await store.open(stack)).read(key_of(1, 1)) is not None
         rig.machine.disk.heal()
         await asyncio.sleep(1)
         assert not _is_refusing(store)
@@ -392,7 +391,7 @@ def test_a_full_disk_refuses_writes_keeps_reads_and_comes_back_by_itself() -> No
 
 
 def test_too_little_space_is_told_before_it_is_none() -> None:
-    rig = Rig(bounds=dataclasses.replace(limits(), free_bytes_min=10_000))
+    rig = Rig(bounds=limits(free_bytes_min=10_000))
 
     async def main(store: ShardStore) -> None:
         stack = await small_stack(store)
@@ -424,7 +423,7 @@ def test_a_seal_that_found_the_disk_full_is_finished_later() -> None:
         assert len(stack.entry.bases) == 1
 
     async def keys(store: ShardStore) -> list[bytes]:
-        return [key for key, _ in await store.scan(await small_stack(store), b"", None, 9)]
+        return [key for key, _ in (await store.open(await small_stack(store))).scan()]
 
     rig.life(main)
     rig.lose_power()
@@ -468,10 +467,10 @@ def test_a_damaged_layer_stops_its_replica_and_no_other_and_is_kept_for_people()
         file.write(30, b"\xff\xff\xff")
         file.close()
         with pytest.raises(LayerDamaged):
-            await store.scan(stacks[0], b"", None, 99)
+            await store.open(stacks[0])
         await asyncio.sleep(0.5)
         assert stacks[0].damage
-        return len(stacks[0].entry.bases), len(await store.scan(stacks[1], b"", None, 99))
+        return len(stacks[0].entry.bases), len(list((await store.open(stacks[1])).scan()))
 
     async def after(store: ShardStore) -> None:
         stacks = [await store.create(TABLE, half) for half in WHOLE_RING.split(2)]
@@ -523,7 +522,7 @@ def test_layers_without_a_manifest_are_not_taken_for_a_new_store() -> None:
         raise AssertionError
 
     rig.life(write)
-    with pytest.raises(Corruption, match="no manifest"):
+    with pytest.raises(StoreLost, match="layers without a manifest"):
         rig.life(nothing)
 
 
@@ -537,7 +536,7 @@ def test_an_orderly_end_leaves_nothing_to_replay() -> None:
 
     async def read(store: ShardStore) -> None:
         stack = await small_stack(store)
-        assert await store.read(stack, key_of(1, 1)) is not None
+        assert (await store.open(stack)).read(key_of(1, 1)) is not None
 
     rig.life(write)
     rig.life(read)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.unit.topology.small_cluster import with_transition
 
-from ebla.control.group0.client import Group0ClientLimits
+from ebla.control.group0.client import COMMAND_BYTES_MAX, VALUE_BYTES_MAX
 from ebla.model.identity import HistoryId, HostId, Replica, RequestId, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Revision, Transaction
 from ebla.topology import keys
@@ -56,7 +56,6 @@ from ebla.topology.tablet_map import (
     tablet_map,
 )
 
-LIMITS = Group0ClientLimits()
 CHANCE = random.Random(1)
 HOSTS = [HostId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(100)]
 TABLES = [TableId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(3)]
@@ -113,7 +112,7 @@ def committed(snapshot: Snapshot, command: Command) -> ProposedChange:
 
 def assert_fits(transaction: Transaction) -> None:
     size = len(msgspec.msgpack.encode(transaction))
-    assert size <= LIMITS.command_bytes_max * 15 // 16, "room for what a command has around it"
+    assert size <= COMMAND_BYTES_MAX * 15 // 16, "room for what a command has around it"
 
 
 def test_the_largest_table() -> None:
@@ -205,4 +204,4 @@ def test_a_part_of_a_generation_fits_a_value() -> None:
     ranges = [CdcRange(end, tuple(bytes([end % 256]) * 16 for _ in range(shards)), 12) for end in range(300)]
     parts = generation_parts(ranges)
     assert len(parts) > 1
-    assert max(len(keys.encode(part)) for part in parts) <= PART_BYTES_MAX <= LIMITS.value_bytes_max
+    assert max(len(keys.encode(part)) for part in parts) <= PART_BYTES_MAX <= VALUE_BYTES_MAX

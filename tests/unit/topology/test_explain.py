@@ -10,9 +10,8 @@ from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Replica, ShardNumber, TableId
 from ebla.topology import draw, explain, keys
 from ebla.topology.commands import CreateKeyspace, CreateTable, StartMoves, TabletMove
-from ebla.topology.explain import run
+from ebla.topology.explain import from_json, run, to_json
 from ebla.topology.snapshot import Keyspace, Replication, Table
-from ebla.topology.snapshot_json import from_json, to_json
 from ebla.topology.states import NodeRequestKind, Strategy, TransitionKind, TransitionState
 
 

@@ -9,6 +9,7 @@ from ebla.model.identity import HostId, Replica, RequestId, SessionId, ShardNumb
 from ebla.topology import keys
 from ebla.topology.keys import chunk_row, decode, encode
 from ebla.topology.snapshot import TopologyState
+from ebla.topology.tablet_map import TabletChunk
 
 ID = uuid.UUID(int=0xABC)
 REPLICAS = st.builds(
@@ -20,7 +21,7 @@ REPLICAS = st.builds(
 
 @given(st.lists(st.lists(REPLICAS, max_size=4).map(tuple), max_size=10).map(tuple))
 def test_a_chunk_comes_back_as_it_was(sets: tuple[tuple[Replica, ...], ...]) -> None:
-    row = decode("k", encode(chunk_row(sets, ())))
+    row = decode("k", encode(chunk_row(TabletChunk(sets))))
     assert isinstance(row, keys.TabletChunkRow)
     assert row.replica_sets({}) == sets
 
@@ -28,7 +29,7 @@ def test_a_chunk_comes_back_as_it_was(sets: tuple[tuple[Replica, ...], ...]) -> 
 def test_replicas_are_shared_between_chunks() -> None:
     replica = Replica(HostId(ID), ShardNumber(3))
     known: dict[Replica, Replica] = {}
-    row = chunk_row(((replica,),), ())
+    row = chunk_row(TabletChunk(((replica,),)))
     ((first,),) = row.replica_sets(known)
     ((second,),) = row.replica_sets(known)
     assert first is second

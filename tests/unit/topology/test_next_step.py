@@ -22,7 +22,6 @@ from ebla.topology.commands import (
 from ebla.topology.next_step import (
     AskBalancer,
     BeginResize,
-    CancelQueue,
     CloseBulkSessions,
     DriveGlobal,
     DriveNode,
@@ -31,17 +30,15 @@ from ebla.topology.next_step import (
     LeaveTrack,
     MoveTablets,
     PublishGeneration,
-    RejectRequest,
     Rest,
     RollBack,
-    StartRequest,
     Step,
     TurnOnFeatures,
     next_step,
     side_steps,
 )
 from ebla.topology.node_states import NodeAction
-from ebla.topology.request_queue import LivenessView
+from ebla.topology.request_queue import CancelQueue, LivenessView, RejectRequest, StartRequest
 from ebla.topology.snapshot import Session
 from ebla.topology.states import (
     GlobalRequestKind,

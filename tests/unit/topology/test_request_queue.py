@@ -8,11 +8,10 @@ from tests.unit.topology.world import Coordinator, World, cluster, host
 from ebla.topology.commands import SetIgnoredNodes
 from ebla.topology.request_queue import (
     PRIORITY,
-    CancelAll,
-    QueueEmpty,
+    CancelQueue,
     Reason,
-    Reject,
-    TakeUp,
+    RejectRequest,
+    StartRequest,
     choose_request,
     draining_hosts,
     objections_to_submit,
@@ -46,7 +45,7 @@ def test_the_better_priority_goes_first_however_late_it_comes(better: NodeReques
     ask(world, worse, 2)
     ask(world, better, 4)
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, TakeUp)
+    assert isinstance(choice, StartRequest)
     assert [verdict.request.kind for verdict in choice.verdicts] == [better, worse]
     assert choice.request == next(verdict.request for verdict in choice.verdicts if verdict.viable)
     bears_the_dead = better not in (NodeRequestKind.JOIN, NodeRequestKind.LEAVE) or not world.dead
@@ -62,7 +61,7 @@ def test_of_equals_the_oldest_goes_first() -> None:
 
 def test_nothing_pending() -> None:
     world, _ = cluster(2)
-    assert choose_request(world.snapshot, world.liveness) == QueueEmpty()
+    assert choose_request(world.snapshot, world.liveness) is None
 
 
 @pytest.mark.parametrize("kind", [NodeRequestKind.JOIN, NodeRequestKind.LEAVE])
@@ -74,7 +73,7 @@ def test_join_and_leave_bear_no_dead_node_even_an_ignored_one(kind: NodeRequestK
         world.do(SetIgnoredNodes((host(3),)))
     ask(world, kind, 2)
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, CancelAll)
+    assert isinstance(choice, CancelQueue)
     (verdict,) = choice.verdicts
     assert [(each.reason, each.hosts) for each in verdict.objections] == [(Reason.NODES_DOWN, (host(3),))]
 
@@ -88,17 +87,17 @@ def test_remove_and_replace_bear_dead_nodes_that_are_ignored(kind: NodeRequestKi
     if ignored:
         world.do(SetIgnoredNodes((host(2), host(3))))
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, TakeUp if ignored else CancelAll)
+    assert isinstance(choice, StartRequest if ignored else CancelQueue)
 
 
 def test_a_rebuild_needs_its_own_node_only() -> None:
     world, _ = cluster(4)
     world.dead.add(host(3))
     ask(world, NodeRequestKind.REBUILD, 2)
-    assert isinstance(choose_request(world.snapshot, world.liveness), TakeUp)
+    assert isinstance(choose_request(world.snapshot, world.liveness), StartRequest)
     world.dead.add(host(2))
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, CancelAll)
+    assert isinstance(choice, CancelQueue)
     assert choice.verdicts[0].objections[0].reason is Reason.TARGET_DOWN
 
 
@@ -108,7 +107,7 @@ def test_a_viable_request_goes_before_better_ones_that_are_not() -> None:
     ask(world, NodeRequestKind.JOIN, 2)
     ask(world, NodeRequestKind.REBUILD, 2)
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, TakeUp)
+    assert isinstance(choice, StartRequest)
     assert choice.request.kind is NodeRequestKind.REBUILD
     assert [verdict.viable for verdict in choice.verdicts] == [False, True]
 
@@ -129,7 +128,7 @@ def test_a_node_without_an_enabled_feature_is_rejected() -> None:
     world, coordinator = cluster(2)
     request = world.ask_to_join(world.node(9, supported_features=("alpha",)))
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, Reject)
+    assert isinstance(choice, RejectRequest)
     assert (choice.objections[0].reason, choice.objections[0].detail) == (Reason.FEATURES_MISSING, "beta")
     coordinator.settle()
     assert "beta" in world.snapshot.node_requests[request.id].error
@@ -147,7 +146,7 @@ def test_a_replace_is_rejected_if_its_target_went_another_way() -> None:
     nodes = moved.nodes.put(host(2), world.snapshot.node(host(2)))
     broken = Snapshot(state=moved.state, nodes=nodes, node_requests=moved.node_requests)
     choice = choose_request(broken, world2.liveness)
-    assert isinstance(choice, Reject)
+    assert isinstance(choice, RejectRequest)
     assert choice.objections[0].reason is Reason.REPLACED_NOT_NORMAL
 
 
@@ -158,7 +157,7 @@ def test_a_target_that_came_back_is_let_be(kind: NodeRequestKind) -> None:
     ask(world, kind, 2)
     world.dead.clear()
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, CancelAll)
+    assert isinstance(choice, CancelQueue)
     assert [each.reason for each in choice.verdicts[0].objections] == [Reason.TARGET_ALIVE]
     coordinator.settle()
     assert world.snapshot.node(host(2)).state is NodeState.NORMAL

@@ -93,7 +93,7 @@ def test_a_merge_is_ready_when_siblings_share_their_replicas() -> None:
     assert not is_merge_ready(apart)
     together = apart.with_replicas(1, (replica(2), replica(1)))
     assert is_merge_ready(together)
-    assert not is_merge_ready(together.with_resize(Resize(SPLIT, 3)))
+    assert not is_merge_ready(replace(together, resize=Resize(SPLIT, 3)))
     moving = TabletTransition(
         kind=TransitionKind.MIGRATION, stage=TabletStage.STREAMING, new_replicas=(replica(4), replica(2))
     )

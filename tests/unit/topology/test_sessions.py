@@ -16,7 +16,6 @@ from ebla.topology.sessions import (
     FrozenGuard,
     GuardRefusal,
     SessionStateMachine,
-    overdue_sessions,
     sessions_to_close,
 )
 from ebla.topology.snapshot import Session, Snapshot
@@ -103,13 +102,7 @@ def test_a_closed_session_is_never_opened_again() -> None:
         closing.followed(listing(STAGE), at(12))
 
 
-def test_the_leader_closes_jobs_that_ran_out_of_time() -> None:
-    snapshot = listing(STAGE, JOB)
-    assert overdue_sessions(snapshot, 999) == ()
-    assert overdue_sessions(snapshot, 1000) == (JOB.id,)
-
-
-def test_the_leader_ends_jobs_whose_table_is_gone_too() -> None:
+def test_the_leader_closes_jobs_that_ran_out_of_time_or_lost_their_table() -> None:
     world, _ = cluster(1, checking=False)
     table = world.create_table(1, 1)
     job = msgspec.structs.replace(JOB, table=table)

@@ -11,11 +11,11 @@ from ebla.model.identity import TopologyVersion
 from ebla.model.transaction import Revision
 from ebla.topology import keys
 from ebla.topology.commands import DecideResize, DropTable, MarkCdcPublished, RecordRepair, ReportResizeReady
+from ebla.topology.explain import from_json, rows_of, to_json
 from ebla.topology.invariants import violations
 from ebla.topology.keys import encode
 from ebla.topology.snapshot import CdcRange, Node, Replication, Snapshot, TopologyState
 from ebla.topology.snapshot_builder import FeedEntry, advance, from_group0, from_settings
-from ebla.topology.snapshot_json import from_json, rows_of, to_json
 from ebla.topology.states import NodeRequestKind, NodeState, ResizeType, TransitionState, UpgradeState
 from ebla.topology.tablet_map import Resize, TabletStreams
 

@@ -6,9 +6,9 @@ from tests.unit.topology.small_cluster import TABLE, cluster, node, one_tablet, 
 
 from ebla.model.identity import TableId
 from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.invariants import StoredTablet, stray_tablets, tablet_violations
 from ebla.topology.snapshot import Session, Snapshot, Table
 from ebla.topology.states import SessionKind, TabletStage, TransitionKind, TransitionState
-from ebla.topology.tablet_invariants import StoredTablet, stray_tablets, tablet_violations
 from ebla.topology.tablet_map import TabletStreams, TabletTransition
 
 A, B, C, D = (replica(number) for number in range(1, 5))

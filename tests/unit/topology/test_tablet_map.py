@@ -78,17 +78,12 @@ def test_transitions_are_walked_by_number_and_go() -> None:
     assert tablets == spread(512)
 
 
-def test_a_tablet_put_together() -> None:
+def test_facts_about_one_tablet() -> None:
     tablets = with_transition(spread(4), 1, MOVE).with_repair_time(1, 9)
-    tablet = tablets.tablet(1)
-    assert (tablet.number, tablet.replicas, tablet.repair_time_ms, tablet.transition) == (
-        1,
-        (replica(1), replica(2)),
-        9,
-        MOVE,
-    )
-    assert tablet.last_token - tablet.after_token == 1 << 62
-    assert tablets.tablet(2).repair_time_ms == 0
+    assert tablets.replicas(1) == (replica(1), replica(2))
+    assert tablets.transition(1) == MOVE
+    assert [tablets.repair_time_ms(number) for number in (1, 2)] == [9, 0]
+    assert tablets.last_token(1) - tablets.after_token(1) == 1 << 62
     assert spread(4).repair_time_ms(0) == 0
 
 

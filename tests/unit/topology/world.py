@@ -55,7 +55,7 @@ from ebla.topology.commands import (
 )
 from ebla.topology.invariants import violations, violations_between
 from ebla.topology.node_states import NodeAction
-from ebla.topology.request_queue import LivenessView
+from ebla.topology.request_queue import CancelQueue, LivenessView, RejectRequest, StartRequest
 from ebla.topology.snapshot import (
     CdcGenerationPart,
     CdcRange,
@@ -309,11 +309,11 @@ class Coordinator:
                 self._move_tablets(step, fails)
             case steps.LeaveTrack():
                 world.do(LeaveMigrationTrack())
-            case steps.StartRequest():
+            case StartRequest():
                 world.do(StartNodeRequest(step.request.id, world.new_session()))
-            case steps.RejectRequest():
+            case RejectRequest():
                 world.do(RejectNode(step.request.host, step.why, now))
-            case steps.CancelQueue():
+            case CancelQueue():
                 self._cancel(step)
             case steps.DriveGlobal():
                 self._drive_global(step, fails)
@@ -439,7 +439,7 @@ class Coordinator:
                 )
         return None
 
-    def _cancel(self, step: steps.CancelQueue) -> None:
+    def _cancel(self, step: CancelQueue) -> None:
         world = self._world
         for verdict in step.verdicts:
             why = "; ".join(str(objection) for objection in verdict.objections)

@@ -175,7 +175,7 @@ class Rig:
         self.limits = limits
         self.transport = MemoryTransport()
         self.events: list[tuple[str, Mapping[str, object]]] = []
-        self.server = Server(tasks, introduction(1), limits, self.report)
+        self.server = Server(tasks, introduction(1), self.report, limits)
         self.release = asyncio.Event()
         self.slow_stopped = asyncio.Event()
         self.slow_started: list[str] = []

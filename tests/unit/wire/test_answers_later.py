@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.async_tests import real_time, runs_in, settled
+from tests.async_tests import settled
 from tests.unit.wire.rig import DATA_ECHO, EchoAnswer, EchoRequest, Rig, running_rig
 
 from ebla.aio.eager_future import EagerFuture
@@ -16,14 +16,14 @@ from ebla.wire.server import IncomingCall
 
 class Futures:
     def __init__(self, rig: Rig) -> None:
-        self.given: list[asyncio.Future[str]] = []
+        self.given: list[EagerFuture[str]] = []
         self.refusal: Exception | None = None
         rig.server.serve_future(DATA_ECHO, self._begin, EchoAnswer)
 
-    def _begin(self, _request: EchoRequest, _call: IncomingCall) -> "asyncio.Future[str]":
+    def _begin(self, _request: EchoRequest, _call: IncomingCall) -> EagerFuture[str]:
         if self.refusal is not None:
             raise self.refusal
-        self.given.append(asyncio.get_running_loop().create_future())
+        self.given.append(EagerFuture())
         return self.given[-1]
 
 
@@ -100,21 +100,6 @@ async def test_the_deadline_the_caller_and_the_end_of_the_link_withdraw_it() -> 
         caller.close("gone")
         await left
         assert [one.cancelled() for one in futures.given] == [True, True, True]
-
-
-@runs_in(real_time)
-async def test_one_that_fails_after_its_link_has_ended_makes_no_noise() -> None:
-    unheard: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
-    async with running_rig() as rig:
-        futures, caller = Futures(rig), await rig.connect(Lane.DATA)
-        asked = rig.tasks.create_task(_hears(caller, ConnectionLost))
-        await settled()
-        futures.given[0].set_exception(Stale("too late"))
-        rig.server.close("stopping")
-        await asked
-    futures.given.clear()
-    assert unheard == []
 
 
 async def test_they_count_among_the_requests_under_way() -> None:

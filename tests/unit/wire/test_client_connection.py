@@ -20,6 +20,7 @@ from tests.unit.wire.rig import (
     running_rig,
 )
 
+from ebla.aio.eager import Suspended, run_eagerly
 from ebla.model.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -240,6 +241,23 @@ async def test_a_full_connection_makes_callers_wait_then_refuses() -> None:
         assert rig.slow_started == ["0", "1", "2", "3"]
         rig.release.set()
         assert [(await task).text for task in running] == ["0", "1", "2", "3"]
+
+
+@runs_in(real_time)
+async def test_calls_that_begin_in_one_eager_step_are_not_more_than_may_wait() -> None:
+    """Each of them finds the line empty in its first step: they wait only once they run as tasks."""
+    async with running_rig(WireLimits(in_flight_requests_max=1, waiting_requests_max=2)) as rig:
+        caller = await rig.connect()
+        running = rig.tasks.create_task(slow_call(caller, "running"))
+        await settled()
+        begun = [run_eagerly(slow_call(caller, f"w{n}")) for n in range(5)]
+        tasks = [rig.tasks.create_task(_outcome(one)) for one in begun if type(one) is Suspended]
+        assert len(tasks) == 5
+        await settled()
+        assert [task.done() for task in tasks] == [False, False, True, True, True]
+        rig.release.set()
+        assert [type(await task) for task in tasks] == [EchoAnswer] * 2 + [Overloaded] * 3
+        assert (await running).text == "running"
 
 
 @runs_in(real_time)

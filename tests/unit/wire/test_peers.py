@@ -24,7 +24,7 @@ from ebla.model.identity import Address
 from ebla.sim.world import World
 from ebla.wire.frames import Lane
 from ebla.wire.limits import WireLimits
-from ebla.wire.peers import Peers, RouteState, backoff_ms
+from ebla.wire.peers import Peers, backoff_ms
 
 SERVER = introduction(1).host
 
@@ -53,10 +53,7 @@ async def test_lanes_have_connections_of_their_own() -> None:
         assert peers.send(SERVER, RUMOUR, Rumour("heard"))
         await settled()
         assert rig.rumours == ["heard"]
-        assert [(route.lane, route.state) for route in peers.routes()] == [
-            (Lane.CONTROL, RouteState.READY),
-            (Lane.RAFT, RouteState.READY),
-        ]
+        assert [lane for lane in Lane if peers.is_connected(SERVER, lane)] == [Lane.RAFT, Lane.CONTROL]
         peers.close("over")
 
 

@@ -1,15 +1,15 @@
 """Numbers are assigned once. A new verb needs a new line in the golden file; a changed line breaks compatibility."""
 
-import inspect
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ebla.wire import verbs
-from ebla.wire.verbs import VERBS, Notice, Verb
+from ebla.wire.verbs import Notice, Verb
 
 GOLDEN = Path(__file__).with_name("verbs.golden")
+VERBS = [value for value in vars(verbs).values() if isinstance(value, Verb | Notice)]
 
 
 def line_of(verb: Verb[msgspec.Struct, msgspec.Struct] | Notice[msgspec.Struct]) -> str:
@@ -24,11 +24,6 @@ def line_of(verb: Verb[msgspec.Struct, msgspec.Struct] | Notice[msgspec.Struct])
 def test_numbers_and_names_are_unique() -> None:
     assert len({verb.number for verb in VERBS}) == len(VERBS)
     assert len({verb.name for verb in VERBS}) == len(VERBS)
-
-
-def test_every_verb_is_in_the_table() -> None:
-    declared = [value for _, value in inspect.getmembers(verbs) if isinstance(value, Verb | Notice)]
-    assert sorted(verb.number for verb in declared) == sorted(verb.number for verb in VERBS)
 
 
 def test_the_golden_file_pins_them() -> None:

@@ -3,13 +3,12 @@
 import asyncio
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
 from ebla.bulk.workers.messages import ScanJob, WorkerFrameKind, receive_frame, send_frame
-from ebla.bulk.workers.pool import PoolLimits, Worker, WorkerFailed, WorkerPool
+from ebla.bulk.workers.pool import Worker, WorkerFailed, WorkerPool
 from ebla.model.errors import DeadlineExceeded, EblaError, InternalError, Outcome, Overloaded
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.layer_build import BuildJob, BuildResult
@@ -35,28 +34,33 @@ class ScanFailed(EblaError):
     outcome = Outcome.NOT_APPLIED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLimits:
-    builds_max: int = max(1, min(4, os.cpu_count() or 1))
-    """At a time. A Spark job brings rows for every tablet at once; the other builds wait. Compactions are bounded by
-    the service that starts them."""
-    scans_max: int = 8
-    """At a time. A task that merges replicas reads from each node once, so this many such tasks make progress."""
-    scan_wait_s: float = 30.0
-    """For a free slot."""
-    scan_s: float = 3600.0
-    scan_silence_s: float = 120.0
-    """A worker that sends nothing for so long hangs: it sends a frame for every few megabytes it reads."""
+BUILDS_MAX = max(1, min(4, os.cpu_count() or 1))
+"""At a time. A Spark job brings rows for every tablet at once; the other builds wait. Compactions are bounded by the
+service that starts them."""
+SCANS_MAX = 8
+"""At a time. A task that merges replicas reads from each node once, so this many such tasks make progress."""
+SCAN_WAIT_S = 30.0
+"""For a free slot."""
+SCAN_SILENCE_S = 120.0
+"""A worker that sends nothing for so long hangs: it sends a frame for every few megabytes it reads."""
 
 
 class BulkWorkers:
-    """`CompactionRunner`, `RowLayerBuilder` and `ScanPool`. To be closed at the end."""
+    """`CompactionRunner`, `RowLayerBuilder`, and scans. To be closed at the end."""
 
-    def __init__(self, limits: WorkerLimits | None = None, pool_limits: PoolLimits | None = None) -> None:
-        self._limits = limits or WorkerLimits()
-        self.pool = WorkerPool(pool_limits)
-        self._build_slots = asyncio.Semaphore(self._limits.builds_max)
-        self._scan_slots = asyncio.Semaphore(self._limits.scans_max)
+    def __init__(
+        self,
+        pool: WorkerPool | None = None,
+        *,
+        builds_max: int = BUILDS_MAX,
+        scans_max: int = SCANS_MAX,
+        scan_wait_s: float = SCAN_WAIT_S,
+    ) -> None:
+        self.pool = pool or WorkerPool()
+        self._scans_max = scans_max
+        self._scan_wait_s = scan_wait_s
+        self._build_slots = asyncio.Semaphore(builds_max)
+        self._scan_slots = asyncio.Semaphore(scans_max)
 
     async def close(self) -> None:
         await self.pool.close()
@@ -81,20 +85,17 @@ class BulkWorkers:
 
     async def start(self, deadline_s: float) -> "WorkerScan":
         """A worker for one scan. Raises `Overloaded` where no slot gets free in time."""
-        limits = self._limits
         try:
-            async with asyncio.timeout(min(limits.scan_wait_s, deadline_s)):
+            async with asyncio.timeout(min(self._scan_wait_s, deadline_s)):
                 await self._scan_slots.acquire()
         except TimeoutError:
-            raise Overloaded(
-                f"{limits.scans_max} scans are running already", advice="run the job again later"
-            ) from None
+            raise Overloaded(f"{self._scans_max} scans are running already", advice="run the job again later") from None
         try:
             worker = await self.pool.lease()
         except BaseException:
             self._scan_slots.release()
             raise
-        return WorkerScan(self.pool, worker, self._scan_slots, min(deadline_s, limits.scan_s), limits.scan_silence_s)
+        return WorkerScan(self.pool, worker, self._scan_slots, deadline_s)
 
 
 async def run_in_worker(pool: WorkerPool, kind: WorkerFrameKind, job: bytes, deadline_s: float) -> bytearray:
@@ -130,13 +131,10 @@ class WorkerScan:
     """One scan on one worker. Its answer is read by the thread that streams it, which a slow reader may hold for any
     time; the worker waits with it, and the timer on the loop ends the scan all the same when its time is over."""
 
-    def __init__(
-        self, pool: WorkerPool, worker: Worker, slots: asyncio.Semaphore, deadline_s: float, silence_s: float
-    ) -> None:
+    def __init__(self, pool: WorkerPool, worker: Worker, slots: asyncio.Semaphore, deadline_s: float) -> None:
         self._pool = pool
         self._worker = worker
         self._slots = slots
-        self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._expiry = self._loop.call_later(deadline_s, self._expire)
         self._has_slot = True
@@ -147,7 +145,7 @@ class WorkerScan:
     def ask(self, job: ScanJob) -> pa.Schema:
         """Sends the job and returns the schema of its answer."""
         try:
-            self._worker.channel.settimeout(self._silence_s)
+            self._worker.channel.settimeout(SCAN_SILENCE_S)
             send_frame(self._worker.channel, WorkerFrameKind.SCAN, encode(job))
         except OSError as error:
             raise self._broken() from error
@@ -194,10 +192,10 @@ class WorkerScan:
 
     def _receive(self) -> tuple[WorkerFrameKind, bytearray]:
         try:
-            self._worker.channel.settimeout(self._silence_s)
+            self._worker.channel.settimeout(SCAN_SILENCE_S)
             return receive_frame(self._worker.channel)
         except TimeoutError:
-            raise ScanFailed(f"the scan sent nothing for {self._silence_s:g} s", advice="run it again") from None
+            raise ScanFailed(f"the scan sent nothing for {SCAN_SILENCE_S:g} s", advice="run it again") from None
         except (OSError, EOFError) as error:
             raise self._broken() from error
 

@@ -27,21 +27,17 @@ END_S = 30.0
 """For a worker or the server to end before the server is killed."""
 CHANNEL_BYTES = 1 << 20
 _READ_BYTES = 4096
+IDLE_WORKERS_MAX = 4
+"""Kept for the next job; each holds about 100 MB."""
+WORKER_IDLE_S = 20.0
+SERVER_IDLE_S = 600.0
+"""Without any job. The server itself holds 40 MB, and a job that comes every few minutes finds it ready."""
 
 
 class WorkerFailed(EblaError):
     """The job came to nothing; nothing has changed."""
 
     outcome = Outcome.NOT_APPLIED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLimits:
-    idle_workers_max: int = 4
-    """Kept for the next job; each holds about 100 MB."""
-    worker_idle_s: float = 20.0
-    server_idle_s: float = 600.0
-    """Without any job. The server itself holds 40 MB, and a job that comes every few minutes finds it ready."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -89,9 +85,16 @@ class Worker:
 class WorkerPool:
     """All methods run on the loop."""
 
-    def __init__(self, limits: PoolLimits | None = None, module: str = "ebla.bulk.workers.worker_process") -> None:
-        self._limits = limits or PoolLimits()
+    def __init__(
+        self,
+        module: str = "ebla.bulk.workers.worker_process",
+        *,
+        worker_idle_s: float = WORKER_IDLE_S,
+        server_idle_s: float = SERVER_IDLE_S,
+    ) -> None:
         self._module = module
+        self._worker_idle_s = worker_idle_s
+        self._server_idle_s = server_idle_s
         self._starting = asyncio.Lock()
         self._server: _ServerProcess | None = None
         self._ending: list[_ServerProcess] = []
@@ -120,9 +123,9 @@ class WorkerPool:
 
     def release(self, worker: Worker, *, reusable: bool) -> None:
         """The worker takes another job, or ends."""
-        if reusable and not self._is_closed and len(self._idle) < self._limits.idle_workers_max and worker.is_alive():
+        if reusable and not self._is_closed and len(self._idle) < IDLE_WORKERS_MAX and worker.is_alive():
             loop = asyncio.get_running_loop()
-            worker.expiry = loop.call_later(self._limits.worker_idle_s, self._expire, worker)
+            worker.expiry = loop.call_later(self._worker_idle_s, self._expire, worker)
             self._idle.append(worker)
         else:
             worker.server.kill(worker)
@@ -175,7 +178,7 @@ class WorkerPool:
         self._leased -= 1
         if not self._leased and not self._is_closed:
             loop = asyncio.get_running_loop()
-            self._server_expiry = loop.call_later(self._limits.server_idle_s, self._end_server)
+            self._server_expiry = loop.call_later(self._server_idle_s, self._end_server)
 
     def _cancel_server_expiry(self) -> None:
         if self._server_expiry is not None:

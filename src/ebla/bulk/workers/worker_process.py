@@ -13,18 +13,14 @@ from ebla.bulk.workers.fork_server import serve_forks
 from ebla.bulk.workers.messages import ScanJob, WorkerFrameKind, receive_frame, send_frame
 from ebla.model.errors import EblaError, InternalError
 from ebla.runtime.file_disk import DiskFile, FileDisk
-from ebla.storage.codec.row_file import ROWS_SCHEMA
-from ebla.storage.columns.chunks import whole_shape
 from ebla.storage.compaction.compaction_plan import CompactionJob
 from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.layer_build import BuildJob, run_build
 from ebla.storage.layers.malloc import keep_freed_buffers
 from ebla.storage.layers.rocks_engine import RocksEngine
-from ebla.storage.scan.checkpoint_scan import CheckpointScan, ScanContext, open_checkpoint
-from ebla.storage.scan.range_hashes import HASHES_SCHEMA
-from ebla.storage.scan.stack_scan import ScanQuery, output_schema
+from ebla.storage.scan.stack_scan import open_checkpoint
+from ebla.transfers.scan_answers import answer_scan
 from ebla.wire.flight_format import encode_failure
-from ebla.wire.transfer_messages import HashesQuery, StoredRowsQuery, TypedRowsQuery
 
 BATCH_BYTES = 4 << 20
 """Sent at a time; a single row may be larger."""
@@ -94,8 +90,8 @@ async def _build(job: BuildJob, channel: socket.socket) -> None:
 async def _scan(job: ScanJob, channel: socket.socket) -> None:
     disk = FileDisk()
     try:
-        async with open_checkpoint(ScanContext(RocksEngine(disk), disk), job.schema, job.stacks) as scan:
-            schema, batches = _answer(job, scan)
+        async with open_checkpoint(RocksEngine(disk), disk, job.schema, job.stacks) as scan:
+            schema, batches = answer_scan(scan, job.query)
             send_frame(channel, WorkerFrameKind.SCHEMA, schema.serialize())
             for batch in batches:
                 for piece in slices_of(batch):
@@ -107,25 +103,6 @@ async def _scan(job: ScanJob, channel: socket.socket) -> None:
     finally:
         disk.close()
     send_frame(channel, WorkerFrameKind.END, b"")
-
-
-def _answer(job: ScanJob, scan: CheckpointScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    match job.query:
-        case StoredRowsQuery(range=token_range, conditions=conditions, partitions=partitions) as asked:
-            if asked.by_column and scan.has_columns():
-                return whole_shape(job.schema).arrow_schema, scan.by_column(token_range, conditions, partitions)
-            return ROWS_SCHEMA, scan.stored(token_range, conditions, partitions)
-        case TypedRowsQuery(range=token_range) as asked:
-            query = ScanQuery(
-                schema=job.schema,
-                columns=asked.columns,
-                now_s=asked.now_s,
-                conditions=asked.conditions,
-                partitions=asked.partitions,
-            )
-            return output_schema(query), scan.typed(token_range, query)
-        case HashesQuery(range=token_range, buckets=buckets, gc_before_s=gc_before_s):
-            return HASHES_SCHEMA, iter((scan.hashes(token_range, buckets, gc_before_s),))
 
 
 def slices_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ named `cassandra`.
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,13 +15,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from ebla.cli.cluster.local_cluster import LocalNode
-from ebla.model.errors import Unavailable
+from ebla.cli.flags import PASSWORD_VARIABLE, environment_without_password, private_file
+from ebla.model.errors import InvalidRequest, Unavailable
 from ebla.options import ClientTls
 
 RunStep = Callable[[Sequence[str]], int]
 PrintLine = Callable[[str], None]
 
 MARKER = ".ready"
+HASHED = ("--require-hashes", "--only-binary", ":all:", "--no-deps")
+_PASSWORD_ARGUMENT = re.compile(r"-[A-Z]*p|--pa")
+"""Also abbreviated, and behind flags in one word."""
 
 
 def requirements() -> str:
@@ -46,7 +51,7 @@ def ensure_installed(environment: Path, run: RunStep, print_line: PrintLine) -> 
     pip = (str(python), "-m", "pip", "--disable-pip-version-check")
     for step in (
         (sys.executable, "-m", "venv", str(environment)),
-        (*pip, "install", "-q", "--progress-bar", "on", "-r", str(requirements_file)),
+        (*pip, "install", "-q", "--progress-bar", "on", *HASHED, "-r", str(requirements_file)),
     ):
         if run(step):
             raise Unavailable(
@@ -66,6 +71,23 @@ def arguments_for(node: LocalNode, user_arguments: Sequence[str]) -> list[str]:
     return [*arguments, options.address, str(options.ports.cql)]
 
 
+def login_arguments(user_arguments: Sequence[str], password: str | None) -> list[str]:
+    """Arguments that log in with this password; without one cqlsh prompts for it. Raises `InvalidRequest` for a
+    password among the arguments, which other users of the machine can see."""
+    if any(_PASSWORD_ARGUMENT.match(argument) for argument in user_arguments):
+        raise InvalidRequest(
+            "a password is not accepted as an argument, because other users can see it",
+            advice=f"leave out -p to be asked for it, or use {PASSWORD_VARIABLE} or --password-file FILE",
+        )
+    if password is None or not any(argument.startswith(("-u", "--username")) for argument in user_arguments):
+        return []
+    if password != password.strip() or not password.isprintable():
+        raise InvalidRequest(
+            "cqlsh's credentials file cannot hold this password", advice="leave the password out to be asked for it"
+        )
+    return ["--credentials", private_file(f"[plain_text_auth]\npassword = {password}\n")]
+
+
 def cqlsh_process_environment(node: LocalNode) -> dict[str, str]:
     """Environment variables for cqlsh: the certificate authority of the nodes."""
     if node.options.client_tls is ClientTls.OFF:
@@ -80,4 +102,4 @@ def run_step(command: Sequence[str]) -> int:
 def exec_cqlsh(python: Path, node: LocalNode, user_arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by cqlsh, which then owns the terminal and its signals."""
     command = [str(python), "-m", "cqlshlib", *arguments_for(node, user_arguments)]
-    os.execve(command[0], command, {**os.environ, **cqlsh_process_environment(node)})  # noqa: S606  # the arguments are our own
+    os.execve(command[0], command, {**environment_without_password(), **cqlsh_process_environment(node)})  # noqa: S606  # the arguments are our own

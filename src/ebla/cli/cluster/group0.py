@@ -1,6 +1,7 @@
 """`ebla group0 …`: reads and changes the replicated store of the cluster."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -10,9 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebla.cli.cluster.node_calls import call_node, parse_contact
-from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
-from ebla.cli.output import reporting_outcomes
+from ebla.cli.cluster.node_calls import parse_contact
+from ebla.cli.command import NodeFlags, add_command
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import prefix_of
 from ebla.group0.members import MemberRole
@@ -24,7 +24,6 @@ from ebla.wire.group0_messages import (
     ChangeMemberRequest,
     ExecuteRequest,
     FoundKeyValue,
-    Group0ReadAnswer,
     Group0ReadRequest,
     Group0Report,
     LockRequest,
@@ -41,9 +40,6 @@ from ebla.wire.verbs import (
     GROUP0_READ,
     GROUP0_TRANSFER,
     GROUP0_WATCH,
-    A,
-    Q,
-    Verb,
 )
 
 HELP = """
@@ -61,7 +57,6 @@ An error states the outcome of the operation: not applied, or unknown. See docs/
 
 app = typer.Typer(name="group0", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
 
-Timeout = Annotated[int, typer.Option("--timeout-ms", metavar="N", min=1, help="Timeout of the call.")]
 TIMEOUT_DEFAULT_MS = 5_000
 Force = Annotated[
     bool, typer.Option("--force", help="Allow keys that the cluster itself owns. This can break the cluster.")
@@ -78,34 +73,40 @@ class KeyJson(msgspec.Struct, frozen=True, kw_only=True):
     hex: str | None = None
 
 
-@app.command()
+@dataclass(frozen=True, kw_only=True)
+class TimedFlags(NodeFlags):
+    timeout_ms: Annotated[int, typer.Option("--timeout-ms", metavar="N", min=1, help="Timeout of the call.")] = (
+        TIMEOUT_DEFAULT_MS
+    )
+
+
+@add_command(app, is_change=False)
 def get(
+    flags: TimedFlags,
     keys: Annotated[list[str], typer.Argument(help="Keys, or prefixes that end with a slash.")],
     local: Annotated[bool, typer.Option("--local", help="Read from this node, without a quorum.")] = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Read keys. Linearizable unless --local. The exit status is 1 if a key does not exist."""
     exact = tuple(key for key in keys if not key.endswith("/"))
     prefixes = tuple(key for key in keys if key.endswith("/"))
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        answer = _read(data, node, Group0ReadRequest(keys=exact, prefixes=prefixes, quorum=not local), timeout_ms)
-        if as_json:
-            _print_json({"index": answer.revision.index, "found": [_key_json(found) for found in answer.found]})
-        else:
-            for found in answer.found:
-                sys.stdout.write(f"{found.key} @{found.revision.index} {_text(found.value)}\n")
-        there = {found.key for found in answer.found}
-        missing = [key for key in exact if key not in there]
-        for key in missing:
-            sys.stderr.write(f"ebla: {key} does not exist\n")
-    raise typer.Exit(1 if missing else 0)
+    pages = ReadPager(Group0ReadRequest(keys=exact, prefixes=prefixes, quorum=not local))
+    while (answer := pages.take(flags.call(GROUP0_READ, pages.request(), flags.timeout_ms))) is None:
+        pass
+    if flags.as_json:
+        _print_json({"index": answer.revision.index, "found": [_key_json(found) for found in answer.found]})
+    else:
+        for found in answer.found:
+            sys.stdout.write(f"{found.key} @{found.revision.index} {_text(found.value)}\n")
+    there = {found.key for found in answer.found}
+    missing = [key for key in exact if key not in there]
+    for key in missing:
+        sys.stderr.write(f"ebla: {key} does not exist\n")
+    return 1 if missing else 0
 
 
-@app.command()
+@add_command(app, is_change=True)
 def put(
+    flags: TimedFlags,
     key: str,
     value: str,
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Only if the key does not exist.")] = False,
@@ -114,32 +115,16 @@ def put(
     ] = None,
     lock: LockText = None,
     force: Force = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Write a key. It is durable on a majority when the command returns."""
-    with reporting_outcomes(as_json=as_json):
-        conditions = _conditions(data, node, key, if_missing=if_missing, if_index=if_index)
-        transaction = Transaction(conditions, (PutKey(key, value.encode()),), _lock_bytes(lock))
-        _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
+    conditions = _conditions(flags, key, if_missing=if_missing, if_index=if_index)
+    return _execute(flags, Transaction(conditions, (PutKey(key, value.encode()),), _lock_bytes(lock)), force=force)
 
 
-@app.command()
-def delete(
-    key: str,
-    lock: LockText = None,
-    force: Force = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+@add_command(app, is_change=True)
+def delete(flags: TimedFlags, key: str, lock: LockText = None, force: Force = False) -> int:
     """Delete a key. Does nothing if the key does not exist."""
-    with reporting_outcomes(as_json=as_json):
-        transaction = Transaction((), (DeleteKey(key),), _lock_bytes(lock))
-        _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
+    return _execute(flags, Transaction((), (DeleteKey(key),), _lock_bytes(lock)), force=force)
 
 
 class TxnCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,196 +147,133 @@ class TxnFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lock: str | None = None
 
 
-@app.command()
+@add_command(app, is_change=True)
 def txn(
+    flags: TimedFlags,
     file: Annotated[Path, typer.Argument(help="JSON; - for standard input.")],
     force: Force = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Apply all changes of a file if every condition holds, else none.
 
     {"conditions": [{"key": "user/a", "missing": true}, {"key": "user/b", "index": 7}],
      "changes": [{"key": "user/a", "value": "1"}, {"key": "user/b", "value": null}]}
     """
-    with reporting_outcomes(as_json=as_json):
-        raw = sys.stdin.buffer.read() if str(file) == "-" else _read_file(file)
-        try:
-            file_content = msgspec.json.decode(raw, type=TxnFile)
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"{file} is no transaction: {error}", advice="see ebla group0 txn --help") from error
-        conditions: tuple[Condition, ...] = ()
-        for one in file_content.conditions:
-            conditions += _conditions(data, node, one.key, if_missing=one.missing, if_index=one.index)
-        changes: tuple[Change, ...] = tuple(
-            DeleteKey(one.key) if one.value is None else PutKey(one.key, one.value.encode())
-            for one in file_content.changes
-        )
-        transaction = Transaction(conditions, changes, _lock_bytes(file_content.lock))
-        _execute(data, node, transaction, timeout_ms, force=force, as_json=as_json)
+    raw = sys.stdin.buffer.read() if str(file) == "-" else _read_file(file)
+    try:
+        file_content = msgspec.json.decode(raw, type=TxnFile)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{file} is no transaction: {error}", advice="see ebla group0 txn --help") from error
+    conditions: tuple[Condition, ...] = ()
+    for one in file_content.conditions:
+        conditions += _conditions(flags, one.key, if_missing=one.missing, if_index=one.index)
+    changes: tuple[Change, ...] = tuple(
+        DeleteKey(one.key) if one.value is None else PutKey(one.key, one.value.encode()) for one in file_content.changes
+    )
+    return _execute(flags, Transaction(conditions, changes, _lock_bytes(file_content.lock)), force=force)
 
 
-@app.command()
+@add_command(app, is_change=False)
 def watch(
+    flags: NodeFlags,
     prefix: Annotated[str, typer.Argument(help="Watch keys with this prefix.")] = "",
     after: Annotated[int | None, typer.Option("--after", metavar="N", help="Resume after this index.")] = None,
     count: Annotated[int | None, typer.Option("--count", metavar="N", help="End after this many changes.")] = None,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Follow changes, in order, until Ctrl-C. Starts with the current keys, unless resumed after an index."""
     seen = 0
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        history = _call(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
-        pages = WatchPager(prefix, None if after is None else Revision(history, after))
-        try:
-            while count is None or seen < count:
-                answer = pages.take(_call(data, node, GROUP0_WATCH, pages.request(5_000), 10_000))
-                changes = () if answer is None else answer.changes
-                for change in changes[: None if count is None else count - seen]:
-                    _print_change(change, reset=answer is not None and answer.reset, as_json=as_json)
-                    seen += 1
-        except KeyboardInterrupt:
-            sys.stderr.write("\n")
+    pages = WatchPager(prefix, None if after is None else Revision(_report(flags).history, after))
+    try:
+        while count is None or seen < count:
+            answer = pages.take(flags.call(GROUP0_WATCH, pages.request(5_000), 10_000))
+            changes = () if answer is None else answer.changes
+            for change in changes[: None if count is None else count - seen]:
+                _print_change(change, reset=answer is not None and answer.reset, as_json=flags.as_json)
+                seen += 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
 
 
-@app.command()
-def members(
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    as_json: JsonFlag = False,
-) -> None:
+@add_command(app, is_change=False)
+def members(flags: NodeFlags) -> None:
     """Show the members of group 0: voters, leader, and how far each one lags behind."""
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        report = _call(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
-        if as_json:
-            _print_json(_members_json(report))
-        else:
-            _print_members(report)
+    report = _report(flags)
+    if flags.as_json:
+        _print_json(_members_json(report))
+    else:
+        _print_members(report)
 
 
-@app.command()
+@add_command(app, is_change=True)
 def add(
+    flags: TimedFlags,
     host: Annotated[UUID, typer.Argument(help="The new member's host id.")],
     address: Annotated[str, typer.Argument(help="The address of its control process.")],
     lock: LockText = None,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Add a member as a learner. Nodes join on their own when they start; this is for a node that cannot."""
-    with reporting_outcomes(as_json=as_json):
-        place = parse_contact(address, NodePorts())
-        request = ChangeMemberRequest(host=HostId(host), role=MemberRole.LEARNER, address=place, lock=_lock_bytes(lock))
-        _print_answer(_call(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
+    place = parse_contact(address, NodePorts())
+    request = ChangeMemberRequest(host=HostId(host), role=MemberRole.LEARNER, address=place, lock=_lock_bytes(lock))
+    return _show_answer(flags, flags.call(GROUP0_CHANGE_MEMBER, request, flags.timeout_ms).answer)
 
 
-@app.command()
+@add_command(app, is_change=True)
 def remove(
+    flags: TimedFlags,
     host: Annotated[UUID, typer.Argument(help="The member's host id (see ebla group0 members).")],
     lock: LockText = None,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Remove a member permanently: its host id can never return. The node notices and stops."""
-    with reporting_outcomes(as_json=as_json):
-        request = ChangeMemberRequest(host=HostId(host), role=MemberRole.REMOVED, address=None, lock=_lock_bytes(lock))
-        _print_answer(_call(data, node, GROUP0_CHANGE_MEMBER, request, timeout_ms).answer, as_json=as_json)
+    request = ChangeMemberRequest(host=HostId(host), role=MemberRole.REMOVED, address=None, lock=_lock_bytes(lock))
+    return _show_answer(flags, flags.call(GROUP0_CHANGE_MEMBER, request, flags.timeout_ms).answer)
 
 
-@app.command("transfer-leader")
+@add_command(app, "transfer-leader", is_change=True)
 def transfer_leader(
-    host: Annotated[UUID, typer.Argument(help="The voter that should lead.")],
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
+    flags: TimedFlags, host: Annotated[UUID, typer.Argument(help="The voter that should lead.")]
 ) -> None:
     """Transfer leadership to a voter; returns once it leads."""
-    with reporting_outcomes(as_json=as_json):
-        _call(data, node, GROUP0_TRANSFER, TransferLeadershipRequest(HostId(host)), timeout_ms)
-        if as_json:
-            _print_json({"leader": str(host)})
-        else:
-            sys.stdout.write(f"{host} leads\n")
+    flags.call(GROUP0_TRANSFER, TransferLeadershipRequest(HostId(host)), flags.timeout_ms)
+    _show(flags, {"leader": str(host)}, f"{host} leads")
 
 
-@app.command()
-def lock(
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+@add_command(app, "lock", is_change=True)
+def acquire_lock(flags: TimedFlags) -> None:
     """Acquire the lock, a fencing token: it revokes the previous one, and is valid until the next one is acquired."""
-    with reporting_outcomes(as_json=as_json):
-        answer = _call(data, node, GROUP0_LOCK, LockRequest(), timeout_ms)
-        if as_json:
-            _print_json({"lock": answer.lock.hex(), "index": answer.revision.index})
-        else:
-            sys.stdout.write(f"{answer.lock.hex()}\n")
+    answer = flags.call(GROUP0_LOCK, LockRequest(), flags.timeout_ms)
+    _show(flags, {"lock": answer.lock.hex(), "index": answer.revision.index}, answer.lock.hex())
 
 
-@app.command("check-quorum")
-def check_quorum(
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    timeout_ms: Timeout = TIMEOUT_DEFAULT_MS,
-    as_json: JsonFlag = False,
-) -> None:
+@add_command(app, "check-quorum", is_change=False)
+def check_quorum(flags: TimedFlags) -> None:
     """Check that a majority of the voters answers, by a linearizable read. The exit status is 1 if not."""
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        revision = _call(data, node, GROUP0_READ, Group0ReadRequest(), timeout_ms).revision
-        if as_json:
-            _print_json({"quorum": True, "index": revision.index})
-        else:
-            sys.stdout.write(f"a majority answers, at index {revision.index}\n")
+    index = flags.call(GROUP0_READ, Group0ReadRequest(), flags.timeout_ms).revision.index
+    _show(flags, {"quorum": True, "index": index}, f"a majority answers, at index {index}")
 
 
 # ---- calls
 
 
-def _call(data: Path, node: str | None, verb: Verb[Q, A], request: Q, timeout_ms: int) -> A:
-    return call_node(data, node, verb, request, timeout_ms)
+def _report(flags: NodeFlags) -> Group0Report:
+    return flags.call(GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS)
 
 
-def _read(data: Path, node: str | None, request: Group0ReadRequest, timeout_ms: int) -> Group0ReadAnswer:
-    """Reads all pages; the timeout is for each page."""
-    pages = ReadPager(request)
-    while (whole := pages.take(_call(data, node, GROUP0_READ, pages.request(), timeout_ms))) is None:
-        pass
-    return whole
-
-
-def _execute(
-    data: Path, node: str | None, transaction: Transaction, timeout_ms: int, *, force: bool, as_json: bool
-) -> None:
+def _execute(flags: TimedFlags, transaction: Transaction, *, force: bool) -> int:
     for change in transaction.changes:
         if not force and not change.key.startswith("user/"):
             owner = prefix_of(change.key)
             whose = f"belongs to: {owner.owner}" if owner is not None else "has no known kind"
             raise Refused(f"the key {change.key} {whose}", advice="use a key below user/, or --force if you are sure")
-    request = ExecuteRequest(transaction)
-    _print_answer(_call(data, node, GROUP0_EXECUTE, request, timeout_ms).answer, as_json=as_json)
+    return _show_answer(flags, flags.call(GROUP0_EXECUTE, ExecuteRequest(transaction), flags.timeout_ms).answer)
 
 
-def _conditions(
-    data: Path, node: str | None, key: str, *, if_missing: bool, if_index: int | None
-) -> tuple[Condition, ...]:
+def _conditions(flags: NodeFlags, key: str, *, if_missing: bool, if_index: int | None) -> tuple[Condition, ...]:
     if if_missing and if_index is not None:
         raise InvalidRequest(f"{key} cannot be missing and have an index at once")
     if if_missing:
         return (KeyMissing(key),)
     if if_index is None:
         return ()
-    history = _call(data, node, GROUP0_MEMBERS, MembersRequest(), TIMEOUT_DEFAULT_MS).history
-    return (KeyUnchanged(key, Revision(history, if_index)),)
+    return (KeyUnchanged(key, Revision(_report(flags).history, if_index)),)
 
 
 def _lock_bytes(text: str | None) -> bytes | None:
@@ -373,17 +295,25 @@ def _read_file(file: Path) -> bytes:
 # ---- output
 
 
-def _print_answer(answer: CommandAnswer, *, as_json: bool) -> None:
+def _show(flags: NodeFlags, value: Any, text: str) -> None:
+    if flags.as_json:
+        _print_json(value)
+    else:
+        typer.echo(text)
+
+
+def _show_answer(flags: NodeFlags, answer: CommandAnswer) -> int:
+    """Returns the exit status."""
     applied = isinstance(answer, Done)
-    if as_json:
-        fields = msgspec.structs.asdict(answer)
+    if flags.as_json:
         outcome = "done" if applied else "unknown" if isinstance(answer, Forgotten) else "not_applied"
-        _print_json({"outcome": outcome, "answer": type(answer).__name__, **_plain(fields)})
+        fields = {name: _plain(value) for name, value in msgspec.structs.asdict(answer).items()}
+        _print_json({"outcome": outcome, "answer": type(answer).__name__, **fields})
     elif isinstance(answer, Done):
-        sys.stdout.write(f"done at index {answer.revision.index}\n")
+        typer.echo(f"done at index {answer.revision.index}")
     else:
         sys.stderr.write(f"ebla: {_refusal(answer)}\n")
-    raise typer.Exit(0 if applied else 1)
+    return 0 if applied else 1
 
 
 def _refusal(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> str:
@@ -449,11 +379,7 @@ def _members_json(report: Group0Report) -> dict[str, Any]:
     return {**fields, "members": listed}
 
 
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain_value(value) for name, value in fields.items()}
-
-
-def _plain_value(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Revision):
         return {"history": value.history, "index": value.index}
     return value.hex() if isinstance(value, bytes) else value

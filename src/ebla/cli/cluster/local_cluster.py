@@ -26,7 +26,7 @@ from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity
 from ebla.runtime.preflight import check_addresses, check_folder
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tls import TlsFolder, TlsIdentity
+from ebla.runtime.tls import TlsFolder
 
 NODES_DEFAULT = 3
 NODES_MAX = 250
@@ -201,7 +201,9 @@ def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
         )
         chosen = options.with_overrides(draft, shape.overrides, f"options of {folder.name}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / "options.toml").write_text(options.render(msgspec.structs.replace(chosen, data=".")), "utf-8")
+        path = folder / "options.toml"
+        path.touch(mode=0o600)  # it may hold the hash of the password
+        path.write_text(options.render(msgspec.structs.replace(chosen, data=".")), "utf-8")
     return find_nodes(data)
 
 
@@ -227,8 +229,7 @@ def renew_certificates(nodes: Sequence[LocalNode], clock: Clock) -> list[Renewed
         identity = node.folder.read_identity()
         if identity is None:
             continue
-        owner = TlsIdentity(identity.host, identity.cluster, identity.cluster_name)
-        TlsFolder(node.folder.tls).renew(owner, clock)
+        TlsFolder(node.folder.tls).renew(identity, clock)
         pid = node.running_pid()
         if pid is not None:
             os.kill(pid, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""`ebla metrics`: metrics of the shards and bulk processes of this machine's nodes, for Prometheus or as JSON."""
+"""`ebla metrics`: metrics of the processes of this machine's nodes, for Prometheus or as JSON."""
 
 import asyncio
 import sys
@@ -9,19 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.cluster.node_calls import CALL_TIMEOUT_MS, admin_client
+from ebla.cli.cluster.node_calls import call_socket, local_transport, run_async
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
 from ebla.cli.output import print_json, reporting_errors
 from ebla.model.errors import EblaError, InvalidRequest
-from ebla.model.identity import Address
-from ebla.observe.event_reporter import discard_event
 from ebla.observe.exposition import expose
 from ebla.observe.metrics import Metrics
-from ebla.runtime.event_loop import new_event_loop
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.wire.metrics_messages import MetricFamily, MetricKind, MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.transfer_messages import BulkStatusAnswer, BulkStatusRequest
-from ebla.wire.verbs import BULK_STATUS, METRICS
+from ebla.wire.verbs import BULK_STATUS, METRICS, STATUS, StatusAnswer, StatusRequest
 
 LABELS = ("node", "shard")
 
@@ -40,8 +37,7 @@ def metrics(
     """
     with reporting_errors():
         nodes = _chosen(data, node)
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            collected, failures = runner.run(_collect(nodes))
+        collected, failures = run_async(_collect(nodes))
         if as_json:
             print_json(metrics_json(collected))
         else:
@@ -82,7 +78,7 @@ def _chosen(data: Path, name: str | None) -> list[LocalNode]:
 
 
 async def _collect(nodes: Sequence[LocalNode]) -> tuple[list[ProcessMetrics], list[str]]:
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+    async with local_transport() as transport:
         async with asyncio.TaskGroup() as tasks:
             collecting = [
                 tasks.create_task(_collect_shard(transport, node, number))
@@ -90,6 +86,7 @@ async def _collect(nodes: Sequence[LocalNode]) -> tuple[list[ProcessMetrics], li
                 for number in range(node.options.shards)
             ]
             collecting += [tasks.create_task(_collect_bulk(transport, node)) for node in nodes]
+            collecting += [tasks.create_task(_collect_control(transport, node)) for node in nodes]
     results = [task.result() for task in collecting]
     return [each for each in results if not isinstance(each, str)], [each for each in results if isinstance(each, str)]
 
@@ -97,18 +94,35 @@ async def _collect(nodes: Sequence[LocalNode]) -> tuple[list[ProcessMetrics], li
 async def _collect_shard(transport: TcpTransport, node: LocalNode, number: int) -> ProcessMetrics | str:
     """Its metrics, or why there are none."""
     try:
-        admin = admin_client(transport, node, CALL_TIMEOUT_MS)
-        answer = await admin.call(Address(str(node.folder.shard_socket(number))), METRICS, MetricsRequest())
+        socket = node.folder.shard_socket(number)
+        answer = await call_socket(transport, node, socket, METRICS, MetricsRequest())
     except EblaError as error:
         return f"shard {number} of {node.name}: {error}"
     return (node.name, str(number)), answer
 
 
+async def _collect_control(transport: TcpTransport, node: LocalNode) -> ProcessMetrics | str:
+    try:
+        socket = node.folder.control_socket
+        status = await call_socket(transport, node, socket, STATUS, StatusRequest())
+    except EblaError as error:
+        return f"control process of {node.name}: {error}"
+    return (node.name, ""), peer_metrics(status)
+
+
+def peer_metrics(status: StatusAnswer) -> MetricsAnswer:
+    metrics = Metrics()
+    offsets = metrics.gauge("peer_clock_offset_ms", "Clock of a peer minus the clock of this node", labels=("peer",))
+    for peer in status.peers:
+        if peer.clock_offset_ms is not None:
+            offsets.series(peer.address).set(peer.clock_offset_ms)
+    return collect_metrics(metrics)
+
+
 async def _collect_bulk(transport: TcpTransport, node: LocalNode) -> ProcessMetrics | str:
     try:
-        admin = admin_client(transport, node, CALL_TIMEOUT_MS)
-        place = Address(str(node.folder.bulk_socket))
-        status = await admin.call(place, BULK_STATUS, BulkStatusRequest(), BULK_STATUS.lane)
+        socket = node.folder.bulk_socket
+        status = await call_socket(transport, node, socket, BULK_STATUS, BulkStatusRequest())
     except EblaError as error:
         return f"bulk process of {node.name}: {error}"
     return (node.name, ""), bulk_metrics(status)

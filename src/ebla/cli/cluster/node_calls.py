@@ -1,12 +1,12 @@
 """Calls nodes of this machine over their Unix sockets, and other nodes over TLS with a local node's certificate."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.client.cluster_view import ClusterView, NodeProbe, build_cluster_view
-from ebla.client.node_client import AdminClient, VerbCaller, read_topology
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
 from ebla.model.records.jobs import PIPELINE_KEY, PipelineState
@@ -16,23 +16,30 @@ from ebla.options import NodePorts
 from ebla.runtime.data_folder import NodeIdentity
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
+from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
+from ebla.topology.keys import PREFIX
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.snapshot_builder import from_group0
+from ebla.transfers.record_store import ControlCall
+from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import Group0ReadRequest
+from ebla.wire.group0_pages import ReadPager
 from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext
-from ebla.wire.verbs import GROUP0_READ, A, Q, Verb
+from ebla.wire.peers import PeersContext, connect
+from ebla.wire.verbs import GROUP0_READ, STATUS, STOP, A, Q, StatusRequest, StopRequest, Verb
 
 CALL_TIMEOUT_MS = 2_000
 TOPOLOGY_TIMEOUT_MS = 10_000
 LIMITS = WireLimits(connect_ms=CALL_TIMEOUT_MS)
 
+T = TypeVar("T")
+
 
 async def probe_nodes(nodes: Sequence[LocalNode]) -> list[NodeProbe]:
     """Probes all nodes concurrently, so that one that does not answer delays no other."""
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+    async with local_transport() as transport:
         async with asyncio.TaskGroup() as tasks:
             tasks_of_nodes = [tasks.create_task(_probe_node(node, transport)) for node in nodes]
     return [task.result() for task in tasks_of_nodes]
@@ -59,9 +66,8 @@ async def _read_pipeline_state(nodes: Sequence[LocalNode]) -> PipelineState | No
 
 
 async def request_stop(node: LocalNode, reason: str) -> None:
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-        admin = _admin(transport, _identity_of(node))
-        await admin.stop(Address(str(node.folder.control_socket)), reason)
+    """Returns once the node has accepted the request; it stops some time later."""
+    await _call_control(node, STOP, StopRequest(reason), CALL_TIMEOUT_MS)
 
 
 def choose_node(data: Path, name: str | None) -> LocalNode:
@@ -76,8 +82,7 @@ def choose_node(data: Path, name: str | None) -> LocalNode:
 
 def call_node(data: Path, name: str | None, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
     """Calls the control process of a node over its Unix socket."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_call_control(choose_node(data, name), verb, request, deadline_ms))
+    return run_async(_call_control(choose_node(data, name), verb, request, deadline_ms))
 
 
 def read_snapshot(data: Path, name: str | None = None) -> Snapshot:
@@ -85,24 +90,29 @@ def read_snapshot(data: Path, name: str | None = None) -> Snapshot:
     node = choose_node(data, name)
 
     async def read() -> Snapshot:
-        async with TcpTransport(None, TransportLimits(), discard_event) as transport:
-            snapshot, _ = await read_topology(control_caller(transport, node), TOPOLOGY_TIMEOUT_MS)
-            return snapshot
+        async with local_transport() as transport:
+            return await read_topology(control_caller(transport, node), TOPOLOGY_TIMEOUT_MS)
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(read())
+    return run_async(read())
 
 
-def control_caller(transport: TcpTransport, node: LocalNode) -> VerbCaller:
+async def read_topology(call: ControlCall, deadline_ms: int) -> Snapshot:
+    """Linearizable. The timeout is for each page."""
+    pages = ReadPager(Group0ReadRequest(prefixes=(PREFIX,)))
+    while (whole := pages.take(await call(GROUP0_READ, pages.request(), deadline_ms))) is None:
+        pass
+    return from_group0({entry.key: (entry.value, entry.revision) for entry in whole.found})
+
+
+def control_caller(transport: TcpTransport, node: LocalNode) -> ControlCall:
     async def call(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        admin = admin_client(transport, node, deadline_ms)
-        return await admin.call(Address(str(node.folder.control_socket)), verb, request)
+        return await call_socket(transport, node, node.folder.control_socket, verb, request, deadline_ms=deadline_ms)
 
     return call
 
 
 async def _call_control(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+    async with local_transport() as transport:
         return await control_caller(transport, node)(verb, request, deadline_ms)
 
 
@@ -117,8 +127,8 @@ async def probe_contact(contact: str, data: Path) -> NodeProbe:
         )
     address = parse_contact(contact, member.options.ports)
     tls = None if address.is_local_socket else NodeTls(TlsFolder(member.folder.tls))
-    async with TcpTransport(tls, TransportLimits(), discard_event) as transport:
-        answer = await _admin(transport, _identity_of(member)).status(address)
+    async with TcpTransport(tls, discard_event) as transport:
+        answer = await _call(transport, _identity_of(member), address, STATUS, StatusRequest())
     return NodeProbe(name=str(address), address=answer.address, host=answer.host, answer=answer)
 
 
@@ -148,7 +158,7 @@ async def _probe_node(node: LocalNode, transport: TcpTransport) -> NodeProbe:
     except EblaError as error:
         return NodeProbe(name=node.name, address=address, trouble=str(error))
     try:
-        answer = await _admin(transport, identity).status(Address(str(node.folder.control_socket)))
+        answer = await control_caller(transport, node)(STATUS, StatusRequest(), CALL_TIMEOUT_MS)
     except EblaError:
         return NodeProbe(name=node.name, address=address, host=identity.host, trouble=f"process {pid} does not answer")
     return NodeProbe(name=node.name, address=address, host=identity.host, answer=answer)
@@ -161,8 +171,30 @@ def _why_stopped(node: LocalNode) -> str:
         return "not running"
 
 
-def admin_client(transport: TcpTransport, node: LocalNode, deadline_ms: int) -> AdminClient:
-    return _admin(transport, _identity_of(node), deadline_ms)
+# ---- one call, over its own connection
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)
+
+
+def local_transport() -> TcpTransport:
+    return TcpTransport(None, discard_event)
+
+
+async def call_socket(
+    transport: TcpTransport,
+    node: LocalNode,
+    socket: Path,
+    verb: Verb[Q, A],
+    request: Q,
+    *,
+    deadline_ms: int = CALL_TIMEOUT_MS,
+) -> A:
+    """Calls a process of the node."""
+    address = Address(str(socket))
+    return await _call(transport, _identity_of(node), address, verb, request, deadline_ms=deadline_ms)
 
 
 def _identity_of(node: LocalNode) -> NodeIdentity:
@@ -172,13 +204,23 @@ def _identity_of(node: LocalNode) -> NodeIdentity:
     return identity
 
 
-def _admin(transport: TcpTransport, identity: NodeIdentity, deadline_ms: int = CALL_TIMEOUT_MS) -> AdminClient:
+async def _call(
+    transport: TcpTransport,
+    identity: NodeIdentity,
+    address: Address,
+    verb: Verb[Q, A],
+    request: Q,
+    *,
+    deadline_ms: int = CALL_TIMEOUT_MS,
+) -> A:
     introduction = Introduction(
         host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="cli"
     )
-    return AdminClient(
-        PeersContext(
-            transport=transport, rng=SystemRng(), introduction=introduction, limits=LIMITS, report=discard_event
-        ),
-        deadline_ms,
+    context = PeersContext(
+        transport=transport, rng=SystemRng(), introduction=introduction, limits=LIMITS, report=discard_event
     )
+    connection, _ = await connect(context, address, ConnectionTarget(verb.lane))
+    try:
+        return await connection.call(verb, request, deadline_ms)
+    finally:
+        connection.close("answered")

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
-from ebla.cli.output import print_json, print_table, reporting_outcomes
+from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.flags import TableArgument
+from ebla.cli.output import print_records, print_table
 from ebla.cli.tables.table_access import table_schema
 from ebla.model.errors import InvalidRequest
 from ebla.topology.routing.replica_sets import ReplicaSets
@@ -16,54 +16,43 @@ from ebla.topology.tablet_map import ReplicaSet
 TABLETS_SHOWN_MAX = 64
 
 
+app = typer.Typer()
+"""Unnamed, so that `add_typer` adds its commands to the parent."""
+
+
+@add_command(app, is_change=False)
 def ring(
+    flags: NodeFlags,
     table: Annotated[
         str | None, typer.Argument(metavar="[KEYSPACE.TABLE]", help="Show the ranges of this table.")
     ] = None,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """List the nodes of the ring; for a table, list the token ranges of each node."""
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        snapshot = read_snapshot(data, node)
-        if table is None:
-            names, rows = _nodes(snapshot)
-        else:
-            names, rows = _ranges(snapshot, table)
-        _show(names, rows, as_json=as_json)
+    snapshot = flags.snapshot()
+    names, rows = _nodes(snapshot) if table is None else _ranges(snapshot, table)
+    print_records(names, rows, as_json=flags.as_json)
 
 
+@add_command(app, is_change=False)
 def tablets(
+    flags: NodeFlags,
     table: TableArgument,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show all, also if there are more than {TABLETS_SHOWN_MAX}.")
     ] = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """List the tablets of a table: ranges, replicas, and transitions in progress."""
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        snapshot = read_snapshot(data, node)
-        names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(snapshot, table)
-        if as_json:
-            print_json([dict(zip(names, row)) for row in rows])
-            return
-        rows_shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
-        print_table(names, [[*fields, " ".join(replicas), stage] for *fields, replicas, stage in rows_shown])
-        if len(rows_shown) < len(rows):
-            typer.echo(f"{len(rows) - len(rows_shown)} more; --all shows them")
+    names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(flags.snapshot(), table)
+    if flags.as_json:
+        print_records(names, rows, as_json=True)
+        return
+    rows_shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
+    print_table(names, [[*fields, " ".join(replicas), stage] for *fields, replicas, stage in rows_shown])
+    if len(rows_shown) < len(rows):
+        typer.echo(f"{len(rows) - len(rows_shown)} more; --all shows them")
 
 
 Rows = list[list[object]]
-
-
-def _show(names: tuple[str, ...], rows: Rows, *, as_json: bool) -> None:
-    if as_json:
-        print_json([dict(zip(names, row)) for row in rows])
-    else:
-        print_table(names, rows)
 
 
 def _nodes(snapshot: Snapshot) -> tuple[tuple[str, ...], Rows]:

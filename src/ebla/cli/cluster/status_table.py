@@ -24,7 +24,9 @@ def as_table(view: ClusterView) -> Table:
         where = Text.assemble((f"{node.name} {node.address}".strip(), "bold"), f"\n{node.host or MISSING}")
         table.add_row(
             Text.assemble(
-                where, ("".join(f"\n{line}" for line in _details(node)), "dim"), (_problem_line(node), "yellow")
+                where,
+                ("".join(f"\n{line}" for line in _details(node)), "dim"),
+                ("".join(f"\n{line}" for line in _problems(node)), "yellow"),
             ),
             Text(node.state.value, style=COLOURS[node.state]),
             f"{node.held_up_by}/{node.asked_others}",
@@ -38,7 +40,7 @@ def as_lines(view: ClusterView) -> list[str]:
     return [
         f"{node.name or MISSING} {node.address} {node.state.value} seen-up-by={node.held_up_by}/{node.asked_others} "
         f"round-trip={round_trip(node.round_trip_us)} uptime={duration(node.uptime_ms)} "
-        f"host={node.host or MISSING} {' '.join(part for part in (*_details(node), problem(node)) if part)}"
+        f"host={node.host or MISSING} {' '.join((*_details(node), *_problems(node)))}"
         for node in view.nodes
     ] + [f"pipeline: {pipeline(view.pipeline)}"]
 
@@ -46,7 +48,7 @@ def as_lines(view: ClusterView) -> list[str]:
 def view_fingerprint(view: ClusterView) -> tuple[object, ...]:
     """Everything but the figures that change all the time. A view is printed again if this changes."""
     nodes = (
-        (node.name, node.host, node.state, node.held_up_by, processes(node), _role(node), ring(node), problem(node))
+        (node.name, node.host, node.state, node.held_up_by, processes(node), _role(node), ring(node), *_problems(node))
         for node in view.nodes
     )
     return (*nodes, pipeline(view.pipeline))
@@ -65,8 +67,9 @@ def _details(node: NodeView) -> tuple[str, str, str]:
     return processes(node), group0(node), ring(node)
 
 
-def _problem_line(node: NodeView) -> str:
-    return f"\n{problem(node)}" if problem(node) else ""
+def _problems(node: NodeView) -> tuple[str, ...]:
+    wrong = problem(node)
+    return (*((wrong,) if wrong else ()), *(f"warning: {warning}" for warning in node.warnings))
 
 
 def processes(node: NodeView) -> str:

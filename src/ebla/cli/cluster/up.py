@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,11 @@ from rich.console import Console
 from rich.live import Live
 
 from ebla.cli.cluster.local_cluster import LocalNode, end, log_tail, start
-from ebla.cli.cluster.node_calls import fetch_cluster_view, request_stop
+from ebla.cli.cluster.node_calls import fetch_cluster_view, request_stop, run_async
 from ebla.cli.cluster.status_table import as_lines, as_table, view_fingerprint
 from ebla.client.cluster_view import ClusterView
 from ebla.model.errors import EblaError, Unavailable
 from ebla.runtime import file_lock
-from ebla.runtime.event_loop import new_event_loop
 
 START_S = 60.0
 POLL_S = 0.1
@@ -56,8 +56,7 @@ def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluste
     try:
         for node in nodes:
             started.processes[node.name] = start(node)
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_wait_all_up(started))
+        run_async(_wait_all_up(started))
     except BaseException:
         take_down(started, "the start failed", print_line)
         raise
@@ -66,16 +65,14 @@ def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluste
 
 def follow(started: StartedCluster, console: Console) -> None:
     """Shows the cluster until Ctrl-C (or SIGTERM, or the terminal's end)."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_follow(started, console))
+    run_async(_follow(started, console))
 
 
 def take_down(started: StartedCluster, reason: str, print_line: PrintLine) -> list[LocalNode]:
     """Stops all running nodes and waits until their locks are free. Returns the nodes that ran. Each one takes at most
     its `stop_ms` plus the seconds above. Prints what it waits for."""
     running = [node for node in started.nodes if not node.is_gone() or _unfinished(started, node)]
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_stop_all(running, started, reason, print_line))
+    run_async(_stop_all(running, started, reason, print_line))
     return running
 
 
@@ -121,30 +118,20 @@ async def _follow(started: StartedCluster, console: Console) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    if not console.is_terminal:
-        await _follow_lines(started, console, stop)
-        return
-    view = await fetch_cluster_view(started.nodes)
-    with Live(as_table(view), console=console, auto_refresh=False) as live:
-        while not await _is_set_within(stop, FOLLOW_S):
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        last_printed: tuple[object, ...] = ()
+        while True:
             started.reap()
-            current = await _unless_set(stop, fetch_cluster_view(started.nodes))
-            if current is not None:
-                live.update(as_table(current), refresh=True)
-
-
-async def _follow_lines(started: StartedCluster, console: Console, stop: asyncio.Event) -> None:
-    """Prints only changes, so that a log stays readable."""
-    last_printed: tuple[object, ...] = ()
-    while True:
-        started.reap()
-        view = await _unless_set(stop, fetch_cluster_view(started.nodes))
-        if view is not None and view_fingerprint(view) != last_printed:
-            last_printed = view_fingerprint(view)
-            for line in as_lines(view):
-                console.print(line, soft_wrap=True, highlight=False)
-        if await _is_set_within(stop, FOLLOW_S):
-            return
+            view = await _unless_set(stop, fetch_cluster_view(started.nodes))
+            if view is not None and live is not None:
+                live.update(as_table(view), refresh=True)
+            elif view is not None and view_fingerprint(view) != last_printed:
+                # Only changes, so that a log stays readable.
+                last_printed = view_fingerprint(view)
+                for line in as_lines(view):
+                    console.print(line, soft_wrap=True, highlight=False)
+            if await _is_set_within(stop, FOLLOW_S):
+                return
 
 
 async def _unless_set(stop: asyncio.Event, fetch: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:

@@ -1,24 +1,20 @@
 """What job commands work with: a job client, the topology and the status of the cluster."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.cluster.node_calls import choose_node, control_caller
+from ebla.cli.cluster.node_calls import choose_node, control_caller, local_transport, read_topology, run_async
 from ebla.client.cluster_view import PipelineView, pipeline_view
 from ebla.client.job_client import JobClient
-from ebla.client.node_client import read_topology
 from ebla.model.errors import EblaError, InvalidRequest
 from ebla.model.identity import HostId
 from ebla.model.records.jobs import PipelineState
-from ebla.observe.event_reporter import discard_event
-from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
-from ebla.runtime.tcp_transport import TcpTransport, TransportLimits
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.verbs import STATUS, StatusAnswer, StatusRequest
 
@@ -72,9 +68,7 @@ class JobCommandContext:
 
 
 def with_job_context(data: Path, name: str | None, work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
-    node = choose_node(data, name)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(node, _local_nodes(data), work))
+    return run_async(_run(choose_node(data, name), _local_nodes(data), work))
 
 
 def _local_nodes(data: Path) -> dict[HostId, LocalNode]:
@@ -83,21 +77,16 @@ def _local_nodes(data: Path) -> dict[HostId, LocalNode]:
 
 
 async def _run(node: LocalNode, local: dict[HostId, LocalNode], work: Callable[[JobCommandContext], Awaitable[T]]) -> T:
-    async with TcpTransport(None, TransportLimits(), discard_event) as transport:
+    async with local_transport() as transport:
         call = control_caller(transport, node)
-
-        async def call_leader(host: HostId | None) -> StatusAnswer | None:
-            if host is None or host not in local:
-                return None
-            try:
-                return await control_caller(transport, local[host])(STATUS, StatusRequest(), TIMEOUT_MS)
-            except EblaError:
-                return None
-
-        snapshot, _ = await read_topology(call, TIMEOUT_MS)
+        snapshot = await read_topology(call, TIMEOUT_MS)
         status = await call(STATUS, StatusRequest(), TIMEOUT_MS)
         jobs = JobClient(call, clock=SystemClock(), rng=SystemRng(), deadline_ms=TIMEOUT_MS)
-        leader_status = await call_leader(None if status.group0 is None else status.group0.leader)
+        leader = None if status.group0 is None or status.group0.leader is None else local.get(status.group0.leader)
+        leader_status: StatusAnswer | None = None
+        if leader is not None:
+            with suppress(EblaError):
+                leader_status = await control_caller(transport, leader)(STATUS, StatusRequest(), TIMEOUT_MS)
         names = tuple((each.name, host) for host, each in local.items())
         return await work(
             JobCommandContext(jobs=jobs, snapshot=snapshot, status=status, leader_status=leader_status, names=names)

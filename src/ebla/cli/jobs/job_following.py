@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,9 +21,10 @@ from rich.progress import (
 from rich.text import Text
 
 from ebla.cli.cluster.status_table import pipeline
+from ebla.cli.command import NodeFlags
+from ebla.cli.flags import DATA_DEFAULT
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_output import as_json, format_bytes, job_summary
-from ebla.cli.output import print_json
 from ebla.client.cluster_view import NOT_RUNNING
 from ebla.client.job_client import LIFETIME_DEFAULT_MS
 from ebla.model.errors import ConnectionLost, EblaError, NotFound
@@ -40,14 +41,9 @@ FIGURES_WIDTH = 36
 """Of the amount, rate and remaining time columns, with the space between them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFlags:
-    """The flags of a job command."""
-
-    data: Path
-    node: str | None
-    as_json: bool
-    detach: bool
+@dataclass(frozen=True, kw_only=True)
+class JobFlags(NodeFlags):
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the job continues.")] = False
 
 
 def submit_and_follow(flags: JobFlags, plan: Callable[[JobCommandContext], tuple[JobSpec, str]]) -> JobRecord:
@@ -71,7 +67,7 @@ def submit_and_follow(flags: JobFlags, plan: Callable[[JobCommandContext], tuple
         return _interrupted(flags, job)
 
 
-def follow_to_end(flags: JobFlags, job: JobRecord) -> JobRecord:
+def follow_to_end(flags: NodeFlags, job: JobRecord) -> JobRecord:
     """If the node stops meanwhile, the next one that runs is called. If none answers, the error must not say "not
     applied": the job record is written."""
     for number in range(FOLLOW_TRIES):
@@ -87,7 +83,7 @@ def follow_to_end(flags: JobFlags, job: JobRecord) -> JobRecord:
     raise ConnectionLost(f"job {job.id} was submitted, but its end was not observed: {cause}", advice=advice) from cause
 
 
-def follow(flags: JobFlags, job: JobId) -> JobRecord:
+def follow(flags: NodeFlags, job: JobId) -> JobRecord:
     console = Console(stderr=True)
     has_bar = console.is_terminal and not flags.as_json
 
@@ -103,7 +99,7 @@ def follow(flags: JobFlags, job: JobId) -> JobRecord:
     return with_job_context(flags.data, flags.node, watch)
 
 
-def _interrupted(flags: JobFlags, job: JobRecord) -> JobRecord:
+def _interrupted(flags: NodeFlags, job: JobRecord) -> JobRecord:
     """On a terminal, asks whether to cancel. Elsewhere the job continues, since that loses nothing."""
     sys.stderr.write("\n")
     if sys.stdin.isatty() and sys.stderr.isatty() and not is_left_running():
@@ -126,19 +122,17 @@ def is_left_running() -> bool:
         return True
 
 
-def _print_detached(flags: JobFlags, job: JobRecord) -> None:
-    if flags.as_json:
-        print_json(as_json(job))
-    else:
-        typer.echo(f"job {job.id}: {job.what}; check it with `ebla pipeline jobs`, {_how_to_cancel(flags, job)}")
+def _print_detached(flags: NodeFlags, job: JobRecord) -> None:
+    how = f"check it with `ebla pipeline jobs`, {_how_to_cancel(flags, job)}"
+    flags.show(as_json(job), f"job {job.id}: {job.what}; {how}")
 
 
-def _how_to_cancel(flags: JobFlags, job: JobRecord) -> str:
+def _how_to_cancel(flags: NodeFlags, job: JobRecord) -> str:
     return f"cancel it with: ebla pipeline cancel {job.id}{_data_flag(flags)}"
 
 
-def _data_flag(flags: JobFlags) -> str:
-    return "" if flags.data == Path("data") else f" --data {flags.data}"
+def _data_flag(flags: NodeFlags) -> str:
+    return "" if flags.data == DATA_DEFAULT else f" --data {flags.data}"
 
 
 # ---- progress
@@ -169,6 +163,10 @@ def truncate_text(words: str, letters_max: int) -> str:
     return words if len(words) <= letters_max else f"{words[: letters_max - 1]}…"
 
 
+def _step_or_summary(job: JobRecord) -> str:
+    return job.progress.step if job.state is JobState.RUNNING and job.progress.step else job_summary(job)
+
+
 class JobProgressBar:
     """One line at the bottom of the terminal while it is entered."""
 
@@ -194,10 +192,9 @@ class JobProgressBar:
         done, total = (
             (progress.bytes_done, progress.bytes_total) if by_bytes else (progress.tasks_done, progress.tasks_total)
         )
-        words = progress.step if job.state is JobState.RUNNING and progress.step else job_summary(job)
         self._progress.update(
             self._task,
-            description=truncate_text(words, self._words_max),
+            description=truncate_text(_step_or_summary(job), self._words_max),
             completed=min(done, total),
             total=total or None,
             by_bytes=by_bytes,
@@ -218,7 +215,7 @@ class _Lines:
         pass
 
     def update(self, job: JobRecord) -> None:
-        words = job.progress.step if job.state is JobState.RUNNING and job.progress.step else job_summary(job)
+        words = _step_or_summary(job)
         if not self._quiet and job.state not in ENDED_STATES and words != self._last_text:
             self._last_text = words
             sys.stderr.write(f"{words}\n")

@@ -5,29 +5,28 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument
+from ebla.cli.command import add_command
+from ebla.cli.flags import TableArgument
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_following import JobFlags, submit_and_follow
 from ebla.cli.jobs.job_output import as_json as to_json
 from ebla.cli.jobs.job_output import count_of, job_summary
-from ebla.cli.output import print_json, print_table, reporting_outcomes
+from ebla.cli.output import print_table
 from ebla.cli.tables.table_access import table_schema
 from ebla.client.job_client import has_failed
 from ebla.model.errors import InvalidRequest
 from ebla.model.records.jobs import CompareReplicas, CopyTablets, JobRecord, JobSpec
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
-from ebla.pipeline.job_plans import plan_job
+from ebla.pipeline.job_plans import ComparePlan, plan_job
 from ebla.topology.routing.replica_sets import ReplicaSets
-
-Detach = Annotated[bool, typer.Option("--detach", help="Return at once; the job continues.")]
-
 
 app = typer.Typer()
 """Unnamed, so that `add_typer` adds its commands to the parent."""
 
 
-@app.command("copy-tablet")
+@add_command(app, "copy-tablet", is_change=True)
 def copy_tablet(
+    flags: JobFlags,
     table: TableArgument,
     tablets: Annotated[list[int], typer.Argument(metavar="TABLET…", help="Their numbers (see `ebla tablets`).")],
     source: Annotated[
@@ -38,11 +37,7 @@ def copy_tablet(
         bool,
         typer.Option("--short-cut/--no-short-cut", help="Link files where both nodes are on one machine."),
     ] = True,
-    detach: Detach = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Copy the files of one replica of tablets to another of their replicas, while both serve.
 
     The target keeps its rows; of cells that both have, the newer one wins. The exit status is 1 if the job failed.
@@ -62,28 +57,30 @@ def copy_tablet(
         named = f"tablet {spec.tablets[0]}" if len(spec.tablets) == 1 else f"{len(spec.tablets)} tablets"
         return spec, f"copy {named} of {table} from {places}"
 
-    with reporting_outcomes(as_json=as_json):
-        flags = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
-        job = submit_and_follow(flags, plan)
-        if not detach:
-            print_job_result(job, as_json=as_json)
-    raise typer.Exit(1 if has_failed(job) else 0)
+    job = submit_and_follow(flags, plan)
+    _print_result(flags, job)
+    return 1 if has_failed(job) else 0
 
 
-def print_job_result(job: JobRecord, *, as_json: bool) -> None:
-    if as_json:
-        print_json(to_json(job))
-    elif has_failed(job):
+def _print_result(flags: JobFlags, job: JobRecord) -> None:
+    if flags.detach:
+        return
+    if has_failed(job) and not flags.as_json:
         sys.stderr.write(f"ebla: {job.what}: {job_summary(job)}\n")
     else:
-        typer.echo(f"{job.what}: {job_summary(job)}")
+        flags.show(to_json(job), f"{job.what}: {job_summary(job)}")
 
 
 HASH_LETTERS = 8
 
 
-@app.command()
+class NothingToCompare(InvalidRequest):
+    """Each range of the table has one replica."""
+
+
+@add_command(app, is_change=True)
 def compare(
+    flags: JobFlags,
     table: TableArgument,
     heal: Annotated[bool, typer.Option("--heal", help="Copy to each replica the rows it lacks.")] = False,
     within: Annotated[
@@ -94,11 +91,7 @@ def compare(
             help="Tokens above AFTER, up to UPTO: --range=-100:200. Wraps around the ring if UPTO is not greater.",
         ),
     ] = None,
-    detach: Detach = False,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    as_json: JsonFlag = False,
-) -> None:
+) -> int:
     """Compare all replicas of a table by hashes of token ranges, and list the ranges that differ.
 
     Writes may go on meanwhile: a range that differs is checked again before it is reported.
@@ -108,19 +101,22 @@ def compare(
     def plan(access: JobCommandContext) -> tuple[JobSpec, str]:
         schema = table_schema(access.snapshot, table)
         spec = CompareReplicas(schema.id, None if within is None else parse_range(within), heal)
-        plan_job(ReplicaSets(access.snapshot), spec, access.down)
+        planned = plan_job(ReplicaSets(access.snapshot), spec, access.down)
+        if isinstance(planned, ComparePlan) and all(len(part.replicas) < 2 for part in planned.ranges):
+            raise NothingToCompare(f"nothing to compare: {table} has one replica")
         where = "" if within is None else f" in {within}"
         return spec, f"compare{' and heal' if heal else ''} {table}{where}"
 
-    with reporting_outcomes(as_json=as_json):
-        flags = JobFlags(data=data, node=node, as_json=as_json, detach=detach)
+    try:
         job = submit_and_follow(flags, plan)
-        if not detach:
-            print_job_result(job, as_json=as_json)
-            if not as_json:
-                _print_differences(flags, job)
+    except NothingToCompare as nothing:
+        flags.show({"table": table, "replicas": 1, "differences_total": 0}, nothing.message)
+        return 0
+    _print_result(flags, job)
+    if not (flags.detach or flags.as_json):
+        _print_differences(flags, job)
     differs = job.result is not None and job.result.differences_total > 0
-    raise typer.Exit(1 if has_failed(job) or differs else 0)
+    return 1 if has_failed(job) or differs else 0
 
 
 def parse_range(text: str) -> TokenRange:

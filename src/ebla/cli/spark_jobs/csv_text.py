@@ -4,7 +4,7 @@ A value is written as Spark writes it: times in UTC, bytes in base64. Lists, set
 a map whose keys are not text is a list of its entries. A null is an empty field, and an empty text is two quotes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, DataFrameReader
 from pyspark.sql import functions as fn
@@ -112,32 +112,30 @@ def _json_type(kind: DataType) -> DataType:
 
 
 def _jsonable(column: Column, kind: DataType) -> Column:
-    if isinstance(kind, ArrayType):
-        element = kind.elementType
-        return fn.transform(column, lambda one: _jsonable(one, element))
-    if isinstance(kind, StructType):
-        parts = [_jsonable(column.getField(one.name), one.dataType).alias(one.name) for one in kind]
-        return fn.when(column.isNotNull(), fn.struct(*parts))
-    if isinstance(kind, MapType):
-        if _has_text_keys(kind):
-            value = kind.valueType
-            return fn.transform_values(column, lambda _, one: _jsonable(one, value))
+    if isinstance(kind, MapType) and not _has_text_keys(kind):
         return _jsonable(fn.map_entries(column), ArrayType(_entry_fields(kind)))
+    if isinstance(kind, _WHOLE):
+        return _with_parts(column, kind, _jsonable)
     return column if isinstance(kind, _PLAIN_JSON) else _as_text(column, kind)
 
 
 def _restored(column: Column, kind: DataType) -> Column:
-    if isinstance(kind, ArrayType):
-        element = kind.elementType
-        return fn.transform(column, lambda one: _restored(one, element))
-    if isinstance(kind, StructType):
-        parts = [_restored(column.getField(one.name), one.dataType).alias(one.name) for one in kind]
-        return fn.when(column.isNotNull(), fn.struct(*parts))
-    if isinstance(kind, MapType):
-        if _has_text_keys(kind):
-            value = kind.valueType
-            return fn.transform_values(column, lambda _, one: _restored(one, value))
+    if isinstance(kind, MapType) and not _has_text_keys(kind):
         return fn.map_from_entries(_restored(column, ArrayType(_entry_fields(kind))))
+    if isinstance(kind, _WHOLE):
+        return _with_parts(column, kind, _restored)
     if isinstance(kind, BinaryType):
         return fn.unbase64(column)
     return column if isinstance(kind, _PLAIN_JSON) else column.cast(kind)
+
+
+def _with_parts(
+    column: Column, kind: StructType | ArrayType | MapType, convert: Callable[[Column, DataType], Column]
+) -> Column:
+    """The same array, struct or map of text keys, with each part converted."""
+    if isinstance(kind, ArrayType):
+        return fn.transform(column, lambda one: convert(one, kind.elementType))
+    if isinstance(kind, MapType):
+        return fn.transform_values(column, lambda _, one: convert(one, kind.valueType))
+    parts = [convert(column.getField(one.name), one.dataType).alias(one.name) for one in kind]
+    return fn.when(column.isNotNull(), fn.struct(*parts))

@@ -1,18 +1,15 @@
 """`ebla export` and `ebla import`: a table to files and back, by Spark jobs in a process of their own."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, TableArgument, UserFlag
-from ebla.cli.output import reporting_outcomes
+from ebla.cli.command import add_command
+from ebla.cli.flags import TableArgument
 from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.job_spec import ExportSpec, ImportSpec, exec_spark_job
 from ebla.cli.spark_jobs.source_options import ClusterFlags, describe, source_options
-from ebla.cli.spark_jobs.user_spark import MASTER_DEFAULT, ConfFlag, MasterFlag, user_spark
 
 app = typer.Typer()
 """Unnamed, so that `add_typer` adds its commands to the parent."""
@@ -22,8 +19,9 @@ ConsistencyFlag = Annotated[
 ]
 
 
-@app.command()
+@add_command(app, is_change=False)
 def export(
+    flags: ClusterFlags,
     table: TableArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Created if it does not exist.")],
     kind: Annotated[
@@ -36,39 +34,32 @@ def export(
             "--pieces", metavar="N", min=1, max=1_000, help="An interrupted export keeps its finished pieces."
         ),
     ] = None,
-    master: MasterFlag = MASTER_DEFAULT,
-    conf: ConfFlag = None,
-    data: Data = DATA_DEFAULT,
-    contact: ContactFlag = None,
-    username: UserFlag = None,
-    tls_authority: AuthorityFlag = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Write all rows of a table to a folder of Parquet or CSV files, by Spark jobs.
 
     If it is interrupted, run the same command again to resume: a file in the folder lists the finished token ranges.
     Each range is read at the time of its own job. Every write acknowledged before the start is included.
     """
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
-        if consistency is not None:
-            options["consistency"] = consistency
-        describe(options, table)
-        spark = user_spark(master, conf or (), os.environ, sys.executable)
-        spec = ExportSpec(
-            options=options,
-            settings=spark.settings,
-            table=table,
-            folder=str(folder.absolute()),
-            kind=kind,
-            pieces=pieces,
-            as_json=as_json,
-        )
-        exec_spark_job("ebla.cli.spark_jobs.export_job", spec, spark)
+    options = source_options(flags)
+    if consistency is not None:
+        options["consistency"] = consistency
+    describe(options, table)
+    spark = flags.user_spark()
+    spec = ExportSpec(
+        options=options,
+        settings=spark.settings,
+        table=table,
+        folder=str(folder.absolute()),
+        kind=kind,
+        pieces=pieces,
+        as_json=flags.as_json,
+    )
+    exec_spark_job("ebla.cli.spark_jobs.export_job", spec, spark)
 
 
-@app.command("import")
+@add_command(app, "import", is_change=True)
 def import_command(
+    flags: ClusterFlags,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Parquet or CSV files, also in sub-folders.")],
     table: TableArgument,
     kind: Annotated[FileKind | None, typer.Option("--format", help="By default the format of the files.")] = None,
@@ -84,32 +75,24 @@ def import_command(
         str | None,
         typer.Option("--nulls", metavar="unset|delete", help="A null keeps the value there (unset) or deletes it."),
     ] = None,
-    master: MasterFlag = MASTER_DEFAULT,
-    conf: ConfFlag = None,
-    data: Data = DATA_DEFAULT,
-    contact: ContactFlag = None,
-    username: UserFlag = None,
-    tls_authority: AuthorityFlag = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Write the rows of a folder of Parquet or CSV files into a table, by Spark jobs.
 
     Columns are matched by name; existing rows are overwritten. If it is interrupted, run the same command again to
     resume: a file beside the folder has the id of the import, and the cluster knows which of its jobs are done.
     """
-    with reporting_outcomes(as_json=as_json):
-        options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
-        write_options = {"consistency": consistency, "ttl": ttl, "nulls": nulls}
-        describe(options, table)
-        spark = user_spark(master, conf or (), os.environ, sys.executable)
-        spec = ImportSpec(
-            options=options | {name: value for name, value in write_options.items() if value is not None},
-            settings=spark.settings,
-            table=table,
-            folder=str(folder.absolute()),
-            kind=kind,
-            columns=tuple(name.strip() for name in (columns or "").split(",") if name.strip()),
-            again=again,
-            as_json=as_json,
-        )
-        exec_spark_job("ebla.cli.spark_jobs.import_job", spec, spark)
+    options = source_options(flags)
+    write_options = {"consistency": consistency, "ttl": ttl, "nulls": nulls}
+    describe(options, table)
+    spark = flags.user_spark()
+    spec = ImportSpec(
+        options=options | {name: value for name, value in write_options.items() if value is not None},
+        settings=spark.settings,
+        table=table,
+        folder=str(folder.absolute()),
+        kind=kind,
+        columns=tuple(name.strip() for name in (columns or "").split(",") if name.strip()),
+        again=again,
+        as_json=flags.as_json,
+    )
+    exec_spark_job("ebla.cli.spark_jobs.import_job", spec, spark)

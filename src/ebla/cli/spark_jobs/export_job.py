@@ -8,14 +8,13 @@ import shutil
 import sys
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-import typer
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as fn
 
 from ebla.cli.jobs.job_output import count_of
-from ebla.cli.output import print_json, reporting_errors, reporting_outcomes
 from ebla.cli.spark_jobs.csv_text import WRITING, as_texts
 from ebla.cli.spark_jobs.export_plan import (
     MANIFEST,
@@ -29,7 +28,7 @@ from ebla.cli.spark_jobs.export_plan import (
     missing_ranges,
     split_ranges,
 )
-from ebla.cli.spark_jobs.job_spec import INTERRUPTED, ExportSpec, take_job_spec
+from ebla.cli.spark_jobs.job_spec import ExportSpec, run_job_process
 from ebla.cli.spark_jobs.source_options import describe, table_access_options
 from ebla.cli.spark_jobs.spark_session import PieceProgress, run_spark_piece, session
 from ebla.cli.spark_jobs.state_file import decode_state_record, encode_state_record, replace_file
@@ -43,19 +42,8 @@ STAGING = ".ebla-piece"
 ROWS = "rows"
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.command()
-def main() -> None:
-    with reporting_errors():
-        spec = take_job_spec(ExportSpec)
-        with reporting_outcomes(as_json=spec.as_json, is_change=False):
-            try:
-                _print_summary(spec, _export(spec))
-            except KeyboardInterrupt:
-                sys.stderr.write("\ninterrupted; run the same command again to resume\n")
-                raise typer.Exit(INTERRUPTED) from None
+def _run(spec: ExportSpec) -> None:
+    _print_summary(spec, _export(spec))
 
 
 def _export(spec: ExportSpec) -> ExportManifest:
@@ -77,9 +65,8 @@ def _export(spec: ExportSpec) -> ExportManifest:
         PieceProgress(f"export {spec.table}", total, done, quiet=spec.as_json) as progress,
     ):
         for token_range in pieces:
-            chunk = run_spark_piece(
-                spark, f"export {spec.table}", _Piece(spark, spec, schema, token_range).write, progress
-            )
+            write = partial(_write_piece, spark, spec, schema, token_range)
+            chunk = run_spark_piece(spark, f"export {spec.table}", write, progress)
             manifest = manifest.with_chunk(chunk)
             replace_file(folder / MANIFEST, encode_state_record(manifest))
             progress.piece_done(count_of(chunk.rows, "row"))
@@ -110,38 +97,25 @@ def _remove_unnamed(folder: Path, manifest: ExportManifest) -> None:
             path.unlink()
 
 
-class _Piece:
-    def __init__(self, spark: SparkSession, spec: ExportSpec, schema: TableSchema, token_range: TokenRange) -> None:
-        self._spark = spark
-        self._wish = spec
-        self._schema = schema
-        self._within = token_range
-
-    def write(self) -> ExportChunk:
-        folder = Path(self._wish.folder)
-        staging = folder / STAGING
-        shutil.rmtree(staging, ignore_errors=True)
-        seen = Observation(ROWS)
-        frame = self._rows().observe(seen, fn.count(fn.lit(1)).alias(ROWS))
-        if self._wish.kind is FileKind.CSV:
-            as_texts(frame).write.options(**WRITING).csv(str(staging))
-        else:
-            frame.write.parquet(str(staging))
-        names = self._move(staging, folder)
-        shutil.rmtree(staging)
-        return ExportChunk(self._within, names, int(seen.get[ROWS]))
-
-    def _rows(self) -> DataFrame:
-        reader = self._spark.read.format("ebla").options(**self._wish.options)
-        keys = [column.name for column in self._schema.partition_key]
-        return reader.option("where", condition(self._within, keys)).load(self._wish.table)
-
-    def _move(self, staging: Path, folder: Path) -> tuple[str, ...]:
-        parts = sorted(path for path in staging.iterdir() if path.name.startswith("part-"))
-        names = [f"{file_prefix(self._within)}-{number:05}.{self._wish.kind}" for number in range(len(parts))]
-        for path, name in zip(parts, names):
-            path.replace(folder / name)
-        return tuple(names)
+def _write_piece(spark: SparkSession, spec: ExportSpec, schema: TableSchema, token_range: TokenRange) -> ExportChunk:
+    reader = spark.read.format("ebla").options(**spec.options)
+    keys = [column.name for column in schema.partition_key]
+    rows = reader.option("where", condition(token_range, keys)).load(spec.table)
+    folder = Path(spec.folder)
+    staging = folder / STAGING
+    shutil.rmtree(staging, ignore_errors=True)
+    seen = Observation(ROWS)
+    frame = rows.observe(seen, fn.count(fn.lit(1)).alias(ROWS))
+    if spec.kind is FileKind.CSV:
+        as_texts(frame).write.options(**WRITING).csv(str(staging))
+    else:
+        frame.write.parquet(str(staging))
+    parts = sorted(path for path in staging.iterdir() if path.name.startswith("part-"))
+    names = tuple(f"{file_prefix(token_range)}-{number:05}.{spec.kind}" for number in range(len(parts)))
+    for path, name in zip(parts, names):
+        path.replace(folder / name)
+    shutil.rmtree(staging)
+    return ExportChunk(token_range, names, int(seen.get[ROWS]))
 
 
 def _size_bytes(options: Mapping[str, str], table: str) -> int:
@@ -159,14 +133,12 @@ def _size_bytes(options: Mapping[str, str], table: str) -> int:
 
 def _print_summary(spec: ExportSpec, manifest: ExportManifest) -> None:
     size = sum((Path(spec.folder) / name).stat().st_size for name in manifest.files)
-    if spec.as_json:
-        print_json({"table": spec.table, "rows": manifest.rows, "files": len(manifest.files), "bytes": size})
-    else:
-        typer.echo(
-            f"{count_of(manifest.rows, 'row')} of {spec.table} "
-            f"in {count_of(len(manifest.files), 'file')}, {size:,} bytes"
-        )
+    rows, files = count_of(manifest.rows, "row"), count_of(len(manifest.files), "file")
+    spec.show(
+        {"table": spec.table, "rows": manifest.rows, "files": len(manifest.files), "bytes": size},
+        f"{rows} of {spec.table} in {files}, {size:,} bytes",
+    )
 
 
 if __name__ == "__main__":
-    app()
+    run_job_process(ExportSpec, _run, is_change=False)

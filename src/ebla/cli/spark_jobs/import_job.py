@@ -2,14 +2,13 @@
 
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 
-import typer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from ebla.cli.jobs.job_output import count_of
-from ebla.cli.output import print_json, reporting_errors, reporting_outcomes
 from ebla.cli.spark_jobs.csv_text import from_texts, quoted, read_texts
 from ebla.cli.spark_jobs.export_plan import FileKind
 from ebla.cli.spark_jobs.import_plan import (
@@ -21,7 +20,7 @@ from ebla.cli.spark_jobs.import_plan import (
     chunks_of,
     kind_of,
 )
-from ebla.cli.spark_jobs.job_spec import INTERRUPTED, ImportSpec, take_job_spec
+from ebla.cli.spark_jobs.job_spec import ImportSpec, run_job_process
 from ebla.cli.spark_jobs.source_options import describe
 from ebla.cli.spark_jobs.spark_session import PieceProgress, run_spark_piece, session
 from ebla.cli.spark_jobs.state_file import decode_state_record, encode_state_record, replace_file
@@ -30,21 +29,6 @@ from ebla.model.schema import TableSchema
 from ebla.source.spark_types import spark_type
 
 WRITING_ONLY = ("ttl", "nulls", "consistency")
-
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.command()
-def main() -> None:
-    with reporting_errors():
-        spec = take_job_spec(ImportSpec)
-        with reporting_outcomes(as_json=spec.as_json):
-            try:
-                _import(spec)
-            except KeyboardInterrupt:
-                sys.stderr.write("\ninterrupted; run the same command again to resume\n")
-                raise typer.Exit(INTERRUPTED) from None
 
 
 def _import(spec: ImportSpec) -> None:
@@ -63,8 +47,8 @@ def _import(spec: ImportSpec) -> None:
         PieceProgress(f"import {spec.table}", total, done, quiet=spec.as_json) as progress,
     ):
         for number in state.left:
-            chunk = _Chunk(spark, spec, schema, state)
-            run_spark_piece(spark, state.job(number), lambda number=number, chunk=chunk: chunk.write(number), progress)  # type: ignore[misc]  # bound early
+            write = partial(_write_chunk, spark, spec, schema, state, number)
+            run_spark_piece(spark, state.job(number), write, progress)
             state = state.with_done(number)
             replace_file(state_file, encode_state_record(state))
             progress.piece_done(count_of(len(state.chunks[number]), "file"))
@@ -105,42 +89,28 @@ def open_state(state_file: Path, new_state: ImportState, *, again: bool) -> Impo
     return new_state
 
 
-class _Chunk:
-    def __init__(self, spark: SparkSession, spec: ImportSpec, schema: TableSchema, state: ImportState) -> None:
-        self._spark = spark
-        self._wish = spec
-        self._schema = schema
-        self._state = state
-
-    def write(self, number: int) -> None:
-        frame = self._rows([str(Path(self._wish.folder, one.name)) for one in self._state.chunks[number]])
-        writer = frame.write.format("ebla").options(**self._wish.options).option("job", self._state.job(number))
-        writer.mode("append").save(self._wish.table)
-
-    def _rows(self, paths: list[str]) -> DataFrame:
-        is_csv = self._state.kind is FileKind.CSV
-        reader = self._spark.read
-        frame = read_texts(reader, paths) if is_csv else reader.parquet(*paths)
-        if self._wish.columns:
-            frame = frame.select(*(quoted(name) for name in self._wish.columns if name in frame.columns))
-        check_columns(frame.columns, [column.name for column in self._schema.columns], primary_key(self._schema))
-        if not is_csv:
-            return frame
-        kinds = [StructField(column.name, spark_type(column.type)) for column in self._schema.columns]
-        return from_texts(frame, StructType(kinds))
-
-
-def primary_key(schema: TableSchema) -> list[str]:
-    return [column.name for column in (*schema.partition_key, *schema.clustering)]
+def _write_chunk(spark: SparkSession, spec: ImportSpec, schema: TableSchema, state: ImportState, number: int) -> None:
+    paths = [str(Path(spec.folder, one.name)) for one in state.chunks[number]]
+    is_csv = state.kind is FileKind.CSV
+    frame = read_texts(spark.read, paths) if is_csv else spark.read.parquet(*paths)
+    if spec.columns:
+        frame = frame.select(*(quoted(name) for name in spec.columns if name in frame.columns))
+    keys = [column.name for column in (*schema.partition_key, *schema.clustering)]
+    check_columns(frame.columns, [column.name for column in schema.columns], keys)
+    if is_csv:
+        kinds = [StructField(column.name, spark_type(column.type)) for column in schema.columns]
+        frame = from_texts(frame, StructType(kinds))
+    writer = frame.write.format("ebla").options(**spec.options).option("job", state.job(number))
+    writer.mode("append").save(spec.table)
 
 
 def _print_summary(spec: ImportSpec, state: ImportState, words: str) -> None:
     files = sum(len(chunk) for chunk in state.chunks)
-    if spec.as_json:
-        print_json({"table": spec.table, "files": files, "import": state.id, "words": words})
-    else:
-        typer.echo(f"{count_of(files, 'file')} of {spec.folder} into {spec.table}: {words}")
+    spec.show(
+        {"table": spec.table, "files": files, "import": state.id, "words": words},
+        f"{count_of(files, 'file')} of {spec.folder} into {spec.table}: {words}",
+    )
 
 
 if __name__ == "__main__":
-    app()
+    run_job_process(ImportSpec, _import, is_change=True)

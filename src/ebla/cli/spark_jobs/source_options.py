@@ -1,37 +1,57 @@
 """The options of `format("ebla")` by which a Spark job reaches a cluster, made from a command's flags."""
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.flags import read_password
-from ebla.model.errors import InvalidRequest, NotFound
+from ebla.cli.command import OutputFlags
+from ebla.cli.flags import (
+    DATA_DEFAULT,
+    AuthorityFlag,
+    ContactFlag,
+    Data,
+    PasswordFile,
+    UserFlag,
+    read_password,
+    split_table_name,
+)
+from ebla.cli.spark_jobs.user_spark import MASTER_DEFAULT, ConfFlag, MasterFlag, UserSpark, user_spark
+from ebla.model.errors import InvalidRequest
 from ebla.options import Authenticator, ClientTls
 from ebla.source.contact_points import CqlClient
 from ebla.source.options import OptionSide, OptionValues, TableAccess, parse_table_access
-from ebla.source.suggestions import missing_table
-from ebla.wire.table_calls import DESCRIBE_TABLE, DescribeTableAnswer, DescribeTableRequest
+from ebla.source.suggestions import describe_table
+from ebla.wire.table_calls import DescribeTableAnswer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFlags:
-    data: Path
-    contact: str | None = None
-    username: str | None = None
-    authority: Path | None = None
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags(OutputFlags):
+    """The flags of commands that run Spark jobs: where they run, and which cluster they use."""
+
+    master: MasterFlag = MASTER_DEFAULT
+    conf: ConfFlag = None
+    data: Data = DATA_DEFAULT
+    contact: ContactFlag = None
+    username: UserFlag = None
+    password_file: PasswordFile = None
+    tls_authority: AuthorityFlag = None
+
+    def user_spark(self) -> UserSpark:
+        return user_spark(self.master, self.conf or (), os.environ, sys.executable)
 
 
 def source_options(flags: ClusterFlags) -> dict[str, str]:
     """Raises `InvalidRequest` if the flags name no cluster."""
     if flags.contact is not None:
         options = {"contact": flags.contact}
-        if flags.authority is not None:
-            options |= {"ssl": "true", "ssl.ca": str(flags.authority.absolute())}
+        if flags.tls_authority is not None:
+            options |= {"ssl": "true", "ssl.ca": str(flags.tls_authority.absolute())}
     else:
         options = options_of_nodes(find_nodes(flags.data), flags)
     if flags.username is not None:
-        options |= {"username": flags.username, "password": read_password()}
+        options |= {"username": flags.username, "password": read_password(flags.password_file)}
     return options
 
 
@@ -54,17 +74,12 @@ def options_of_nodes(nodes: Sequence[LocalNode], flags: ClusterFlags) -> dict[st
 def describe(options: Mapping[str, str], table: str) -> DescribeTableAnswer:
     """Called before Spark starts, so that a mistyped table name is reported at once."""
     access = table_access_options(options, table)
-    with CqlClient(access.contact) as contact:
-        try:
-            return contact.call(DESCRIBE_TABLE, DescribeTableRequest(access.keyspace, access.table), access.timeout_s)
-        except NotFound as error:
-            raise missing_table(contact, access, error) from None
+    with CqlClient(access.contact) as client:
+        return describe_table(client, access)
 
 
 def table_access_options(options: Mapping[str, str], table: str) -> TableAccess:
-    keyspace, dot, name = table.partition(".")
-    if not (keyspace and dot and name):
-        raise InvalidRequest(f"{table!r} names no table", advice="write it as KEYSPACE.TABLE")
+    keyspace, name = split_table_name(table)
     return parse_table_access(OptionValues({**options, "keyspace": keyspace, "table": name}, OptionSide.BOTH))
 
 

@@ -2,14 +2,22 @@
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from ebla.cli.flags import DATA_DEFAULT, AuthorityFlag, ContactFlag, Data, JsonFlag, UserFlag
+from ebla.cli.flags import (
+    DATA_DEFAULT,
+    AuthorityFlag,
+    ContactFlag,
+    Data,
+    JsonFlag,
+    PasswordFile,
+    UserFlag,
+    private_file,
+)
 from ebla.cli.output import print_json, reporting_errors
 from ebla.cli.spark_jobs.source_options import ClusterFlags, source_options
 from ebla.cli.spark_jobs.user_spark import (
@@ -18,16 +26,17 @@ from ebla.cli.spark_jobs.user_spark import (
     MasterFlag,
     UserSpark,
     spark_process_environment,
-    user_spark,
 )
 from ebla.pipeline.java import default_archive_folder
 
 OPTIONS_VARIABLE = "EBLA_SPARK_OPTIONS"
+"""The path of a private file. The options have the password, and every child of the shell has its environment."""
 STARTUP = f"""\
 # Written by `ebla spark`; the PySpark shell runs it.
 import json, os
 
-cluster = json.loads(os.environ["{OPTIONS_VARIABLE}"])
+with open(os.environ["{OPTIONS_VARIABLE}"]) as options_file:
+    cluster = json.load(options_file)
 
 
 def table(name, **options):
@@ -54,6 +63,7 @@ def spark(
     data: Data = DATA_DEFAULT,
     contact: ContactFlag = None,
     username: UserFlag = None,
+    password_file: PasswordFile = None,
     tls_authority: AuthorityFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -65,8 +75,16 @@ def spark(
     All other arguments are passed to pyspark: ebla spark -- --packages …
     """
     with reporting_errors():
-        options = source_options(ClusterFlags(data=data, contact=contact, username=username, authority=tls_authority))
-        found = user_spark(master, conf or (), os.environ, sys.executable)
+        flags = ClusterFlags(
+            master=master,
+            conf=conf,
+            data=data,
+            contact=contact,
+            username=username,
+            password_file=password_file,
+            tls_authority=tls_authority,
+        )
+        options, found = source_options(flags), flags.user_spark()
         if print_conf:
             print_settings(found, options, as_json=as_json)
             return
@@ -99,7 +117,7 @@ def exec_pyspark(found: UserSpark, options: Mapping[str, str], user_arguments: S
     startup = _startup_file()
     environment = {
         **spark_process_environment(found),
-        OPTIONS_VARIABLE: json.dumps(dict(options)),
+        OPTIONS_VARIABLE: private_file(json.dumps(dict(options))),
         "PYTHONSTARTUP": str(startup),
     }
     command = shell_command(found, user_arguments)

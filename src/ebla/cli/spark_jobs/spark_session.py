@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ebla.model.errors import EblaError, Unavailable
-from ebla.pipeline.spark_adapter import ClassicAdapter
+from ebla.pipeline.spark_adapter import SparkAdapter
 from ebla.pipeline.task_outcome import java_cause, parse_failure
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class PieceProgress:
 
 def run_spark_piece(spark: SparkSession, name: str, work: Callable[[], T], progress: PieceProgress) -> T:
     """Raises `SparkJobFailed`. Ctrl-C cancels the running job."""
-    adapter = ClassicAdapter(spark)
+    adapter = SparkAdapter(spark)
     ended = threading.Event()
 
     def poll_progress() -> None:

@@ -4,7 +4,6 @@ Nothing here imports PySpark, which is slow to load: other commands share the st
 """
 
 import importlib.util
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ebla.cli.flags import environment_without_password
 from ebla.model.errors import InvalidRequest, Unavailable
 from ebla.pipeline.java import archive_path, default_archive_folder, find_java, make_java_home
 
@@ -87,4 +87,4 @@ def spark_home() -> Path:
 
 def spark_process_environment(spark: UserSpark) -> dict[str, str]:
     """The environment of a process that starts Spark."""
-    return {**os.environ, **spark.environment}
+    return {**environment_without_password(), **spark.environment}

@@ -1,13 +1,14 @@
 """`ebla row …`: write, read, scan and delete rows from a shell."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from ebla.cli.cluster.node_calls import read_snapshot
-from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, TableArgument, UserFlag
-from ebla.cli.output import print_json, print_rows, reporting_outcomes
-from ebla.cli.tables.table_access import open_cql, table_schema
+from ebla.cli.command import add_command
+from ebla.cli.flags import TableArgument
+from ebla.cli.output import print_json, print_rows
+from ebla.cli.tables.table_access import CqlFlags, table_schema
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.term_parser import term
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, quote_name
@@ -15,6 +16,7 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.errors import BadSyntax, InvalidRequest
 from ebla.model.schema import Column, TableSchema
+from ebla.source.cql_client import CqlRows
 
 HELP = """
 Rows from a shell. Write values as COLUMN=VALUE; text needs no quotes, everything else is as in CQL.
@@ -28,101 +30,84 @@ Rows from a shell. Write values as COLUMN=VALUE; text needs no quotes, everythin
 app = typer.Typer(name="row", no_args_is_help=True, help=HELP, rich_markup_mode="rich")
 
 Values = Annotated[list[str], typer.Argument(metavar="COLUMN=VALUE…")]
-Level = Annotated[str, typer.Option("--level", metavar="LEVEL", help="ONE, QUORUM, ALL, LOCAL_QUORUM, …")]
-LEVEL_DEFAULT = "QUORUM"
 PAGE_ROWS = 1_000
 _QUOTED = (Scalar.TEXT, Scalar.ASCII, Scalar.INET, Scalar.DATE, Scalar.TIME, Scalar.TIMESTAMP)
 
 
-@app.command()
+@dataclass(frozen=True, kw_only=True)
+class RowFlags(CqlFlags):
+    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help="ONE, QUORUM, ALL, LOCAL_QUORUM, …")] = "QUORUM"
+
+    @property
+    def consistency(self) -> ConsistencyLevel:
+        try:
+            return ConsistencyLevel[self.level.upper()]
+        except KeyError:
+            names = ", ".join(level.name for level in ConsistencyLevel)
+            raise InvalidRequest(f"{self.level!r} is no consistency level", advice=f"one of {names}") from None
+
+    def execute_at_level(self, text: str) -> CqlRows:
+        level = self.consistency
+        with self.open_cql() as cql:
+            return cql.execute(text, level)
+
+
+@add_command(app, is_change=True)
 def put(
+    flags: RowFlags,
     table: TableArgument,
     values: Values,
     ttl: Annotated[
         int | None, typer.Option("--ttl", metavar="SECONDS", min=1, help="The row expires after this time.")
     ] = None,
-    level: Level = LEVEL_DEFAULT,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    username: UserFlag = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Write a row. Columns that are not named keep their values."""
-    with reporting_outcomes(as_json=as_json):
-        schema = table_schema(read_snapshot(data, node), table)
-        literals = _literals(schema, values)
-        names = ", ".join(quote_name(column.name) for column, _ in literals)
-        using = f" USING TTL {ttl}" if ttl is not None else ""
-        texts = ", ".join(text for _, text in literals)
-        text = f"INSERT INTO {_name(schema)} ({names}) VALUES ({texts}){using}"  # noqa: S608  # the user's own words
-        consistency = _level(level)
-        with open_cql(data, node, username) as cql:
-            cql.execute(text, consistency)
-        if as_json:
-            print_json({"written": table, "level": level.upper()})
+    schema = table_schema(flags.snapshot(), table)
+    literals = _literals(schema, values)
+    names = ", ".join(quote_name(column.name) for column, _ in literals)
+    using = f" USING TTL {ttl}" if ttl is not None else ""
+    texts = ", ".join(text for _, text in literals)
+    flags.execute_at_level(f"INSERT INTO {_name(schema)} ({names}) VALUES ({texts}){using}")  # noqa: S608  # the user's own words
+    _confirm(flags, "written", table)
 
 
-@app.command()
-def get(
-    table: TableArgument,
-    values: Values,
-    level: Level = LEVEL_DEFAULT,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    username: UserFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@add_command(app, is_change=False)
+def get(flags: RowFlags, table: TableArgument, values: Values) -> int:
     """Read the rows of a key, or of its first columns. The exit status is 1 if there is no row."""
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        schema = table_schema(read_snapshot(data, node), table)
-        text = f"SELECT * FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
-        consistency = _level(level)
-        with open_cql(data, node, username) as cql:
-            found = cql.execute(text, consistency)
-        print_rows(schema, found, as_json=as_json)
-    raise typer.Exit(0 if found.rows else 1)
+    schema = table_schema(flags.snapshot(), table)
+    found = flags.execute_at_level(f"SELECT * FROM {_name(schema)} WHERE {_where(schema, values)}")  # noqa: S608  # the user's own words
+    print_rows(schema, found, as_json=flags.as_json)
+    return 0 if found.rows else 1
 
 
-@app.command()
+@add_command(app, is_change=False)
 def scan(
+    flags: RowFlags,
     table: TableArgument,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after this many rows.")] = None,
-    level: Level = LEVEL_DEFAULT,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    username: UserFlag = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Read the whole table in token order, page by page."""
-    with reporting_outcomes(as_json=as_json, is_change=False):
-        schema = table_schema(read_snapshot(data, node), table)
-        suffix = f" LIMIT {limit}" if limit is not None else ""
-        text = f"SELECT * FROM {_name(schema)}{suffix}"  # noqa: S608  # names are quoted
-        consistency = _level(level)
-        with open_cql(data, node, username) as cql:
-            for page in cql.pages(text, consistency, PAGE_ROWS):
-                print_rows(schema, page, as_json=as_json)
+    schema = table_schema(flags.snapshot(), table)
+    suffix = f" LIMIT {limit}" if limit is not None else ""
+    text = f"SELECT * FROM {_name(schema)}{suffix}"  # noqa: S608  # names are quoted
+    level = flags.consistency
+    with flags.open_cql() as cql:
+        for page in cql.pages(text, level, PAGE_ROWS):
+            print_rows(schema, page, as_json=flags.as_json)
 
 
-@app.command()
-def delete(
-    table: TableArgument,
-    values: Values,
-    level: Level = LEVEL_DEFAULT,
-    data: Data = DATA_DEFAULT,
-    node: NodeName = None,
-    username: UserFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+@add_command(app, is_change=True)
+def delete(flags: RowFlags, table: TableArgument, values: Values) -> None:
     """Delete a row by its primary key, or a partition by its partition key."""
-    with reporting_outcomes(as_json=as_json):
-        schema = table_schema(read_snapshot(data, node), table)
-        text = f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}"  # noqa: S608  # the user's own words
-        consistency = _level(level)
-        with open_cql(data, node, username) as cql:
-            cql.execute(text, consistency)
-        if as_json:
-            print_json({"deleted": table, "level": level.upper()})
+    schema = table_schema(flags.snapshot(), table)
+    flags.execute_at_level(f"DELETE FROM {_name(schema)} WHERE {_where(schema, values)}")  # noqa: S608  # the user's own words
+    _confirm(flags, "deleted", table)
+
+
+def _confirm(flags: RowFlags, done: str, table: str) -> None:
+    """For programs; a person sees no error."""
+    if flags.as_json:
+        print_json({done: table, "level": flags.level.upper()})
 
 
 # ---- arguments as CQL
@@ -166,11 +151,3 @@ def _is_one_value(text: str) -> bool:
     except (BadSyntax, UnsupportedFeature):
         return False
     return tokens.token.kind is TokenKind.END and not tokens.markers
-
-
-def _level(text: str) -> ConsistencyLevel:
-    try:
-        return ConsistencyLevel[text.upper()]
-    except KeyError:
-        names = ", ".join(level.name for level in ConsistencyLevel)
-        raise InvalidRequest(f"{text!r} is no consistency level", advice=f"one of {names}") from None

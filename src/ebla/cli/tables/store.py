@@ -15,20 +15,24 @@ from rich.table import Table
 
 from ebla.cli.flags import JsonFlag
 from ebla.cli.output import reporting_errors
+from ebla.control.group0.join_state import JoinStateFile
 from ebla.model.errors import InvalidRequest
 from ebla.runtime import file_lock
+from ebla.runtime.data_folder import DataFolder
 from ebla.runtime.file_disk import FileDisk
-from ebla.storage.inspection.layer_discovery import DiscoveredLayers, LayerLocation, find_layers
 from ebla.storage.inspection.layer_report import (
+    DiscoveredLayers,
     LayerCheck,
     LayerFactsReport,
+    LayerLocation,
     LayerReport,
     dump_rows,
+    find_layers,
     inspect_layer,
     verify_layer,
 )
 from ebla.storage.inspection.row_dump import RowDump
-from ebla.storage.layers.rocks_engine import RocksEngine, RocksLimits
+from ebla.storage.layers.rocks_engine import RocksEngine
 
 HELP = """
 Inspect the files of a stopped node, of one of its shards, or of a checkpoint. Nothing is changed.
@@ -106,7 +110,20 @@ def dump(
 
 
 async def _inspect_all(opened: _Opened) -> list[LayerReport]:
-    return [await inspect_layer(opened.engine, opened.disk, layer) for layer in opened.found.layers]
+    reports = [await inspect_layer(opened.engine, opened.disk, layer) for layer in opened.found.layers]
+    return [
+        msgspec.structs.replace(report, incarnation=await _incarnation(opened.disk, report.folder))
+        if report.store
+        else report
+        for report in reports
+    ]
+
+
+async def _incarnation(disk: FileDisk, layer: str) -> int | None:
+    """From the mark of the node, two folders above those of the layers of a shard."""
+    node = Path(layer).parents[2]
+    mark = await JoinStateFile(disk, f"{DataFolder(node).group0}-mark").load()
+    return mark.incarnation or None
 
 
 async def _verify_all(opened: _Opened) -> list[LayerCheck]:
@@ -125,7 +142,7 @@ def _run(folder: Path, work: Callable[[_Opened], Coroutine[Any, Any, T]]) -> tup
 
     try:
         with tempfile.TemporaryDirectory(prefix="ebla-store-") as notes:
-            result = asyncio.run(find_and_work(RocksEngine(disk, RocksLimits(info_log_folder=notes))))
+            result = asyncio.run(find_and_work(RocksEngine(disk, info_log_folder=notes)))
     finally:
         disk.close()
     for problem in result[1]:
@@ -169,6 +186,11 @@ def _report_table(reports: Sequence[LayerReport], folder: Path) -> Table:
         span = f"{facts.least_us} … {facts.greatest_us}" if facts.rows else "–"
         figures = (str(report.size_bytes), str(report.files), str(facts.rows), span, report.problem or _shapes(facts))
         table.add_row(report.stack, report.table, tokens, _short(report.folder, folder), report.role.value, *figures)
+    stores = dict.fromkeys((report.store, report.log, report.incarnation) for report in reports if report.store)
+    table.caption = "\n".join(
+        f"store {store}, commit log {log}, incarnation {incarnation or 'unknown'}" for store, log, incarnation in stores
+    )
+    table.caption_justify = "left"
     return table
 
 

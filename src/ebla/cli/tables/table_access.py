@@ -1,13 +1,14 @@
 """How a command reaches tables: statements go over CQL to a node of this machine."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.cli.cluster.node_calls import choose_node
-from ebla.cli.flags import read_password, split_table_name
+from ebla.cli.command import NodeFlags
+from ebla.cli.flags import PasswordFile, UserFlag, read_password, split_table_name
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import Address
@@ -39,24 +40,35 @@ class CqlSession:
 
 
 @contextmanager
-def open_cql(data: Path, name: str | None = None, username: str | None = None) -> Iterator[CqlSession]:
+def open_cql(
+    data: Path, name: str | None = None, username: str | None = None, password_file: Path | None = None
+) -> Iterator[CqlSession]:
     """Connects to the node of that name, or to the first one that runs."""
     node = choose_node(data, name)
     address = Address(node.options.address, node.options.ports.cql)
-    with connect(address, _security(node, username), CONNECT_TIMEOUT_S) as connection:
+    with connect(address, _security(node, username, password_file), CONNECT_TIMEOUT_S) as connection:
         yield CqlSession(connection)
 
 
-def _security(node: LocalNode, username: str | None) -> CqlSecurity:
+def _security(node: LocalNode, username: str | None, password_file: Path | None) -> CqlSecurity:
     if node.options.authenticator is Authenticator.PASSWORD and username is None:
         raise InvalidRequest(f"{node.name} requires a login", advice="name a user with --username")
     is_tls = node.options.client_tls is ClientTls.ON
     return CqlSecurity(
         username=username or "",
-        password="" if username is None else read_password(),
+        password="" if username is None else read_password(password_file),
         is_tls=is_tls,
         authority_pem=(node.folder.tls / "authority.pem").read_text("utf-8") if is_tls else "",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CqlFlags(NodeFlags):
+    username: UserFlag = None
+    password_file: PasswordFile = None
+
+    def open_cql(self) -> AbstractContextManager[CqlSession]:
+        return open_cql(self.data, self.node, self.username, self.password_file)
 
 
 def table_schema(snapshot: Snapshot, text: str) -> TableSchema:

@@ -51,6 +51,16 @@ from ebla.wire.group0_messages import ProposeRequest
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import GROUP0_PROPOSE
 
+KEY_CHARACTERS_MAX = 512
+VALUE_BYTES_MAX = 512 * 1024
+COMMAND_BYTES_MAX = 1024 * 1024
+REOFFER_MS = 500
+"""How long to wait for a command to be applied before it is offered again; the leader may have changed by then."""
+ACCEPT_MS = 200
+"""How long another node may take to accept a command. A frozen leader must not block it."""
+RETRY_MS = 50
+"""The same if the command could not be offered."""
+REREAD_MS = 500
 CHECK_SLACK_MS = 5
 
 _CHANGE_OF_ROLE = {
@@ -60,49 +70,30 @@ _CHANGE_OF_ROLE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group0ClientLimits:
-    key_characters_max: int = 512
-    value_bytes_max: int = 512 * 1024
-    command_bytes_max: int = 1024 * 1024
-    reoffer_ms: int = 500
-    """How long to wait for a command to be applied before it is offered again; the leader may have changed by then."""
-    accept_ms: int = 200
-    """How long another node may take to accept a command. A frozen leader must not block it."""
-    retry_ms: int = 50
-    """The same if the command could not be offered."""
-    reread_ms: int = 500
-
-
 class Forgot(EblaError):
     """The call was repeated so late that its answer is no longer cached."""
 
     outcome = Outcome.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class ClientIncarnation:
-    """A host and its incarnation, so that calls of an earlier incarnation are never mistaken for new ones."""
-
-    host: HostId
-    incarnation: int
-
-
 class Group0Client:
     def __init__(
         self,
-        caller: ClientIncarnation,
+        incarnation: int,
         machine: Group0StateMachine,
         raft: RaftDriver[Group0Store],
         peers: Peers,
         transport: Group0Transport,
     ) -> None:
-        self._caller = caller
+        """`incarnation`: of this node, so that calls of an earlier one are never mistaken for new ones."""
+        self._incarnation = incarnation
+        self.is_confirmed = False
+        """Whether group 0 knows this start of the node. Until then the client commits nothing else: answers are
+        remembered by host and incarnation, and a process on a copy of the folder would get the original's answers."""
         self._machine = machine
         self._raft = raft
         self._peers = peers
         self._transport = transport
-        self._limits = Group0ClientLimits()
         self._serials = itertools.count(1)
         self._open: dict[int, _OpenCall] = {}
         """Open calls by serial, oldest first: every serial before the first has been answered."""
@@ -125,16 +116,28 @@ class Group0Client:
 
     def transact(self, transaction: Transaction, deadline_ms: int) -> EagerFuture[CommandAnswer]:
         """The store's answer. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
+        self._require_confirmed()
         self._check_sizes(transaction)
         return self._execute(transaction, EntryKind.COMMAND, deadline_ms)
 
+    async def confirm_start(self, transaction: Transaction, deadline_ms: int) -> None:
+        """Commits the record of this start, if its condition holds. Returns nothing: only the record itself shows
+        whether it was committed."""
+        await self._execute(transaction, EntryKind.COMMAND, deadline_ms)
+
     async def acquire_lock(self, rng: Rng, deadline_ms: int) -> tuple[bytes, Revision]:
+        self._require_confirmed()
         lock = rng.bytes(16)
         answer = await self._execute(AcquireLock(lock), EntryKind.COMMAND, deadline_ms)
         return lock, revision_of(answer)
 
     async def change_members(self, members: tuple[Member, ...], lock: bytes | None, deadline_ms: int) -> CommandAnswer:
+        self._require_confirmed()
         return await self._execute(ChangeMembers(members, lock), EntryKind.MEMBERS, deadline_ms)
+
+    def _require_confirmed(self) -> None:
+        if not self.is_confirmed:
+            raise Unavailable("group 0 has not confirmed this start of the node yet", advice="try again in a moment")
 
     # ---- reads
 
@@ -145,11 +148,11 @@ class Group0Client:
             async with asyncio.timeout(deadline_ms / 1000):
                 while True:
                     try:
-                        async with asyncio.timeout(self._limits.reread_ms / 1000):
+                        async with asyncio.timeout(REREAD_MS / 1000):
                             index = await self._raft.read_index()
                     except Unavailable as error:
                         reason = error.message
-                        await asyncio.sleep(self._limits.reread_ms / 10_000)
+                        await asyncio.sleep(REREAD_MS / 10_000)
                         continue
                     except TimeoutError:
                         continue
@@ -174,8 +177,8 @@ class Group0Client:
         possible."""
         serial = next(self._serials)
         call = CallId(
-            client=self._caller.host,
-            incarnation=self._caller.incarnation,
+            client=self._transport.own.host,
+            incarnation=self._incarnation,
             serial=serial,
             answered_through=next(iter(self._open), serial) - 1,
         )
@@ -197,12 +200,12 @@ class Group0Client:
         if leader == state.peer:
             open_call.sent = True
             self._raft.propose(*open_call.command)
-            self._check_after(open_call, self._limits.reoffer_ms)
+            self._check_after(open_call, REOFFER_MS)
             return
         host = None if leader == NO_PEER else self._transport.host_of(leader)
         if host is None or self._forwarding is None:
             open_call.reason = "no leader of group 0 is known"
-            self._check_after(open_call, self._limits.retry_ms)
+            self._check_after(open_call, RETRY_MS)
             return
         open_call.check_at = math.inf
         self._forwarding.create_task(self._forward(open_call, host))
@@ -212,14 +215,14 @@ class Group0Client:
         remaining_ms = math.ceil((open_call.expires_at - self._loop.time()) * 1000)
         request = ProposeRequest(kind, payload)
         try:
-            await self._peers.call(leader, GROUP0_PROPOSE, request, min(self._limits.accept_ms, remaining_ms))
+            await self._peers.call(leader, GROUP0_PROPOSE, request, min(ACCEPT_MS, remaining_ms))
         except EblaError as error:
             open_call.sent |= error.outcome is not Outcome.NOT_APPLIED
             open_call.reason = error.message
-            self._check_after(open_call, self._limits.retry_ms)
+            self._check_after(open_call, RETRY_MS)
         else:
             open_call.sent = True
-            self._check_after(open_call, self._limits.reoffer_ms)
+            self._check_after(open_call, REOFFER_MS)
 
     def _check_after(self, open_call: "_OpenCall", pause_ms: int) -> None:
         open_call.check_at = min(open_call.expires_at, self._loop.time() + pause_ms / 1000)
@@ -247,9 +250,9 @@ class Group0Client:
 
     def _payload(self, command: Group0Command) -> bytes:
         data = encode_command(command)
-        if len(data) > self._limits.command_bytes_max:
+        if len(data) > COMMAND_BYTES_MAX:
             raise TooLarge(
-                f"the command has {len(data)} bytes; group 0 takes at most {self._limits.command_bytes_max}",
+                f"the command has {len(data)} bytes; group 0 takes at most {COMMAND_BYTES_MAX}",
                 advice="split it into several transactions",
             )
         if isinstance(command.body, ChangeMembers):
@@ -258,14 +261,11 @@ class Group0Client:
 
     def _check_sizes(self, transaction: Transaction) -> None:
         for change in transaction.changes:
-            if not 0 < len(change.key) <= self._limits.key_characters_max:
-                raise InvalidRequest(
-                    f"a key has 1 to {self._limits.key_characters_max} characters, not {len(change.key)}"
-                )
-            if isinstance(change, PutKey) and len(change.value) > self._limits.value_bytes_max:
+            if not 0 < len(change.key) <= KEY_CHARACTERS_MAX:
+                raise InvalidRequest(f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(change.key)}")
+            if isinstance(change, PutKey) and len(change.value) > VALUE_BYTES_MAX:
                 raise TooLarge(
-                    f"the value of {change.key} has {len(change.value)} bytes; "
-                    f"group 0 takes at most {self._limits.value_bytes_max}",
+                    f"the value of {change.key} has {len(change.value)} bytes; group 0 takes at most {VALUE_BYTES_MAX}",
                     advice="store large data in a table and keep only a reference here",
                 )
 

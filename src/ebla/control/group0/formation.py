@@ -15,28 +15,32 @@ from ebla.group0.discovery import Discovery, DiscoveryReply, FoundCluster, JoinC
 from ebla.group0.members import Member
 from ebla.model.errors import Corruption, EblaError, InvalidRequest, Refused
 from ebla.model.identity import Address, ClusterId, HistoryId
+from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import DiscoverRequest, JoinAnswer, JoinRequest
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.verbs import GROUP0_DISCOVER, GROUP0_JOIN
+from ebla.wire.verbs import GROUP0_DISCOVER, GROUP0_JOIN, A, Q, Verb
 
-
-@dataclass(frozen=True, slots=True)
-class FormationLimits:
-    retry_ms: int = 500
-    call_deadline_ms: int = 1_000
-    join_deadline_ms: int = 10_000
+CALL_DEADLINE_MS = 1_000
+JOIN_DEADLINE_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormationConfig:
+class Group0Config:
     member: Member
     """This node, as a learner."""
     cluster: ClusterId
     cluster_name: str
     contacts: tuple[Address, ...]
-    limits: FormationLimits = FormationLimits()
+    folder: str
+    """Of this group only; the join state is a file beside it."""
+    limits: NodeLimits = DEFAULT_LIMITS
+    snapshot_entries_max: int = 10_000
+    kept_entries: int = 1_000
+    lost_leader_ms: int = 10_000
+    """After this long without a leader, ask other members whether this node was removed."""
+    formation_retry_ms: int = 500
 
 
 CreateFirstState = Callable[[HistoryId], Awaitable[int]]
@@ -44,7 +48,7 @@ CreateFirstState = Callable[[HistoryId], Awaitable[int]]
 
 
 class Formation:
-    def __init__(self, context: PeersContext, join_state: JoinStateFile, config: FormationConfig) -> None:
+    def __init__(self, context: PeersContext, join_state: JoinStateFile, config: Group0Config) -> None:
         self._context = context
         self._join_state = join_state
         self._config = config
@@ -113,17 +117,13 @@ class Formation:
             for address in ask:
                 tasks.create_task(self._contact(address))
         if isinstance(discovery.decide(self._state), WaitForNodes) and self._state == before:
-            await asyncio.sleep(self._config.limits.retry_ms / 1000)
+            await asyncio.sleep(self._config.formation_retry_ms / 1000)
 
     async def _contact(self, address: Address) -> None:
         assert self._state is not None
         request = DiscoverRequest(self._config.member.address, self._state.known)
         try:
-            caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
-            try:
-                answer = await caller.call(GROUP0_DISCOVER, request, self._config.limits.call_deadline_ms)
-            finally:
-                caller.close("done")
+            answer = await self._call(address, GROUP0_DISCOVER, request, CALL_DEADLINE_MS)
         except EblaError:
             self._state = discovery.forget_reply(self._state, address)
             return
@@ -135,12 +135,8 @@ class Formation:
         while True:
             for address in self._candidates():
                 try:
-                    caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
-                    try:
-                        request = JoinRequest(self._as_new_member())
-                        answer = await caller.call(GROUP0_JOIN, request, self._config.limits.join_deadline_ms)
-                    finally:
-                        caller.close("done")
+                    request = JoinRequest(self._as_new_member())
+                    answer = await self._call(address, GROUP0_JOIN, request, JOIN_DEADLINE_MS)
                 except InvalidRequest:
                     raise  # another member, or a later attempt, would answer the same
                 except EblaError as error:
@@ -149,7 +145,14 @@ class Formation:
                 await self._mark(JoinStage.JOINING, history=answer.history)
                 self.waits_for = ""
                 return answer
-            await asyncio.sleep(self._config.limits.retry_ms / 1000)
+            await asyncio.sleep(self._config.formation_retry_ms / 1000)
+
+    async def _call(self, address: Address, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+        caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
+        try:
+            return await caller.call(verb, request, deadline_ms)
+        finally:
+            caller.close("done")
 
     def _as_new_member(self) -> Member:
         return msgspec.structs.replace(self._config.member, join_id=self._join_state.mark.join_id)
@@ -163,11 +166,11 @@ class Formation:
         async with self._saving:
             assert self._state is not None
             if self._join_state.mark.stage is JoinStage.FRESH:
-                await self._join_state.save(msgspec.structs.replace(self._join_state.mark, known=self._state.known))
+                await self._join_state.save(known=self._state.known)
 
     async def _mark(self, stage: JoinStage, **fields: object) -> None:
         async with self._saving:
-            await self._join_state.save(msgspec.structs.replace(self._join_state.mark, stage=stage, **fields))
+            await self._join_state.save(stage=stage, **fields)
 
 
 def removed_error(member: Member) -> Refused:

@@ -1,9 +1,10 @@
-"""What a node must remember of group 0 outside its log: how far it got in joining, and how often it started.
+"""What a node must remember of group 0 outside its log: how far it got in joining, its starts, its stores.
 
 The file is beside the group 0 folder, not in it. A member whose folder is gone must not come back with an empty log
 under its old id: it may have voted and acknowledged, and would take that back.
 """
 
+import asyncio
 import enum
 import uuid
 
@@ -11,7 +12,7 @@ import msgspec
 
 from ebla.journal.checked_file import read_checked_file, replace_file
 from ebla.model.errors import Corruption
-from ebla.model.identity import Address, HistoryId
+from ebla.model.identity import Address, HistoryId, StartId, StoreId
 from ebla.ports.disk import Disk
 
 NO_HISTORY = HistoryId(uuid.UUID(int=0))
@@ -29,6 +30,12 @@ class JoinStage(enum.StrEnum):
     REMOVED = "removed"
 
 
+class StoreMark(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    store: StoreId
+    is_created: bool
+    """False: it is being created, or the previous release's store is being given this id."""
+
+
 class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stage: JoinStage = JoinStage.FRESH
     incarnation: int = 0
@@ -38,6 +45,13 @@ class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     join_id: uuid.UUID | None = None
     log_id: int = 0
     """Of the log with the member's state. If the log has another id, or is missing, it was lost."""
+    stores: tuple[StoreMark, ...] = ()
+    """Of the shards, by number; also of those that the node no longer runs."""
+    confirmed: int = 0
+    """The incarnation of the last start that group 0 confirmed. Not that of the last start: an older copy that was
+    refused once has counted on, and would pass at its next start."""
+    offered: tuple[StartId, ...] = ()
+    """Starts since then that were offered to group 0, and ended before they knew whether they were confirmed."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -48,6 +62,7 @@ class JoinStateFile:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
+        self._saving = asyncio.Lock()
         self.mark = JoinState()
 
     async def load(self) -> JoinState:
@@ -64,8 +79,11 @@ class JoinStateFile:
             ) from error
         return self.mark
 
-    async def save(self, mark: JoinState) -> None:
-        """Durable on return."""
-        if mark != self.mark:
-            await replace_file(self._disk, self._path, _encoder.encode(mark))
-            self.mark = mark
+    async def save(self, **fields: object) -> None:
+        """With these fields replaced; durable on return. One at a time: a later save includes what an earlier one
+        changed."""
+        async with self._saving:
+            mark = msgspec.structs.replace(self.mark, **fields)
+            if mark != self.mark:
+                await replace_file(self._disk, self._path, _encoder.encode(mark))
+                self.mark = mark

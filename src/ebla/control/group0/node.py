@@ -6,29 +6,42 @@ verbs.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import msgspec
 
-from ebla.control.group0.client import ClientIncarnation, Group0Client
-from ebla.control.group0.formation import Formation, FormationConfig, FormationLimits, lost_folder_error, removed_error
+from ebla.control.group0.client import Group0Client
+from ebla.control.group0.formation import Formation, Group0Config, lost_folder_error, removed_error
 from ebla.control.group0.join_state import JoinStage, JoinStateFile
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.group0.transport import Group0Transport
-from ebla.control.group0.voter_assignment import Alive, VoterAssigner
+from ebla.control.group0.voter_assignment import Alive, assign_voters
 from ebla.control.raft.config import RaftConfig
 from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
+from ebla.control.raft.storage import RaftStorage
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
 from ebla.group0.members import MEMBERS_PREFIX, Member, MemberRole, member_key, peer_number
+from ebla.group0.start_record import (
+    MustNotRun,
+    OwnStart,
+    StartDecision,
+    StartRecord,
+    confirmation,
+    decide_start,
+    start_key,
+    start_refusal,
+)
 from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.errors import EblaError, Unavailable
-from ebla.model.identity import Address, ClusterId, HistoryId, HostId
-from ebla.options import DEFAULT_LIMITS
+from ebla.model.identity import Address, ClusterId, HistoryId, HostId, StartId
+from ebla.model.stored_value import decode_stored
 from ebla.ports.environment import Environment
 from ebla.raft.effects import LogWrite
 from ebla.raft.events import PeerReachable
-from ebla.raft.messages import NO_PEER, HardState, Membership, PeerId, SnapshotMeta
+from ebla.raft.membership import change_of
+from ebla.raft.messages import NO_PEER, EntryKind, HardState, Membership, PeerId, SnapshotMeta
 from ebla.raft.options import RaftOptions as RaftOptions
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import MembershipRequest
@@ -36,6 +49,8 @@ from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.verbs import GROUP0_MEMBERSHIP
 
 CLUSTER_KEY = "cluster/identity"
+CONFIRM_MS = 2_000
+CONFIRM_RETRY_MS = 100
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
@@ -44,25 +59,6 @@ class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
     cluster: ClusterId
     name: str
     created_by: HostId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group0Config:
-    member: Member
-    """This node, as a new member."""
-    cluster: ClusterId
-    cluster_name: str
-    contacts: tuple[Address, ...]
-    folder: str
-    """Of this group only; the join state is a file beside it."""
-    tick_ms: int = DEFAULT_LIMITS.raft_tick_ms
-    election_ticks: int = 10
-    snapshot_entries_max: int = 10_000
-    snapshot_bytes_max: int = 64 * 1024 * 1024
-    kept_entries: int = 1_000
-    lost_leader_ms: int = 10_000
-    """After this long without a leader, ask other members whether this node was removed."""
-    formation: FormationLimits = field(default_factory=FormationLimits)
 
 
 class Group0Node:
@@ -74,25 +70,29 @@ class Group0Node:
         self._context = context
         self._peers = peers
         self.join_state = JoinStateFile(environment.disk, f"{config.folder}-mark")
-        self.formation = Formation(
-            context,
-            self.join_state,
-            FormationConfig(
-                member=config.member,
-                cluster=config.cluster,
-                cluster_name=config.cluster_name,
-                contacts=config.contacts,
-                limits=config.formation,
-            ),
-        )
+        self.formation = Formation(context, self.join_state, config)
         self._running: RunningGroup0 | None = None
-        self.started = asyncio.Event()
-        """Set once this node's Raft peer runs. It may still wait for its first state."""
-        self.removed = asyncio.Event()
+        self._start = StartId(environment.rng.uuid())
+        self.confirmed = asyncio.Event()
+        """Set once group 0 knows this start: from now on the node may serve, and act for the cluster."""
+        self.waits_for_start = ""
+        """For people: what the confirmation waits for."""
+        self._must_end = asyncio.Event()
+        self._other_process: MustNotRun | None = None
+        self.removed = False
 
     @property
     def is_running(self) -> bool:
         return self._running is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, and may act for the cluster."""
+        return self._running is not None and self.confirmed.is_set() and self._running.raft.is_leader
+
+    @property
+    def waits_for(self) -> str:
+        return self.formation.waits_for or self.waits_for_start
 
     @property
     def running(self) -> "RunningGroup0":
@@ -111,7 +111,8 @@ class Group0Node:
         config = self.config
         self._environment.disk.make_folder(config.folder)
         mark = await self.join_state.load()
-        await self.join_state.save(msgspec.structs.replace(mark, incarnation=mark.incarnation + 1))
+        # Durable before the Raft peer runs, so before group 0 can learn of it: the mark is never behind the record.
+        await self.join_state.save(incarnation=mark.incarnation + 1)
         known_members = await self.formation.join_or_create(self._create)
         running = await self._open(known_members)
         ticket = running.machine.watch(self._follow, MEMBERS_PREFIX)
@@ -119,16 +120,85 @@ class Group0Node:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(running.raft.run())
                 tasks.create_task(running.client.run())
-                tasks.create_task(running.voters.run(alive))
                 tasks.create_task(self._watch_for_removal(running))
                 self._running = running
-                self.started.set()
-                await self.removed.wait()
-                await self.join_state.save(msgspec.structs.replace(self.join_state.mark, stage=JoinStage.REMOVED))
+                tasks.create_task(self._lead_once_confirmed(running, alive))
+                await self._must_end.wait()
+                if self._other_process is not None:
+                    raise self._other_process
+                await self.join_state.save(stage=JoinStage.REMOVED)
                 raise removed_error(config.member)
         finally:
             running.machine.unwatch(ticket)
             self._running = None
+
+    # ---- the confirmation of this start
+
+    async def _lead_once_confirmed(self, running: "RunningGroup0", alive: Alive) -> None:
+        """Until cancelled. Confirms this start first; `group0/start_record.py` has the reasons.
+
+        INV-START-1: until then nothing is fed, served or committed. INV-START-2: committed incarnations of a host
+        strictly grow. INV-START-4: a majority of voters, none an older copy, needs no operator."""
+        mark, host = self.join_state.mark, self.config.member.host
+        record = StartRecord(
+            incarnation=mark.incarnation, start=self._start, stores=tuple(one.store for one in mark.stores)
+        )
+        while True:
+            try:
+                own = await self._confirmed_by(running, record)
+                if own is not None:
+                    break
+            except MustNotRun as refusal:
+                self._context.report("start.refused", {"cause": refusal.message})
+                raise
+            except EblaError as error:
+                cause = "no majority" if isinstance(error, Unavailable) else error.message
+                self._wait_for_start(f"waits for group 0 to confirm start {record.incarnation}: {cause}")
+                await asyncio.sleep(CONFIRM_RETRY_MS / 1000)
+        await self.join_state.save(confirmed=record.incarnation, offered=())
+        running.machine.watch(lambda _step: self._check_record(running, own), start_key(host))
+        self._check_record(running, own)
+        running.client.is_confirmed = True
+        self.waits_for_start = ""
+        self._context.report("start.confirmed", {"incarnation": record.incarnation, "start": str(record.start)})
+        self.confirmed.set()
+        await assign_voters(running.client, running.raft.core, running.machine, alive)
+
+    async def _confirmed_by(self, running: "RunningGroup0", record: StartRecord) -> OwnStart | None:
+        """None: it was offered to group 0, and the record has to be read again."""
+        host, mark = self.config.member.host, self.join_state.mark
+        await running.client.read_barrier(CONFIRM_MS)
+        entry = running.store.get(start_key(host))
+        stored = None if entry is None else decode_stored(StartRecord, entry.value)
+        recorded = None if stored is None else stored.value
+        # A start that was offered and then ended may have been confirmed: that record is ours.
+        is_ours = recorded is not None and recorded.start in mark.offered and recorded.start != self._start
+        previous = recorded.incarnation if recorded is not None and is_ours else mark.confirmed
+        own = OwnStart(previous_incarnation=previous, record=record)
+        decision = decide_start(recorded, own)
+        if decision is StartDecision.CONFIRMED:
+            return own
+        if decision is not StartDecision.CONFIRM:
+            raise start_refusal(decision, host, recorded, own)
+        transaction = confirmation(host, own, stored, None if entry is None else entry.revision)
+        if self._start not in mark.offered:
+            await self.join_state.save(offered=(*mark.offered, self._start))
+        await running.client.confirm_start(transaction, CONFIRM_MS)
+        return None
+
+    def _wait_for_start(self, words: str) -> None:
+        if words != self.waits_for_start:
+            self.waits_for_start = words
+            self._context.report("group0.waits", {"reason": words})
+
+    def _check_record(self, running: "RunningGroup0", own: OwnStart) -> None:
+        """Another start under the identity of this node: one of the two runs on a copy, and the later one goes on."""
+        host = self.config.member.host
+        entry = running.store.get(start_key(host))
+        recorded = None if entry is None else decode_stored(StartRecord, entry.value).value
+        if recorded is not None and recorded.start != own.record.start:
+            self._other_process = start_refusal(StartDecision.OTHER_PROCESS, host, recorded, own)
+            self._must_end.set()
 
     # ---- opening
 
@@ -156,19 +226,17 @@ class Group0Node:
         if mark.stage is JoinStage.MEMBER and raft.log.log_id != mark.log_id:
             raise lost_folder_error(self.config.folder, mark)
         transport.learn((*known_members, *machine.store.members.values()))
-        caller = ClientIncarnation(self.config.member.host, mark.incarnation)
-        client = Group0Client(caller, machine, raft, self._peers, transport)
-        voters = VoterAssigner(client, raft.core, lambda: machine.store.members)
-        return RunningGroup0(raft=raft, machine=machine, transport=transport, client=client, voters=voters)
+        client = Group0Client(mark.incarnation, machine, raft, self._peers, transport)
+        return RunningGroup0(raft=raft, machine=machine, transport=transport, client=client)
 
     def _assemble(self, history: HistoryId) -> tuple[RaftDriver[Group0Store], Group0StateMachine, Group0Transport]:
-        config = self.config
+        config, limits = self.config, self.config.limits
         machine = Group0StateMachine(Group0Store((HistoryStart(history, 0),)))
         transport = Group0Transport(config.member, self._peers, machine)
         options = RaftOptions(
             peer=PeerId(peer_number(config.member.host)),
-            tick_ms=config.tick_ms,
-            election_ticks=config.election_ticks,
+            tick_ms=limits.raft_tick_ms,
+            election_ticks=max(2, limits.raft_election_ms // limits.raft_tick_ms),
             forward_proposals=False,
             campaign_early_when_ahead=True,
             apply_bytes_max=APPLY_BYTES_MAX,
@@ -178,14 +246,13 @@ class Group0Node:
             options=options,
             report=self._context.report,
             snapshot_entries_max=config.snapshot_entries_max,
-            snapshot_bytes_max=config.snapshot_bytes_max,
             kept_entries=config.kept_entries,
             before_first_snapshot=self._save_membership,
         )
         return RaftDriver(self._environment, raft_config, machine, transport), machine, transport
 
     async def _save_membership(self, log_id: int) -> None:
-        await self.join_state.save(msgspec.structs.replace(self.join_state.mark, stage=JoinStage.MEMBER, log_id=log_id))
+        await self.join_state.save(stage=JoinStage.MEMBER, log_id=log_id)
 
     # ---- following the members
 
@@ -195,7 +262,11 @@ class Group0Node:
                 member = self.running.machine.store.members[change.key]
                 self.running.transport.learn((member,))
                 if member.host == self.config.member.host and not member.present:
-                    self.removed.set()
+                    self._on_removed()
+
+    def _on_removed(self) -> None:
+        self.removed = True
+        self._must_end.set()
 
     def peer_connected(self, host: HostId, lane: Lane) -> None:
         """A peer that connects on the Raft lane has its log open and waits for appends."""
@@ -224,7 +295,7 @@ class Group0Node:
                 continue
             same_history = answer.revision.history == running.machine.store.revision.history
             if same_history and answer.role is MemberRole.REMOVED:
-                self.removed.set()
+                self._on_removed()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +306,6 @@ class RunningGroup0:
     machine: Group0StateMachine
     transport: Group0Transport
     client: Group0Client
-    voters: VoterAssigner
 
     @property
     def store(self) -> Group0Store:
@@ -244,3 +314,22 @@ class RunningGroup0:
     def leader_host(self) -> HostId | None:
         leader = self.raft.core.leader
         return None if leader == NO_PEER else self.transport.host_of(leader)
+
+
+async def read_committed_store(environment: Environment, folder: str) -> Group0Store:
+    """What the node's own disk knows to be committed, for a node that does not run yet."""
+    log, recovered = await RaftStorage.open(environment.disk, environment.rng, folder)
+    builder = snapshot.StoreBuilder()
+    async with aclosing(log.read_snapshot(recovered.snapshot)) as chunks:
+        async for chunk in chunks:
+            builder.add(chunk)
+    machine = Group0StateMachine(builder.finish())
+    for entry in recovered.entries:
+        if entry.index > recovered.hard_state.commit:
+            break
+        if entry.kind is EntryKind.COMMAND:
+            machine.apply(entry)
+        else:
+            machine.apply_membership(entry, change_of(entry))
+    await log.close()
+    return machine.store

@@ -16,7 +16,7 @@ from ebla.wire.verbs import RAFT, SNAPSHOT_CHUNK
 
 class Group0Transport:
     def __init__(self, own: Member, peers: Peers, machine: Group0StateMachine) -> None:
-        self._own = own
+        self.own = own
         self._peers = peers
         self._machine = machine
         self._hosts: dict[PeerId, HostId] = {}
@@ -42,7 +42,7 @@ class Group0Transport:
         """Followers have nothing to send to each other until their leader is dead. If they connected only then, the
         first vote request would be lost, and the next comes an election timeout later."""
         self._peers.set_address(host, address)
-        if host != self._own.host:
+        if host != self.own.host:
             self._peers.keep(host, Lane.RAFT)
 
     @property
@@ -58,7 +58,7 @@ class Group0Transport:
             return False
         try:
             notice = RaftMessages(
-                history=self._history, messages=tuple(messages), host=self._own.host, address=self._own.address
+                history=self._history, messages=tuple(messages), host=self.own.host, address=self.own.address
             )
             return self._peers.send(host, RAFT, notice)
         except Unreachable:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ebla.control.group0.client import Group0Client
+from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.group0.members import Member, MemberRole, peer_number
 from ebla.group0.voters import VoterCandidate, choose_voters
 from ebla.model.errors import EblaError
@@ -51,19 +52,13 @@ def _may_vote(member: Member, role: Leader, core: RaftCore) -> bool:
     return progress is not None and progress.match + LAG_ENTRIES_MAX >= core.last_index and progress.match > 0
 
 
-class VoterAssigner:
-    def __init__(self, client: Group0Client, core: RaftCore, members: Callable[[], Mapping[str, Member]]) -> None:
-        self._client = client
-        self._core = core
-        self._members = members
-
-    async def run(self, alive: Alive) -> None:
-        """Until cancelled. Does nothing unless this node leads."""
-        while True:
-            await asyncio.sleep(CHECK_MS / 1000)
-            change = next_voter_change(self._members(), self._core, alive)
-            if change:
-                try:
-                    await self._client.change_members(change, None, CHANGE_DEADLINE_MS)
-                except EblaError:
-                    continue  # the next leader, or this one, tries again in a second
+async def assign_voters(client: Group0Client, core: RaftCore, machine: Group0StateMachine, alive: Alive) -> None:
+    """Until cancelled. Does nothing unless this node leads."""
+    while True:
+        await asyncio.sleep(CHECK_MS / 1000)
+        change = next_voter_change(machine.store.members, core, alive)
+        if change:
+            try:
+                await client.change_members(change, None, CHANGE_DEADLINE_MS)
+            except EblaError:
+                continue  # the next leader, or this one, tries again in a second

@@ -5,28 +5,23 @@ the answer to the last, so that neither one lost frame nor a long round trip is 
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from ebla.control.liveness.clock_skew import PeerClock, ahead_of_majority_ms, clock_offset_ms, measure_clock
 from ebla.control.liveness.failure_detector import FailureDetector, PeerLiveness, PeerState, RoundTrip
 from ebla.model.errors import EblaError
 from ebla.model.identity import Address, HostId
-from ebla.options import DEFAULT_LIMITS
+from ebla.options import NodeLimits
 from ebla.ports.clock import Clock
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Lane
-from ebla.wire.peers import Peers, PeersContext, RouteState, connect
+from ebla.wire.peers import Peers, PeersContext, connect
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import HEARTBEAT, HeartbeatAnswer, HeartbeatRequest
 
-
-@dataclass(frozen=True, slots=True)
-class LivenessLimits:
-    heartbeat_ms: int = DEFAULT_LIMITS.peer_heartbeat_ms
-    silence_ms: int = DEFAULT_LIMITS.peer_silence_ms
-    in_flight_max: int = 16
-    """Heartbeats to one peer in flight at once."""
+HEARTBEATS_IN_FLIGHT_MAX = 16
+"""To one peer."""
 
 
 class PeerAddresses(Protocol):
@@ -35,27 +30,32 @@ class PeerAddresses(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatConfig:
-    clock: Clock
-    members: PeerAddresses
-    limits: LivenessLimits
-    incarnation: int
-    """A different number at each start of this process, so that a restart between two heartbeats shows."""
-
-
 class HeartbeatMonitor:
-    def __init__(self, peers: Peers, context: PeersContext, config: HeartbeatConfig) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        context: PeersContext,
+        members: PeerAddresses,
+        clock: Clock,
+        limits: NodeLimits,
+        *,
+        incarnation: int,
+    ) -> None:
+        """`incarnation`: another number at each start of this process, so that a restart between two heartbeats
+        shows."""
         self._peers = peers
         self._context = context
-        self._clock = config.clock
-        self._members = config.members
-        self._limits = config.limits
-        self._incarnation = config.incarnation
-        self._detector = FailureDetector(config.limits.silence_ms)
+        self._members = members
+        self._clock = clock
+        self._heartbeat_ms = limits.peer_heartbeat_ms
+        self._silence_ms = limits.peer_silence_ms
+        self._clock_skew_warn_ms = limits.clock_skew_warn_ms
+        self._incarnation = incarnation
+        self._detector = FailureDetector(limits.peer_silence_ms)
         self._loop = asyncio.get_running_loop()
         self._hosts: dict[Address, HostId] = {}
         self._in_flight: dict[Address, int] = {}
+        self._clocks: dict[HostId, PeerClock] = {}
         self._serial = 0
         self.on_change: Callable[[], None] = _nothing
         """Called when a peer went up or down."""
@@ -64,6 +64,15 @@ class HeartbeatMonitor:
         """The state of each peer now: a reader never sees an `up` that has expired."""
         self._check()
         return self._detector.peers()
+
+    def clocks(self) -> Mapping[HostId, PeerClock]:
+        """Of the peers that are up: the clock of another may have been set since."""
+        up = [peer.host for peer in self.peers() if peer.state is PeerState.UP]
+        return {host: self._clocks[host] for host in up if host in self._clocks}
+
+    def clock_ahead_ms(self) -> int:
+        """How far the own clock is ahead of the clocks of more than half of the members."""
+        return ahead_of_majority_ms((one.offset_ms for one in self.clocks().values()), len(self._members.peers()) + 1)
 
     def serve_on(self, server: Server) -> None:
         server.serve(HEARTBEAT, self._answer)
@@ -82,10 +91,10 @@ class HeartbeatMonitor:
                     if peer not in watchers:
                         watchers[peer] = tasks.create_task(self._watch(peer, tasks))
                 self._check()
-                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+                await asyncio.sleep(self._heartbeat_ms / 1000)
 
     def _answer(self, request: HeartbeatRequest, _call: IncomingCall) -> HeartbeatAnswer:
-        return HeartbeatAnswer(request.serial, self._incarnation)
+        return HeartbeatAnswer(request.serial, self._incarnation, self._clock.wall_us())
 
     def _check(self) -> None:
         for peer in self._detector.check(self._clock.boot_ms()):
@@ -96,22 +105,23 @@ class HeartbeatMonitor:
             host = await self._identify(peer)
             started_ms = self._clock.boot_ms()
             while not self._is_lost(peer, started_ms):
-                if self._in_flight.get(peer, 0) < self._limits.in_flight_max:
+                if self._in_flight.get(peer, 0) < HEARTBEATS_IN_FLIGHT_MAX:
                     tasks.create_task(self._beat(peer, host))
-                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+                await asyncio.sleep(self._heartbeat_ms / 1000)
 
     async def _identify(self, peer: Address) -> HostId:
         """Finds out which host is there, until one answers. Also each time before a peer that was down returns: another
         host may have taken its address, which would reject heartbeats for the old one forever.
 
         Earlier connections are dropped. If the peer no longer knows one (it lost power, or closed it during a
-        partition), that connection swallows every heartbeat, and the peer would be considered down forever.
+        partition), that connection swallows every heartbeat until the wire gives it up, and the peer would be
+        considered down for seconds longer.
         """
         while True:
             try:
                 caller, welcome = await connect(self._context, peer, ConnectionTarget(Lane.CONTROL))
             except EblaError:
-                await asyncio.sleep(self._limits.heartbeat_ms / 1000)
+                await asyncio.sleep(self._heartbeat_ms / 1000)
                 continue
             caller.close("identified")
             self._forget(peer)
@@ -122,16 +132,18 @@ class HeartbeatMonitor:
     async def _beat(self, peer: Address, host: HostId) -> None:
         self._serial += 1
         self._in_flight[peer] = self._in_flight.get(peer, 0) + 1
-        connected = self._connected(host)
-        asked_ms, began = self._clock.boot_ms(), self._loop.time()
+        connected = self._peers.is_connected(host, Lane.CONTROL)
+        asked_ms, asked_us, began = self._clock.boot_ms(), self._clock.wall_us(), self._loop.time()
         try:
             request = HeartbeatRequest(self._serial, self._incarnation)
-            answer = await self._peers.call(host, HEARTBEAT, request, self._limits.silence_ms)
+            answer = await self._peers.call(host, HEARTBEAT, request, self._silence_ms)
         except EblaError:
             return  # an error counts as silence
         finally:
             self._in_flight[peer] -= 1
         round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
+        if connected and answer.wall_us:
+            self._measure_clock(peer, host, clock_offset_ms(asked_us, answer.wall_us, self._clock.wall_us()))
         answered = RoundTrip(
             peer=peer, host=host, incarnation=answer.incarnation, asked_ms=asked_ms, round_trip_us=round_trip_us
         )
@@ -139,21 +151,24 @@ class HeartbeatMonitor:
         if changed is not None:
             self._report_change(changed)
 
+    def _measure_clock(self, peer: Address, host: HostId, offset_ms: int) -> None:
+        before = self._clocks.get(host)
+        now = self._clocks[host] = measure_clock(before, offset_ms, self._clock_skew_warn_ms)
+        if now.is_skewed is not (before is not None and before.is_skewed):
+            state = "begun" if now.is_skewed else "ended"
+            details = {"peer": str(peer), "host": str(host), "offset_ms": offset_ms, "state": state}
+            self._context.report("clock.skew", details)
+
     def _is_lost(self, peer: Address, started_ms: int) -> bool:
         now_ms = self._clock.boot_ms()
         state = {peer.peer: peer.state for peer in self._detector.peers()}
-        return state.get(peer) is not PeerState.UP and now_ms - started_ms >= self._limits.silence_ms
-
-    def _connected(self, host: HostId) -> bool:
-        return any(
-            route.host == host and route.lane is Lane.CONTROL and route.state is RouteState.READY
-            for route in self._peers.routes()
-        )
+        return state.get(peer) is not PeerState.UP and now_ms - started_ms >= self._silence_ms
 
     def _forget(self, peer: Address) -> None:
         host = self._hosts.pop(peer, None)
         if host is not None and host not in self._hosts.values():
             self._peers.forget(host)
+            self._clocks.pop(host, None)
 
     def _report_change(self, peer: PeerLiveness) -> None:
         details = {"peer": str(peer.peer), "host": str(peer.host), "round_trip_us": peer.round_trip_us}

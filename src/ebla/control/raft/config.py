@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ebla.control.raft.snapshot_receiver import SnapshotSink
-from ebla.journal.recovery import JournalLimits
-from ebla.journal.segmented_log import DEFAULT_JOURNAL_LIMITS
+from ebla.journal.segmented_log import SEGMENT_BYTES
 from ebla.observe.event_reporter import EventReporter
 from ebla.raft.membership import MembershipChange
 from ebla.raft.messages import Entry, InstallSnapshot, Message, PeerId
@@ -58,4 +57,4 @@ class RaftConfig:
     before_first_snapshot: Callable[[int], Awaitable[None]] | None = None
     """Awaited with the log's id, after the first snapshot is durable here and before the core learns of it. From then
     on this peer may acknowledge and vote, so the caller makes that fact durable here."""
-    log_limits: JournalLimits = DEFAULT_JOURNAL_LIMITS
+    log_segment_bytes: int = SEGMENT_BYTES

@@ -19,6 +19,8 @@ from ebla.control.raft.config import Content, RaftConfig, RaftTransport, StateMa
 from ebla.control.raft.read_index import ReadIndexRounds
 from ebla.control.raft.snapshots import RaftSnapshots
 from ebla.control.raft.storage import RaftStorage
+from ebla.group0.start_record import MustNotRun
+from ebla.model.advice import replace_node_advice
 from ebla.model.errors import DiskFull, Unavailable
 from ebla.ports.environment import Environment
 from ebla.raft.core import RaftCore
@@ -38,7 +40,7 @@ from ebla.raft.messages import (
     SnapshotMeta,
 )
 from ebla.raft.roles import Leader
-from ebla.raft.state import RecoveredState
+from ebla.raft.state import Contradiction, RecoveredState, StepRefusal
 from ebla.wire.group0_messages import SnapshotChunk, SnapshotChunkAnswer
 
 APPLY_BYTES_MAX = 1024 * 1024
@@ -117,7 +119,7 @@ class RaftDriver(Generic[Content]):
 
     async def _open_log(self) -> tuple[RaftStorage, RecoveredState]:
         environment, config = self._environment, self._config
-        return await RaftStorage.open(environment.disk, environment.rng, config.folder, config.log_limits)
+        return await RaftStorage.open(environment.disk, environment.rng, config.folder, config.log_segment_bytes)
 
     async def run(self) -> None:
         self._broken = asyncio.get_running_loop().create_future()
@@ -228,7 +230,9 @@ class RaftDriver(Generic[Content]):
                     self._policy.acknowledged(event, core.membership)
                 elif type(event) is ReadIndexRequest:
                     self._policy.peer_waits(event.sender, now_ms)
-                core.step(event, now_ms)
+                outcome = core.step(event, now_ms)
+                if type(outcome) is Contradiction:
+                    raise MustNotRun(f"{outcome}. Nothing was changed", advice=replace_node_advice())
             while core.has_effects:
                 effects = core.take()
                 self._carry_out(effects, now_ms)
@@ -247,7 +251,7 @@ class RaftDriver(Generic[Content]):
         proposals, self._proposals = self._proposals, []
         for batch in self._policy.batch_proposals(proposals, self._config.options.message_bytes_max):
             refusal = self.core.step(batch, now_ms)
-            if refusal is not None:
+            if isinstance(refusal, StepRefusal):
                 self._config.report("raft.proposal_refused", {"count": len(batch.payloads), "cause": refusal.value})
 
     async def _tick(self) -> None:
@@ -313,7 +317,7 @@ class RaftDriver(Generic[Content]):
         loop = asyncio.get_running_loop()
         for timer in self._policy.timers:
             expire = self._send_held if timer is Timer.HELD_APPENDS else self._send_notice
-            loop.call_later(timer.delay_ms / 1000, self._guarded, expire)
+            loop.call_later(timer.value / 1000, self._guarded, expire)
         self._policy.timers.clear()
 
     def _send_held(self) -> None:

@@ -10,6 +10,7 @@ from ebla.raft.core import RaftCore
 from ebla.raft.effects import ConfirmedRead
 from ebla.raft.events import ReadIndex
 from ebla.raft.messages import PeerId
+from ebla.raft.state import StepRefusal
 
 Reader = asyncio.Future[int]
 
@@ -37,7 +38,7 @@ class ReadIndexRounds:
         self._count += 1
         context = self._incarnation + self._count.to_bytes(8)
         refusal = core.step(ReadIndex(context), now_ms)
-        if refusal is not None:
+        if isinstance(refusal, StepRefusal):
             _fail(readers, refusal.value)
             return
         self._rounds[context] = readers

@@ -16,8 +16,9 @@ import msgspec
 
 from ebla.aio.fifo_lock import FifoLock
 from ebla.journal.checked_file import TEMPORARY_SUFFIX, AtomicFileWriter, read_checked_chunks, replace_file
-from ebla.journal.recovery import JournalLimits, make_durable_folder
-from ebla.journal.segmented_log import DEFAULT_JOURNAL_LIMITS, LogFailed, SegmentedLog
+from ebla.journal.recovery import make_durable_folder
+from ebla.journal.segmented_log import SEGMENT_BYTES, LogFailed, SegmentedLog
+from ebla.model.advice import replace_node_advice
 from ebla.model.errors import Corruption, DiskFull, TooLarge
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
@@ -25,10 +26,7 @@ from ebla.raft.effects import LogWrite
 from ebla.raft.messages import NO_PEER, Entry, HardState, SnapshotMeta
 from ebla.raft.state import RecoveredState
 
-ADVICE = (
-    "do not start this node with part of its log: keep a copy of the folder, then restore it from a backup or remove "
-    "the node from the cluster and join a new one"
-)
+ADVICE = f"do not start this node with part of its log: {replace_node_advice()}"
 _SNAPSHOT_PREFIX = "snapshot-"
 
 
@@ -156,11 +154,11 @@ class RaftStorage:
 
     @classmethod
     async def open(
-        cls, disk: Disk, rng: Rng, folder: str, limits: JournalLimits = DEFAULT_JOURNAL_LIMITS
+        cls, disk: Disk, rng: Rng, folder: str, segment_bytes: int = SEGMENT_BYTES
     ) -> tuple[Self, RecoveredState]:
         """Raises `Corruption`, or `Refused` for a newer format."""
         await make_durable_folder(disk, folder)
-        journal = await SegmentedLog.open(disk, rng, f"{folder}/log", limits)
+        journal = await SegmentedLog.open(disk, rng, f"{folder}/log", segment_bytes)
         log = cls(disk, folder, journal)
         recovered = await log._replay()
         await log._check_snapshot(recovered.snapshot)

@@ -28,6 +28,9 @@ class BarrierOutcome:
     lacking: tuple[tuple[HostId, str], ...] = ()
     """Not known to be down, and without an answer in time; each with its last error."""
 
+    def describe_lacking(self) -> str:
+        return "; ".join(f"host {host}: {cause}" for host, cause in self.lacking)
+
 
 class BarrierClient:
     def __init__(self, own: HostId, on_own: OwnBarrier, peers: Peers, down: DownHosts) -> None:

@@ -11,16 +11,11 @@ the guards it holds.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import assert_never
 
-from ebla.control.group0.client import error_of
 from ebla.control.topology.barrier_client import BarrierOutcome
-from ebla.control.topology.deps import TopologyDeps
-from ebla.group0.commands import ConditionFailed, Done, Forgotten, LockRevoked, Rejected
+from ebla.control.topology.deps import TopologyDeps, expires_at, out_of_time, remaining_ms
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, NotFound, Outcome, Refused, Stale
 from ebla.model.identity import RequestId, SessionId, TopologyVersion
-from ebla.topology.apply.command import Rejection as CommandRefused
-from ebla.topology.apply.command import apply_command
 from ebla.topology.apply.schema import may_be_closed
 from ebla.topology.commands import CloseSessions, OpenBulkSession
 from ebla.topology.sessions import sessions_to_close
@@ -34,7 +29,6 @@ from ebla.wire.verbs import CLOSE_SESSION, OPEN_SESSION
 ATTEMPT_SHARE = 0.5
 """The share of the remaining time that one commit may take; the rest is for finding out its outcome and for the
 next."""
-RETRY_MS_MAX = 50
 CHECK_MS = 500
 COMMIT_MS = 5_000
 
@@ -47,7 +41,6 @@ class BulkSessionService:
     def __init__(self, deps: TopologyDeps, life_ms_max: int) -> None:
         self._deps = deps
         self._life_ms_max = life_ms_max
-        self._loop = asyncio.get_running_loop()
         self._last_report = ""
 
     def serve_on(self, server: Server) -> None:
@@ -67,11 +60,11 @@ class BulkSessionService:
         it."""
         if request.life_ms <= 0:
             raise InvalidRequest(f"a session's lifetime is positive, not {request.life_ms} ms")
-        expires_at = self._loop.time() + within_ms / 1000
-        first = await self._read(self._remaining_ms(expires_at))
-        deadline_ms = self._now_ms() + min(request.life_ms, self._life_ms_max)
+        expires = expires_at(within_ms)
+        first = await self._deps.read(remaining_ms(expires))
+        deadline_ms = self._deps.now_ms() + min(request.life_ms, self._life_ms_max)
         opening = new_opening(request, first, deadline_ms)
-        now = await self._settle(lambda snapshot: plan_open(opening, snapshot), expires_at)
+        now = await self._settle(lambda snapshot: plan_open(opening, snapshot), expires)
         listed = now.sessions[request.session]
         assert listed.deadline_ms is not None
         return OpenSessionAnswer(listed.deadline_ms, now.version)
@@ -82,12 +75,12 @@ class BulkSessionService:
         """Returns once all its effects are over on every node that is up. Raises `DeadlineExceeded` if a node did not
         confirm that in time (then the session is closed, and another call keeps waiting), or if the outcome is
         unknown."""
-        expires_at = self._loop.time() + within_ms / 1000
-        now = await self._settle(lambda snapshot: plan_close(session, snapshot), expires_at)
+        expires = expires_at(within_ms)
+        now = await self._settle(lambda snapshot: plan_close(session, snapshot), expires)
         assert session not in now.sessions
         members = [node.host for node in now.members()]
         request = NodeBarrierRequest(now.version, drain=True)
-        outcome = await self._deps.barriers.request(members, request, self._remaining_ms(expires_at))
+        outcome = await self._deps.barriers.request(members, request, remaining_ms(expires))
         if outcome.lacking:
             raise _not_drained(session, now.version, outcome)
         return CloseSessionAnswer(outcome.down)
@@ -100,11 +93,11 @@ class BulkSessionService:
         watched: dict[SessionId, int] = {}
         while True:
             await asyncio.sleep(CHECK_MS / 1000)
-            group0, snapshot = self._deps.group0, self._deps.topology.snapshot
-            times = SessionTimes(self._now_ms(), self._deps.clock.boot_ms(), self._life_ms_max)
+            snapshot = self._deps.topology.snapshot
+            times = SessionTimes(self._deps.now_ms(), self._deps.clock.boot_ms(), self._life_ms_max)
             watched = refresh_watched(watched, snapshot, times.boot_ms)
             over = sessions_to_end(snapshot, watched, times)
-            if over and group0.is_running and group0.running.raft.is_leader:
+            if over and self._deps.group0.leads:
                 await self._end(over)
 
     async def _end(self, over: tuple[SessionId, ...]) -> None:
@@ -112,7 +105,7 @@ class BulkSessionService:
         closes it, and `close` waits."""
         names = ", ".join(str(session) for session in over)
         try:
-            done = await self._try(CloseSessions(over), self._deps.topology.snapshot, COMMIT_MS)
+            done = await self._deps.commit(self._deps.topology.snapshot, (CloseSessions(over),), COMMIT_MS)
         except EblaError as error:
             self._report_once("session.not_ended", {"sessions": names, "cause": error.message})
             return
@@ -127,17 +120,17 @@ class BulkSessionService:
 
     # ---- both
 
-    async def _settle(self, decide: Decide, expires_at: float) -> Snapshot:
+    async def _settle(self, decide: Decide, expires: float) -> Snapshot:
         """Commits until `decide` has nothing left to do; returns that topology."""
         unanswered: EblaError | None = None
-        while self._remaining_ms(expires_at) > 0:
+        while remaining_ms(expires) > 0:
             try:
-                snapshot = await self._read(self._remaining_ms(expires_at))
+                snapshot = await self._deps.read(remaining_ms(expires))
                 command = decide(snapshot)
                 if command is None:
                     return snapshot
-                attempt_ms = max(1, int(self._remaining_ms(expires_at) * ATTEMPT_SHARE))
-                done = await self._try(command, snapshot, attempt_ms)
+                attempt_ms = max(1, int(remaining_ms(expires) * ATTEMPT_SHARE))
+                done = await self._deps.commit(snapshot, (command,), attempt_ms)
             except EblaError as error:
                 if error.outcome is Outcome.NOT_APPLIED and unanswered is None:
                     raise
@@ -147,34 +140,8 @@ class BulkSessionService:
                 continue
             if done is not None:
                 return done
-            await asyncio.sleep(self._deps.rng.random() * RETRY_MS_MAX / 1000)
-        raise _out_of_time() if unanswered is None else _unknown_outcome(unanswered)
-
-    async def _try(self, command: SessionCommand, snapshot: Snapshot, within_ms: int) -> Snapshot | None:
-        """None if another change was committed first. Errors carry their outcome."""
-        applied = apply_command(snapshot, command)
-        if isinstance(applied, CommandRefused):
-            raise Refused(applied.reason)
-        answer = await self._deps.group0.running.client.transact(applied.transaction, within_ms)
-        match answer:
-            case Done():
-                return applied.snapshot
-            case ConditionFailed():
-                return None
-            case Forgotten() | LockRevoked() | Rejected():
-                raise error_of(answer)
-            case _:
-                assert_never(answer)
-
-    async def _read(self, within_ms: int) -> Snapshot:
-        await self._deps.group0.running.client.read_barrier(within_ms)
-        return self._deps.topology.snapshot
-
-    def _remaining_ms(self, expires_at: float) -> int:
-        return max(0, int((expires_at - self._loop.time()) * 1000))
-
-    def _now_ms(self) -> int:
-        return self._deps.clock.wall_us() // 1000
+            await self._deps.pause()
+        raise out_of_time() if unanswered is None else _unknown_outcome(unanswered)
 
 
 def _unknown_outcome(cause: EblaError) -> DeadlineExceeded:
@@ -184,15 +151,10 @@ def _unknown_outcome(cause: EblaError) -> DeadlineExceeded:
     )
 
 
-def _out_of_time() -> Refused:
-    return Refused("other topology changes came first until the deadline passed", advice="try again")
-
-
 def _not_drained(session: SessionId, version: TopologyVersion, outcome: BarrierOutcome) -> DeadlineExceeded:
-    hosts = "; ".join(f"host {host}: {cause}" for host, cause in outcome.lacking)
     return DeadlineExceeded(
         f"session {session} is closed to new effects (version {version}), but not every node confirmed in time "
-        f"that its effects are over: {hosts}",
+        f"that its effects are over: {outcome.describe_lacking()}",
         advice="close it again to keep waiting",
     )
 

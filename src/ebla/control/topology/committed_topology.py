@@ -28,7 +28,6 @@ class CommittedTopology:
         self._machine: Group0StateMachine | None = None
         self._store: Group0Store | None = None
         """The one the snapshot was built from."""
-        self._ticket = 0
         self._snapshot = Snapshot()
         self._revision: Revision | None = None
         self._trouble = ""
@@ -38,13 +37,8 @@ class CommittedTopology:
     def attach(self, machine: Group0StateMachine) -> None:
         assert self._machine is None, "a node has one group 0"
         self._machine = machine
-        self._ticket = machine.watch(self._follow, PREFIX)
+        machine.watch(self._follow, PREFIX)
         self._refresh()
-
-    def detach(self) -> None:
-        if self._machine is not None:
-            self._machine.unwatch(self._ticket)
-            self._machine = None
 
     @property
     def store(self) -> Group0Store | None:
@@ -112,7 +106,7 @@ class CommittedTopology:
         self.changed.wake()
 
     def _start_over(self, store: Group0Store) -> None:
-        self._rebuild(lambda: from_group0({key: _stored(store, key) for key in store.keys(PREFIX)}))
+        self._rebuild(lambda: topology_of(store))
 
     def _rebuild(self, make: Callable[[], Snapshot]) -> None:
         """Keys that cannot be read must not end the process: every node has them, so all would end at once, with none
@@ -125,6 +119,11 @@ class CommittedTopology:
             self._trouble = error.message
             return
         self._trouble = ""
+
+
+def topology_of(store: Group0Store) -> Snapshot:
+    """Raises `Corruption` if its keys cannot be read."""
+    return from_group0({key: _stored(store, key) for key in store.keys(PREFIX)})
 
 
 def _stored(store: Group0Store, key: str) -> tuple[bytes, Revision]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ebla.aio.wakeup import Wakeup
 from ebla.control.topology.committed_topology import CommittedTopology
-from ebla.control.topology.node_barrier import barrier_waits_for, not_installed
+from ebla.control.topology.node_barrier import barrier_waits_for
 from ebla.feed.shared_barrier import SharedReadBarrier
 from ebla.group0.change_feed import ChangeSet
 from ebla.group0.store import Group0Store, KeyEntry
@@ -111,8 +111,7 @@ class TopologyFeedService:
 
     def waits_for(self, version: TopologyVersion, *, drain: bool = True) -> tuple[str, ...]:
         """What the barrier of this version waits for on this node, for people."""
-        decide = barrier_waits_for if drain else not_installed
-        return decide(version, self._config.expected(), self.reports())
+        return barrier_waits_for(version, self._config.expected(), self.reports(), drain=drain)
 
     # ---- the feed
 

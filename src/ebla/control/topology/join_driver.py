@@ -19,11 +19,8 @@ from ebla.control.topology.join_steps import (
     own_problem,
     own_refusal,
 )
-from ebla.group0.commands import Done
 from ebla.model.errors import EblaError
 from ebla.model.errors import Refused as NodeRefused
-from ebla.topology.apply.command import Rejection
-from ebla.topology.apply.command_batch import apply_commands
 from ebla.topology.commands import Command
 from ebla.topology.request_queue import LivenessView
 from ebla.topology.snapshot import Node, Snapshot
@@ -44,7 +41,7 @@ class JoinDriver:
 
     async def run(self) -> None:
         """Until cancelled. Raises `Rejection` where this node must not run as it is."""
-        await self._deps.group0.started.wait()
+        await self._deps.group0.confirmed.wait()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._submit())
             tasks.create_task(self._lead())
@@ -55,21 +52,20 @@ class JoinDriver:
         while True:
             group0 = self._deps.group0
             if group0.is_running and group0.running.store.index > 0:
-                await self._submit_once(group0.running)
+                await self._submit_once()
             await asyncio.sleep(CHECK_MS / 1000)
 
-    async def _submit_once(self, running: RunningGroup0) -> None:
+    async def _submit_once(self) -> None:
         """Decides by what a quorum knows: by its own state alone, a node that was paused could overwrite newer data."""
         snapshot = self._deps.topology.snapshot
         self.waits_for = own_problem(snapshot, self._own)
         if not self._commands_for_own(snapshot) and not own_refusal(snapshot, self._own):
             return
         try:
-            await running.client.read_barrier(COMMIT_MS)
+            snapshot = await self._deps.read(COMMIT_MS)
         except EblaError as error:
             self.waits_for = error.message
             return
-        snapshot = self._deps.topology.snapshot
         refusal = own_refusal(snapshot, self._own)
         if refusal:
             raise NodeRefused(refusal, advice="start it again with options that fit")
@@ -79,15 +75,13 @@ class JoinDriver:
             self.waits_for = refused or own_problem(self._deps.topology.snapshot, self._own)
 
     def _commands_for_own(self, snapshot: Snapshot) -> tuple[Command, ...]:
-        return own_commands(snapshot, self._own, self._now_ms(), self._deps.rng)
+        return own_commands(snapshot, self._own, self._deps.now_ms(), self._deps.rng)
 
     # ---- the leader
 
     async def _lead(self) -> None:
         while True:
-            group0 = self._deps.group0
-            leads = group0.is_running and group0.running.raft.is_leader
-            if not leads or not await self._lead_once(group0.running):
+            if not self._deps.group0.leads or not await self._lead_once(self._deps.group0.running):
                 await asyncio.sleep(CHECK_MS / 1000)
 
     async def _lead_once(self, running: RunningGroup0) -> bool:
@@ -118,30 +112,24 @@ class JoinDriver:
         down = self._deps.down()
         alive = frozenset(member.host for member in members if member.host not in down)
         gone = frozenset(member.host for member in members if not member.present)
-        return LeaderView(LivenessView(alive, self._now_ms()), gone)
+        return LeaderView(LivenessView(alive, self._deps.now_ms()), gone)
 
     # ---- both
 
     async def _commit(self, snapshot: Snapshot, commands: tuple[Command, ...]) -> str:
         """Why it is not committed, or not known to be; empty if it is."""
         names = ", ".join(type(command).__name__ for command in commands)
-        applied = apply_commands(snapshot, commands)
-        if isinstance(applied, Rejection):
-            self._report_wait(f"{names} is refused: {applied.reason}")
-            return applied.reason
         try:
-            answer = await self._deps.group0.running.client.transact(applied.transaction, COMMIT_MS)
+            done = await self._deps.commit(snapshot, commands, COMMIT_MS)
         except EblaError as error:
+            self._report_wait(f"{names}: {error.message}")
             return error.message
-        if not isinstance(answer, Done):
+        if done is None:
             return "another change was committed first"
-        self._deps.report("topology.committed", {"commands": names, "version": applied.snapshot.version})
+        self._deps.report("topology.committed", {"commands": names, "version": done.version})
         return ""
 
     def _report_wait(self, why: str) -> None:
         if why != self._last_reason:  # once, not at every check
             self._last_reason = why
             self._deps.report("topology.waits", {"reason": why})
-
-    def _now_ms(self) -> int:
-        return self._deps.clock.wall_us() // 1000

@@ -13,8 +13,7 @@ import msgspec
 
 from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
 from ebla.ports.rng import Rng
-from ebla.topology.apply.command import Rejection
-from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.command import Rejection, apply_commands
 from ebla.topology.cdc_generations import generation_parts, generation_ranges, generation_timestamp_ms, ring_owners
 from ebla.topology.commands import (
     AdvanceNode,
@@ -30,9 +29,9 @@ from ebla.topology.commands import (
     SubmitJoin,
     WriteCdcPart,
 )
-from ebla.topology.next_step import CancelQueue, DriveNode, RejectRequest, StartRequest, TurnOnFeatures, next_step
+from ebla.topology.next_step import DriveNode, TurnOnFeatures, next_step
 from ebla.topology.node_states import NodeAction, NodeRow
-from ebla.topology.request_queue import LivenessView, Verdict
+from ebla.topology.request_queue import CancelQueue, LivenessView, RejectRequest, StartRequest, Verdict
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Snapshot, TopologyState
 from ebla.topology.states import NodeRequestKind, NodeState
 from ebla.topology.token_allocation import choose_tokens

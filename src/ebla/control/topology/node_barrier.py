@@ -38,33 +38,21 @@ def takes_part(child: str) -> bool:
     return child == BULK or child.startswith(SHARD_PREFIX)
 
 
-def barrier_waits_for(version: TopologyVersion, expected: Sequence[str], reports: Reports) -> tuple[str, ...]:
-    """What the barrier still waits for, for people; empty: it holds."""
+def barrier_waits_for(
+    version: TopologyVersion, expected: Sequence[str], reports: Reports, *, drain: bool = True
+) -> tuple[str, ...]:
+    """What the barrier still waits for, for people; empty: it holds. With `drain` off: until all have installed the
+    version."""
     reasons = []
     for name in expected:
         report = reports.get(name)
         if report is None:
-            reasons.append(_not_reported(name))
-        else:
-            checks = (
-                version_behind(version, report),
-                older_running(version, report),
-                pending_closed(report),
-                guards_held(report),
-            )
-            reasons.extend(f"{name} {words}" for words in checks if words)
-    return tuple(reasons)
-
-
-def not_installed(version: TopologyVersion, expected: Sequence[str], reports: Reports) -> tuple[str, ...]:
-    """The processes that do not have the version yet, for people; empty: all have it."""
-    reasons = []
-    for name in expected:
-        report = reports.get(name)
-        if report is None:
-            reasons.append(_not_reported(name))
-        elif words := version_behind(version, report):
-            reasons.append(f"{name} {words}")
+            reasons.append(f"{name} has not reported since this control process started")
+            continue
+        checks = [version_behind(version, report)]
+        if drain:
+            checks += [older_running(version, report), pending_closed(report), guards_held(report)]
+        reasons.extend(f"{name} {words}" for words in checks if words)
     return tuple(reasons)
 
 
@@ -89,7 +77,3 @@ def guards_held(report: ChildReport) -> str:
     if not report.closing_sessions:
         return ""
     return f"holds guards of closed sessions: {', '.join(str(session) for session in report.closing_sessions)}"
-
-
-def _not_reported(name: str) -> str:
-    return f"{name} has not reported since this control process started"

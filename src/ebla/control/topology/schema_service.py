@@ -11,9 +11,8 @@ the same state, and the condition on that state lets one of them through; the ot
 import asyncio
 from dataclasses import dataclass
 
-from ebla.control.group0.client import error_of
 from ebla.control.topology.barrier_client import BarrierOutcome
-from ebla.control.topology.deps import TopologyDeps
+from ebla.control.topology.deps import TopologyDeps, expires_at, out_of_time, remaining_ms
 from ebla.control.topology.schema_plan import (
     NotYetPossible,
     PlanningState,
@@ -21,11 +20,8 @@ from ebla.control.topology.schema_plan import (
     is_applied,
     plan_schema_change,
 )
-from ebla.group0.commands import ConditionFailed, Done, Forgotten
-from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Refused
+from ebla.model.errors import DeadlineExceeded, EblaError, Outcome
 from ebla.model.identity import TableId, TopologyVersion
-from ebla.topology.apply.command import Rejection as CommandRefused
-from ebla.topology.apply.command_batch import apply_commands
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
@@ -34,7 +30,6 @@ from ebla.wire.verbs import SCHEMA
 
 FIND_OUT_SHARE = 0.25
 """The share of the remaining time that is reserved for finding out the outcome of a commit without an answer."""
-RETRY_MS_MAX = 50
 RECHECK_MS = 100
 
 
@@ -50,7 +45,6 @@ class _SchemaResult:
 class SchemaService:
     def __init__(self, deps: TopologyDeps) -> None:
         self._deps = deps
-        self._loop = asyncio.get_running_loop()
 
     def serve_on(self, server: Server) -> None:
         server.serve(SCHEMA, self._serve)
@@ -61,33 +55,30 @@ class SchemaService:
     async def change(self, change: SchemaChange, deadline_ms: int) -> SchemaAnswer:
         """Returns once every node that is up has the change. Raises an error that says why the request is impossible,
         or `DeadlineExceeded` if the outcome is unknown, or if it is committed and a node did not confirm it in time."""
-        expires_at = self._loop.time() + deadline_ms / 1000
-        made = await self._make(change, expires_at)
+        expires = expires_at(deadline_ms)
+        made = await self._make(change, expires)
         members = [node.host for node in self._deps.topology.snapshot.members()]
         request = NodeBarrierRequest(made.version, drain=False)
-        outcome = await self._deps.barriers.request(members, request, self._remaining_ms(expires_at))
+        outcome = await self._deps.barriers.request(members, request, remaining_ms(expires))
         if outcome.lacking:
             raise _not_everywhere(made, outcome)
         return SchemaAnswer(changed=made.changed, version=made.version, table=made.table, unreached=outcome.down)
 
-    def _remaining_ms(self, expires_at: float) -> int:
-        return max(0, int((expires_at - self._loop.time()) * 1000))
-
     # ---- the change itself
 
-    async def _make(self, change: SchemaChange, expires_at: float) -> _SchemaResult:
+    async def _make(self, change: SchemaChange, expires: float) -> _SchemaResult:
         """One attempt after another, each on the state it reads."""
         changed = False
         why: EblaError | None = None
-        while self._remaining_ms(expires_at) > 0:
+        while remaining_ms(expires) > 0:
             try:
-                planned, snapshot = await self._plan(change, expires_at)
+                planned, snapshot = await self._plan(change, expires)
                 if not planned.commands:
                     return _SchemaResult(changed, snapshot.version, planned.table)
-                version = await self._commit(planned, snapshot, expires_at)
+                version = await self._commit(planned, snapshot, expires)
             except NotYetPossible as not_yet:
                 why = not_yet.error
-                await asyncio.sleep(min(RECHECK_MS, self._remaining_ms(expires_at)) / 1000)
+                await asyncio.sleep(min(RECHECK_MS, remaining_ms(expires)) / 1000)
                 continue
             except EblaError as error:
                 if changed:
@@ -97,48 +88,34 @@ class SchemaService:
                 return _SchemaResult(True, version, planned.table)
             why, changed = None, changed or version is not None
             if version is None:
-                await asyncio.sleep(self._deps.rng.random() * RETRY_MS_MAX / 1000)
-        raise _partly("time ran out") if changed else why or _out_of_time()
+                await self._deps.pause()
+        raise _partly("time ran out") if changed else why or out_of_time()
 
-    async def _plan(self, change: SchemaChange, expires_at: float) -> tuple[SchemaChangePlan, Snapshot]:
-        await self._deps.group0.running.client.read_barrier(self._remaining_ms(expires_at))
-        snapshot = self._deps.topology.snapshot
+    async def _plan(self, change: SchemaChange, expires: float) -> tuple[SchemaChangePlan, Snapshot]:
+        snapshot = await self._deps.read(remaining_ms(expires))
         drawn = TableId(self._deps.rng.uuid())
         return plan_schema_change(change, PlanningState(snapshot, self._deps.down()), drawn), snapshot
 
-    async def _commit(self, planned: SchemaChangePlan, snapshot: Snapshot, expires_at: float) -> TopologyVersion | None:
-        """The version that has it; None if another change was committed first."""
-        applied = apply_commands(snapshot, planned.commands)
-        if isinstance(applied, CommandRefused):
-            raise Refused(applied.reason)
-        remaining_ms = self._remaining_ms(expires_at)
-        if remaining_ms == 0:
+    async def _commit(self, planned: SchemaChangePlan, snapshot: Snapshot, expires: float) -> TopologyVersion | None:
+        """The version that has it; None if another change was committed first, or if no time is left."""
+        left_ms = remaining_ms(expires)
+        if left_ms == 0:
             return None
-        calls = self._deps.group0.running.client
         try:
-            answer = await calls.transact(applied.transaction, max(1, int(remaining_ms * (1 - FIND_OUT_SHARE))))
+            done = await self._deps.commit(snapshot, planned.commands, max(1, int(left_ms * (1 - FIND_OUT_SHARE))))
         except EblaError as error:
             if error.outcome is Outcome.NOT_APPLIED:
                 raise
-            return await self._find_out(planned, error, self._remaining_ms(expires_at))
-        match answer:
-            case Done():
-                return applied.snapshot.version
-            case ConditionFailed():
-                return None
-            case Forgotten():
-                return await self._find_out(planned, error_of(answer), self._remaining_ms(expires_at))
-            case _:
-                raise error_of(answer)
+            return await self._find_out(planned, error, remaining_ms(expires))
+        return None if done is None else done.version
 
     async def _find_out(self, planned: SchemaChangePlan, cause: EblaError, deadline_ms: int) -> TopologyVersion:
         """After a commit without an answer. If its result is there, that is the answer. If not, it may still come:
         group 0 was offered it, and only its log could show that it never will."""
         try:
-            await self._deps.group0.running.client.read_barrier(deadline_ms)
+            snapshot = await self._deps.read(deadline_ms)
         except EblaError as error:
             raise _unknown_outcome(error) from cause
-        snapshot = self._deps.topology.snapshot
         if not is_applied(planned.commands, snapshot):
             raise _unknown_outcome(cause) from cause
         return snapshot.version
@@ -155,14 +132,9 @@ def _partly(cause: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"a part of the tables was dropped, then: {cause}", advice="drop the keyspace again")
 
 
-def _out_of_time() -> Refused:
-    return Refused("other topology changes came first until the deadline passed", advice="try again")
-
-
 def _not_everywhere(made: _SchemaResult, outcome: BarrierOutcome) -> DeadlineExceeded:
-    hosts = "; ".join(f"host {host}: {cause}" for host, cause in outcome.lacking)
     what = "the schema is changed" if made.changed else "the schema was already as requested"
     return DeadlineExceeded(
-        f"{what} (version {made.version}), but not every node confirmed it in time: {hosts}",
+        f"{what} (version {made.version}), but not every node confirmed it in time: {outcome.describe_lacking()}",
         advice="they will have it once they catch up; do not repeat the change",
     )

@@ -9,15 +9,7 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from ebla.cql.parse.terms import (
-    BlobLiteral,
-    BooleanLiteral,
-    DurationLiteral,
-    Literal,
-    NumberLiteral,
-    StringLiteral,
-    UuidLiteral,
-)
+from ebla.cql.parse.terms import Literal, LiteralKind
 from ebla.model.cql_types import CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import Duration, encode
@@ -54,9 +46,6 @@ _UNITS: dict[str, tuple[int, int, int]] = {
     "ns": (0, 0, 1),
 }
 
-_INTEGERS = frozenset({Scalar.TINYINT, Scalar.SMALLINT, Scalar.INT, Scalar.BIGINT, Scalar.VARINT})
-_TEXTS = frozenset({Scalar.ASCII, Scalar.TEXT})
-
 
 def parse_timestamp(text: str) -> int:
     """Milliseconds since 1970. Raises `ValueError`."""
@@ -70,7 +59,7 @@ def parse_timestamp(text: str) -> int:
         days = days_of(int(year), int(month), int(day))
         clock = datetime.time(int(hour or 0), int(minute or 0), int(second or 0))
     except ValueError as error:
-        raise ValueError(f"Unable to coerce '{text}' to a formatted date (long): {error}") from error
+        raise ValueError(f"Unable to coerce '{text}' to a formatted date (long)") from error
     milliseconds = int((fraction or "0").ljust(3, "0")[:3])
     seconds = clock.hour * 3600 + clock.minute * 60 + clock.second - _zone_seconds(zone)
     return (days * 86_400 + seconds) * 1000 + milliseconds
@@ -92,7 +81,7 @@ def parse_date(text: str) -> int:
     try:
         return days_of(int(found[1]), int(found[2]), int(found[3]))
     except ValueError as error:
-        raise ValueError(f"Unable to coerce '{text}' to a formatted date (long): {error}") from error
+        raise ValueError(f"Unable to coerce '{text}' to a formatted date (long)") from error
 
 
 def days_of(year: int, month: int, day: int) -> int:
@@ -111,7 +100,7 @@ def parse_time(text: str) -> int:
     try:
         checked = datetime.time(int(hour), int(minute), int(second or 0))
     except ValueError as error:
-        raise ValueError(f"Unable to coerce '{text}' to a formatted time (long): {error}") from error
+        raise ValueError(f"Unable to coerce '{text}' to a formatted time (long)") from error
     seconds = checked.hour * 3600 + checked.minute * 60 + checked.second
     return seconds * _SECOND_NS + int((fraction or "0").ljust(9, "0"))
 
@@ -155,84 +144,55 @@ def _iso_duration(text: str) -> tuple[int, int, int]:
     return year * 12 + month, day, hour * _HOUR_NS + minute * _MINUTE_NS + second * _SECOND_NS
 
 
+_CONVERSIONS: dict[tuple[LiteralKind, Scalar], Callable[[str], object]] = {
+    (LiteralKind.STRING, Scalar.ASCII): str,
+    (LiteralKind.STRING, Scalar.TEXT): str,
+    (LiteralKind.STRING, Scalar.DATE): parse_date,
+    (LiteralKind.STRING, Scalar.TIME): parse_time,
+    (LiteralKind.STRING, Scalar.TIMESTAMP): parse_timestamp,
+    (LiteralKind.STRING, Scalar.INET): parse_inet,
+    (LiteralKind.BOOLEAN, Scalar.BOOLEAN): lambda text: text == "true",
+    (LiteralKind.UUID, Scalar.UUID): uuid.UUID,
+    (LiteralKind.UUID, Scalar.TIMEUUID): uuid.UUID,
+    (LiteralKind.HEX, Scalar.BLOB): lambda digits: None if len(digits) % 2 else bytes.fromhex(digits),
+    (LiteralKind.DURATION, Scalar.DURATION): parse_duration,
+    (LiteralKind.INTEGER, Scalar.TINYINT): int,
+    (LiteralKind.INTEGER, Scalar.SMALLINT): int,
+    (LiteralKind.INTEGER, Scalar.INT): int,
+    (LiteralKind.INTEGER, Scalar.BIGINT): int,
+    (LiteralKind.INTEGER, Scalar.VARINT): int,
+    (LiteralKind.INTEGER, Scalar.TIMESTAMP): int,
+    (LiteralKind.INTEGER, Scalar.TIME): int,
+    # As a number, a date counts from the earliest date, as in the wire form.
+    (LiteralKind.INTEGER, Scalar.DATE): lambda text: int(text) - (1 << 31),
+    (LiteralKind.INTEGER, Scalar.FLOAT): float,
+    (LiteralKind.INTEGER, Scalar.DOUBLE): float,
+    (LiteralKind.INTEGER, Scalar.DECIMAL): Decimal,
+    (LiteralKind.FLOAT, Scalar.FLOAT): float,
+    (LiteralKind.FLOAT, Scalar.DOUBLE): float,
+    (LiteralKind.FLOAT, Scalar.DECIMAL): lambda text: None if text.endswith(("NaN", "Infinity")) else Decimal(text),
+}
+"""The literals that each type accepts. None: this literal is no value of the type."""
+
+
 def literal_value(kind: CqlType, literal: Literal, name: str) -> bytes:
     """The wire form of a literal. Raises `InvalidRequest` if it is not a value of the type."""
-    if not isinstance(kind, ScalarType):
-        raise _misfit(literal, kind, name)
+    convert = _CONVERSIONS.get((literal.kind, kind.scalar)) if isinstance(kind, ScalarType) else None
     try:
-        match literal:
-            case StringLiteral(value=text):
-                return _string_value(kind, text, literal, name)
-            case NumberLiteral():
-                return _number_value(kind, literal, name)
-            case BooleanLiteral(value=value) if kind.scalar is Scalar.BOOLEAN:
-                return encode(kind, value)
-            case UuidLiteral(text=text) if kind.scalar in (Scalar.UUID, Scalar.TIMEUUID):
-                return encode(kind, uuid.UUID(text))
-            case BlobLiteral(digits=digits) if kind.scalar is Scalar.BLOB and len(digits) % 2 == 0:
-                return bytes.fromhex(digits)
-            case DurationLiteral(text=text) if kind.scalar is Scalar.DURATION:
-                return encode(kind, parse_duration(text))
-            case _:
-                raise _misfit(literal, kind, name)
-    except (ValueError, OverflowError, InvalidOperation) as error:
+        value = None if convert is None else convert(literal.text)
+    except (OverflowError, InvalidOperation):
+        value = None
+    except ValueError as error:  # of the functions above, in our words
         raise InvalidRequest(f"{error}") from error
+    if value is not None:
+        return encode(kind, rounded(kind, value))
+    shown = f"0x{literal.text}" if literal.kind is LiteralKind.HEX else literal.text
+    raise InvalidRequest(f'Invalid {literal.kind} constant ({shown}) for "{name}" of type {kind}')
 
 
-_FROM_STRING: dict[Scalar, Callable[[str], object]] = {
-    Scalar.ASCII: str,
-    Scalar.TEXT: str,
-    Scalar.DATE: parse_date,
-    Scalar.TIME: parse_time,
-    Scalar.TIMESTAMP: parse_timestamp,
-    Scalar.INET: parse_inet,
-}
-
-
-def _string_value(kind: ScalarType, text: str, literal: Literal, name: str) -> bytes:
-    read = _FROM_STRING.get(kind.scalar)
-    if read is None:
-        raise _misfit(literal, kind, name)
-    return encode(kind, read(text))
-
-
-def _number_value(kind: ScalarType, literal: NumberLiteral, name: str) -> bytes:
-    scalar = kind.scalar
-    if scalar in (Scalar.FLOAT, Scalar.DOUBLE):
-        return encode(kind, rounded(kind, float(literal.text)))
-    if scalar is Scalar.DECIMAL and literal.text not in ("NaN", "Infinity", "-Infinity"):
-        return encode(kind, Decimal(literal.text))
-    if literal.is_integer and (scalar in _INTEGERS or scalar in (Scalar.TIMESTAMP, Scalar.TIME)):
-        return encode(kind, int(literal.text))
-    if literal.is_integer and scalar is Scalar.DATE:
-        # As a number, a date counts from the earliest date, as in the wire form.
-        return encode(kind, int(literal.text) - (1 << 31))
-    raise _misfit(literal, kind, name)
-
-
-def rounded(kind: ScalarType, number: Any) -> Any:
+def rounded(kind: CqlType, number: Any) -> Any:
     """A number as its type stores it: a float that is too large becomes infinite."""
-    if kind.scalar is Scalar.FLOAT and math.isfinite(number) and abs(number) > _FLOAT_MAX:
+    is_float = isinstance(kind, ScalarType) and kind.scalar is Scalar.FLOAT
+    if is_float and math.isfinite(number) and abs(number) > _FLOAT_MAX:
         return math.copysign(math.inf, number)
     return number
-
-
-def _misfit(literal: Literal, kind: CqlType, name: str) -> InvalidRequest:
-    word, text_shown = _describe_literal(literal)
-    return InvalidRequest(f'Invalid {word} constant ({text_shown}) for "{name}" of type {kind}')
-
-
-def _describe_literal(literal: Literal) -> tuple[str, str]:
-    match literal:
-        case StringLiteral(value=text):
-            return "STRING", text
-        case NumberLiteral(text=text, is_integer=is_integer):
-            return ("INTEGER" if is_integer else "FLOAT"), text
-        case BooleanLiteral(value=value):
-            return "BOOLEAN", str(value).lower()
-        case UuidLiteral(text=text):
-            return "UUID", text
-        case BlobLiteral(digits=digits):
-            return "HEX", f"0x{digits}"
-        case DurationLiteral(text=text):
-            return "DURATION", text

@@ -7,6 +7,7 @@ from ebla.cql.parse.select_parser import select
 from ebla.cql.parse.statements import CallStatement, ParsedStatement, Statement, UnsupportedStatement, UseStatement
 from ebla.cql.parse.term_parser import simple_term
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.options import DEFAULT_LIMITS
 
 
 def _use(reader: TokenStream) -> UseStatement:
@@ -48,8 +49,8 @@ _STATEMENTS: dict[str, Callable[[TokenStream], Statement]] = {
 """By the first word."""
 
 
-def parse(text: str) -> ParsedStatement:
-    reader = TokenStream(text)
+def parse(text: str, tokens_max: int = DEFAULT_LIMITS.cql_tokens_max) -> ParsedStatement:
+    reader = TokenStream(text, tokens_max)
     word = reader.token.upper
     statement = _STATEMENTS.get(word)
     if statement is None:
@@ -58,6 +59,9 @@ def parse(text: str) -> ParsedStatement:
     try:
         found = statement(reader)
     except UnsupportedFeature as missing:
-        return ParsedStatement(UnsupportedStatement(missing.what), ())
-    reader.end()
-    return ParsedStatement(found, tuple(reader.markers))
+        found = UnsupportedStatement(missing.what)
+    else:
+        reader.end()
+    return ParsedStatement(
+        statement=found, markers=tuple(reader.markers), tokens=len(reader), token_characters=reader.characters
+    )

@@ -1,5 +1,7 @@
 """Parses CREATE, ALTER and DROP of keyspaces and tables, and DESCRIBE."""
 
+from dataclasses import replace
+
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.select_parser import ordering
 from ebla.cql.parse.statements import (
@@ -19,7 +21,7 @@ from ebla.cql.parse.statements import (
     TableName,
 )
 from ebla.cql.parse.term_parser import type_name
-from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 from ebla.cql.parse.where_parser import table_name
 
 UNSUPPORTED_OBJECTS = {
@@ -41,7 +43,7 @@ UNSUPPORTED_OBJECTS = {
 
 def create(reader: TokenStream) -> SchemaStatement:
     if _accept_keyspace(reader):
-        exists = _if_not_exists(reader)
+        exists = _accept_if(reader, "NOT", "EXISTS")
         return CreateKeyspaceStatement(reader.name("a keyspace"), _with(reader), exists)
     if _accept_table(reader):
         return _create_table(reader)
@@ -50,7 +52,7 @@ def create(reader: TokenStream) -> SchemaStatement:
 
 def alter(reader: TokenStream) -> SchemaStatement:
     if _accept_keyspace(reader):
-        exists = _if_exists(reader)
+        exists = _accept_if(reader, "EXISTS")
         return AlterKeyspaceStatement(reader.name("a keyspace"), _with(reader), exists)
     if _accept_table(reader):
         return _alter_table(reader)
@@ -59,10 +61,10 @@ def alter(reader: TokenStream) -> SchemaStatement:
 
 def drop(reader: TokenStream) -> SchemaStatement:
     if _accept_keyspace(reader):
-        exists = _if_exists(reader)
+        exists = _accept_if(reader, "EXISTS")
         return DropKeyspaceStatement(reader.name("a keyspace"), exists)
     if _accept_table(reader):
-        exists = _if_exists(reader)
+        exists = _accept_if(reader, "EXISTS")
         return DropTableStatement(table_name(reader), exists)
     raise _missing(reader, "DROP")
 
@@ -80,17 +82,10 @@ def _accept_table(reader: TokenStream) -> bool:
     return reader.accept_word("TABLE") or reader.accept_word("COLUMNFAMILY")
 
 
-def _if_not_exists(reader: TokenStream) -> bool:
+def _accept_if(reader: TokenStream, *condition: str) -> bool:
     if not reader.accept_word("IF"):
         return False
-    reader.expect_word("NOT", "EXISTS")
-    return True
-
-
-def _if_exists(reader: TokenStream) -> bool:
-    if not reader.accept_word("IF"):
-        return False
-    reader.expect_word("EXISTS")
+    reader.expect_word(*condition)
     return True
 
 
@@ -108,14 +103,10 @@ class _TableParts:
 
 
 def _create_table(reader: TokenStream) -> CreateTableStatement:
-    exists = _if_not_exists(reader)
+    exists = _accept_if(reader, "NOT", "EXISTS")
     table = table_name(reader)
     parts = _TableParts()
-    reader.expect_sign("(")
-    _table_part(reader, parts)
-    while reader.accept_sign(","):
-        _table_part(reader, parts)
-    reader.expect_sign(")")
+    reader.in_parentheses(lambda _: _table_part(reader, parts))
     if parts.keys > 1:
         raise reader.failure("after a table with more than one PRIMARY KEY")
     order, properties, compact = _table_options(reader)
@@ -137,30 +128,20 @@ def _table_part(reader: TokenStream, parts: _TableParts) -> None:
         parts.keys += 1
         _primary_key(reader, parts)
         return
-    name = reader.name("a column")
-    kind = type_name(reader)
-    is_static = reader.accept_word("STATIC")
+    column = _column(reader)
     if reader.accept_word("PRIMARY"):
         reader.expect_word("KEY")
         parts.keys += 1
-        parts.partition_key = (name,)
-    parts.columns.append(ColumnDefinition(name, kind, is_static))
+        parts.partition_key = (column.name,)
+    parts.columns.append(column)
 
 
 def _primary_key(reader: TokenStream, parts: _TableParts) -> None:
     reader.expect_sign("(")
-    if reader.accept_sign("("):
-        partition = [reader.name("a column")]
-        while reader.accept_sign(","):
-            partition.append(reader.name("a column"))
-        reader.expect_sign(")")
-    else:
-        partition = [reader.name("a column")]
-    clustering: list[str] = []
-    while reader.accept_sign(","):
-        clustering.append(reader.name("a column"))
+    in_parentheses = reader.at_sign("(")
+    parts.partition_key = reader.in_parentheses(column_name) if in_parentheses else (column_name(reader),)
+    parts.clustering = reader.several(column_name) if reader.accept_sign(",") else ()
     reader.expect_sign(")")
-    parts.partition_key, parts.clustering = tuple(partition), tuple(clustering)
 
 
 def _table_options(reader: TokenStream) -> tuple[tuple[Ordering, ...], Properties, bool]:
@@ -174,25 +155,16 @@ def _table_options(reader: TokenStream) -> tuple[tuple[Ordering, ...], Propertie
             reader.expect_word("STORAGE")
             compact = True
         elif reader.at_word("CLUSTERING") and reader.peek().upper == "ORDER":
-            order = _clustering_order(reader)
+            reader.expect_word("CLUSTERING", "ORDER", "BY")
+            order = reader.in_parentheses(ordering)
         else:
             items.append(_property(reader))
         if not reader.accept_word("AND"):
             return order, Properties(tuple(items)), compact
 
 
-def _clustering_order(reader: TokenStream) -> tuple[Ordering, ...]:
-    reader.expect_word("CLUSTERING", "ORDER", "BY")
-    reader.expect_sign("(")
-    found = [ordering(reader)]
-    while reader.accept_sign(","):
-        found.append(ordering(reader))
-    reader.expect_sign(")")
-    return tuple(found)
-
-
 def _alter_table(reader: TokenStream) -> AlterTableStatement:
-    exists = _if_exists(reader)
+    exists = _accept_if(reader, "EXISTS")
     table = table_name(reader)
     if reader.accept_word("ADD"):
         return AlterTableStatement(table=table, added=_added(reader), if_exists=exists)
@@ -213,37 +185,26 @@ def _alter_table(reader: TokenStream) -> AlterTableStatement:
 def _added(reader: TokenStream) -> tuple[ColumnDefinition, ...]:
     if reader.at_word("IF"):
         raise UnsupportedFeature("ADD IF NOT EXISTS")
-    in_brackets = reader.accept_sign("(")
-    found = [_column(reader)]
-    while reader.accept_sign(","):
-        found.append(_column(reader))
-    if in_brackets:
-        reader.expect_sign(")")
-    return tuple(found)
+    return reader.in_parentheses(_column) if reader.at_sign("(") else reader.several(_column)
 
 
 def _column(reader: TokenStream) -> ColumnDefinition:
-    return ColumnDefinition(reader.name("a column"), type_name(reader), reader.accept_word("STATIC"))
+    return ColumnDefinition(column_name(reader), type_name(reader), reader.accept_word("STATIC"))
 
 
 def _dropped_columns(reader: TokenStream, table: TableName, exists: bool) -> AlterTableStatement:
     if reader.accept_word("COMPACT"):
         raise UnsupportedFeature("COMPACT STORAGE")
-    in_brackets = reader.accept_sign("(")
-    found = [reader.name("a column")]
-    while reader.accept_sign(","):
-        found.append(reader.name("a column"))
-    if in_brackets:
-        reader.expect_sign(")")
+    found = reader.in_parentheses(column_name) if reader.at_sign("(") else reader.several(column_name)
     if reader.at_word("USING"):
         raise UnsupportedFeature("DROP … USING TIMESTAMP")
-    return AlterTableStatement(table=table, dropped=tuple(found), if_exists=exists)
+    return AlterTableStatement(table=table, dropped=found, if_exists=exists)
 
 
 def _renamed(reader: TokenStream) -> tuple[str, str]:
-    old = reader.name("a column")
+    old = column_name(reader)
     reader.expect_word("TO")
-    return old, reader.name("a column")
+    return old, column_name(reader)
 
 
 # ---- properties
@@ -319,7 +280,7 @@ def describe(reader: TokenStream) -> DescribeStatement:
         reader.expect_word("INTERNALS")
         if reader.accept_word("AND"):
             reader.expect_word("PASSWORDS")
-        return DescribeStatement(target=found.target, keyspace=found.keyspace, name=found.name, with_internals=True)
+        return replace(found, with_internals=True)
     return found
 
 

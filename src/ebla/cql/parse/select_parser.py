@@ -1,17 +1,10 @@
 """Parses SELECT."""
 
 from ebla.cql.parse.lexer import TokenKind
-from ebla.cql.parse.statements import (
-    Ordering,
-    SelectedColumn,
-    SelectedFunction,
-    SelectedTerm,
-    Selector,
-    SelectStatement,
-)
-from ebla.cql.parse.term_parser import call, simple_term
-from ebla.cql.parse.terms import FunctionCall, NumberLiteral, Term
-from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.cql.parse.statements import Ordering, SelectItem, SelectStatement
+from ebla.cql.parse.term_parser import call, is_constant_word, simple_term
+from ebla.cql.parse.terms import ColumnName, FunctionCall, Literal, LiteralKind, Term
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 from ebla.cql.parse.where_parser import table_name, using, where
 
 
@@ -22,13 +15,16 @@ def select(reader: TokenStream) -> SelectStatement:
     distinct = reader.at_word("DISTINCT") and not _is_column(reader)
     if distinct:
         reader.take()
-    selectors = _selectors(reader)
+    selectors = () if reader.accept_sign("*") else reader.several(_selector)
     reader.expect_word("FROM")
     table = table_name(reader)
     relations = where(reader) if reader.accept_word("WHERE") else ()
     if reader.at_word("GROUP"):
         raise UnsupportedFeature("GROUP BY")
-    order_by = _order_by(reader) if reader.accept_word("ORDER") else ()
+    order_by: tuple[Ordering, ...] = ()
+    if reader.accept_word("ORDER"):
+        reader.expect_word("BY")
+        order_by = reader.several(ordering)
     per_partition: Term | None = None
     limit: Term | None = None
     if reader.accept_word("PER"):
@@ -66,33 +62,25 @@ def _is_column(reader: TokenStream) -> bool:
     )
 
 
-def _selectors(reader: TokenStream) -> tuple[Selector, ...]:
-    if reader.accept_sign("*"):
-        return ()
-    found = [_selector(reader)]
-    while reader.accept_sign(","):
-        found.append(_selector(reader))
-    return tuple(found)
+def _selector(reader: TokenStream) -> SelectItem:
+    item = _selected(reader)
+    return SelectItem(item, reader.name("an alias") if reader.accept_word("AS") else None)
 
 
-def _selector(reader: TokenStream) -> Selector:
+def _selected(reader: TokenStream) -> Term | ColumnName:
     token = reader.token
     if token.upper == "CAST" and reader.next_is_sign("("):
         raise UnsupportedFeature("CAST")
     if token.upper == "COUNT" and reader.next_is_sign("("):
-        counted = _count(reader)
-        return SelectedFunction(counted, _alias(reader))
-    is_name = token.kind in (TokenKind.NAME, TokenKind.QUOTED_NAME)
-    if is_name and token.upper not in ("TRUE", "FALSE", "NULL", "NAN", "INFINITY"):
-        if reader.next_is_sign("(") or (reader.next_is_sign(".") and reader.peek(3).text == "("):
-            made = call(reader)
-            return SelectedFunction(made, _alias(reader))
-        column = reader.name("a column")
-        if reader.at_sign("[") or reader.at_sign("."):
-            raise UnsupportedFeature("selecting an element or field of a column")
-        return SelectedColumn(column, _alias(reader))
-    chosen = simple_term(reader)
-    return SelectedTerm(chosen, _alias(reader))
+        return _count(reader)
+    if token.kind not in (TokenKind.NAME, TokenKind.QUOTED_NAME) or is_constant_word(token):
+        return simple_term(reader)
+    if reader.next_is_sign("(") or (reader.next_is_sign(".") and reader.peek(3).text == "("):
+        return call(reader)
+    column = column_name(reader)
+    if reader.at_sign("[") or reader.at_sign("."):
+        raise UnsupportedFeature("selecting an element or field of a column")
+    return ColumnName(column)
 
 
 def _count(reader: TokenStream) -> FunctionCall:
@@ -104,25 +92,14 @@ def _count(reader: TokenStream) -> FunctionCall:
         reader.expect_sign(")")
         return FunctionCall("count", ())
     made = call(reader)
-    if len(made.arguments) != 1 or isinstance(made.arguments[0], NumberLiteral):
+    numbers = (LiteralKind.INTEGER, LiteralKind.FLOAT)
+    if len(made.arguments) != 1 or (isinstance(made.arguments[0], Literal) and made.arguments[0].kind in numbers):
         reader.fail("after count(), which takes *, 1 or one column")
     return made
 
 
-def _alias(reader: TokenStream) -> str | None:
-    return reader.name("an alias") if reader.accept_word("AS") else None
-
-
-def _order_by(reader: TokenStream) -> tuple[Ordering, ...]:
-    reader.expect_word("BY")
-    found = [ordering(reader)]
-    while reader.accept_sign(","):
-        found.append(ordering(reader))
-    return tuple(found)
-
-
 def ordering(reader: TokenStream) -> Ordering:
-    column = reader.name("a column")
+    column = column_name(reader)
     if reader.at_word("ANN"):
         raise UnsupportedFeature("ORDER BY … ANN OF")
     descending = reader.accept_word("DESC")

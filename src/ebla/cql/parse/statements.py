@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ebla.cql.parse.terms import BindMarker, FunctionCall, Term
+from ebla.cql.parse.terms import BindMarker, ColumnName, Term
 from ebla.model.cql_types import CqlType
 from ebla.wire.cql.frames import BatchKind
 
@@ -89,29 +89,11 @@ Relation = ColumnRelation | ElementRelation | TokenRelation | MultiColumnRelatio
 # ---- SELECT
 
 
-class SelectedColumn(msgspec.Struct, frozen=True):
-    column: str
+class SelectItem(msgspec.Struct, frozen=True):
+    item: Term | ColumnName
+    """A column, a call (aggregates, writetime, ttl, token, conversions; `count(*)` and `count(1)` have no arguments),
+    or a literal or bind marker with a type hint."""
     alias: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedFunction:
-    """Any call in a select list: aggregates, writetime, ttl, token, conversions; arguments may be columns, calls and
-    terms. `count(*)` and `count(1)` have no arguments."""
-
-    call: FunctionCall
-    alias: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedTerm:
-    """A literal or bind marker with a type hint."""
-
-    term: Term
-    alias: str | None = None
-
-
-Selector = SelectedColumn | SelectedFunction | SelectedTerm
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +104,7 @@ class Ordering:
 
 class SelectStatement(msgspec.Struct, frozen=True, kw_only=True):
     table: TableName
-    selectors: tuple[Selector, ...]
+    selectors: tuple[SelectItem, ...]
     """Empty: `*`."""
     distinct: bool = False
     where: tuple[Relation, ...] = ()
@@ -145,15 +127,11 @@ class InsertStatement:
     using: UsingClause = NO_USING_CLAUSE
 
 
-@dataclass(frozen=True, slots=True)
-class AssignColumn:
-    """`column = term`."""
-
-    column: str
-    value: Term
-
-
-class CollectionChange(enum.StrEnum):
+class AssignmentKind(enum.StrEnum):
+    COLUMN = "column"
+    """`c = term`"""
+    ELEMENT = "element"
+    """`c[key] = term`"""
     APPEND = "append"
     """`c = c + term`"""
     PREPEND = "prepend"
@@ -162,23 +140,13 @@ class CollectionChange(enum.StrEnum):
     """`c = c - term`"""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeCollection:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
     column: str
-    change: CollectionChange
+    kind: AssignmentKind
     value: Term
-
-
-@dataclass(frozen=True, slots=True)
-class AssignElement:
-    """`column[key] = term`."""
-
-    column: str
-    key: Term
-    value: Term
-
-
-Assignment = AssignColumn | ChangeCollection | AssignElement
+    key: Term | None = None
+    """Of the element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,8 +331,11 @@ Statement = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedStatement:
     statement: Statement
     markers: tuple[BindMarker, ...]
     """In the order of the text."""
+    tokens: int
+    token_characters: int
+    """Without comments and space."""

@@ -1,65 +1,77 @@
 """Parses terms: literals, markers, collections, calls, arithmetic."""
 
+from collections.abc import Callable
+
 from ebla.cql.parse.lexer import LexToken, TokenKind
 from ebla.cql.parse.terms import (
     Arithmetic,
-    BlobLiteral,
-    BooleanLiteral,
     ColumnName,
-    DurationLiteral,
     FunctionCall,
     ListLiteral,
+    Literal,
+    LiteralKind,
     NullLiteral,
-    NumberLiteral,
     SetOrMapLiteral,
-    StringLiteral,
     Term,
     TupleLiteral,
     TypeHint,
-    UuidLiteral,
 )
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
 from ebla.model.cql_types import SCALARS, CqlType, parse_type
+from ebla.model.errors import TooLarge
+
+TYPE_NESTING_MAX = 32
 
 _TYPE_WORDS = frozenset({"LIST", "SET", "MAP", "TUPLE", "FROZEN"})
 _ADDITIVE = ("+", "-")
 _MULTIPLICATIVE = ("*", "/", "%")
+_LITERALS = {
+    TokenKind.STRING: LiteralKind.STRING,
+    TokenKind.INTEGER: LiteralKind.INTEGER,
+    TokenKind.DECIMAL: LiteralKind.FLOAT,
+    TokenKind.UUID: LiteralKind.UUID,
+    TokenKind.BLOB: LiteralKind.HEX,
+    TokenKind.DURATION: LiteralKind.DURATION,
+}
+_CONSTANTS: dict[str, Term] = {
+    "NULL": NullLiteral(),
+    "TRUE": Literal(LiteralKind.BOOLEAN, "true"),
+    "FALSE": Literal(LiteralKind.BOOLEAN, "false"),
+    "NAN": Literal(LiteralKind.FLOAT, "NaN"),
+    "INFINITY": Literal(LiteralKind.FLOAT, "Infinity"),
+}
 
 
-def term(reader: TokenStream) -> Term:
-    left = _product(reader)
-    while reader.token.kind is TokenKind.SIGN and reader.token.text in _ADDITIVE:
-        operator = reader.take().text
-        left = Arithmetic(operator, left, _product(reader))
-    return left
+def term(reader: TokenStream, first: Term | None = None) -> Term:
+    """`first` is the first operand, if it is parsed already."""
+    reader.enter_expression()
+    found = _chain(reader, _ADDITIVE, _product, _product(reader, first))
+    reader.leave_expression()
+    return found
 
 
-def _product(reader: TokenStream) -> Term:
-    left = simple_term(reader)
-    while reader.token.kind is TokenKind.SIGN and reader.token.text in _MULTIPLICATIVE:
-        operator = reader.take().text
-        left = Arithmetic(operator, left, simple_term(reader))
-    return left
+def _product(reader: TokenStream, first: Term | None = None) -> Term:
+    return _chain(reader, _MULTIPLICATIVE, simple_term, first or simple_term(reader))
+
+
+def _chain(
+    reader: TokenStream, operators: tuple[str, ...], operand: Callable[[TokenStream], Term], first: Term
+) -> Term:
+    rest: list[tuple[str, Term]] = []
+    while reader.token.kind is TokenKind.SIGN and reader.token.text in operators:
+        rest.append((reader.operator(), operand(reader)))
+    return Arithmetic(first, tuple(rest)) if rest else first
 
 
 def simple_term(reader: TokenStream) -> Term:
     """One operand."""
     token = reader.token
+    kind = _LITERALS.get(token.kind)
+    if kind is not None:
+        return Literal(kind, reader.take().text)
     match token.kind:
         case TokenKind.MARKER:
             return reader.marker()
-        case TokenKind.STRING:
-            return StringLiteral(reader.take().text)
-        case TokenKind.INTEGER:
-            return NumberLiteral(reader.take().text, is_integer=True)
-        case TokenKind.DECIMAL:
-            return NumberLiteral(reader.take().text, is_integer=False)
-        case TokenKind.UUID:
-            return UuidLiteral(reader.take().text)
-        case TokenKind.BLOB:
-            return BlobLiteral(reader.take().text)
-        case TokenKind.DURATION:
-            return DurationLiteral(reader.take().text)
         case TokenKind.NAME:
             return _word_term(reader, token)
         case TokenKind.SIGN:
@@ -69,20 +81,13 @@ def simple_term(reader: TokenStream) -> Term:
 
 
 def _word_term(reader: TokenStream, token: LexToken) -> Term:
-    match token.upper:
-        case "NULL":
-            reader.take()
-            return NullLiteral()
-        case "TRUE" | "FALSE" if not reader.next_is_sign("("):
-            reader.take()
-            return BooleanLiteral(token.upper == "TRUE")
-        case "NAN" | "INFINITY":
-            reader.take()
-            return NumberLiteral(token.upper.capitalize() if token.upper != "NAN" else "NaN", is_integer=False)
-        case "CAST" if reader.next_is_sign("("):
-            raise UnsupportedFeature("CAST")
-        case _:
-            return call(reader)
+    constant = _CONSTANTS.get(token.upper)
+    if constant is not None and not (token.upper in ("TRUE", "FALSE") and reader.next_is_sign("(")):
+        reader.take()
+        return constant
+    if token.upper == "CAST" and reader.next_is_sign("("):
+        raise UnsupportedFeature("CAST")
+    return call(reader)
 
 
 def _sign_term(reader: TokenStream, token: LexToken) -> Term:
@@ -108,51 +113,35 @@ def _sign_term(reader: TokenStream, token: LexToken) -> Term:
 
 
 def _negated(operand: Term) -> Term:
-    match operand:
-        case NumberLiteral(text=text, is_integer=is_integer) if not text.startswith("-"):
-            return NumberLiteral(f"-{text}", is_integer)
-        case DurationLiteral(text=text) if not text.startswith("-"):
-            return DurationLiteral(f"-{text}")
-        case _:
-            return Arithmetic("-", NumberLiteral("0", is_integer=True), operand)
+    signed = (LiteralKind.INTEGER, LiteralKind.FLOAT, LiteralKind.DURATION)
+    if isinstance(operand, Literal) and operand.kind in signed and not operand.text.startswith("-"):
+        return Literal(operand.kind, f"-{operand.text}")
+    return Arithmetic(Literal(LiteralKind.INTEGER, "0"), (("-", operand),))
 
 
 def _elements(reader: TokenStream, closing: str) -> tuple[Term, ...]:
     if reader.accept_sign(closing):
         return ()
-    found = [term(reader)]
-    while reader.accept_sign(","):
-        found.append(term(reader))
+    found = reader.several(term)
     reader.expect_sign(closing)
-    return tuple(found)
+    return found
 
 
 def _braces(reader: TokenStream) -> Term:
     reader.expect_sign("{")
-    pairs: list[tuple[Term, Term | None]] = []
     if reader.accept_sign("}"):
         return SetOrMapLiteral(())
-    if reader.token.kind is TokenKind.NAME and reader.next_is_sign(":") and not _is_constant(reader.token):
+    if reader.token.kind is TokenKind.NAME and reader.next_is_sign(":") and not is_constant_word(reader.token):
         raise UnsupportedFeature("user-defined types")
-    while True:
-        key = term(reader)
-        pairs.append((key, _map_value(reader)))
-        if not reader.accept_sign(","):
-            break
+    pairs = reader.several(lambda _: (term(reader), term(reader) if reader.accept_sign(":") else None))
     reader.expect_sign("}")
     if len({value is None for _, value in pairs}) > 1:
         reader.fail("after a literal that is half a set and half a map")
-    return SetOrMapLiteral(tuple(pairs))
+    return SetOrMapLiteral(pairs)
 
 
-def _map_value(reader: TokenStream) -> Term | None:
-    if reader.accept_sign(":"):
-        return term(reader)
-    return None
-
-
-def _is_constant(token: LexToken) -> bool:
-    return token.upper in ("TRUE", "FALSE", "NULL", "NAN", "INFINITY")
+def is_constant_word(token: LexToken) -> bool:
+    return token.upper in _CONSTANTS
 
 
 def _parentheses(reader: TokenStream) -> Term:
@@ -193,6 +182,8 @@ def type_name(reader: TokenStream) -> CqlType:
         elif token.kind is TokenKind.SIGN and token.text in ("<", ">", ",") and words:
             words.append(token.text)
             depth += {"<": 1, ">": -1, ",": 0}[token.text]
+            if depth > TYPE_NESTING_MAX:
+                raise TooLarge(f"a type is nested more than {TYPE_NESTING_MAX} deep")
         elif token.kind is TokenKind.QUOTED_NAME:
             raise UnsupportedFeature("user-defined types")
         else:
@@ -217,17 +208,15 @@ def call(reader: TokenStream) -> FunctionCall:
 
 
 def arguments(reader: TokenStream) -> tuple[Term | ColumnName, ...]:
-    reader.expect_sign("(")
     reader.enter()
-    if reader.accept_sign(")"):
-        reader.leave()
-        return ()
-    found = [argument(reader)]
-    while reader.accept_sign(","):
-        found.append(argument(reader))
-    reader.expect_sign(")")
+    if reader.next_is_sign(")"):
+        reader.expect_sign("(")
+        reader.expect_sign(")")
+        found: tuple[Term | ColumnName, ...] = ()
+    else:
+        found = reader.in_parentheses(argument)
     reader.leave()
-    return tuple(found)
+    return found
 
 
 def argument(reader: TokenStream) -> Term | ColumnName:
@@ -235,7 +224,7 @@ def argument(reader: TokenStream) -> Term | ColumnName:
     token = reader.token
     if token.kind is TokenKind.QUOTED_NAME and not reader.next_is_sign("("):
         return ColumnName(reader.name())
-    plain = token.kind is TokenKind.NAME and not _is_constant(token) and token.upper != "TOKEN"
+    plain = token.kind is TokenKind.NAME and not is_constant_word(token) and token.upper != "TOKEN"
     if plain and not reader.next_is_sign("(") and not reader.next_is_sign("."):
         return ColumnName(reader.name())
     return term(reader)

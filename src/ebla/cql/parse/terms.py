@@ -1,5 +1,6 @@
 """Terms of CQL as parsed: expressions that yield a value. Types are added when they are bound."""
 
+import enum
 from dataclasses import dataclass
 
 import msgspec
@@ -19,39 +20,27 @@ class NullLiteral:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class StringLiteral:
-    value: str
+class LiteralKind(enum.StrEnum):
+    """In the words of Cassandra's error messages."""
+
+    STRING = "STRING"
+    INTEGER = "INTEGER"
+    FLOAT = "FLOAT"
+    """Any other number, with NaN and Infinity."""
+    BOOLEAN = "BOOLEAN"
+    UUID = "UUID"
+    HEX = "HEX"
+    """A blob: `0x…`."""
+    DURATION = "DURATION"
 
 
 @dataclass(frozen=True, slots=True)
-class NumberLiteral:
-    """The text as written: its meaning depends on the type. NaN and Infinity are numbers, too."""
+class Literal:
+    """A constant. Its meaning depends on the type that receives it."""
 
+    kind: LiteralKind
     text: str
-    is_integer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BooleanLiteral:
-    value: bool
-
-
-@dataclass(frozen=True, slots=True)
-class UuidLiteral:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class BlobLiteral:
-    """`0x…` without the prefix."""
-
-    digits: str
-
-
-@dataclass(frozen=True, slots=True)
-class DurationLiteral:
-    text: str
+    """As written, without quotes and without `0x`; a boolean is in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +78,12 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`+`, `-`, `*`, `/`, `%` between terms; a unary minus is `0 - term`."""
+    """A chain of `+` and `-`, or of `*`, `/` and `%`, to be evaluated from left to right; a unary minus is `0 - term`.
+    A chain and not a tree, so that its length is no depth of recursion."""
 
-    operator: str
-    left: "Term"
-    right: "Term"
+    first: "Term"
+    rest: "tuple[tuple[str, Term], ...]"
+    """Operators with their right operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +93,5 @@ class ColumnName:
     name: str
 
 
-Literal = StringLiteral | NumberLiteral | BooleanLiteral | UuidLiteral | BlobLiteral | DurationLiteral
 CollectionLiteral = ListLiteral | SetOrMapLiteral | TupleLiteral
 Term = BindMarker | NullLiteral | Literal | CollectionLiteral | TypeHint | FunctionCall | Arithmetic

@@ -1,13 +1,18 @@
 """The tokens of one statement, read from left to right by all parts of the parser."""
 
 import re
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from ebla.cql.parse.lexer import LexToken, TokenKind, text_position, tokenize
 from ebla.cql.parse.terms import BindMarker
 from ebla.model.errors import BadSyntax, TooLarge
+from ebla.options import DEFAULT_LIMITS
 
-STATEMENT_CHARACTERS_MAX = 1 << 24
+T = TypeVar("T")
+
+OPERATORS_MAX = 1_000
+"""Of one expression."""
 NESTING_MAX = 64
 MARKERS_MAX = (1 << 16) - 1
 
@@ -40,18 +45,27 @@ class UnsupportedFeature(Exception):
 
 
 class TokenStream:
-    __slots__ = ("_at", "_nesting", "_text", "_tokens", "markers")
+    __slots__ = ("_at", "_expressions", "_nesting", "_operators", "_text", "_tokens", "markers")
 
-    def __init__(self, text: str) -> None:
-        if len(text) > STATEMENT_CHARACTERS_MAX:
-            raise TooLarge(f"a statement of {len(text)} characters is over the limit of {STATEMENT_CHARACTERS_MAX}")
+    def __init__(self, text: str, tokens_max: int = DEFAULT_LIMITS.cql_tokens_max) -> None:
         self._text = text
-        self._tokens = tokenize(text)
+        self._tokens = tokenize(text, tokens_max)
         self._at = 0
         self._nesting = 0
+        self._expressions = 0
+        self._operators = 0
         self.markers: list[BindMarker] = []
 
     # ---- peeking
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return len(self._tokens)
+
+    @property
+    def characters(self) -> int:
+        """Of all tokens."""
+        return sum([len(token.text) for token in self._tokens])
 
     @property
     def token(self) -> LexToken:
@@ -122,6 +136,20 @@ class TokenStream:
             self.fail(f"expecting {what} in single quotes")
         return self.take().text
 
+    def several(self, item: "Callable[[TokenStream], T]") -> tuple[T, ...]:
+        """One or more, separated by commas."""
+        found = [item(self)]
+        while self.accept_sign(","):
+            found.append(item(self))
+        return tuple(found)
+
+    def in_parentheses(self, item: "Callable[[TokenStream], T]") -> tuple[T, ...]:
+        """One or more in parentheses, separated by commas."""
+        self.expect_sign("(")
+        found = self.several(item)
+        self.expect_sign(")")
+        return found
+
     @property
     def at_marker(self) -> bool:
         return self.token.kind is TokenKind.MARKER or (
@@ -158,6 +186,20 @@ class TokenStream:
     def leave(self) -> None:
         self._nesting -= 1
 
+    def enter_expression(self) -> None:
+        if self._expressions == 0:
+            self._operators = 0
+        self._expressions += 1
+
+    def leave_expression(self) -> None:
+        self._expressions -= 1
+
+    def operator(self) -> str:
+        self._operators += 1
+        if self._operators > OPERATORS_MAX:
+            raise TooLarge(f"an expression has at most {OPERATORS_MAX} operators")
+        return self.take().text
+
     def fail(self, expecting: str = "") -> NoReturn:
         raise self.failure(expecting)
 
@@ -170,3 +212,7 @@ class TokenStream:
         if expecting:
             return BadSyntax(f"{where} mismatched input '{excerpt}' {expecting}")
         return BadSyntax(f"{where} no viable alternative at input '{excerpt}'")
+
+
+def column_name(reader: TokenStream) -> str:
+    return reader.name("a column")

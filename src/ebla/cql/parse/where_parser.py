@@ -13,7 +13,7 @@ from ebla.cql.parse.statements import (
 )
 from ebla.cql.parse.term_parser import simple_term, term
 from ebla.cql.parse.terms import BindMarker, Term, TupleLiteral
-from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 
 _SIGNS = {
     sign.value: sign
@@ -84,25 +84,15 @@ def _in_parentheses(reader: TokenStream) -> tuple[Relation, ...]:
 
 def _token_relation(reader: TokenStream) -> TokenRelation:
     reader.expect_word("TOKEN")
-    columns = _column_list(reader)
+    columns = reader.in_parentheses(column_name)
     return TokenRelation(columns, _comparison(reader), term(reader))
 
 
-def _column_list(reader: TokenStream) -> tuple[str, ...]:
-    reader.expect_sign("(")
-    columns = [reader.name("a column")]
-    while reader.accept_sign(","):
-        columns.append(reader.name("a column"))
-    reader.expect_sign(")")
-    return tuple(columns)
-
-
 def _multi_column_relation(reader: TokenStream) -> MultiColumnRelation:
-    columns = _column_list(reader)
+    columns = reader.in_parentheses(column_name)
     if reader.accept_word("IN"):
-        if reader.at_marker:
-            return MultiColumnRelation(columns=columns, operator=Operator.IN, value=reader.marker())
-        return MultiColumnRelation(columns=columns, operator=Operator.IN, values=_in_values(reader))
+        marker, values = _in_values(reader)
+        return MultiColumnRelation(columns=columns, operator=Operator.IN, value=marker, values=values)
     operator = _comparison(reader)
     value = simple_term(reader)
     if not isinstance(value, TupleLiteral | BindMarker):
@@ -111,15 +101,14 @@ def _multi_column_relation(reader: TokenStream) -> MultiColumnRelation:
 
 
 def _column_relation(reader: TokenStream) -> Relation:
-    column = reader.name("a column")
+    column = column_name(reader)
     if reader.accept_sign("["):
         key = term(reader)
         reader.expect_sign("]")
         return ElementRelation(column=column, key=key, operator=_comparison(reader), value=term(reader))
     if reader.accept_word("IN"):
-        if reader.at_marker:
-            return ColumnRelation(column=column, operator=Operator.IN, value=reader.marker())
-        return ColumnRelation(column=column, operator=Operator.IN, values=_in_values(reader))
+        marker, values = _in_values(reader)
+        return ColumnRelation(column=column, operator=Operator.IN, value=marker, values=values)
     if reader.accept_word("CONTAINS"):
         operator = Operator.CONTAINS_KEY if reader.accept_word("KEY") else Operator.CONTAINS
         return ColumnRelation(column=column, operator=operator, value=term(reader))
@@ -135,15 +124,15 @@ def _column_relation(reader: TokenStream) -> Relation:
     return ColumnRelation(column=column, operator=_comparison(reader), value=term(reader))
 
 
-def _in_values(reader: TokenStream) -> tuple[Term, ...]:
-    reader.expect_sign("(")
-    if reader.accept_sign(")"):
-        return ()
-    values = [term(reader)]
-    while reader.accept_sign(","):
-        values.append(term(reader))
-    reader.expect_sign(")")
-    return tuple(values)
+def _in_values(reader: TokenStream) -> tuple[BindMarker | None, tuple[Term, ...] | None]:
+    """One marker for the whole list, or its values."""
+    if reader.at_marker:
+        return reader.marker(), None
+    if reader.at_sign("(") and reader.next_is_sign(")"):
+        reader.take()
+        reader.take()
+        return None, ()
+    return None, reader.in_parentheses(term)
 
 
 def _comparison(reader: TokenStream) -> Operator:

@@ -1,30 +1,28 @@
 """Parses INSERT, UPDATE, DELETE, BATCH and TRUNCATE."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.statements import (
-    AssignColumn,
-    AssignElement,
     Assignment,
+    AssignmentKind,
     BatchStatement,
-    ChangeCollection,
-    CollectionChange,
     DeletedColumn,
     DeleteStatement,
     InsertStatement,
     Modification,
     TruncateStatement,
     UpdateStatement,
-    UsingClause,
 )
 from ebla.cql.parse.term_parser import simple_term, term
-from ebla.cql.parse.terms import Arithmetic, Term
-from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature
+from ebla.cql.parse.terms import Term
+from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 from ebla.cql.parse.where_parser import table_name, using, where
+from ebla.model.errors import TooLarge
 from ebla.wire.cql.frames import BatchKind
 
+BATCH_STATEMENTS_MAX = 10_000
 LIGHTWEIGHT = "IF conditions (lightweight transactions)"
 
 
@@ -34,72 +32,73 @@ def insert(reader: TokenStream) -> InsertStatement:
     table = table_name(reader)
     if reader.at_word("JSON"):
         raise UnsupportedFeature("INSERT JSON")
-    reader.expect_sign("(")
-    columns = [reader.name("a column")]
-    while reader.accept_sign(","):
-        columns.append(reader.name("a column"))
-    reader.expect_sign(")")
+    columns = reader.in_parentheses(column_name)
     reader.expect_word("VALUES")
-    reader.expect_sign("(")
-    values = [term(reader)]
-    while reader.accept_sign(","):
-        values.append(term(reader))
-    reader.expect_sign(")")
+    values = reader.in_parentheses(term)
     _refuse_condition(reader)
     times = using(reader, "TIMESTAMP", "TTL", "TIMEOUT")
     _refuse_condition(reader)
-    return InsertStatement(table=table, columns=tuple(columns), values=tuple(values), using=times)
+    return InsertStatement(table=table, columns=columns, values=values, using=times)
 
 
 def update(reader: TokenStream) -> UpdateStatement:
     table = table_name(reader)
     times = using(reader, "TIMESTAMP", "TTL", "TIMEOUT")
     reader.expect_word("SET")
-    assignments = [_assignment(reader)]
-    while reader.accept_sign(","):
-        assignments.append(_assignment(reader))
+    assignments = reader.several(_assignment)
     _check_once(reader, assignments)
     reader.expect_word("WHERE")
     relations = where(reader)
     _refuse_condition(reader)
-    return UpdateStatement(table=table, assignments=tuple(assignments), where=relations, using=times)
+    return UpdateStatement(table=table, assignments=assignments, where=relations, using=times)
 
 
 def _check_once(reader: TokenStream, assignments: Sequence[Assignment]) -> None:
     """A column that is assigned as a whole allows no other change in the statement."""
     changes = Counter(one.column for one in assignments)
     for one in assignments:
-        if isinstance(one, AssignColumn) and changes[one.column] > 1:
+        if one.kind is AssignmentKind.COLUMN and changes[one.column] > 1:
             reader.fail(f"after multiple incompatible settings of column {one.column}")
 
 
+_SIGNS = (("+", AssignmentKind.APPEND), ("-", AssignmentKind.REMOVE))
+
+
 def _assignment(reader: TokenStream) -> Assignment:
-    column = reader.name("a column")
-    if reader.accept_sign("["):
-        key = term(reader)
-        reader.expect_sign("]")
+    column = column_name(reader)
+    key = _element_key(reader)
+    if key is not None:
         reader.expect_sign("=")
-        return AssignElement(column, key, term(reader))
-    if reader.at_sign("."):
-        raise UnsupportedFeature("fields of user-defined types")
-    for sign, change in (("+", CollectionChange.APPEND), ("-", CollectionChange.REMOVE)):
+        return Assignment(column=column, kind=AssignmentKind.ELEMENT, value=term(reader), key=key)
+    for sign, kind in _SIGNS:
         if reader.at_sign(sign) and reader.next_is_sign("="):
             reader.take()
             reader.take()
-            return ChangeCollection(column, change, term(reader))
+            return Assignment(column=column, kind=kind, value=term(reader))
     reader.expect_sign("=")
     return _right_side(reader, column)
+
+
+def _element_key(reader: TokenStream) -> Term | None:
+    """`[key]` after a column, if present."""
+    if reader.at_sign("."):
+        raise UnsupportedFeature("fields of user-defined types")
+    if not reader.accept_sign("["):
+        return None
+    key = term(reader)
+    reader.expect_sign("]")
+    return key
 
 
 def _right_side(reader: TokenStream, column: str) -> Assignment:
     """`c = c + x`, `c = c - x`, `c = x + c` or `c = x`."""
     token = reader.token
     if token.kind in (TokenKind.NAME, TokenKind.QUOTED_NAME) and _names(reader, column):
-        for sign, change in (("+", CollectionChange.APPEND), ("-", CollectionChange.REMOVE)):
+        for sign, kind in _SIGNS:
             if reader.next_is_sign(sign):
                 reader.take()
                 reader.take()
-                return ChangeCollection(column, change, simple_term(reader))
+                return Assignment(column=column, kind=kind, value=simple_term(reader))
     first = simple_term(reader)
     if (
         reader.at_sign("+")
@@ -107,18 +106,11 @@ def _right_side(reader: TokenStream, column: str) -> Assignment:
         and reader.peek(2).text != "("
     ):
         reader.take()
-        other = reader.name("a column")
+        other = column_name(reader)
         if other != column:
             reader.fail(f"after '{other}', which is not the column that is set")
-        return ChangeCollection(column, CollectionChange.PREPEND, first)
-    return AssignColumn(column, _rest_of_term(reader, first))
-
-
-def _rest_of_term(reader: TokenStream, first: Term) -> Term:
-    while reader.token.kind is TokenKind.SIGN and reader.token.text in ("+", "-", "*", "/", "%"):
-        operator = reader.take().text
-        first = Arithmetic(operator, first, simple_term(reader))
-    return first
+        return Assignment(column=column, kind=AssignmentKind.PREPEND, value=first)
+    return Assignment(column=column, kind=AssignmentKind.COLUMN, value=term(reader, first))
 
 
 def _names(reader: TokenStream, column: str) -> bool:
@@ -127,29 +119,18 @@ def _names(reader: TokenStream, column: str) -> bool:
 
 
 def delete(reader: TokenStream) -> DeleteStatement:
-    columns: list[DeletedColumn] = []
-    if not reader.at_word("FROM"):
-        columns.append(_deleted(reader))
-        while reader.accept_sign(","):
-            columns.append(_deleted(reader))
+    columns = () if reader.at_word("FROM") else reader.several(_deleted)
     reader.expect_word("FROM")
     table = table_name(reader)
     times = using(reader, "TIMESTAMP", "TIMEOUT")
     reader.expect_word("WHERE")
     relations = where(reader)
     _refuse_condition(reader)
-    return DeleteStatement(table=table, columns=tuple(columns), where=relations, using=times)
+    return DeleteStatement(table=table, columns=columns, where=relations, using=times)
 
 
 def _deleted(reader: TokenStream) -> DeletedColumn:
-    column = reader.name("a column")
-    if reader.accept_sign("["):
-        key = term(reader)
-        reader.expect_sign("]")
-        return DeletedColumn(column, key)
-    if reader.at_sign("."):
-        raise UnsupportedFeature("fields of user-defined types")
-    return DeletedColumn(column)
+    return DeletedColumn(column_name(reader), _element_key(reader))
 
 
 def _refuse_condition(reader: TokenStream) -> None:
@@ -167,9 +148,11 @@ def batch(reader: TokenStream) -> BatchStatement:
     else:
         reader.accept_word("LOGGED")
     reader.expect_word("BATCH")
-    times: UsingClause = using(reader, "TIMESTAMP", "TIMEOUT")
+    times = using(reader, "TIMESTAMP", "TIMEOUT")
     found: list[Modification] = []
     while not reader.at_word("APPLY"):
+        if len(found) == BATCH_STATEMENTS_MAX:
+            raise TooLarge(f"a batch has at most {BATCH_STATEMENTS_MAX} statements")
         found.append(_modification(reader))
         while reader.accept_sign(";"):
             pass
@@ -177,14 +160,19 @@ def batch(reader: TokenStream) -> BatchStatement:
     return BatchStatement(kind, tuple(found), times)
 
 
+_MODIFICATIONS: dict[str, Callable[[TokenStream], Modification]] = {
+    "INSERT": insert,
+    "UPDATE": update,
+    "DELETE": delete,
+}
+
+
 def _modification(reader: TokenStream) -> Modification:
-    if reader.accept_word("INSERT"):
-        return insert(reader)
-    if reader.accept_word("UPDATE"):
-        return update(reader)
-    if reader.accept_word("DELETE"):
-        return delete(reader)
-    raise reader.failure("expecting INSERT, UPDATE, DELETE or APPLY BATCH")
+    parse = _MODIFICATIONS.get(reader.token.upper)
+    if parse is None:
+        raise reader.failure("expecting INSERT, UPDATE, DELETE or APPLY BATCH")
+    reader.take()
+    return parse(reader)
 
 
 def truncate(reader: TokenStream) -> TruncateStatement:

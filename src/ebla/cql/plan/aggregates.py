@@ -5,7 +5,7 @@ from decimal import Context, Decimal, InvalidOperation, localcontext
 from typing import Any, Protocol
 
 from ebla.cql.parse.literals import rounded
-from ebla.cql.plan.binder import contains_duration
+from ebla.cql.plan.binder import NUMBERS, contains_duration
 from ebla.model.byte_comparable import encode_comparable
 from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
@@ -15,7 +15,6 @@ AGGREGATE_NAMES = frozenset({"count", "min", "max", "sum", "avg"})
 _BITS = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.BIGINT: 64}
 _EXACT = Context(prec=1_000, Emin=-999_999_999, Emax=999_999_999)
 """Sums of decimals are exact up to this many digits, and rounded beyond."""
-_NUMBERS = frozenset({*_BITS, Scalar.VARINT, Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL})
 
 
 class Accumulator(Protocol):
@@ -118,6 +117,6 @@ def aggregate_function(name: str, kind: CqlType | None) -> tuple[CqlType, Callab
         if contains_duration(kind):
             raise InvalidRequest(f"Invalid call to function {name}: durations have no order")
         return kind, lambda: MinMaxAccumulator(kind, greatest=name == "max")
-    if not isinstance(kind, ScalarType) or kind.scalar not in _NUMBERS:
+    if not isinstance(kind, ScalarType) or kind.scalar not in NUMBERS:
         raise InvalidRequest(f"Invalid call to function {name}: it takes numbers, not a {kind}")
     return kind, lambda: SumAccumulator(kind, average=name == "avg")

@@ -3,10 +3,12 @@
 Constants are computed when a statement is prepared, and cost nothing per request.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, DecimalException
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +27,7 @@ from ebla.cql.parse.terms import (
     TypeHint,
 )
 from ebla.cql.plan.functions import CqlFunction, overloads_of
-from ebla.model.byte_comparable import encode_comparable
+from ebla.model.byte_comparable import canonical, encode_comparable, has_other_forms
 from ebla.model.cql_types import (
     FIXED_BYTES,
     CqlType,
@@ -35,24 +37,18 @@ from ebla.model.cql_types import (
     ScalarType,
     SetType,
     TupleType,
+    contains,
     freeze,
+    inner_types,
 )
-from ebla.model.errors import InvalidRequest
-from ebla.model.values import decode, encode, join_elements, join_fields, validation_error
+from ebla.model.errors import InvalidRequest, TooLarge
+from ebla.model.values import decode, encode, join_elements, join_fields, split_elements, split_fields, validation_error
+from ebla.options import DEFAULT_LIMITS
 from ebla.wire.cql.messages import UNSET, BoundValue, ColumnSpec, QueryParameters, Unset
 
-_NUMBERS = frozenset(
-    {
-        Scalar.TINYINT,
-        Scalar.SMALLINT,
-        Scalar.INT,
-        Scalar.BIGINT,
-        Scalar.VARINT,
-        Scalar.FLOAT,
-        Scalar.DOUBLE,
-        Scalar.DECIMAL,
-    }
-)
+ARITHMETIC_DIGITS_MAX = 4_000
+ARITHMETIC_BITS_MAX = math.ceil(ARITHMETIC_DIGITS_MAX * math.log2(10))
+NUMBERS = frozenset(map(Scalar, ("tinyint", "smallint", "int", "bigint", "varint", "float", "double", "decimal")))
 
 
 @dataclass(slots=True)
@@ -81,6 +77,8 @@ class Binder:
     keyspace: str
     table: str
     markers: tuple[BindMarker, ...]
+    elements_max: int = DEFAULT_LIMITS.cql_elements_max
+    """Of a collection, or of the list of an IN."""
     _receivers: dict[int, TermReceiver] = field(default_factory=dict)
 
     def variables(self, *, all_known: bool = True) -> tuple[ColumnSpec, ...]:
@@ -100,12 +98,15 @@ class Binder:
 
     # ---- compiling
 
+    def optional(self, term: Term | None, name: str, kind: CqlType) -> ValueSource | None:
+        return None if term is None else self.source(term, TermReceiver(name, kind))
+
     def source(self, term: Term, receiver: TermReceiver) -> ValueSource:
         match term:
             case BindMarker():
                 return self._marker(term, receiver)
             case NullLiteral():
-                return _constant(None)
+                return _Constant(None)
             case ListLiteral() | SetOrMapLiteral() | TupleLiteral():
                 return self._collection(term, receiver)
             case TypeHint(type=hinted, term=inner):
@@ -120,11 +121,11 @@ class Binder:
             case Arithmetic():
                 return self._arithmetic(term, receiver)
             case _:
-                return _constant(literal_value(receiver.type, term, receiver.name))
+                return _Constant(literal_value(receiver.type, term, receiver.name))
 
     def _marker(self, marker: BindMarker, receiver: TermReceiver) -> ValueSource:
         self._receivers[marker.number] = receiver
-        number, check, name, kind = marker.number, invalid_value_test(receiver.type), receiver.name, receiver.type
+        number, check, name, kind = marker.number, self._invalid_value_test(receiver.type), receiver.name, receiver.type
 
         def bound(request: BoundRequest) -> BoundValue:
             value = request.values[number]
@@ -132,7 +133,30 @@ class Binder:
                 raise InvalidRequest(f'Invalid value for "{name}" of type {kind}: {validation_error(kind, value)}')
             return value
 
-        return bound
+        if not has_other_forms(kind):
+            return bound
+
+        def bound_canonical(request: BoundRequest) -> BoundValue:
+            value = bound(request)
+            return canonical(kind, value) if type(value) is bytes else value
+
+        return bound_canonical
+
+    def _invalid_value_test(self, kind: CqlType) -> Callable[[bytes], bool]:
+        test, elements_max = invalid_value_test(kind), self.elements_max
+        if isinstance(kind, ScalarType):
+            return test
+
+        def with_elements(data: bytes) -> bool:
+            if len(data) > 4 * elements_max:  # an element has at least the four bytes of its length
+                self.check_elements(element_count(kind, data, elements_max))
+            return test(data)
+
+        return with_elements
+
+    def check_elements(self, count: int) -> None:
+        if count > self.elements_max:
+            raise TooLarge(f"{count} elements are over limits.cql_elements_max ({self.elements_max})")
 
     def _collection(self, term: ListLiteral | SetOrMapLiteral | TupleLiteral, receiver: TermReceiver) -> ValueSource:
         kind, name = receiver.type, receiver.name
@@ -141,7 +165,9 @@ class Binder:
                 return self._joined(elements, [TermReceiver(f"value({name})", element)] * len(elements), _join_list)
             case SetOrMapLiteral(pairs=pairs), SetType(element=element) if all(right is None for _, right in pairs):
                 keys = [left for left, _ in pairs]
-                return self._joined(keys, [TermReceiver(f"value({name})", element)] * len(keys), _join_set(element))
+                return self._joined(
+                    keys, [TermReceiver(f"value({name})", element)] * len(keys), partial(_join_canonical, kind, 1)
+                )
             case SetOrMapLiteral(pairs=pairs), MapType(key=key, value=value):
                 terms: list[Term] = []
                 for left, right in pairs:
@@ -149,7 +175,7 @@ class Binder:
                         raise InvalidRequest(f"Invalid set literal for {name} of type {kind}")
                     terms += (left, right)
                 receivers = [TermReceiver(f"key({name})", key), TermReceiver(f"value({name})", value)] * len(pairs)
-                return self._joined(terms, receivers, _join_map(key))
+                return self._joined(terms, receivers, partial(_join_canonical, kind, 2))
             case TupleLiteral(elements=elements), TupleType(elements=types):
                 if len(elements) > len(types):
                     raise InvalidRequest(
@@ -172,6 +198,7 @@ class Binder:
         *,
         nulls: bool = False,
     ) -> ValueSource:
+        self.check_elements(len(terms))
         sources = [self.source(term, receiver) for term, receiver in zip(terms, receivers)]
         name = receivers[0].name if receivers else ""
 
@@ -254,22 +281,35 @@ class Binder:
 
     def _arithmetic(self, term: Arithmetic, receiver: TermReceiver) -> ValueSource:
         kind = receiver.type
-        if not isinstance(kind, ScalarType) or kind.scalar not in _NUMBERS:
-            raise InvalidRequest(f"the '{term.operator}' operation is not supported for values of type {kind}")
-        left, right = self.source(term.left, receiver), self.source(term.right, receiver)
+        if not isinstance(kind, ScalarType) or kind.scalar not in NUMBERS:
+            raise InvalidRequest(f"the '{term.rest[0][0]}' operation is not supported for values of type {kind}")
+        first = self.source(term.first, receiver)
+        rest = [(operator, self.source(operand, receiver)) for operator, operand in term.rest]
         whole = kind.scalar not in (Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL)
 
         def bound(request: BoundRequest) -> BoundValue:
-            one, other = _require_set(left(request)), _require_set(right(request))
-            if one is None or other is None:
-                return None
-            try:
-                found = _calculate(term.operator, decode(kind, one), decode(kind, other), whole)
-            except (DecimalException, OverflowError, ValueError) as error:
-                raise InvalidRequest(f"the '{term.operator}' operation has no {kind} as its result") from error
-            return encode(kind, rounded(kind, found))
+            one = _require_set(first(request))
+            found = None if one is None else _check_digits(decode(kind, one))
+            for operator, source in rest:
+                other = _require_set(source(request))
+                if found is None or other is None:
+                    return None
+                try:
+                    found = _calculate(operator, found, _check_digits(decode(kind, other)), whole)
+                except (DecimalException, OverflowError, ValueError) as error:
+                    raise InvalidRequest(f"the '{operator}' operation has no {kind} as its result") from error
+                # Rounded and of the size of its type after each operation, as if each were a statement of its own.
+                found = decode(kind, encode(kind, rounded(kind, _check_digits(found))))
+            return None if found is None else encode(kind, found)
 
-        return _evaluate_if_constant(bound, is_constant(left) and is_constant(right))
+        return _evaluate_if_constant(bound, is_constant(first) and all(is_constant(source) for _, source in rest))
+
+
+def _check_digits(number: Any) -> Any:
+    """Multiplying and writing long numbers takes quadratic time."""
+    if isinstance(number, int) and number.bit_length() > ARITHMETIC_BITS_MAX:
+        raise TooLarge(f"a number of more than {ARITHMETIC_DIGITS_MAX} digits in an operation")
+    return number
 
 
 def _calculate(operator: str, left: Any, right: Any, whole: bool) -> Any:
@@ -294,7 +334,7 @@ def _calculate(operator: str, left: Any, right: Any, whole: bool) -> Any:
 
 
 class _Constant:
-    """A source with the same value for every request."""
+    """A `ValueSource` with the same value for every request."""
 
     __slots__ = ("value",)
 
@@ -303,10 +343,6 @@ class _Constant:
 
     def __call__(self, _request: BoundRequest) -> bytes | None:
         return self.value
-
-
-def _constant(value: bytes | None) -> ValueSource:
-    return _Constant(value)
 
 
 def is_constant(source: ValueSource) -> bool:
@@ -319,7 +355,7 @@ def _no_bytes(_count: int) -> bytes:
 
 def _evaluate_if_constant(source: ValueSource, constant: bool) -> ValueSource:
     """Evaluates a constant source now."""
-    return _constant(_require_set(source(BoundRequest((), 0, _no_bytes)))) if constant else source
+    return _Constant(_require_set(source(BoundRequest((), 0, _no_bytes)))) if constant else source
 
 
 def _require_set(value: BoundValue) -> bytes | None:
@@ -332,24 +368,8 @@ def _join_list(parts: list[bytes | None]) -> bytes:
     return join_elements(parts, len(parts))
 
 
-def _join_set(element: CqlType) -> Callable[[list[bytes | None]], bytes]:
-    """Elements in the order of their type, without duplicates: a set is always sorted."""
-
-    def join(parts: list[bytes | None]) -> bytes:
-        kept = {part: None for part in parts if part is not None}
-        ordered = sorted(kept, key=lambda part: encode_comparable(element, part))
-        return join_elements(ordered, len(ordered))
-
-    return join
-
-
-def _join_map(key: CqlType) -> Callable[[list[bytes | None]], bytes]:
-    def join(parts: list[bytes | None]) -> bytes:
-        pairs = {left: right for left, right in zip(parts[::2], parts[1::2]) if left is not None}
-        ordered = sorted(pairs, key=lambda part: encode_comparable(key, part))
-        return join_elements([part for left in ordered for part in (left, pairs[left])], len(ordered))
-
-    return join
+def _join_canonical(kind: CqlType, per_item: int, parts: list[bytes | None]) -> bytes:
+    return canonical(kind, join_elements(parts, len(parts) // per_item))
 
 
 def is_assignable(source: CqlType, target: CqlType) -> bool:
@@ -357,19 +377,10 @@ def is_assignable(source: CqlType, target: CqlType) -> bool:
     one, other = freeze(source), freeze(target)
     if one == other:
         return True
-    match one, other:
-        case ScalarType(scalar=left), ScalarType(scalar=right):
-            return (left, right) in _WIDER
-        case ListType(element=left_element), ListType(element=right_element):
-            return is_assignable(left_element, right_element)
-        case SetType(element=left_element), SetType(element=right_element):
-            return is_assignable(left_element, right_element)
-        case MapType(), MapType():
-            return is_assignable(one.key, other.key) and is_assignable(one.value, other.value)
-        case TupleType(elements=left_types), TupleType(elements=right_types):
-            return len(left_types) == len(right_types) and all(map(is_assignable, left_types, right_types))
-        case _:
-            return False
+    if isinstance(one, ScalarType) and isinstance(other, ScalarType):
+        return (one.scalar, other.scalar) in _WIDER
+    inner, other_inner = inner_types(one), inner_types(other)
+    return type(one) is type(other) and len(inner) == len(other_inner) and all(map(is_assignable, inner, other_inner))
 
 
 _WIDER = frozenset(
@@ -414,6 +425,21 @@ def _is_no_text(data: bytes) -> bool:
     return False
 
 
+def element_count(kind: CqlType, data: bytes, most: int) -> int:
+    """The elements of a collection at any depth, or a number above `most`. Bytes that do not fit the type have none."""
+    if isinstance(kind, ScalarType):
+        return 0
+    inner = inner_types(kind)
+    count = 0 if isinstance(kind, TupleType) else int.from_bytes(data[:4], signed=True)
+    if count > most or all(isinstance(one, ScalarType) for one in inner):
+        return count
+    try:
+        parts = split_fields(data) if isinstance(kind, TupleType) else split_elements(data, len(inner))
+    except ValueError:
+        return 0
+    return count + sum(element_count(one, part or b"", most) for one, part in zip(itertools.cycle(inner), parts))
+
+
 def values_in_marker_order(
     parameters: QueryParameters, markers: Sequence[BindMarker], variables: Sequence[ColumnSpec]
 ) -> Sequence[BoundValue]:
@@ -435,15 +461,7 @@ def values_in_marker_order(
 
 def contains_duration(kind: CqlType) -> bool:
     """Values with durations have no order: a month may be longer or shorter than thirty days."""
-    match kind:
-        case ScalarType(scalar=scalar):
-            return scalar is Scalar.DURATION
-        case ListType(element=element) | SetType(element=element):
-            return contains_duration(element)
-        case MapType(key=key, value=value):
-            return contains_duration(key) or contains_duration(value)
-        case TupleType(elements=elements):
-            return any(map(contains_duration, elements))
+    return contains(kind, Scalar.DURATION)
 
 
 def comparable(kind: CqlType, value: bytes) -> bytes:

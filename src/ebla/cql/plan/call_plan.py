@@ -9,7 +9,7 @@ from ebla.cql.parse.terms import BindMarker
 from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest
-from ebla.wire.cql.messages import ColumnSpec, Rows
+from ebla.wire.cql.messages import ColumnSpec
 
 KEYSPACE = "ebla"
 """The keyspace of all calls. It need not exist."""
@@ -55,7 +55,3 @@ def plan_call(statement: CallStatement, names: Collection[str], markers: tuple[B
         variables=binder.variables(),
         columns=(ColumnSpec(keyspace=KEYSPACE, table=name, name="answer", type=BLOB),),
     )
-
-
-def call_result_rows(plan: CallPlan, answer: bytes) -> Rows:
-    return Rows(plan.columns, ((answer,),))

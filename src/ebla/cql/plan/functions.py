@@ -50,15 +50,12 @@ def timeuuid_of(now_us: int, node: bytes) -> bytes:
     """A version 1 UUID of this microsecond; `node` is 8 random bytes for clock sequence and node."""
     ticks = now_us * 10 + _UUID_EPOCH_100NS + node[0] % 10
     sequence = int.from_bytes(node[:2]) & 0x3FFF | 0x8000
+    return _time_part(ticks) + sequence.to_bytes(2) + bytes((node[2] | 1,)) + node[3:8]
+
+
+def _time_part(ticks: int) -> bytes:
     low, middle, high = ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000
-    return (
-        low.to_bytes(4)
-        + middle.to_bytes(2)
-        + high.to_bytes(2)
-        + sequence.to_bytes(2)
-        + bytes((node[2] | 1,))
-        + node[3:8]
-    )
+    return low.to_bytes(4) + middle.to_bytes(2) + high.to_bytes(2)
 
 
 def timeuuid_ms(data: bytes) -> int:
@@ -73,8 +70,7 @@ def _bound_timeuuid(rest: bytes) -> FunctionBody:
             return None
         milliseconds = int.from_bytes(values[0], signed=True)
         ticks = milliseconds * 10_000 + _UUID_EPOCH_100NS + (9_999 if rest[0] == 0x7F else 0)
-        low, middle, high = ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000
-        return low.to_bytes(4) + middle.to_bytes(2) + high.to_bytes(2) + rest
+        return _time_part(ticks) + rest
 
     return work
 

@@ -1,16 +1,14 @@
 """INSERT, UPDATE, DELETE and BATCH: compiled once, then turn the values of a request into mutations. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from ebla.cql.parse.statements import (
-    AssignColumn,
-    AssignElement,
+    Assignment,
+    AssignmentKind,
     BatchStatement,
-    ChangeCollection,
-    CollectionChange,
     ColumnRelation,
     DeleteStatement,
     InsertStatement,
@@ -32,23 +30,25 @@ from ebla.cql.plan.restrictions import (
     check_partition_key,
     classify_relations,
     columns_of,
-    key_value_source,
+    row_key_sources,
 )
 from ebla.cql.plan.row_changes import CellTimes, ListElements, RowBuilder, RowChange
+from ebla.cql.plan.schema_plan import TTL_S_MAX
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, is_multi_cell
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import EMPTY_HEAD, PartitionHead, RangeDeletion, Row
 from ebla.model.rows import RowMarker as RowMarker
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
+from ebla.options import DEFAULT_LIMITS
 from ebla.request.router_types import Mutation
+from ebla.request.timestamps import WriteTimestamps
 from ebla.storage.codec.key_codec import encode_clustering, head_key, partition_prefix, row_key
 from ebla.storage.codec.row_codec import encode_head, encode_plain, encode_row
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import ColumnSpec, Unset
 from ebla.wire.row_messages import Item
 
-TTL_S_MAX = 20 * 365 * 24 * 3600
 _KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
 TIMESTAMP_MIN = -(1 << 63)
 """Not a valid write time: it means "no timestamp"."""
@@ -57,12 +57,14 @@ KnownLists = dict[bytes, ListElements]
 """Live elements of lists, by the key of their row; for static lists, by the key of the partition head."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTime:
     """The time of a write, unless the statement sets its own."""
 
     timestamp_us: int
     now_s: int
+    timestamps: WriteTimestamps
+    """Of the shard: which timestamps a statement may set."""
     sequence: int = 0
     """Index of the statement in its batch."""
 
@@ -181,7 +183,10 @@ class ModificationPlan:
                 raise InvalidRequest("Invalid null value of timestamp")
             if not isinstance(bound_value, Unset):
                 timestamp_us = int.from_bytes(bound_value, signed=True)
+                write_time.timestamps.check(timestamp_us, request.now_us)
         if timestamp_us == TIMESTAMP_MIN:
+            if timestamp_us == write_time.timestamp_us and write_time.timestamps.is_clock_wrong:
+                raise write_time.timestamps.clock_error()
             raise InvalidRequest(f"Out of bound timestamp, must be in [{TIMESTAMP_MIN + 1}, {(1 << 63) - 1}]")
         return CellTimes(
             timestamp_us=timestamp_us, ttl_s=self._ttl_s(request), now_s=write_time.now_s, sequence=write_time.sequence
@@ -242,12 +247,17 @@ class PlainInsert:
 
 
 def plan_modification(
-    statement: Modification, schema: TableSchema, markers: tuple[BindMarker, ...], *, part_of_batch: bool = False
+    statement: Modification,
+    schema: TableSchema,
+    markers: tuple[BindMarker, ...],
+    elements_max: int = DEFAULT_LIMITS.cql_elements_max,
+    *,
+    part_of_batch: bool = False,
 ) -> ModificationPlan:
     """Raises `InvalidRequest`. A statement of a batch may use only some of the `markers`."""
     builder = _PlanBuilder(
         schema=schema,
-        binder=Binder(keyspace=schema.keyspace, table=schema.name, markers=markers),
+        binder=Binder(keyspace=schema.keyspace, table=schema.name, markers=markers, elements_max=elements_max),
         part_of_batch=part_of_batch,
     )
     match statement:
@@ -282,6 +292,7 @@ class _PlanBuilder:
                 relations.append(ColumnRelation(column=name, operator=Operator.EQUAL, value=value))
             else:
                 self._assign(column, value)
+        self._check_inserted_key(statement.columns)
         restrictions = classify_relations(self.schema, relations, self.binder)
         self._check_key(restrictions)
         has_row = restrictions.clustering_width == len(self.schema.clustering)
@@ -309,8 +320,8 @@ class _PlanBuilder:
         if statement.columns:
             self._check_key(restrictions)
             self._check_statics(restrictions, "DELETE")
-        elif not restrictions.has_partition:
-            self._raise_missing_key()
+        else:
+            self._check_partition(restrictions)
         return self._plan(restrictions, statement.using, deletes_rows=not statement.columns)
 
     # ---- columns
@@ -338,47 +349,34 @@ class _PlanBuilder:
         if self.plain_sources is not None:
             self.plain_sources[column.number] = source
 
-    def _change(self, assignment: AssignColumn | ChangeCollection | AssignElement) -> None:
+    def _change(self, assignment: Assignment) -> None:
         column = self._value_column(assignment.column, "PRIMARY KEY part {name} found in SET part")
-        match assignment:
-            case AssignColumn(value=value):
-                self._assign(column, value)
-            case ChangeCollection():
-                self._change_collection(column, assignment)
-            case AssignElement(key=key, value=value):
-                self._check_element(column)
-                element = _element_type(column)
-                source = self.binder.source(value, TermReceiver(f"value({column.name})", element))
-                self._add(column, row_changes.assign_element(column, self._key_source(column, key), source))
-                self.plain_sources = None
-
-    def _change_collection(self, column: Column, assignment: ChangeCollection) -> None:
+        if assignment.kind is AssignmentKind.COLUMN:
+            self._assign(column, assignment.value)
+            return
         self.plain_sources = None
+        if assignment.key is None:
+            self._change_collection(column, assignment)
+            return
+        source = self.binder.source(assignment.value, TermReceiver(f"value({column.name})", _element_type(column)))
+        self._add(column, row_changes.assign_element(column, self._key_source(column, assignment.key), source))
+
+    def _change_collection(self, column: Column, assignment: Assignment) -> None:
         kind, value = column.type, assignment.value
         if not is_multi_cell(kind):
-            sign = {CollectionChange.REMOVE: "-"}.get(assignment.change, "+")
+            sign = "-" if assignment.kind is AssignmentKind.REMOVE else "+"
             frozen = "frozen collection" if isinstance(kind, ListType | SetType | MapType) else "non counter"
             name = column.name
             raise InvalidRequest(f"Invalid operation ({name} = {name} {sign} …) for {frozen} column {name}")
-        match assignment.change:
-            case CollectionChange.APPEND:
-                source = self.binder.source(value, TermReceiver(column.name, kind))
-                self._add(column, row_changes.append(column, source))
-            case CollectionChange.PREPEND:
-                if not isinstance(kind, ListType):
-                    raise InvalidRequest(f"Invalid operation: {column.name} is a {kind}; only lists are prepended to")
-                source = self.binder.source(value, TermReceiver(column.name, kind))
-                self._add(column, row_changes.prepend(column, source))
-            case CollectionChange.REMOVE:
-                removed: CqlType = SetType(kind.key) if isinstance(kind, MapType) else kind
-                source = self.binder.source(value, TermReceiver(column.name, removed))
-                if isinstance(kind, ListType):
-                    self.lists[column.number] = column
-                self._add(column, row_changes.remove_elements(column, source))
-
-    def _check_element(self, column: Column) -> None:
-        if not is_multi_cell(column.type) or isinstance(column.type, SetType):
-            raise InvalidRequest(f"Invalid element assignment for {column.name} of type {column.type}")
+        if assignment.kind is AssignmentKind.PREPEND and not isinstance(kind, ListType):
+            raise InvalidRequest(f"Invalid operation: {column.name} is a {kind}; only lists are prepended to")
+        if assignment.kind is AssignmentKind.REMOVE:
+            if isinstance(kind, ListType):
+                self.lists[column.number] = column
+            if isinstance(kind, MapType):
+                kind = SetType(kind.key)
+        source = self.binder.source(value, TermReceiver(column.name, kind))
+        self._add(column, _COLLECTION_CHANGES[assignment.kind](column, source))
 
     def _key_source(self, column: Column, key: Term) -> ValueSource:
         kind = column.type
@@ -423,19 +421,23 @@ class _PlanBuilder:
             )
         check_filtering(self.schema, found)
 
-    def _raise_missing_key(self) -> None:
-        names = ", ".join(column.name for column in self.schema.partition_key)
-        raise InvalidRequest(f"Some partition key parts are missing: {names}")
+    def _check_partition(self, found: Restrictions) -> None:
+        if not found.has_partition:
+            names = ", ".join(column.name for column in self.schema.partition_key)
+            raise InvalidRequest(f"Some partition key parts are missing: {names}")
 
     def _check_key(self, found: Restrictions) -> None:
         """Requires the full primary key, or the partition key if only static columns change."""
-        if not found.has_partition:
-            self._raise_missing_key()
+        self._check_partition(found)
         missing = self.schema.clustering[found.clustering_width :]
-        if missing and (self.row or not self.static):
+        if missing and (self.row or not self.static or found.clustering_width):
             raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
-        if missing and found.clustering_width:
-            raise InvalidRequest(f"Some clustering keys are missing: {', '.join(column.name for column in missing)}")
+
+    def _check_inserted_key(self, names: Collection[str]) -> None:
+        """A clustering column without one that comes before it would be a filter, and its value would be dropped."""
+        missing = [column.name for column in self.schema.clustering if column.name not in names]
+        if len(missing) < len(self.schema.clustering) and missing:
+            raise InvalidRequest(f"Some clustering keys are missing: {', '.join(missing)}")
 
     def _check_statics(self, found: Restrictions, word: str) -> None:
         if self.static and not self.row and found.clustering:
@@ -448,13 +450,13 @@ class _PlanBuilder:
     def _plan(
         self, restrictions: Restrictions, using: UsingClause, *, marks_row: bool = False, deletes_rows: bool = False
     ) -> ModificationPlan:
-        timestamp = self._using(using.timestamp, "[timestamp]", SCALARS["bigint"])
-        ttl = self._using(using.ttl, "[ttl]", SCALARS["int"])
-        timeout = self._using(using.timeout, "[timeout]", SCALARS["duration"])
+        timestamp = self.binder.optional(using.timestamp, "[timestamp]", SCALARS["bigint"])
+        ttl = self.binder.optional(using.ttl, "[ttl]", SCALARS["int"])
+        timeout = self.binder.optional(using.timeout, "[timeout]", SCALARS["duration"])
         return ModificationPlan(
             schema=self.schema,
             variables=self.binder.variables(all_known=not self.part_of_batch),
-            key_positions=key_positions(restrictions),
+            key_positions=restrictions.key_positions,
             restrictions=restrictions,
             row_changes=tuple(self.row),
             static_changes=tuple(self.static),
@@ -467,47 +469,34 @@ class _PlanBuilder:
             plain=self._plain_insert(restrictions, marks_row),
         )
 
-    def _using(self, term: Term | None, name: str, kind: CqlType) -> ValueSource | None:
-        return None if term is None else self.binder.source(term, TermReceiver(name, kind))
-
     def _plain_insert(self, restrictions: Restrictions, marks_row: bool) -> PlainInsert | None:
-        groups = (*restrictions.partition, *restrictions.clustering)
-        whole = restrictions.clustering_width == len(self.schema.clustering)
-        if self.plain_sources is None or not whole:
+        keys = row_key_sources(self.schema, restrictions)
+        if self.plain_sources is None or keys is None:
             return None
-        if not all(group.is_single and group.width == 1 for group in groups):
-            return None
-        partition = [
-            key_value_source(*one) for one in zip(restrictions.partition, self.schema.partition_key, strict=True)
-        ]
-        clustering = [
-            key_value_source(*one) for one in zip(restrictions.clustering, self.schema.clustering, strict=True)
-        ]
-        sources = tuple(self.plain_sources.get(number) for number in self.schema.layouts[-1])
         return PlainInsert(
             schema=self.schema,
-            partition=tuple(partition),
-            clustering=tuple(clustering),
-            sources=sources,
+            partition=keys.partition,
+            clustering=keys.clustering,
+            sources=tuple(self.plain_sources.get(number) for number in self.schema.layouts[-1]),
             marked=marks_row,
         )
 
 
+_COLLECTION_CHANGES = {
+    AssignmentKind.APPEND: row_changes.append,
+    AssignmentKind.PREPEND: row_changes.prepend,
+    AssignmentKind.REMOVE: row_changes.remove_elements,
+}
+
+
 def _element_type(column: Column) -> CqlType:
     match column.type:
-        case ListType(element=element):
+        case ListType(element=element, frozen=False):
             return element
-        case MapType(value=value):
+        case MapType(value=value, frozen=False):
             return value
         case _:
             raise InvalidRequest(f"Invalid element assignment for {column.name} of type {column.type}")
-
-
-def key_positions(restrictions: Restrictions) -> tuple[int, ...]:
-    """The markers of the partition key columns, from which drivers compute the token; empty if one is not a marker."""
-    positions = [group.position for group in restrictions.partition if group.is_single]
-    found = tuple(position for position in positions if position is not None)
-    return found if len(found) == len(restrictions.partition) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,22 +508,24 @@ class BatchPlan:
 
 
 def plan_batch(
-    statement: BatchStatement, schema_of: Callable[[TableName], TableSchema], markers: tuple[BindMarker, ...]
+    statement: BatchStatement,
+    schema_of: Callable[[TableName], TableSchema],
+    markers: tuple[BindMarker, ...],
+    elements_max: int = DEFAULT_LIMITS.cql_elements_max,
 ) -> BatchPlan:
     """Raises `InvalidRequest`."""
     using = statement.using
     parts: list[ModificationPlan] = []
     variables: list[ColumnSpec] = []
     outer = Binder(keyspace="", table="", markers=markers)
-    if using.timestamp is not None:
-        outer.source(using.timestamp, TermReceiver("[timestamp]", SCALARS["bigint"]))
-    timeout = (
-        None if using.timeout is None else outer.source(using.timeout, TermReceiver("[timeout]", SCALARS["duration"]))
-    )
+    outer.optional(using.timestamp, "[timestamp]", SCALARS["bigint"])
+    timeout = outer.optional(using.timeout, "[timeout]", SCALARS["duration"])
     own = outer.variables(all_known=False)
     for one in statement.statements:
         schema = schema_of(one.table)
-        plan = plan_modification(_with_batch_timestamp(one, statement), schema, markers, part_of_batch=True)
+        plan = plan_modification(
+            _with_batch_timestamp(one, statement), schema, markers, elements_max, part_of_batch=True
+        )
         parts.append(plan)
         # The batch's own timestamp is a variable of every part, but counts once: it is the first marker of the text.
         shared = 1 if isinstance(using.timestamp, BindMarker) else 0

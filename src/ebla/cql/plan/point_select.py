@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from ebla.cql.plan.binder import BoundRequest
-from ebla.cql.plan.restrictions import KeyValueSource, check_partition_key, key_value_source
-from ebla.cql.plan.row_decoder import RowDecoder, RowValues
+from ebla.cql.plan.restrictions import KeyValueSource, check_partition_key, row_key_sources
+from ebla.cql.plan.row_decoder import RowDecoder, RowValues, cell_indexes, key_indexes
 from ebla.cql.plan.select_plan import SelectPlan
-from ebla.model.identity import TableId
 from ebla.model.schema import ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.request.router_types import ReadPage, ReadQuery
@@ -34,7 +33,6 @@ class PointRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSelectPlan:
-    table: TableId
     schema: TableSchema
     plan: SelectPlan
     columns: tuple[ColumnSpec, ...]
@@ -56,7 +54,7 @@ class PointSelectPlan:
             clustering = encode_clustering(self.schema.clustering, [part(request) for part in self.clustering])
         start = row_key(partition_prefix(token_of(key), key), clustering)
         query = ReadQuery(
-            table=self.table, spans=((start, start + b"\0"),), rows_max=1, now_s=request.now_us // 1_000_000
+            table=self.schema.id, spans=((start, start + b"\0"),), rows_max=1, now_s=request.now_us // 1_000_000
         )
         return PointRead(partition, clustering, query)
 
@@ -84,44 +82,27 @@ class PointSelectPlan:
         return [found.values[output.index] for output in self.plan.outputs if output.index is not None]
 
 
-def point_select(plan: SelectPlan, table: TableId) -> PointSelectPlan | None:
+def point_select(plan: SelectPlan) -> PointSelectPlan | None:
     """None if the plan is not a read of one row by its key."""
     schema, restrictions = plan.schema, plan.restrictions
-    clustering = restrictions.clustering
-    is_point = (
-        restrictions.has_partition
-        and all(group.is_single and group.width == 1 for group in (*restrictions.partition, *clustering))
-        and restrictions.clustering_width == len(schema.clustering)
-        and not (restrictions.ends or restrictions.tokens or plan.filters)
-    )
-    is_bare = not (plan.limits.rows or plan.limits.partition_rows or plan.distinct or plan.sorts or plan.is_aggregate)
-    if not is_point or not is_bare or schema.static or plan.needs.with_cells:
+    keys = row_key_sources(schema, restrictions)
+    is_point = not (restrictions.ends or restrictions.tokens or plan.filters)
+    is_bare = not (plan.limit or plan.partition_limit or plan.distinct or plan.sorts or plan.is_aggregate)
+    if keys is None or not is_point or not is_bare or schema.static or plan.needs.with_cells:
         return None
-    columns = [None if output.index is None else plan.needs.columns[output.index] for output in plan.outputs]
-    if any(column is None for column in columns):
-        return None
-    selected = [(index, column) for index, column in enumerate(columns) if column is not None]
-    by_number = {column.number: index for index, column in selected if column.kind is ColumnKind.REGULAR}
-    if len({column.number for _, column in selected}) < len(selected):
-        return None  # a column that is selected twice has two indexes
-    cells = [by_number.get(number, -1) for number in schema.layouts[-1]]
-    while cells and cells[-1] < 0:
-        cells.pop()
+    columns = [plan.needs.columns[output.index] for output in plan.outputs if output.index is not None]
+    is_plain = len(columns) == len(plan.outputs)
+    if not is_plain or len({column.number for column in columns}) < len(columns):
+        return None  # not only columns, or one of them twice: then it has two indexes
+    by_number = {column.number: index for index, column in enumerate(columns) if column.kind is ColumnKind.REGULAR}
     return PointSelectPlan(
-        table=table,
         schema=schema,
         plan=plan,
         columns=plan.columns,
-        width=len(selected),
-        partition=tuple(
-            key_value_source(*one) for one in zip(restrictions.partition, schema.partition_key, strict=True)
-        ),
-        clustering=tuple(key_value_source(*one) for one in zip(clustering, schema.clustering, strict=True)),
-        partition_indexes=tuple(
-            (index, column.position) for index, column in selected if column.kind is ColumnKind.PARTITION_KEY
-        ),
-        clustering_indexes=tuple(
-            (index, column.position) for index, column in selected if column.kind is ColumnKind.CLUSTERING
-        ),
-        cell_indexes=tuple(cells),
+        width=len(columns),
+        partition=keys.partition,
+        clustering=keys.clustering,
+        partition_indexes=tuple(key_indexes(columns, ColumnKind.PARTITION_KEY)),
+        clustering_indexes=tuple(key_indexes(columns, ColumnKind.CLUSTERING)),
+        cell_indexes=tuple(cell_indexes(schema, by_number)),
     )

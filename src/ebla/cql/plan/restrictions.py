@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -15,7 +15,7 @@ from ebla.cql.parse.statements import (
     Relation,
     TokenRelation,
 )
-from ebla.cql.parse.terms import FunctionCall, Term, TupleLiteral
+from ebla.cql.parse.terms import BindMarker, FunctionCall, Term, TupleLiteral
 from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, contains_duration, invalid_value_test
 from ebla.cql.plan.key_spans import SliceBound
 from ebla.model.cql_types import SCALARS, ListType, MapType, TupleType, is_multi_cell
@@ -36,15 +36,16 @@ _SLICES = (Operator.LESS, Operator.AT_MOST, Operator.GREATER, Operator.AT_LEAST)
 _LOWER = (Operator.GREATER, Operator.AT_LEAST)
 _INCLUSIVE = (Operator.AT_MOST, Operator.AT_LEAST)
 
-KeyChoices = Callable[[BoundRequest], list[tuple[bytes, ...]]]
-"""The allowed values of the restricted columns, as tuples."""
+ComparedRelation = ColumnRelation | MultiColumnRelation
+ComparedValues = Callable[[BoundRequest], list[tuple[bytes, ...]]]
+"""What a relation compares its columns with, as tuples of their values: one tuple, or any number for IN."""
 
 
 class KeyRestriction(msgspec.Struct, frozen=True, kw_only=True):
     """Adjacent key columns that are fixed together: one column by `=` or IN, or several by a tuple."""
 
     width: int
-    choices: KeyChoices
+    choices: ComparedValues
     is_single: bool
     """By `=`: always exactly one choice."""
     position: int | None = None
@@ -53,17 +54,15 @@ class KeyRestriction(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceRestriction:
-    sources: tuple[ValueSource, ...]
-    columns: tuple[Column, ...]
+    column: Column
+    """The first one of the slice."""
+    values: ComparedValues
     is_lower: bool
     inclusive: bool
 
     def bound(self, request: BoundRequest) -> SliceBound:
-        return SliceBound(
-            tuple(require_value(source(request), column.name) for source, column in zip(self.sources, self.columns)),
-            self.is_lower,
-            self.inclusive,
-        )
+        (values,) = self.values(request)
+        return SliceBound(values, self.is_lower, self.inclusive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,8 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     """Of the clustering columns after those."""
     filters: tuple[Relation, ...] = ()
     """The rest, to be evaluated for every row."""
+    keys_max: int
+    """Partitions, or rows of each, that IN relations may name together."""
 
     @property
     def has_partition(self) -> bool:
@@ -91,20 +92,35 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     def clustering_width(self) -> int:
         return sum(group.width for group in self.clustering)
 
+    @property
+    def key_positions(self) -> tuple[int, ...]:
+        """The markers of the partition key columns, from which drivers compute the token; empty if one is no marker."""
+        found = tuple(group.position for group in self.partition if group.position is not None)
+        return found if len(found) == len(self.partition) else ()
+
     def partition_keys(self, request: BoundRequest) -> list[bytes]:
         """Serialised keys, without duplicates."""
         if len(self.partition) == 1 and self.partition[0].is_single:
             (values,) = self.partition[0].choices(request)
             return [check_partition_key(composite_key(values))]
-        products = _products(self.partition, request, "partition key")
+        products = self._products(self.partition, request, "partition key")
         keys = [check_partition_key(composite_key(list(itertools.chain.from_iterable(parts)))) for parts in products]
         return list(dict.fromkeys(keys))
 
     def clustering_values(self, request: BoundRequest) -> list[tuple[bytes, ...]]:
         if not self.clustering:
             return [()]
-        products = _products(self.clustering, request, "clustering key")
+        products = self._products(self.clustering, request, "clustering key")
         return list(dict.fromkeys(tuple(itertools.chain.from_iterable(parts)) for parts in products))
+
+    def _products(
+        self, groups: Sequence[KeyRestriction], request: BoundRequest, what: str
+    ) -> Iterable[tuple[tuple[bytes, ...], ...]]:
+        choices = [group.choices(request) for group in groups]
+        count = math.prod(map(len, choices))
+        if count > self.keys_max:
+            raise InvalidRequest(f"{what} cartesian product size {count} is greater than maximum {self.keys_max}")
+        return itertools.product(*choices)
 
     def token_range(self, request: BoundRequest) -> tuple[int, int] | None:
         """The lowest and the highest token; None: the range is empty."""
@@ -131,23 +147,30 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
         return (low, high) if low <= high else None
 
 
-def _products(
-    groups: Sequence[KeyRestriction], request: BoundRequest, what: str
-) -> Iterable[tuple[tuple[bytes, ...], ...]]:
-    choices = [group.choices(request) for group in groups]
-    count = math.prod(map(len, choices))
-    if count > CARTESIAN_PRODUCT_MAX:
-        raise InvalidRequest(f"{what} cartesian product size {count} is greater than maximum {CARTESIAN_PRODUCT_MAX}")
-    return itertools.product(*choices)
-
-
 KeyValueSource = Callable[[BoundRequest], bytes]
 
 
-def key_value_source(group: KeyRestriction, column: Column) -> KeyValueSource:
-    """The source of a key column restricted by `=`, with a fast path for a bound value."""
-    assert group.is_single
-    assert group.width == 1
+@dataclass(frozen=True, slots=True)
+class RowKeySources:
+    """Of each column of the primary key."""
+
+    partition: tuple[KeyValueSource, ...]
+    clustering: tuple[KeyValueSource, ...]
+
+
+def row_key_sources(schema: TableSchema, restrictions: Restrictions) -> RowKeySources | None:
+    """None if the restrictions do not fix every key column by `=`."""
+    groups = (*restrictions.partition, *restrictions.clustering)
+    columns = (*schema.partition_key, *schema.clustering)
+    if len(groups) != len(columns) or not all(group.is_single and group.width == 1 for group in groups):
+        return None
+    sources = tuple(map(_key_value_source, groups, columns))
+    width = len(schema.partition_key)
+    return RowKeySources(sources[:width], sources[width:])
+
+
+def _key_value_source(group: KeyRestriction, column: Column) -> KeyValueSource:
+    """With a fast path for a bound value."""
     choices, number = group.choices, group.position
     if number is None:
         return lambda request: choices(request)[0][0]
@@ -178,107 +201,55 @@ def require_value(value: bytes | Unset | None, name: str) -> bytes:
     return value
 
 
-@dataclass(slots=True)
-class _RelationCompiler:
-    schema: TableSchema
-    binder: Binder
-    filters: list[Relation] = field(default_factory=list)
+# ---- values
 
-    # ---- groups
 
-    def equal(self, column: Column, term: Term) -> KeyRestriction:
-        source = self.binder.source(term, TermReceiver(column.name, column.type))
-        number = getattr(term, "number", None)
-        return KeyRestriction(
-            width=1,
-            choices=lambda request: [(require_value(source(request), column.name),)],
-            is_single=True,
-            position=number,
-        )
+def compared_values(binder: Binder, columns: Sequence[Column], relation: ComparedRelation) -> ComparedValues:
+    if relation.operator is Operator.IN and relation.value is not None:
+        return _bound_list(binder, columns, relation)
+    terms = relation.values if relation.value is None else (relation.value,)
+    assert terms is not None
+    binder.check_elements(len(terms))
+    if isinstance(relation, ColumnRelation):
+        (column,) = columns
+        sources = [binder.source(term, TermReceiver(column.name, column.type)) for term in terms]
+        return lambda request: [(require_value(source(request), column.name),) for source in sources]
+    tuples = [_tuple_source(binder, columns, term, is_slice=relation.operator in _SLICES) for term in terms]
+    return lambda request: [one(request) for one in tuples]
 
-    def one_of(self, column: Column, relation: ColumnRelation) -> KeyRestriction:
-        if relation.values is None:
-            assert relation.value is not None
-            whole = self.binder.source(relation.value, TermReceiver(f"in({column.name})", ListType(column.type)))
-            return KeyRestriction(
-                width=1, choices=lambda request: [(one,) for one in _listed(whole(request), column)], is_single=False
-            )
-        sources = [self.binder.source(term, TermReceiver(column.name, column.type)) for term in relation.values]
-        return KeyRestriction(
-            width=1,
-            choices=lambda request: [(require_value(source(request), column.name),) for source in sources],
-            is_single=False,
-        )
 
-    def several_equal(self, columns: Sequence[Column], term: Term) -> KeyRestriction:
-        sources = self.tuple_sources(columns, term)
-        return KeyRestriction(
-            width=len(columns), choices=lambda request: [_tuple_of(sources(request), columns)], is_single=True
-        )
+def _bound_list(binder: Binder, columns: Sequence[Column], relation: ComparedRelation) -> ComparedValues:
+    """One marker for everything after IN."""
+    assert relation.value is not None
+    is_tuple = isinstance(relation, MultiColumnRelation)
+    element = _tuple_type(columns) if is_tuple else columns[0].type
+    whole = binder.source(relation.value, TermReceiver(_in_name(columns), ListType(element)))
 
-    def several_one_of(self, columns: Sequence[Column], relation: MultiColumnRelation) -> KeyRestriction:
-        kind = TupleType(tuple(column.type for column in columns))
-        if relation.values is None:
-            assert relation.value is not None
-            whole = self.binder.source(relation.value, TermReceiver(_in_name(columns), ListType(kind)))
-            return KeyRestriction(
-                width=len(columns),
-                choices=lambda request: [
-                    _tuple_of(split_fields(one), columns) for one in _listed(whole(request), columns[0])
-                ],
-                is_single=False,
-            )
-        sources = [self.tuple_sources(columns, term) for term in relation.values]
-        return KeyRestriction(
-            width=len(columns),
-            choices=lambda request: [_tuple_of(one(request), columns) for one in sources],
-            is_single=False,
-        )
+    def bound(request: BoundRequest) -> list[tuple[bytes, ...]]:
+        elements = _listed(whole(request), columns[0])
+        return [_tuple_of(split_fields(one), columns) if is_tuple else (one,) for one in elements]
 
-    def tuple_sources(self, columns: Sequence[Column], term: Term) -> Callable[[BoundRequest], Sequence[bytes | None]]:
-        """The parts of a tuple literal, or of a tuple bound as a whole."""
-        if isinstance(term, TupleLiteral):
-            if len(term.elements) != len(columns):
-                raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
-            sources = [
-                self.binder.source(one, TermReceiver(column.name, column.type))
-                for one, column in zip(term.elements, columns)
-            ]
-            return lambda request: [
-                require_value(source(request), column.name) for source, column in zip(sources, columns)
-            ]
-        kind = TupleType(tuple(column.type for column in columns))
-        whole = self.binder.source(term, TermReceiver(_in_name(columns), kind))
+    return bound
+
+
+def _tuple_source(
+    binder: Binder, columns: Sequence[Column], term: Term, *, is_slice: bool
+) -> Callable[[BoundRequest], tuple[bytes, ...]]:
+    """A tuple literal, or a tuple bound as a whole. In a slice, a literal may have fewer values than columns."""
+    if not isinstance(term, TupleLiteral):
+        whole = binder.source(term, TermReceiver(_in_name(columns), _tuple_type(columns)))
         return lambda request: _tuple_of(split_fields(require_value(whole(request), columns[0].name)), columns)
-
-    def end_of(self, column: Column, operator: Operator, term: Term) -> SliceRestriction:
-        source = self.binder.source(term, TermReceiver(column.name, column.type))
-        return SliceRestriction(
-            sources=(source,), columns=(column,), is_lower=operator in _LOWER, inclusive=operator in _INCLUSIVE
-        )
-
-    def ends_of(self, columns: Sequence[Column], operator: Operator, term: Term) -> SliceRestriction:
-        """A slice over several columns, `(a, b) > (1, 2)`, also over one in brackets."""
-        if isinstance(term, TupleLiteral):
-            if len(term.elements) > len(columns):
-                raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
-            sources = [
-                self.binder.source(one, TermReceiver(column.name, column.type))
-                for one, column in zip(term.elements, columns)
-            ]
-        else:
-            parts = self.tuple_sources(columns, term)
-            sources = [_part_source(parts, number) for number in range(len(columns))]
-        return SliceRestriction(
-            sources=tuple(sources),
-            columns=tuple(columns[: len(sources)]),
-            is_lower=operator in _LOWER,
-            inclusive=operator in _INCLUSIVE,
-        )
+    if len(term.elements) > len(columns) or (len(term.elements) < len(columns) and not is_slice):
+        raise InvalidRequest(f"Expected {len(columns)} elements in value tuple, but got {len(term.elements)}")
+    sources = [
+        (binder.source(one, TermReceiver(column.name, column.type)), column.name)
+        for one, column in zip(term.elements, columns)
+    ]
+    return lambda request: tuple(require_value(source(request), name) for source, name in sources)
 
 
-def _part_source(parts: Callable[[BoundRequest], Sequence[bytes | None]], number: int) -> ValueSource:
-    return lambda request: parts(request)[number]
+def _tuple_type(columns: Sequence[Column]) -> TupleType:
+    return TupleType(tuple(column.type for column in columns))
 
 
 def _in_name(columns: Sequence[Column]) -> str:
@@ -301,19 +272,25 @@ def _tuple_of(values: Sequence[bytes | None], columns: Sequence[Column]) -> tupl
     return tuple(require_value(value, column.name) for value, column in zip(values, columns))
 
 
+# ---- classifying
+
+
 def classify_relations(schema: TableSchema, relations: Iterable[Relation], binder: Binder) -> Restrictions:
     """Raises `InvalidRequest` for unknown columns and contradictory relations. Relations that need filtering are in
     `filters`; the caller checks whether the statement allows that."""
-    compiler = _RelationCompiler(schema, binder)
-    relations_left = list(relations)
-    _check_columns(schema, relations_left)
-    partition, relations_left = _partition(compiler, relations_left)
-    tokens, relations_left = _tokens(compiler, relations_left, bool(partition))
-    if not partition:
-        return Restrictions(partition=(), tokens=tokens, clustering=(), ends=(), filters=tuple(relations_left))
-    clustering, ends, relations_left = _clustering(compiler, relations_left)
+    classifier = _RelationClassifier(schema, binder, list(relations))
+    _check_columns(schema, classifier.left)
+    partition = classifier.take_partition()
+    tokens = classifier.take_tokens(has_partition=bool(partition))
+    clustering = classifier.take_clustering() if partition else ()
+    ends = classifier.take_ends(clustering) if partition else ()
     return Restrictions(
-        partition=partition, tokens=tokens, clustering=clustering, ends=ends, filters=tuple(relations_left)
+        partition=partition,
+        tokens=tokens,
+        clustering=clustering,
+        ends=ends,
+        filters=tuple(classifier.left),
+        keys_max=min(CARTESIAN_PRODUCT_MAX, binder.elements_max),
     )
 
 
@@ -395,71 +372,104 @@ def _check_once(relations: Sequence[Relation]) -> None:
         before.append(relation.operator)
 
 
-# ---- partitions
+@dataclass(slots=True)
+class _RelationClassifier:
+    schema: TableSchema
+    binder: Binder
+    left: list[Relation]
+    """The relations that are not used yet."""
 
+    def take_partition(self) -> tuple[KeyRestriction, ...]:
+        found = [self._fixing_relation(column.name) for column in self.schema.partition_key]
+        used = [relation for relation in found if relation is not None]
+        if len(used) < len(found):
+            return ()
+        return tuple(self._use((column,), relation) for column, relation in zip(self.schema.partition_key, used))
 
-def _partition(
-    compiler: _RelationCompiler, relations_left: list[Relation]
-) -> tuple[tuple[KeyRestriction, ...], list[Relation]]:
-    groups: list[KeyRestriction] = []
-    used: list[Relation] = []
-    for column in compiler.schema.partition_key:
-        found = _fixing_relation(relations_left, column.name)
-        if found is None:
-            return (), relations_left
-        used.append(found)
-    for column, relation in zip(compiler.schema.partition_key, used):
-        assert isinstance(relation, ColumnRelation)
-        groups.append(_key_restriction(compiler, column, relation))
-    return tuple(groups), _remove_used(relations_left, used)
+    def _fixing_relation(self, name: str) -> ColumnRelation | None:
+        for relation in self.left:
+            if not isinstance(relation, ColumnRelation) or relation.column != name:
+                continue
+            if relation.operator in (Operator.EQUAL, Operator.IN):
+                return relation
+        return None
 
-
-def _remove_used(relations_left: list[Relation], used: Sequence[Relation]) -> list[Relation]:
-    for relation in used:
-        relations_left = [one for one in relations_left if one is not relation]
-    return relations_left
-
-
-def _fixing_relation(relations_left: Sequence[Relation], name: str) -> ColumnRelation | None:
-    for relation in relations_left:
-        if not isinstance(relation, ColumnRelation) or relation.column != name:
-            continue
-        if relation.operator in (Operator.EQUAL, Operator.IN):
-            return relation
-    return None
-
-
-def _key_restriction(compiler: _RelationCompiler, column: Column, relation: ColumnRelation) -> KeyRestriction:
-    if relation.operator is Operator.IN:
-        return compiler.one_of(column, relation)
-    assert relation.value is not None
-    return compiler.equal(column, relation.value)
-
-
-def _tokens(
-    compiler: _RelationCompiler, relations_left: list[Relation], has_partition: bool
-) -> tuple[tuple[TokenRestriction, ...], list[Relation]]:
-    found = [one for one in relations_left if isinstance(one, TokenRelation)]
-    if not found:
-        return (), relations_left
-    names = tuple(column.name for column in compiler.schema.partition_key)
-    for relation in found:
-        if relation.columns != names:
-            raise InvalidRequest(
-                "The token() function must be applied to all partition key components or none of them: "
-                f"{', '.join(names)}"
-            )
-        if relation.operator not in (*_SLICES, Operator.EQUAL):
-            raise InvalidRequest(f"{relation.operator} cannot be used with the token function")
-    if has_partition:
-        raise InvalidRequest(
-            f'Columns "{", ".join(names)}" cannot be restricted by both a normal relation and a token relation'
+    def _use(self, columns: Sequence[Column], relation: ComparedRelation) -> KeyRestriction:
+        self.left = [one for one in self.left if one is not relation]
+        is_single = relation.operator is Operator.EQUAL
+        marker = relation.value if is_single and isinstance(relation, ColumnRelation) else None
+        return KeyRestriction(
+            width=len(columns),
+            choices=compared_values(self.binder, columns, relation),
+            is_single=is_single,
+            position=marker.number if isinstance(marker, BindMarker) else None,
         )
-    ends = tuple(
-        TokenRestriction(token_source(compiler.binder, compiler.schema.partition_key, one.value), one.operator)
-        for one in found
-    )
-    return ends, [one for one in relations_left if not isinstance(one, TokenRelation)]
+
+    def take_tokens(self, *, has_partition: bool) -> tuple[TokenRestriction, ...]:
+        found = [one for one in self.left if isinstance(one, TokenRelation)]
+        names = tuple(column.name for column in self.schema.partition_key)
+        for relation in found:
+            if relation.columns != names:
+                raise InvalidRequest(
+                    "The token() function must be applied to all partition key components or none of them: "
+                    f"{', '.join(names)}"
+                )
+            if relation.operator not in (*_SLICES, Operator.EQUAL):
+                raise InvalidRequest(f"{relation.operator} cannot be used with the token function")
+        if found and has_partition:
+            raise InvalidRequest(
+                f'Columns "{", ".join(names)}" cannot be restricted by both a normal relation and a token relation'
+            )
+        self.left = [one for one in self.left if not isinstance(one, TokenRelation)]
+        columns = self.schema.partition_key
+        return tuple(TokenRestriction(token_source(self.binder, columns, one.value), one.operator) for one in found)
+
+    # ---- rows in a partition
+
+    def take_clustering(self) -> tuple[KeyRestriction, ...]:
+        groups: list[KeyRestriction] = []
+        at = 0
+        while at < len(self.schema.clustering):
+            relation = self._fixing_from(at)
+            if relation is None:
+                break
+            groups.append(self._use(self.schema.clustering[at : at + len(columns_of(relation))], relation))
+            at += groups[-1].width
+        return tuple(groups)
+
+    def _fixing_from(self, at: int) -> ComparedRelation | None:
+        name = self.schema.clustering[at].name
+        single = self._fixing_relation(name)
+        if single is not None:
+            return single
+        for relation in self.left:
+            if not isinstance(relation, MultiColumnRelation) or relation.columns[0] != name:
+                continue
+            if relation.operator in (Operator.EQUAL, Operator.IN):
+                return relation
+        return None
+
+    def take_ends(self, clustering: Sequence[KeyRestriction]) -> tuple[SliceRestriction, ...]:
+        """Of the clustering column after those that are fixed."""
+        columns = self.schema.clustering[sum(group.width for group in clustering) :]
+        ends: list[SliceRestriction] = []
+        for relation in list(self.left):
+            if not isinstance(relation, ColumnRelation | MultiColumnRelation) or relation.operator not in _SLICES:
+                continue
+            names = columns_of(relation)
+            if not columns or names[0] != columns[0].name:
+                continue
+            self.left = [one for one in self.left if one is not relation]
+            ends.append(
+                SliceRestriction(
+                    column=columns[0],
+                    values=compared_values(self.binder, columns[: len(names)], relation),
+                    is_lower=relation.operator in _LOWER,
+                    inclusive=relation.operator in _INCLUSIVE,
+                )
+            )
+        _check_ends(ends)
+        return tuple(ends)
 
 
 def token_source(binder: Binder, columns: Sequence[Column], term: Term) -> ValueSource:
@@ -481,73 +491,12 @@ def token_source(binder: Binder, columns: Sequence[Column], term: Term) -> Value
     return token
 
 
-# ---- rows in a partition
-
-
-def _clustering(
-    compiler: _RelationCompiler, relations_left: list[Relation]
-) -> tuple[tuple[KeyRestriction, ...], tuple[SliceRestriction, ...], list[Relation]]:
-    columns = compiler.schema.clustering
-    groups: list[KeyRestriction] = []
-    at = 0
-    while at < len(columns):
-        fixed = _fixed_at(compiler, relations_left, at)
-        if fixed is None:
-            break
-        group, relation = fixed
-        groups.append(group)
-        relations_left = _remove_used(relations_left, [relation])
-        at += group.width
-    ends: list[SliceRestriction] = []
-    if at < len(columns):
-        for relation in list(relations_left):
-            end = _end_at(compiler, relation, at)
-            if end is not None:
-                ends.append(end)
-                relations_left = _remove_used(relations_left, [relation])
-    _check_ends(ends)
-    return tuple(groups), tuple(ends), relations_left
-
-
-def _fixed_at(
-    compiler: _RelationCompiler, relations_left: Sequence[Relation], at: int
-) -> tuple[KeyRestriction, Relation] | None:
-    columns = compiler.schema.clustering
-    single = _fixing_relation(relations_left, columns[at].name)
-    if single is not None:
-        return _key_restriction(compiler, columns[at], single), single
-    for relation in relations_left:
-        if isinstance(relation, MultiColumnRelation) and relation.columns[0] == columns[at].name:
-            together = columns[at : at + len(relation.columns)]
-            if relation.operator is Operator.EQUAL:
-                assert relation.value is not None
-                return compiler.several_equal(together, relation.value), relation
-            if relation.operator is Operator.IN:
-                return compiler.several_one_of(together, relation), relation
-    return None
-
-
-def _end_at(compiler: _RelationCompiler, relation: Relation, at: int) -> SliceRestriction | None:
-    columns = compiler.schema.clustering
-    if not isinstance(relation, ColumnRelation | MultiColumnRelation) or relation.operator not in _SLICES:
-        return None
-    names = columns_of(relation)
-    if names[0] != columns[at].name:
-        return None
-    assert relation.value is not None
-    if isinstance(relation, ColumnRelation):
-        return compiler.end_of(columns[at], relation.operator, relation.value)
-    return compiler.ends_of(columns[at : at + len(names)], relation.operator, relation.value)
-
-
 def _check_ends(ends: Sequence[SliceRestriction]) -> None:
     for is_lower in (True, False):
         same = [end for end in ends if end.is_lower is is_lower]
         if len(same) > 1:
             side = "start" if is_lower else "end"
-            raise InvalidRequest(
-                f"More than one restriction was found for the {side} bound on {same[0].columns[0].name}"
-            )
+            raise InvalidRequest(f"More than one restriction was found for the {side} bound on {same[0].column.name}")
 
 
 def check_filtering(schema: TableSchema, found: Restrictions) -> None:

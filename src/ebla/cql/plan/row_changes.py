@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ebla.cql.plan.binder import BoundRequest, ValueSource
 from ebla.model.cql_types import CqlType, ListType, MapType, SetType, is_multi_cell
 from ebla.model.errors import InvalidRequest
-from ebla.model.rows import Cell, CollectionCells, Deletion, list_path
+from ebla.model.rows import Cell, CollectionCells, Deletion, list_path, merge_collections
 from ebla.model.schema import Column
 from ebla.model.values import split_elements
 from ebla.wire.cql.messages import Unset
@@ -63,9 +63,9 @@ class RowBuilder:
     """The lists that were read before the write."""
 
     def add_elements(self, number: int, cells: dict[bytes, Cell], deletion: Deletion | None = None) -> None:
-        before = self.collections.get(number, CollectionCells())
-        newest = before.deletion if deletion is None else deletion
-        self.collections[number] = CollectionCells(newest, {**before.cells, **cells})
+        """Two changes of one element in a statement have one timestamp and follow the tie rule, as in a batch."""
+        before, added = self.collections.get(number), CollectionCells(deletion, cells)
+        self.collections[number] = added if before is None else merge_collections(before, added)
 
     @property
     def order(self) -> int:
@@ -145,53 +145,51 @@ def _path(column: Column, part: bytes | None) -> bytes:
 # ---- changes of elements
 
 
-def append(column: Column, source: ValueSource) -> RowChange:
-    """`c = c + value`: adds elements."""
-    number, kind = column.number, column.type
+def _with_value(source: ValueSource, work: Callable[[RowBuilder, bytes], None]) -> RowChange:
+    """A change that a null or unset value does not make."""
 
     def change(builder: RowBuilder, request: BoundRequest) -> None:
         value = source(request)
-        if value is None or isinstance(value, Unset):
-            return
-        builder.add_elements(number, element_cells(column, kind, value, builder))
+        if value is not None and not isinstance(value, Unset):
+            work(builder, value)
 
     return change
+
+
+def append(column: Column, source: ValueSource) -> RowChange:
+    """`c = c + value`: adds elements."""
+
+    def work(builder: RowBuilder, value: bytes) -> None:
+        builder.add_elements(column.number, element_cells(column, column.type, value, builder))
+
+    return _with_value(source, work)
 
 
 def prepend(column: Column, source: ValueSource) -> RowChange:
     """`l = value + l`. Paths count down, so that later elements come first."""
-    number = column.number
 
-    def change(builder: RowBuilder, request: BoundRequest) -> None:
-        value = source(request)
-        if value is None or isinstance(value, Unset):
-            return
+    def work(builder: RowBuilder, value: bytes) -> None:
         front = (PREPENDED - builder.times.timestamp_us).to_bytes(8)
         first = ((1 << _ORDER_BITS) - 1 - builder.order) << _PLACE_BITS
-        parts = [_element(column, part) for part in split_elements(value, 1)]
-        builder.add_elements(
-            number, {front + (first + place).to_bytes(8): builder.times.live(part) for place, part in enumerate(parts)}
-        )
+        cells = {
+            front + (first + place).to_bytes(8): builder.times.live(_element(column, part))
+            for place, part in enumerate(split_elements(value, 1))
+        }
+        builder.add_elements(column.number, cells)
 
-    return change
+    return _with_value(source, work)
 
 
 def remove_elements(column: Column, source: ValueSource) -> RowChange:
     """`c = c - value`: removes elements of a set, keys of a map, or all list elements with one of the values."""
-    number, kind = column.number, column.type
 
-    def change(builder: RowBuilder, request: BoundRequest) -> None:
-        value = source(request)
-        if value is None or isinstance(value, Unset):
-            return
-        parts = [_element(column, part) for part in split_elements(value, 1)]
-        if isinstance(kind, ListType):
-            paths = [path for path, found in builder.known_lists.get(number, ()) if found in parts]
-        else:
-            paths = parts
-        builder.add_elements(number, {path: builder.times.dead() for path in paths})
+    def work(builder: RowBuilder, value: bytes) -> None:
+        paths = [_element(column, part) for part in split_elements(value, 1)]
+        if isinstance(column.type, ListType):
+            paths = [path for path, found in builder.known_lists.get(column.number, ()) if found in paths]
+        builder.add_elements(column.number, {path: builder.times.dead() for path in paths})
 
-    return change
+    return _with_value(source, work)
 
 
 def assign_element(column: Column, key: ValueSource, source: ValueSource) -> RowChange:

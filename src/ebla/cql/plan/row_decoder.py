@@ -47,12 +47,16 @@ class RowDecoder:
         self._now_s = now_s
         self._with_cells = with_cells
         self._width = len(needed)
-        self._partition = _indexes(needed, ColumnKind.PARTITION_KEY)
+        self._partition = key_indexes(needed, ColumnKind.PARTITION_KEY)
         self._clustering = _clustering(schema, needed)
         self._descends = any(descending for _, descending, _ in self._clustering)
-        self._static = [(index, column.number) for index, column in enumerate(needed) if _is(column, ColumnKind.STATIC)]
-        self._regular = {column.number: index for index, column in enumerate(needed) if _is(column, ColumnKind.REGULAR)}
-        self._plain_indexes = _without_trailing([self._regular.get(number, -1) for number in schema.layouts[-1]])
+        self._static = [
+            (index, column.number) for index, column in enumerate(needed) if column.kind is ColumnKind.STATIC
+        ]
+        self._regular = {
+            column.number: index for index, column in enumerate(needed) if column.kind is ColumnKind.REGULAR
+        }
+        self._plain_indexes = cell_indexes(schema, self._regular)
         self._plain_beginnings = plain_header_prefixes(schema.version)
         """Of plain rows of the current schema."""
         self._prefix = b""
@@ -155,8 +159,9 @@ class RowDecoder:
                 values[index] = found
 
 
-def _without_trailing(indexes: list[int]) -> list[int]:
-    """Without the trailing indexes of columns that are not needed."""
+def cell_indexes(schema: TableSchema, index_of: Mapping[int, int]) -> list[int]:
+    """The index of each cell of a plain row, by its column number, up to the last one needed; -1: not needed."""
+    indexes = [index_of.get(number, -1) for number in schema.layouts[-1]]
     while indexes and indexes[-1] < 0:
         indexes.pop()
     return indexes
@@ -165,16 +170,13 @@ def _without_trailing(indexes: list[int]) -> list[int]:
 def _clustering(schema: TableSchema, needed: Sequence[Column]) -> list[tuple[ComponentDecoder, bool, int]]:
     """How each component of a key is read, whether it descends, and its place among the needed columns (-1: none);
     none behind the last that is needed."""
-    index_of = {position: index for index, position in _indexes(needed, ColumnKind.CLUSTERING)}
+    index_of = {position: index for index, position in key_indexes(needed, ColumnKind.CLUSTERING)}
     return [
         (decoder_of(column.type), column.descending, index_of.get(position, -1))
         for position, column in enumerate(schema.clustering[: max(index_of, default=-1) + 1])
     ]
 
 
-def _is(column: Column, kind: ColumnKind) -> bool:
-    return column.kind is kind
-
-
-def _indexes(needed: Sequence[Column], kind: ColumnKind) -> list[tuple[int, int]]:
+def key_indexes(needed: Sequence[Column], kind: ColumnKind) -> list[tuple[int, int]]:
+    """Pairs of index in the row and position in the key."""
     return [(index, column.position) for index, column in enumerate(needed) if column.kind is kind]

@@ -1,9 +1,9 @@
 """The rows of a SELECT: pages of a stored table, or the rows of a virtual table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from ebla.aio.long_work import LoopPauses
 from ebla.cql.catalog import VirtualTable
 from ebla.cql.plan.binder import BoundRequest
 from ebla.cql.plan.key_spans import coalesce, row_spans, token_span
@@ -29,10 +29,8 @@ from ebla.wire.row_messages import Span
 HEADS_MAX = 1000
 
 
-class PageReader(Protocol):
-    """The router, with the consistency level and timeout of one request."""
-
-    async def read(self, query: ReadQuery) -> ReadPage: ...
+PageReader = Callable[[ReadQuery], Awaitable[ReadPage]]
+"""The router, with the consistency level and timeout of one request."""
 
 
 def spans_of(schema: TableSchema, restrictions: Restrictions, request: BoundRequest, *, heads: bool) -> list[Span]:
@@ -66,51 +64,41 @@ def _head_span(prefix: bytes) -> Span:
     return head, head + b"\0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRead:
-    """A read of a stored table."""
+@dataclass(slots=True, kw_only=True)
+class StoredRowPages:
+    """A read of a stored table, page by page. `position` is the start of the next page, after the whole current page,
+    so a page must be used completely."""
 
     schema: TableSchema
     needed: Sequence[Column]
     with_cells: bool
     spans: tuple[Span, ...]
     now_s: int
-    is_reversed: bool = False
-    partition_rows_max: int = 0
-    bare_partitions: bool = False
-    """A partition with static values and no row yields a row."""
-    position: bytes = b""
-    prefix: bytes = b""
-    """The prefix of the partition in which the read continues."""
-    heads_of: tuple[bytes, ...] = ()
-    """Partitions of a reversed read, whose heads must be read first because they sort after the rows."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StoredRowPages:
-    """Rows page by page. `position` is the start of the next page, after the whole current page, so a page must be used
-    completely."""
-
-    reading: TableRead
     reader: PageReader
-    position: bytes = b""
-    prefix: bytes = b""
-    ended: bool = False
+    is_reversed: bool
+    partition_rows_max: int
+    bare_partitions: bool
+    """A partition with static values and no row yields a row."""
+    position: bytes
+    prefix: bytes
+    """The prefix of the partition in which the read continues."""
+    heads_of: tuple[bytes, ...]
+    """Partitions of a reversed read, whose heads must be read first because they sort after the rows."""
+    ended: bool = field(init=False)
     _rows: RowDecoder = field(init=False)
     _heads: dict[bytes, PartitionHead] = field(init=False, default_factory=dict)
-    _partitions_with_rows: set[bytes] = field(init=False, default_factory=set)
+    _partitions_with_rows: set[bytes] = field(init=False)
     """Partitions of a reversed read that had a row."""
 
     def __post_init__(self) -> None:
-        reading = self.reading
-        self.position, self.prefix = reading.position, reading.prefix
-        self._partitions_with_rows.add(reading.prefix)
-        self._rows = RowDecoder(reading.schema, reading.needed, reading.now_s, with_cells=reading.with_cells)
+        self.ended = not self.spans
+        self._partitions_with_rows = {self.prefix}
+        self._rows = RowDecoder(self.schema, self.needed, self.now_s, with_cells=self.with_cells)
 
     async def page(self, rows_max: int) -> list[DecodedRow]:
         """The next rows; `ended` is set with the last ones. A page never ends between a partition's head and its rows:
         the next page would not know whether the partition has only a head."""
-        if not self._heads and self.reading.schema.static:
+        if not self._heads and self.schema.static:
             await self._read_heads()
         found = await self._part(rows_max)
         while self._rows.holds_head and not self.ended:
@@ -118,37 +106,36 @@ class StoredRowPages:
         return found
 
     async def _part(self, rows_max: int) -> list[DecodedRow]:
-        reading = self.reading
         query = ReadQuery(
-            table=reading.schema.id,
-            spans=reading.spans,
+            table=self.schema.id,
+            spans=self.spans,
             rows_max=max(1, rows_max),
-            now_s=reading.now_s,
-            is_reversed=reading.is_reversed,
-            partition_rows_max=reading.partition_rows_max,
+            now_s=self.now_s,
+            is_reversed=self.is_reversed,
+            partition_rows_max=self.partition_rows_max,
             position=self.position,
         )
-        answer = await self.reader.read(query)
-        found = list(self._rows.rows(answer.items, bare_partitions=reading.bare_partitions))
+        answer = await self.reader(query)
+        found = list(self._rows.rows(answer.items, bare_partitions=self.bare_partitions))
         if found:
             self.prefix = found[-1].prefix
-        if reading.is_reversed:
+        if self.is_reversed:
             self._partitions_with_rows.update(one.prefix for one in found)
         self.position = answer.position
         if not answer.position:
             self.ended = True
-            if reading.bare_partitions:
+            if self.bare_partitions:
                 found += self._rows.last()
                 found += self._bare_heads()
         return found
 
     async def _read_heads(self) -> None:
-        prefixes = list(self.reading.heads_of) or ([self.prefix] if self.prefix else [])
+        prefixes = list(self.heads_of) or ([self.prefix] if self.prefix else [])
         if not prefixes:
             return
         spans = tuple(coalesce(_head_span(prefix) for prefix in prefixes))
-        query = ReadQuery(table=self.reading.schema.id, spans=spans, rows_max=HEADS_MAX, now_s=self.reading.now_s)
-        answer = await self.reader.read(query)
+        query = ReadQuery(table=self.schema.id, spans=spans, rows_max=HEADS_MAX, now_s=self.now_s)
+        answer = await self.reader(query)
         for key, value in answer.items:
             if is_head(value):
                 self._heads[key[:-1]] = decode_head(value)
@@ -156,18 +143,41 @@ class StoredRowPages:
 
     def _bare_heads(self) -> Iterator[DecodedRow]:
         """Partitions of a reversed read that had no row on this page or an earlier one."""
-        if not self.reading.is_reversed:
+        if not self.is_reversed:
             return
-        for prefix in self.reading.heads_of:
+        for prefix in self.heads_of:
             if prefix in self._heads and prefix not in self._partitions_with_rows:
                 yield self._rows.bare(prefix)
 
 
-async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[DecodedRow]:
+@dataclass(slots=True)
+class VirtualRowPages:
+    """The rows of a virtual table, page by page. `position` is the number of the next row."""
+
+    rows: Sequence[DecodedRow]
+    position: bytes
+    prefix: bytes = b""
+
+    @property
+    def ended(self) -> bool:
+        return int.from_bytes(self.position) >= len(self.rows)
+
+    async def page(self, rows_max: int) -> Sequence[DecodedRow]:
+        start = int.from_bytes(self.position)
+        found = self.rows[start : start + rows_max]
+        self.position = (start + len(found)).to_bytes(8)
+        if found:
+            self.prefix = found[-1].prefix
+        return found
+
+
+async def virtual_rows(table: VirtualTable, needed: Sequence[Column], *, is_reversed: bool) -> list[DecodedRow]:
     """All rows of a virtual table, in the order in which a stored table would have them."""
     schema = table.schema
-    by_key: list[tuple[bytes, DecodedRow]] = []
+    found: list[DecodedRow] = []
+    pauses = LoopPauses()
     for row in await table.rows():
+        await pauses.pause()
         values = {
             column.name: None if row.get(column.name) is None else encode(column.type, row[column.name])
             for column in schema.columns
@@ -177,10 +187,9 @@ async def virtual_rows(table: VirtualTable, needed: Sequence[Column]) -> list[De
         clustering = [values[column.name] for column in schema.clustering]
         set_values = [value for value in clustering if value is not None]
         stored_key = row_key(prefix, encode_clustering(schema.clustering, set_values))
-        found = DecodedRow(values=[values[column.name] for column in needed], cells={}, prefix=prefix, key=stored_key)
-        by_key.append((stored_key, found))
-    by_key.sort(key=lambda one: one[0])
-    return [found for _, found in by_key]
+        in_order = [values[column.name] for column in needed]
+        found.append(DecodedRow(values=in_order, cells={}, prefix=prefix, key=stored_key))
+    return sorted(found, key=lambda one: one.key, reverse=is_reversed)
 
 
 CHUNK_ROWS = 1_000
@@ -194,7 +203,7 @@ async def read_known_lists(plan: ModificationPlan, request: BoundRequest, reader
     spans = _spans(plan, request)
     position = b""
     while spans:
-        page = await reader.read(
+        page = await reader(
             ReadQuery(table=schema.id, spans=spans, rows_max=CHUNK_ROWS, now_s=now_s, position=position)
         )
         for key, value in page.items:

@@ -1,11 +1,13 @@
 """Turns schema statements into schema changes for the control process, with table and keyspace options. Pure."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from ebla.cql.catalog import Catalog, StoredTable, keyspace_of
+from ebla.cql.catalog import Catalog, keyspace_of
 from ebla.cql.parse.statements import (
     AlterKeyspaceStatement,
     AlterTableStatement,
@@ -20,10 +22,10 @@ from ebla.cql.parse.statements import (
 )
 from ebla.model.cql_types import is_multi_cell
 from ebla.model.errors import BadConfiguration, InvalidRequest
-from ebla.model.schema import Column, ColumnKind, TableOptions, TombstoneGc
+from ebla.model.schema import Column, ColumnKind, TableOptions, TableSchema, TombstoneGc
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult, SchemaChangeTarget
+from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult
 from ebla.wire.schema_messages import (
     AlterKeyspaceRequest,
     AlterTableRequest,
@@ -34,33 +36,13 @@ from ebla.wire.schema_messages import (
     SchemaChange,
 )
 
-ACCEPTED_OPTIONS = (
-    "additional_write_policy",
-    "allow_auto_snapshot",
-    "bloom_filter_fp_chance",
-    "caching",
-    "cdc",
-    "compaction",
-    "compression",
-    "crc_check_chance",
-    "dclocal_read_repair_chance",
-    "extensions",
-    "id",
-    "in_memory",
-    "incremental_backups",
-    "max_index_interval",
-    "memtable",
-    "memtable_flush_period_in_ms",
-    "min_index_interval",
-    "paxos_grace_seconds",
-    "per_partition_rate_limit",
-    "read_repair",
-    "read_repair_chance",
-    "scylla_encryption_options",
-    "speculative_retry",
-    "synchronous_updates",
-    "tablets",
-)
+_ACCEPTED_OPTIONS = """
+    additional_write_policy allow_auto_snapshot bloom_filter_fp_chance caching cdc compaction compression
+    crc_check_chance dclocal_read_repair_chance extensions id in_memory incremental_backups max_index_interval
+    memtable memtable_flush_period_in_ms min_index_interval paxos_grace_seconds per_partition_rate_limit read_repair
+    read_repair_chance scylla_encryption_options speculative_retry synchronous_updates tablets
+"""
+ACCEPTED_OPTIONS = tuple(_ACCEPTED_OPTIONS.split())
 """Table options of other servers: stored and shown as written, without an effect here."""
 
 _STRATEGIES = {
@@ -71,7 +53,7 @@ _STRATEGIES = {
 }
 _FACTOR = "replication_factor"
 _DIGITS_MAX = 19
-_TTL_S_MAX = 20 * 365 * 24 * 3600
+TTL_S_MAX = 20 * 365 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +67,15 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
     match statement:
         case CreateKeyspaceStatement(name=name, if_not_exists=lenient):
             keyspace = _keyspace(name, statement.properties, catalog, None)
-            return SchemaPlan(CreateKeyspaceRequest(keyspace, lenient), _of_keyspace(SchemaChangeKind.CREATED, name))
+            change = SchemaChangeResult(SchemaChangeKind.CREATED, name)
+            return SchemaPlan(CreateKeyspaceRequest(keyspace, lenient), change)
         case AlterKeyspaceStatement(name=name, if_exists=True) if name not in catalog.view.snapshot.keyspaces:
             return None
         case AlterKeyspaceStatement(name=name):
             keyspace = _keyspace(name, statement.properties, catalog, catalog.keyspace(name))
-            return SchemaPlan(AlterKeyspaceRequest(keyspace), _of_keyspace(SchemaChangeKind.UPDATED, name))
+            return SchemaPlan(AlterKeyspaceRequest(keyspace), SchemaChangeResult(SchemaChangeKind.UPDATED, name))
         case DropKeyspaceStatement(name=name, if_exists=lenient):
-            return SchemaPlan(DropKeyspaceRequest(name, lenient), _of_keyspace(SchemaChangeKind.DROPPED, name))
+            return SchemaPlan(DropKeyspaceRequest(name, lenient), SchemaChangeResult(SchemaChangeKind.DROPPED, name))
         case CreateTableStatement():
             return _create_table(statement, session_keyspace)
         case AlterTableStatement(table=table, if_exists=True) if not catalog.has_table(table, session_keyspace):
@@ -101,17 +84,8 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
             return _alter_table(statement, catalog, session_keyspace)
         case DropTableStatement(table=table, if_exists=lenient):
             name = keyspace_of(table, session_keyspace)
-            request = DropTableRequest(name, table.name, lenient)
-            return SchemaPlan(
-                request,
-                SchemaChangeResult(
-                    kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace=name, table=table.name
-                ),
-            )
-
-
-def _of_keyspace(kind: SchemaChangeKind, name: str) -> SchemaChangeResult:
-    return SchemaChangeResult(kind=kind, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
+            change = SchemaChangeResult(SchemaChangeKind.DROPPED, name, table.name)
+            return SchemaPlan(DropTableRequest(name, table.name, lenient), change)
 
 
 # ---- keyspaces
@@ -222,45 +196,35 @@ def _create_table(statement: CreateTableStatement, session_keyspace: str | None)
         if_not_exists=statement.if_not_exists,
         min_tablet_count=tablets,
     )
-    return SchemaPlan(
-        request,
-        SchemaChangeResult(
-            kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
-        ),
-    )
+    return SchemaPlan(request, SchemaChangeResult(SchemaChangeKind.CREATED, keyspace, name))
 
 
 def table_columns(statement: CreateTableStatement) -> tuple[Column, ...]:
     defined = {definition.name: definition for definition in statement.columns}
-    if len(defined) != len(statement.columns):
-        names = [definition.name for definition in statement.columns]
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := _first_twice([definition.name for definition in statement.columns])) is not None:
         raise InvalidRequest(f"Multiple definition of identifier {twice}")
     if not statement.partition_key:
         raise InvalidRequest("No PRIMARY KEY specified (exactly one required)")
     keys = (*statement.partition_key, *statement.clustering)
     for name in keys:
         _check_key(name, defined.get(name))
-    if len(set(keys)) != len(keys):
-        twice = next(name for name in keys if keys.count(name) > 1)
+    if (twice := _first_twice(keys)) is not None:
         raise InvalidRequest(f"Key {twice} appears more than once in the PRIMARY KEY")
     directions = _directions(statement)
     columns = [
-        Column(name=name, type=defined[name].type, kind=ColumnKind.PARTITION_KEY, position=position)
-        for position, name in enumerate(statement.partition_key)
-    ]
-    columns += [
-        Column(
-            name=name,
-            type=defined[name].type,
-            kind=ColumnKind.CLUSTERING,
-            position=position,
-            descending=directions.get(name, False),
+        Column(name=name, type=defined[name].type, kind=kind, position=position, descending=directions.get(name, False))
+        for kind, names in (
+            (ColumnKind.PARTITION_KEY, statement.partition_key),
+            (ColumnKind.CLUSTERING, statement.clustering),
         )
-        for position, name in enumerate(statement.clustering)
+        for position, name in enumerate(names)
     ]
-    columns += [_value_column(one) for one in statement.columns if one.name not in keys]
-    return tuple(columns)
+    return (*columns, *(_value_column(one) for one in statement.columns if one.name not in keys))
+
+
+def _first_twice(names: Sequence[str]) -> str | None:
+    counts = Counter(names)
+    return next((name for name in names if counts[name] > 1), None)
 
 
 def _check_key(name: str, definition: ColumnDefinition | None) -> None:
@@ -296,8 +260,7 @@ def _value_column(definition: ColumnDefinition) -> Column:
 
 
 def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan:
-    table = catalog.stored(statement.table, session_keyspace)
-    schema = table.schema
+    schema = catalog.stored(statement.table, session_keyspace)
     options = None
     if statement.properties is not None:
         options, _ = _table_options(statement.properties, schema.options)
@@ -309,35 +272,30 @@ def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keysp
         options=options,
         renamed=statement.renamed,
     )
-    _check_alter(statement, table)
-    return SchemaPlan(
-        request,
-        SchemaChangeResult(
-            kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace=schema.keyspace, table=schema.name
-        ),
-    )
+    _check_alter(statement, schema)
+    return SchemaPlan(request, SchemaChangeResult(SchemaChangeKind.UPDATED, schema.keyspace, schema.name))
 
 
-def _check_alter(statement: AlterTableStatement, table: StoredTable) -> None:
-    known = table.schema.by_name
+def _check_alter(statement: AlterTableStatement, schema: TableSchema) -> None:
+    known = schema.by_name
     for definition in statement.added:
         if definition.name in known:
             raise InvalidRequest(f"Invalid column name {definition.name} because it conflicts with an existing column")
-        if definition.is_static and not table.schema.clustering:
+        if definition.is_static and not schema.clustering:
             raise InvalidRequest(
                 "Static columns are only useful (and thus allowed) if the table has a clustering column"
             )
     for name in statement.dropped:
         if name not in known:
-            raise InvalidRequest(f"Column {name} was not found in table {table.schema.full_name}")
+            raise InvalidRequest(f"Column {name} was not found in table {schema.full_name}")
         if known[name].kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             raise InvalidRequest(f"Cannot drop PRIMARY KEY part {name}")
     for old, new in statement.renamed:
         if old not in known:
-            raise InvalidRequest(f"Cannot rename unknown column {old} in table {table.schema.full_name}")
+            raise InvalidRequest(f"Cannot rename unknown column {old} in table {schema.full_name}")
         if new in known:
             raise InvalidRequest(
-                f"Cannot rename column {old} to {new} in table {table.schema.full_name}; another column of that name "
+                f"Cannot rename column {old} to {new} in table {schema.full_name}; another column of that name "
                 "already exist"
             )
         if known[old].kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
@@ -349,26 +307,26 @@ def _check_alter(statement: AlterTableStatement, table: StoredTable) -> None:
 
 def _table_options(properties: Properties, before: TableOptions) -> tuple[TableOptions, int]:
     """The options, and the requested minimum number of tablets."""
-    options = before
+    changes: dict[str, Any] = {}
     others = dict(before.others)
     tablets = 0
     for name, value in properties.items:
         match name:
             case "comment":
-                options = msgspec.structs.replace(options, comment=_text(name, value))
+                changes["comment"] = _text(name, value)
             case "default_time_to_live":
-                options = msgspec.structs.replace(options, default_ttl_s=_seconds(name, value, _TTL_S_MAX))
+                changes["default_ttl_s"] = _seconds(name, value, TTL_S_MAX)
             case "gc_grace_seconds":
-                options = msgspec.structs.replace(options, gc_grace_s=_seconds(name, value, (1 << 31) - 1))
+                changes["gc_grace_s"] = _seconds(name, value, (1 << 31) - 1)
             case "tombstone_gc":
-                options = msgspec.structs.replace(options, tombstone_gc=_tombstone_gc(value))
+                changes["tombstone_gc"] = _tombstone_gc(value)
             case _ if name in ACCEPTED_OPTIONS:
                 others[name] = as_cql(value)
                 if name == "tablets":
                     tablets = _min_tablets(value)
             case _:
                 raise BadConfiguration(f"Unknown property '{name}'")
-    return msgspec.structs.replace(options, others=tuple(sorted(others.items()))), tablets
+    return msgspec.structs.replace(before, **changes, others=tuple(sorted(others.items()))), tablets
 
 
 def _min_tablets(value: PropertyValue) -> int:
@@ -413,8 +371,8 @@ def _boolean(value: PropertyValue | None, name: str, *, default: bool) -> bool:
 def as_cql(value: PropertyValue) -> str:
     """An option in CQL syntax."""
     if isinstance(value, str):
-        return value if _is_bare(value) else _quoted(value)
-    return "{" + ", ".join(f"{_quoted(key)}: {_quoted(text)}" for key, text in value.items()) + "}"
+        return value if _is_bare(value) else quote_text(value)
+    return "{" + ", ".join(f"{quote_text(key)}: {quote_text(text)}" for key, text in value.items()) + "}"
 
 
 def _is_bare(text: str) -> bool:
@@ -426,5 +384,5 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
 
 
-def _quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

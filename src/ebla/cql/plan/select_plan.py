@@ -4,26 +4,27 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ebla.cql.catalog import StoredTable, VirtualTable
-from ebla.cql.parse.statements import SelectedColumn, SelectStatement
-from ebla.cql.parse.terms import BindMarker, Term
-from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
-from ebla.cql.plan.filters import FilterBuilder, RowFilter, RowTest
-from ebla.cql.plan.modification_plan import key_positions
+from ebla.aio.long_work import ThreadLane
+from ebla.cql.catalog import VirtualTable
+from ebla.cql.parse.statements import SelectStatement
+from ebla.cql.parse.terms import BindMarker, ColumnName
+from ebla.cql.plan.binder import Binder, BoundRequest, ValueSource
+from ebla.cql.plan.filters import FilterBuilder, RowFilter
 from ebla.cql.plan.restrictions import Restrictions, check_filtering, classify_relations, columns_of
 from ebla.cql.plan.row_decoder import DecodedRow
 from ebla.cql.plan.row_source import (
     PageReader,
     StoredRowPages,
-    TableRead,
+    VirtualRowPages,
     partition_prefixes_of,
     spans_of,
     virtual_rows,
 )
 from ebla.cql.plan.selection import NeededColumns, OutputColumn, SelectionBuilder
-from ebla.model.cql_types import SCALARS, CqlType
+from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import ColumnKind, TableSchema
+from ebla.options import DEFAULT_LIMITS
 from ebla.storage.codec.key_codec import split_key
 from ebla.wire.cql.messages import UNSET, ColumnSpec, QueryParameters, Rows, Unset
 
@@ -57,26 +58,23 @@ def decode_paging_state(data: bytes) -> PagingState:
     try:
         state = msgspec.msgpack.decode(data, type=PagingState)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"Invalid value for the paging state ({error})") from error
+        raise InvalidRequest("Invalid value for the paging state") from error
     if state.format != PAGING_STATE_FORMAT:
         raise InvalidRequest(f"Invalid value for the paging state: format {state.format} is not known here")
     return state
 
 
-class SelectLimits(msgspec.Struct, frozen=True):
-    rows: ValueSource | None
-    partition_rows: ValueSource | None
-
-
 class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
-    table: StoredTable | VirtualTable
+    schema: TableSchema
+    virtual: VirtualTable | None
     variables: tuple[ColumnSpec, ...]
     key_positions: tuple[int, ...]
     restrictions: Restrictions
     needs: NeededColumns
     outputs: tuple[OutputColumn, ...]
     filters: tuple[RowFilter, ...]
-    limits: SelectLimits
+    limit: ValueSource | None
+    partition_limit: ValueSource | None
     is_reversed: bool
     distinct: bool
     sorts: bool
@@ -86,50 +84,51 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of the rows: always the same object, so that their encoding can be cached."""
 
     @property
-    def schema(self) -> TableSchema:
-        return self.table.schema
-
-    @property
     def is_aggregate(self) -> bool:
         return any(output.accumulator is not None for output in self.outputs)
 
     # ---- running
 
-    async def run(self, request: BoundRequest, parameters: QueryParameters, reader: PageReader) -> Rows:
+    async def run(
+        self, request: BoundRequest, parameters: QueryParameters, reader: PageReader, lane: ThreadLane | None = None
+    ) -> Rows:
+        """`lane`: for a request with many values."""
         state = None if parameters.paging_state is None else decode_paging_state(parameters.paging_state)
-        left = self._limit(self.limits.rows, "LIMIT", request) if state is None else state.left
-        run = _SelectRun(self, request, [one(request) for one in self.filters])
-        if isinstance(self.table, StoredTable):
-            source = self._source(request, reader, state)
-            if source is None:
-                return self._aggregated([], request) if self.is_aggregate else Rows(self.columns, [])
-            if self.is_aggregate or self.sorts:
-                return await run.aggregate_or_sort(source, left)
-            return await run.page(source, parameters.page_size, left, state)
-        return run.virtual_page(await virtual_rows(self.table, self.needs.columns), parameters.page_size, left, state)
+        left = self._limit(self.limit, "LIMIT", request) if state is None else state.left
+        run = _SelectRun(self, request) if lane is None else await lane.run(lambda: _SelectRun(self, request))
+        source: StoredRowPages | VirtualRowPages
+        if self.virtual is not None:
+            found = await virtual_rows(self.virtual, self.needs.columns, is_reversed=self.is_reversed)
+            # Filtered before it is paged, so that no page is empty.
+            rows = [one for one in found if run.passes(one)]
+            source = VirtualRowPages(rows, b"" if state is None else state.position)
+            run.start_partitions()
+        elif lane is None:
+            source = self._stored_rows(request, reader, state)
+        else:
+            source = await lane.run(lambda: self._stored_rows(request, reader, state))
+        if self.is_aggregate or self.sorts:
+            return await run.aggregate_or_sort(source, left)
+        return await run.page(source, parameters.page_size, left, state)
 
-    def _source(self, request: BoundRequest, reader: PageReader, state: PagingState | None) -> StoredRowPages | None:
+    def _stored_rows(self, request: BoundRequest, reader: PageReader, state: PagingState | None) -> StoredRowPages:
         schema, restrictions = self.schema, self.restrictions
-        whole = not restrictions.clustering and not restrictions.ends
-        bare = bool(schema.static) and whole
-        spans = spans_of(schema, restrictions, request, heads=bool(schema.static) and not self.is_reversed)
-        if not spans:
-            return None
-        heads_of = tuple(partition_prefixes_of(restrictions, request)) if self.is_reversed and schema.static else ()
-        reading = TableRead(
+        has_static = bool(schema.static)
+        spans = spans_of(schema, restrictions, request, heads=has_static and not self.is_reversed)
+        return StoredRowPages(
             schema=schema,
             needed=self.needs.columns,
             with_cells=self.needs.with_cells,
             spans=tuple(spans),
             now_s=request.now_us // 1_000_000,
+            reader=reader,
             is_reversed=self.is_reversed,
             partition_rows_max=self._partition_rows(request),
-            bare_partitions=bare,
+            bare_partitions=has_static and not restrictions.clustering and not restrictions.ends,
             position=b"" if state is None else state.position,
             prefix=b"" if state is None else state.prefix,
-            heads_of=heads_of,
+            heads_of=tuple(partition_prefixes_of(restrictions, request)) if self.is_reversed and has_static else (),
         )
-        return StoredRowPages(reading=reading, reader=reader)
 
     def _partition_rows(self, request: BoundRequest) -> int:
         """The row limit per partition that replicas apply. 0: none, since rows are filtered afterwards."""
@@ -137,13 +136,13 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         if self.distinct:
             return 1
-        return self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request) or 0
+        return self._limit(self.partition_limit, "PER PARTITION LIMIT", request) or 0
 
     def partition_rows_shown(self, request: BoundRequest) -> int | None:
         """The row limit per partition that is applied here."""
-        if not self.filters and isinstance(self.table, StoredTable):
+        if not self.filters and self.virtual is None:
             return None
-        return 1 if self.distinct else self._limit(self.limits.partition_rows, "PER PARTITION LIMIT", request)
+        return 1 if self.distinct else self._limit(self.partition_limit, "PER PARTITION LIMIT", request)
 
     def _limit(self, source: ValueSource | None, name: str, request: BoundRequest) -> int | None:
         value = UNSET if source is None else source(request)
@@ -165,12 +164,6 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
         if all(index is not None for index in indexes):
             return [[found.values[index] for index in indexes if index is not None] for found in rows]
         return [[output.value(found, request) for output in self.outputs] for found in rows]
-
-    def _aggregated(self, rows: Sequence[DecodedRow], request: BoundRequest) -> Rows:
-        aggregation = RowAggregation(self.outputs)
-        for found in rows:
-            aggregation.add(found, request)
-        return Rows(self.columns, [aggregation.row()])
 
 
 class RowAggregation:
@@ -201,14 +194,17 @@ class RowAggregation:
 class _SelectRun:
     """One execution of a plan."""
 
-    def __init__(self, plan: SelectPlan, request: BoundRequest, tests: Sequence[RowTest]) -> None:
+    def __init__(self, plan: SelectPlan, request: BoundRequest) -> None:
         self._plan = plan
         self._request = request
-        self._tests = tests
+        self._tests = [one(request) for one in plan.filters]
         self._partition_max = plan.partition_rows_shown(request)
-        self._has_tests = bool(tests) or self._partition_max is not None
+        self._has_tests = bool(self._tests) or self._partition_max is not None
         self._prefix = b""
         self._partition_rows_passed = 0
+
+    def start_partitions(self) -> None:
+        self._prefix, self._partition_rows_passed = b"", 0
 
     def passes(self, found: DecodedRow) -> bool:
         if not all(test(found.values) for test in self._tests):
@@ -221,7 +217,11 @@ class _SelectRun:
         return self._partition_rows_passed <= self._partition_max
 
     async def page(
-        self, source: StoredRowPages, page_size: int | None, left: int | None, state: PagingState | None
+        self,
+        source: StoredRowPages | VirtualRowPages,
+        page_size: int | None,
+        left: int | None,
+        state: PagingState | None,
     ) -> Rows:
         plan = self._plan
         if state is not None:
@@ -237,22 +237,19 @@ class _SelectRun:
         if left is not None:
             rows = rows[:left]
             left -= len(rows)
-        more = not source.ended and left != 0
-        state_after = (
-            PagingState(
-                format=PAGING_STATE_FORMAT,
-                position=source.position,
-                left=left,
-                prefix=source.prefix,
-                partition_rows=self._partition_rows_passed,
-            )
-            if more
-            else None
-        )
         answer = plan.answer(rows, self._request)
-        return Rows(plan.columns, answer, None if state_after is None else encode_paging_state(state_after))
+        if source.ended or left == 0:
+            return Rows(plan.columns, answer)
+        state_after = PagingState(
+            format=PAGING_STATE_FORMAT,
+            position=source.position,
+            left=left,
+            prefix=source.prefix,
+            partition_rows=self._partition_rows_passed,
+        )
+        return Rows(plan.columns, answer, encode_paging_state(state_after))
 
-    async def aggregate_or_sort(self, source: StoredRowPages, left: int | None) -> Rows:
+    async def aggregate_or_sort(self, source: StoredRowPages | VirtualRowPages, left: int | None) -> Rows:
         """For aggregates and sorted rows: reads all rows before there is a result."""
         plan = self._plan
         aggregation = RowAggregation(plan.outputs) if plan.is_aggregate else None
@@ -275,31 +272,6 @@ class _SelectRun:
         rows.sort(key=lambda found: split_key(found.key)[2], reverse=plan.is_reversed)
         return Rows(plan.columns, plan.answer(rows[:left], self._request))
 
-    def virtual_page(
-        self, found: Sequence[DecodedRow], page_size: int | None, left: int | None, state: PagingState | None
-    ) -> Rows:
-        """A page of a virtual table, by row numbers."""
-        plan = self._plan
-        rows = [one for one in found if self.passes(one)]
-        if plan.is_reversed:
-            rows.reverse()
-        if plan.is_aggregate:
-            aggregation = RowAggregation(plan.outputs)
-            for one in rows:
-                aggregation.add(one, self._request)
-            return Rows(plan.columns, [aggregation.row()])
-        start = 0 if state is None else int.from_bytes(state.position)
-        rows = rows[start:]
-        if left is not None:
-            rows = rows[:left]
-        if page_size is None or len(rows) <= page_size:
-            return Rows(plan.columns, plan.answer(rows, self._request))
-        position = (start + page_size).to_bytes(8)
-        state_after = PagingState(
-            format=PAGING_STATE_FORMAT, position=position, left=None if left is None else left - page_size
-        )
-        return Rows(plan.columns, plan.answer(rows[:page_size], self._request), encode_paging_state(state_after))
-
 
 def _smaller(one: int | None, other: int | None) -> int | None:
     numbers = [number for number in (one, other) if number is not None]
@@ -310,56 +282,47 @@ def _smaller(one: int | None, other: int | None) -> int | None:
 
 
 def plan_select(
-    statement: SelectStatement, table: StoredTable | VirtualTable, markers: tuple[BindMarker, ...]
+    statement: SelectStatement,
+    table: TableSchema | VirtualTable,
+    markers: tuple[BindMarker, ...],
+    elements_max: int = DEFAULT_LIMITS.cql_elements_max,
 ) -> SelectPlan:
     """Raises `InvalidRequest`."""
-    schema = table.schema
-    binder = Binder(keyspace=schema.keyspace, table=schema.name, markers=markers)
+    schema, virtual = (table.schema, table) if isinstance(table, VirtualTable) else (table, None)
+    binder = Binder(keyspace=schema.keyspace, table=schema.name, markers=markers, elements_max=elements_max)
     needs = NeededColumns()
     outputs = SelectionBuilder(schema, binder, needs).outputs(statement.selectors)
-    restrictions, filters = _restrictions(statement, table, binder, needs)
+    restrictions = classify_relations(schema, statement.where, binder)
+    builder = FilterBuilder(schema, binder, needs.index)
+    if virtual is None and not statement.allow_filtering:
+        check_filtering(schema, restrictions)
+    # Virtual tables have few rows, so every relation is a filter.
+    filtered = restrictions.filters if virtual is None else statement.where
+    filters = tuple(builder.filter(relation) for relation in filtered)
     if statement.distinct:
         check_distinct(schema, statement, restrictions)
     is_reversed = reads_reversed(schema, statement, restrictions)
     reads_several_partitions = any(not group.is_single for group in restrictions.partition)
-    limits = SelectLimits(
-        _source(binder, statement.limit, "[limit]", _INT),
-        _source(binder, statement.per_partition_limit, "[per_partition_limit]", _INT),
-    )
-    timeout = _source(binder, statement.using.timeout, "[timeout]", _DURATION)
+    limit = binder.optional(statement.limit, "[limit]", _INT)
+    partition_limit = binder.optional(statement.per_partition_limit, "[per_partition_limit]", _INT)
+    timeout = binder.optional(statement.using.timeout, "[timeout]", _DURATION)
     return SelectPlan(
-        table=table,
+        schema=schema,
+        virtual=virtual,
         variables=binder.variables(),
-        key_positions=key_positions(restrictions),
+        key_positions=restrictions.key_positions,
         restrictions=restrictions,
         needs=needs,
         outputs=outputs,
         filters=filters,
-        limits=limits,
+        limit=limit,
+        partition_limit=partition_limit,
         is_reversed=is_reversed,
         distinct=statement.distinct,
         sorts=bool(statement.order_by) and reads_several_partitions,
         timeout=timeout,
         columns=tuple(output.spec for output in outputs),
     )
-
-
-def _source(binder: Binder, term: Term | None, name: str, kind: CqlType) -> ValueSource | None:
-    return None if term is None else binder.source(term, TermReceiver(name, kind))
-
-
-def _restrictions(
-    statement: SelectStatement, table: StoredTable | VirtualTable, binder: Binder, needs: NeededColumns
-) -> tuple[Restrictions, tuple[RowFilter, ...]]:
-    schema = table.schema
-    builder = FilterBuilder(schema, binder, needs.index)
-    found = classify_relations(schema, statement.where, binder)
-    if not isinstance(table, StoredTable):
-        # Virtual tables have few rows, so every relation is a filter.
-        return found, tuple(builder.filter(relation) for relation in statement.where)
-    if not statement.allow_filtering:
-        check_filtering(schema, found)
-    return found, tuple(builder.filter(relation) for relation in found.filters)
 
 
 # ---- ORDER BY and DISTINCT
@@ -418,9 +381,9 @@ def check_distinct(schema: TableSchema, statement: SelectStatement, restrictions
         )
     names: list[str] = []
     for selector in statement.selectors:
-        if not isinstance(selector, SelectedColumn):
+        if not isinstance(selector.item, ColumnName):
             continue
-        column = schema.by_name[selector.column]
+        column = schema.by_name[selector.item.name]
         if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.STATIC):
             raise InvalidRequest(
                 "SELECT DISTINCT queries must only request partition key columns and/or static columns "

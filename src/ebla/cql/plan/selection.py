@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ebla.cql.parse.statements import SelectedColumn, SelectedFunction, SelectedTerm, Selector
+from ebla.cql.parse.statements import SelectItem
 from ebla.cql.parse.terms import ColumnName, FunctionCall, Term, TypeHint
 from ebla.cql.plan import aggregates
 from ebla.cql.plan.aggregates import Accumulator
@@ -61,19 +61,20 @@ class SelectionBuilder:
         self._binder = binder
         self._needs = needs
 
-    def outputs(self, selectors: Sequence[Selector]) -> tuple[OutputColumn, ...]:
+    def outputs(self, selectors: Sequence[SelectItem]) -> tuple[OutputColumn, ...]:
         if not selectors:
             return tuple(self._column(column, column.name) for column in self._schema.columns)
         return tuple(self._output(selector) for selector in selectors)
 
-    def _output(self, selector: Selector) -> OutputColumn:
-        match selector:
-            case SelectedColumn(column=name, alias=alias):
+    def _output(self, selector: SelectItem) -> OutputColumn:
+        item, alias = selector.item, selector.alias
+        match item:
+            case ColumnName(name=name):
                 return self._column(self._named(name), alias or name)
-            case SelectedFunction(call=call, alias=alias):
-                return self._function(call, alias)
-            case SelectedTerm(term=term, alias=alias):
-                typed = self._term(term)
+            case FunctionCall(name=name) if name.removeprefix("system.") in aggregates.AGGREGATE_NAMES:
+                return self._aggregate(item, alias)
+            case _:
+                typed = self._argument(item)
                 return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
 
     def _spec(self, name: str, kind: CqlType) -> ColumnSpec:
@@ -93,11 +94,8 @@ class SelectionBuilder:
 
     # ---- calls
 
-    def _function(self, call: FunctionCall, alias: str | None) -> OutputColumn:
+    def _aggregate(self, call: FunctionCall, alias: str | None) -> OutputColumn:
         bare = call.name.removeprefix("system.")
-        if bare not in aggregates.AGGREGATE_NAMES:
-            typed = self._call(call)
-            return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
         if not call.arguments:
             kind, accumulator = aggregates.aggregate_function(bare, None)
             return OutputColumn(spec=self._spec(alias or "count", kind), value=_no_value, accumulator=accumulator)
@@ -118,15 +116,10 @@ class SelectionBuilder:
             return _Typed(column.name, column.type, lambda found, _request: found.values[index])
         if isinstance(argument, FunctionCall):
             return self._call(argument)
-        return self._term(argument)
-
-    def _term(self, term: Term) -> _Typed:
-        if isinstance(term, FunctionCall):
-            return self._call(term)
-        if not isinstance(term, TypeHint):
+        if not isinstance(argument, TypeHint):
             raise InvalidRequest("the type of a value in the select list is not known; write it as (type) value")
-        source = self._binder.source(term.term, TermReceiver("[selection]", term.type))
-        return _Typed(f"({term.type})", term.type, _from_request(source))
+        source = self._binder.source(argument.term, TermReceiver("[selection]", argument.type))
+        return _Typed(f"({argument.type})", argument.type, _from_request(source))
 
     def _call(self, call: FunctionCall) -> _Typed:
         bare = call.name.removeprefix("system.")

@@ -7,25 +7,22 @@ responses, the connection is closed.
 """
 
 import asyncio
+import enum
 import struct
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from ebla.cql.authentication import ANONYMOUS, ClientAuthentication
+from ebla.cql.authentication import ANONYMOUS, PASSWORD_AUTHENTICATOR
 from ebla.cql.executor import ClientState, PendingResponse, StartedRequest
-from ebla.cql.server.clients import ClientEndpoint, ConnectedClient, ConnectionStage
-from ebla.cql.server.events import EventPublisher
+from ebla.cql.server.connection_deps import ClientEndpoint, ClientTransport, ConnectionDeps
+from ebla.cql.server.request_bounds import LARGE_FRAME_BYTES, MeteredWork, TurnBudget
 from ebla.cql.system_tables.node_info import TABLET_ROUTING
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import BadProtocol, EblaError, InternalError, Overloaded, leaf_errors
-from ebla.observe.event_reporter import EventReporter
-from ebla.observe.metrics import Metrics
-from ebla.options import DEFAULT_LIMITS
 from ebla.wire.cql import notation, requests, responses
 from ebla.wire.cql.compression import COMPRESSED_BYTES_MIN, Compression, find_compression
 from ebla.wire.cql.frames import (
@@ -41,15 +38,13 @@ from ebla.wire.cql.frames import (
     Opcode,
 )
 from ebla.wire.cql.messages import (
-    BatchItem,
     CqlResponse,
-    PreparedResult,
-    QueryParameters,
     Rows,
     Void,
 )
 from ebla.wire.cql.notation import BodyReader
 from ebla.wire.cql.responses import EventKind, WriteType
+from ebla.wire.errors import ERROR_TAGS, error_tag, hidden_text
 
 _VOID_FRAME = struct.Struct(">BBhBii")
 _VOID_RESULT = 1
@@ -60,92 +55,13 @@ _DEFAULT_LEVEL = ConsistencyLevel.ONE
 _BATCH_TYPES = {BatchKind.LOGGED: WriteType.BATCH, BatchKind.UNLOGGED: WriteType.UNLOGGED_BATCH}
 
 
-class StatementExecutor(Protocol):
-    """What a connection needs of `CqlExecutor`."""
+class ConnectionStage(enum.StrEnum):
+    """The state of a connection, in the words of Cassandra."""
 
-    def begin_query(self, client: ClientState, text: str, parameters: QueryParameters) -> StartedRequest: ...
-
-    def begin_execute(
-        self, client: ClientState, statement_id: bytes, parameters: QueryParameters
-    ) -> StartedRequest: ...
-
-    def begin_batch(
-        self, client: ClientState, kind: BatchKind, items: Sequence[BatchItem], parameters: QueryParameters
-    ) -> StartedRequest: ...
-
-    def prepare(self, client: ClientState, text: str) -> PreparedResult: ...
-
-
-class ClientTransport(Protocol):
-    """The socket under a connection."""
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes sent and not yet accepted by the operating system."""
-        ...
-
-    def send(self, frame: bytes) -> None: ...
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def close(self, cause: str) -> None:
-        """Closes once everything sent has left, within a time limit. `lost` is called then."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    request_bytes_max: int = DEFAULT_LIMITS.cql_request_bytes_max
-    first_request_bytes_max: int = 64 << 10
-    """Before a client has logged in, it can make us buffer no more than this."""
-    requests_max: int = DEFAULT_LIMITS.cql_requests_max
-    """In flight on one connection. At this number, the connection is not read from."""
-    requests_bytes_max: int = 32 << 20
-    """Body bytes in flight on one connection."""
-    all_requests_bytes_max: int = 256 << 20
-    """Body bytes in flight on all connections. Beyond this, a request gets an OVERLOADED error."""
-    unsent_bytes_max: int = 64 << 20
-    """A connection with more unsent response bytes is closed."""
-
-
-class BytesInFlight:
-    """Bytes of the requests in flight on all connections of a shard."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-class CqlMetrics:
-    def __init__(self, metrics: Metrics) -> None:
-        requests = metrics.counter("cql_requests_total", "Requests of CQL clients by opcode.", labels=("opcode",))
-        self.requests = {int(opcode): requests.series(opcode.name.lower()) for opcode in Opcode}
-        self.unknown = requests.series("unknown")
-        self.errors = metrics.counter("cql_errors_total", "Errors sent to CQL clients.", labels=("error",))
-        self.connections = metrics.gauge("cql_connections", "Open connections of CQL clients.").series()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionDeps:
-    """What the connections of a shard share."""
-
-    executor: StatementExecutor
-    authentication: ClientAuthentication
-    events: EventPublisher
-    supported: Callable[[], Mapping[str, Sequence[str]]]
-    require_serving: Callable[[], None]
-    """Raises if the shard may not serve now."""
-    tasks: asyncio.TaskGroup
-    """Requests run in this group; none of their tasks raises."""
-    report: EventReporter
-    new_id: Callable[[], str]
-    """Makes the id by which a defect is logged and reported to the client."""
-    metrics: CqlMetrics
-    in_flight: BytesInFlight
-    limits: ConnectionLimits
+    ESTABLISHED = "ESTABLISHED"
+    AUTHENTICATING = "AUTHENTICATING"
+    READY = "READY"
+    CLOSING = "CLOSING"
 
 
 class RequestContext(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -166,14 +82,19 @@ class ServerConnection:
         self._deps = deps
         self._transport = transport
         self._executor = deps.executor
-        self._limits = deps.limits
-        self._splitter = FrameSplitter(min(deps.limits.first_request_bytes_max, deps.limits.request_bytes_max))
+        self._requests_max = deps.limits.cql_requests_max
+        self._requests_bytes_max = deps.requests_bytes_max
+        self._splitter = FrameSplitter(min(deps.first_request_bytes_max, deps.limits.cql_request_bytes_max))
         self._stage = ConnectionStage.ESTABLISHED
         self._version = VERSION
         self._compression: Compression | None = None
         self._running: dict[asyncio.Future[Any], int] = {}
         self._running_bytes = 0
-        self._requests = 0
+        self._budget = TurnBudget(deps.clock, self._resume)
+        self._frame_bytes_reserved = 0
+        self._waits_for_memory = False
+        self._late_frame: tuple[int, int] | None = None
+        """Of `is_frame_late`: the number of an unfinished frame, and when it was first seen."""
         self._is_paused = False
         self._is_writing_paused = False
         self._is_authenticating = False
@@ -207,6 +128,17 @@ class ServerConnection:
         if not self._is_paused:
             self._handle_frames()
 
+    def is_frame_late(self) -> bool:
+        """Whether the client takes longer than `cql_frame_ms` for a frame that it has begun. To be called every now and
+        then. While the connection is not read from, the time does not count."""
+        if self._is_paused or not self._splitter.waiting_bytes:
+            self._late_frame = None
+            return False
+        now_ms = self._deps.clock.boot_ms()
+        if self._late_frame is None or self._late_frame[0] != self._splitter.frames:
+            self._late_frame = (self._splitter.frames, now_ms)
+        return now_ms - self._late_frame[1] >= self._deps.limits.cql_frame_ms
+
     def writing_paused(self) -> None:
         """The client reads responses too slowly: handle no more requests until it catches up."""
         self._is_writing_paused = True
@@ -219,9 +151,11 @@ class ServerConnection:
     def lost(self) -> None:
         self._stage = ConnectionStage.CLOSING
         self._deps.events.forget(self)
+        self._splitter.clear()  # at once: a connection is in reference cycles, and garbage collection may be late
         running, self._running = self._running, {}
-        self._deps.in_flight.bytes -= self._running_bytes
-        self._running_bytes = 0
+        self._deps.memory.forget(self._memory_reserved)
+        self._deps.memory.release(self._running_bytes + self._frame_bytes_reserved)
+        self._running_bytes = self._frame_bytes_reserved = 0
         # No client is left to answer. Writes already sent to replicas go on.
         for one in running:
             one.cancel("the client is gone")
@@ -239,20 +173,23 @@ class ServerConnection:
         """`EventSubscriber`."""
         self._send(self._version, EVENT_STREAM, Opcode.EVENT, body)
 
-    def describe(self) -> ConnectedClient:
-        """`ClientConnection`."""
-        client = self.client
-        return ConnectedClient(
-            peer=self.peer,
-            stage=self._stage,
-            protocol_version=self._version,
-            user=client.user,
-            driver_name=client.options.get("DRIVER_NAME", ""),
-            driver_version=client.options.get("DRIVER_VERSION", ""),
-            keyspace=client.keyspace or "",
-            requests=self._requests,
-            running=len(self._running),
-        )
+    def system_row(self) -> dict[str, object]:
+        """Of `system.clients`, without the shard."""
+        client, peer = self.client, self.peer
+        return {
+            "address": peer.host,
+            "port": peer.port,
+            "client_type": "cql",
+            "connection_stage": str(self._stage),
+            "driver_name": client.options.get("DRIVER_NAME"),
+            "driver_version": client.options.get("DRIVER_VERSION"),
+            "keyspace_name": client.keyspace,
+            "protocol_version": self._version,
+            "ssl_enabled": bool(peer.tls_protocol),
+            "ssl_protocol": peer.tls_protocol or None,
+            "ssl_cipher_suite": peer.tls_cipher or None,
+            "username": client.user or None,
+        }
 
     # ---- bounds
 
@@ -262,15 +199,16 @@ class ServerConnection:
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        limits = self._limits
         if (
             self._is_paused
             and not self._is_writing_paused
             and not self._is_authenticating
+            and not self._waits_for_memory
+            and not self._budget.is_spent
             and self._stage is not ConnectionStage.CLOSING
             and self._end_cause is None
-            and len(self._running) < limits.requests_max
-            and self._running_bytes < limits.requests_bytes_max
+            and len(self._running) < self._requests_max
+            and self._running_bytes < self._requests_bytes_max
         ):
             self._is_paused = False
             self._transport.resume_reading()
@@ -280,9 +218,8 @@ class ServerConnection:
         size = context.bytes
         self._running[work] = size
         self._running_bytes += size
-        self._deps.in_flight.bytes += size
-        limits = self._limits
-        if len(self._running) >= limits.requests_max or self._running_bytes >= limits.requests_bytes_max:
+        self._deps.memory.bytes += size
+        if len(self._running) >= self._requests_max or self._running_bytes >= self._requests_bytes_max:
             self._pause()
 
     def _remove_running(self, work: "asyncio.Future[Any]") -> None:
@@ -290,7 +227,7 @@ class ServerConnection:
         if size is None:
             return  # the connection was lost meanwhile
         self._running_bytes -= size
-        self._deps.in_flight.bytes -= size
+        self._deps.memory.release(size)
         if self._is_paused:
             if self._end_cause is not None and not self._running:
                 self._close(self._end_cause)
@@ -300,33 +237,55 @@ class ServerConnection:
     # ---- frames
 
     def _handle_frames(self) -> None:
-        take = self._splitter.take
+        take, budget = self._splitter.take, self._budget
+        now_ms = budget.now_ms()
         try:
             while not self._is_paused:
                 frame = take()
                 if frame is None:
+                    self._reserve_memory(self._splitter.next_body_bytes)
                     return
+                if self._frame_bytes_reserved:
+                    self._deps.memory.release(self._frame_bytes_reserved)
+                    self._frame_bytes_reserved = 0
                 self._handle(frame)
+                now_ms = budget.spend(now_ms)
+                if budget.is_spent:
+                    self._pause()
         except MalformedFrame as error:
             self._send_error(RequestContext(version=self._version, stream=error.stream), error)
             self._close(error.message)
 
+    def _reserve_memory(self, size: int) -> None:
+        """For a large frame of which a part has arrived. The rest is not read before there is room for all of it."""
+        if size <= LARGE_FRAME_BYTES or self._frame_bytes_reserved:
+            return
+        if self._deps.memory.reserve(size, self._memory_reserved):
+            self._frame_bytes_reserved = size
+        else:
+            self._waits_for_memory = True
+            self._pause()
+
+    def _memory_reserved(self) -> None:
+        self._frame_bytes_reserved = self._splitter.next_body_bytes
+        self._waits_for_memory = False
+        self._resume()
+
     def _handle(self, frame: CqlFrame) -> None:
         opcode = frame.opcode
         self._version = frame.version
-        self._requests += 1
         (self._deps.metrics.requests.get(opcode) or self._deps.metrics.unknown).value += 1
         try:
             body, offset = (frame.body, 0) if not frame.flags else self._unwrap(frame)
-            if self._deps.in_flight.bytes > self._limits.all_requests_bytes_max:
-                raise Overloaded(f"{self._deps.in_flight.bytes} bytes of requests are in flight on this shard")
+            if self._deps.memory.bytes > self._deps.memory.bytes_max:
+                raise Overloaded(f"{self._deps.memory.bytes} bytes of requests are in flight on this shard")
             if opcode == _EXECUTE:
                 self._execute(frame, body, offset)
                 return
             serve = self._serve.get(opcode)
             if serve is None:
                 raise BadProtocol(f"Opcode {opcode} is not one of a request")
-            serve(frame, BodyReader(body, offset))
+            serve(frame, BodyReader(body, offset, self._deps.limits.cql_statement_bytes_max))
         except Exception as error:  # no message may stop the shard; the sender gets the error
             self._send_error(RequestContext(version=frame.version, stream=frame.stream), error)
 
@@ -336,7 +295,7 @@ class ServerConnection:
         if frame.flags & _COMPRESSED:
             if self._compression is None:
                 raise BadProtocol("The message is compressed, but STARTUP named no compression")
-            body = self._compression.decompress(body, self._limits.request_bytes_max)
+            body = self._compression.decompress(body, self._deps.limits.cql_request_bytes_max)
         if not frame.flags & _PAYLOAD:
             return body, 0
         reader = BodyReader(body)
@@ -352,38 +311,38 @@ class ServerConnection:
     def _startup(self, frame: CqlFrame, reader: BodyReader) -> None:
         if self._stage is not ConnectionStage.ESTABLISHED:
             raise BadProtocol("Unexpected message STARTUP: this connection has already started")
-        options = requests.read_startup(reader).options
+        options = reader.string_map()
         if not options.get("CQL_VERSION", "").startswith("3."):
             raise BadProtocol("STARTUP must name CQL_VERSION, and it must be 3")
         if options.get("COMPRESSION"):
             self._compression = find_compression(options["COMPRESSION"])
         self.client.options = options
         self.client.tablet_routing = TABLET_ROUTING in options
-        authenticator = self._deps.authentication.authenticator
-        if authenticator is None:
+        if self._deps.authenticate is None:
             self._become_ready(ANONYMOUS)
             self._send(frame.version, frame.stream, Opcode.READY, b"")
         else:
             self._stage = ConnectionStage.AUTHENTICATING
-            self._send(frame.version, frame.stream, Opcode.AUTHENTICATE, notation.string(authenticator))
+            self._send(frame.version, frame.stream, Opcode.AUTHENTICATE, notation.string(PASSWORD_AUTHENTICATOR))
 
     def _become_ready(self, user: str) -> None:
         self.client.user = user
         self._stage = ConnectionStage.READY
-        self._splitter.body_bytes_max = self._limits.request_bytes_max
+        self._splitter.body_bytes_max = self._deps.limits.cql_request_bytes_max
 
     def _auth_response(self, frame: CqlFrame, reader: BodyReader) -> None:
         if self._stage is not ConnectionStage.AUTHENTICATING:
             raise BadProtocol("Unexpected message AUTH_RESPONSE: no authentication is in progress")
-        token = requests.read_auth_response(reader)
+        token = reader.data() or b""
         # Later requests may depend on the login, so they wait until it is decided.
         self._is_authenticating = True
         self._pause()
         self._start_task(RequestContext(version=frame.version, stream=frame.stream), self._authenticate(frame, token))
 
     async def _authenticate(self, frame: CqlFrame, token: bytes) -> None:
+        assert self._deps.authenticate is not None, "the connection became ready at its STARTUP"
         try:
-            user = await self._deps.authentication.authenticate(token)
+            user = await self._deps.authenticate(token, self.peer.host)
         except EblaError as error:
             self._send_error(RequestContext(version=frame.version, stream=frame.stream), error)
             self._close(error.message)
@@ -397,7 +356,7 @@ class ServerConnection:
 
     def _register(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
-        names = requests.read_register(reader).events
+        names = reader.string_list()
         try:
             kinds = [EventKind(name) for name in names]
         except ValueError:
@@ -426,13 +385,7 @@ class ServerConnection:
             bytes=len(body),
             skip_metadata=parameters.skip_metadata,
         )
-        try:
-            self._deps.require_serving()
-            started = self._executor.begin_execute(self.client, statement_id, parameters)
-        except Exception as error:  # as in `_handle`, with the level
-            self._send_error(context, error)
-            return
-        self._follow(context, started)
+        self._start(context, self._executor.begin_execute, statement_id, parameters)
 
     def _query(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
@@ -445,24 +398,17 @@ class ServerConnection:
             bytes=len(reader.body),
             skip_metadata=parameters.skip_metadata,
         )
-        try:
-            self._deps.require_serving()
-            started = self._executor.begin_query(self.client, query.text, parameters)
-        except Exception as error:  # as in `_handle`, with the level
-            self._send_error(context, error)
-            return
-        self._follow(context, started)
+        self._start(context, self._executor.begin_query, query.text, parameters)
 
     def _prepare(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
         self._deps.require_serving()
-        text = requests.read_prepare(reader).text
+        text = reader.long_string()
         body = responses.prepared(self._executor.prepare(self.client, text), frame.version)
         self._send(frame.version, frame.stream, Opcode.RESULT, body)
 
     def _batch(self, frame: CqlFrame, reader: BodyReader) -> None:
         self._require_ready()
-        self._deps.require_serving()
         batch = requests.read_batch(reader)
         write_type = _BATCH_TYPES.get(batch.kind, WriteType.SIMPLE)
         context = RequestContext(
@@ -472,14 +418,15 @@ class ServerConnection:
             write_type=write_type,
             bytes=len(reader.body),
         )
+        self._start(context, self._executor.begin_batch, batch.kind, batch.items, batch.parameters)
+
+    def _start(self, context: RequestContext, begin: Callable[..., StartedRequest], *request: Any) -> None:
         try:
-            started = self._executor.begin_batch(self.client, batch.kind, batch.items, batch.parameters)
+            self._deps.require_serving()
+            started = begin(self.client, *request)
         except Exception as error:  # as in `_handle`, with the level
             self._send_error(context, error)
             return
-        self._follow(context, started)
-
-    def _follow(self, context: RequestContext, started: StartedRequest) -> None:
         if isinstance(started, PendingResponse):
             done = started.done
             self._add_running(done, context)
@@ -504,7 +451,7 @@ class ServerConnection:
         self._remove_running(done)
 
     def _start_task(self, context: RequestContext, work: Coroutine[Any, Any, CqlResponse | None]) -> None:
-        running = self._run_task(context, work)
+        running = self._run_task(context, MeteredWork(work, self._budget))
         try:
             task = self._deps.tasks.create_task(running)
         except RuntimeError:  # the task group is shutting down
@@ -555,15 +502,31 @@ class ServerConnection:
         self._send(context.version, context.stream, Opcode.ERROR, body)
 
     def _to_ebla_error(self, error: BaseException) -> EblaError:
+        """The error as the client may read it. The log has the rest, under an id that both have."""
         known = next((each for each in leaf_errors(error) if isinstance(each, EblaError)), None)
         if known is not None:
-            return known
+            return self._without_internals(known)
         number = self._deps.new_id()
         trace = "".join(traceback.format_exception(error, limit=-20))
         self._deps.report("cql.internal_error", {"id": number, "peer": str(self.peer), "trace": trace})
         return InternalError(
             f"internal error {number}", advice="the log of this node has the details under this number"
         )
+
+    def _without_internals(self, error: EblaError) -> EblaError:
+        tag = error_tag(error)
+        details, hidden = getattr(error, "__notes__", []), hidden_text(tag)
+        if hidden is None and not details:
+            return error
+        number = self._deps.new_id()
+        self._deps.report(
+            "cql.request_failed", {"id": number, "peer": str(self.peer), "cause": "; ".join([str(error), *details])}
+        )
+        advice = "the log of this node has the details under this number"
+        if hidden is not None:
+            return ERROR_TAGS[tag](f"{hidden}, error {number}", advice=advice)
+        error.message = f"{error.message}, error {number}"
+        return error
 
     def _send(self, version: int, stream: int, opcode: int, body: bytes, flags: int = 0) -> None:
         if self._compression is not None and len(body) >= COMPRESSED_BYTES_MIN:
@@ -574,7 +537,7 @@ class ServerConnection:
     def _send_frame(self, frame: bytes) -> None:
         if self._stage is ConnectionStage.CLOSING:
             return
-        if self._is_writing_paused and (unsent := self._transport.queued_bytes) > self._limits.unsent_bytes_max:
+        if self._is_writing_paused and (unsent := self._transport.queued_bytes) > self._deps.unsent_bytes_max:
             self._deps.report("cql.client_too_slow", {"peer": str(self.peer), "unsent_bytes": unsent})
             self._close(f"{unsent} response bytes are unread")
             return

@@ -7,38 +7,32 @@ empties it in one step. A client that does not read its responses is not read fr
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import cast
 
-from ebla.cql.server.clients import ClientEndpoint, ClientRegistry
-from ebla.cql.server.connection import ConnectionDeps, ServerConnection
+from ebla.cql.server.connection import ServerConnection
+from ebla.cql.server.connection_deps import ClientEndpoint, ConnectionDeps
 from ebla.observe.event_reporter import EventReporter, RateLimitedReporter
-from ebla.options import DEFAULT_LIMITS
 
 _ACCEPT_PAUSE_S = 0.05
 _LARGE_REQUEST_BYTES = 4 << 10
 """If this much of a request has arrived and the rest has not, larger reads are used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CqlServerLimits:
-    connections_max: int = DEFAULT_LIMITS.cql_connections_max
-    greeting_ms: int = 30_000
-    """Time for a client to complete the handshake. Afterwards it may stay idle forever."""
-    handshake_ms: int = 5_000
-    write_high_bytes: int = 1 << 20
-    write_low_bytes: int = 256 << 10
-    write_stall_ms: int = 30_000
-    """A client that reads no byte for this long, with more than the high mark unsent, is disconnected."""
-    close_linger_ms: int = 1_000
-    """Time for queued bytes to leave after a close."""
-    read_buffer_bytes: int = 256 << 10
-    """For one read inside a large request."""
-    read_turn_bytes: int = 8 << 10
-    """For any other read. Small, so that the first requests of a burst are answered while the others are read."""
-    unacknowledged_ms: int = 30_000
-
+_READ_BUFFER_BYTES = 256 << 10
+"""For one read inside a large request."""
+_READ_TURN_BYTES = 8 << 10
+"""For any other read. Small, so that the first requests of a burst are answered while the others are read."""
+_TLS_HANDSHAKE_S = 5.0
+_CLOSE_LINGER_S = 1.0
+"""Time for queued bytes to leave after a close."""
+_UNACKNOWLEDGED_MS = 30_000
+GREETING_MS = 30_000
+"""Time for a client to complete the handshake. Afterwards it may stay idle forever."""
+FRAME_CHECKS = 10
+"""How often unfinished frames are checked within the time that they have."""
+WRITE_HIGH_BYTES = 1 << 20
+"""With more unsent bytes, a client is not read from until a quarter is left."""
+WRITE_STALL_MS = 30_000
+"""A client that reads no byte for this long, with more than the high mark unsent, is disconnected."""
 
 ForwardSocket = Callable[[socket.socket], bool]
 """Hands an accepted socket to the shard it belongs to; False: no shard took it, so it is served here."""
@@ -48,21 +42,30 @@ class CqlServer:
     """Serves connections of its listeners. Its tasks run in the task group of `deps`."""
 
     def __init__(
-        self, deps: ConnectionDeps, limits: CqlServerLimits, tls: Callable[[], ssl.SSLContext] | None = None
+        self,
+        deps: ConnectionDeps,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        greeting_ms: int = GREETING_MS,
+        write_high_bytes: int = WRITE_HIGH_BYTES,
+        write_stall_ms: int = WRITE_STALL_MS,
     ) -> None:
         """`tls` is called for each connection, so that a renewed certificate is used from the next one on."""
         self.deps = deps
-        self.limits = limits
-        self.clients = ClientRegistry()
+        self.greeting_s = greeting_ms / 1000
+        self.write_high_bytes = write_high_bytes
+        self.write_stall_s = write_stall_ms / 1000
         self.loop = asyncio.get_running_loop()
-        self.read_buffer = memoryview(bytearray(limits.read_buffer_bytes))
-        self.read_turn = self.read_buffer[: limits.read_turn_bytes]
+        self.read_buffer = memoryview(bytearray(_READ_BUFFER_BYTES))
+        self.read_turn = self.read_buffer[:_READ_TURN_BYTES]
         self.report: EventReporter = RateLimitedReporter(deps.report)
         self._tls = tls
         self._sockets: dict[CqlSocket, None] = {}
         self._opening = 0
         self._accepting: list[tuple[asyncio.Task[None], socket.socket]] = []
         self._is_closed = False
+        self._frame_check_s = deps.limits.cql_frame_ms / 1000 / FRAME_CHECKS
+        self._frame_timer = self.loop.call_later(self._frame_check_s, self._check_frames)
 
     def listen(self, listener: socket.socket, forward: ForwardSocket | None = None) -> None:
         """`listener` is bound, listening and non-blocking. It is closed with the server."""
@@ -71,7 +74,7 @@ class CqlServer:
 
     def take(self, accepted: socket.socket) -> None:
         """Serves a connection, accepted here or by another process."""
-        if self._is_closed or len(self._sockets) + self._opening >= self.limits.connections_max:
+        if self._is_closed or len(self._sockets) + self._opening >= self.deps.limits.cql_connections_max:
             self.report("cql.connection_refused", {"connections": len(self._sockets)})
             accepted.close()
             return
@@ -85,6 +88,7 @@ class CqlServer:
     def close(self, cause: str) -> None:
         """Accepts no more connections or requests; requests in flight may end."""
         self._is_closed = True
+        self._frame_timer.cancel()
         for task, listener in self._accepting:
             task.cancel(cause)
             listener.close()
@@ -101,6 +105,10 @@ class CqlServer:
     def is_idle(self) -> bool:
         return not self._sockets and self._opening == 0
 
+    def client_rows(self) -> list[Mapping[str, object]]:
+        """Of `system.clients`, in the order of connection, without the shard."""
+        return [one.connection.system_row() for one in self._sockets if one.connection is not None]
+
     # ---- for its sockets
 
     def opened(self, one: "CqlSocket") -> None:
@@ -110,6 +118,16 @@ class CqlServer:
     def closed(self, one: "CqlSocket") -> None:
         self._sockets.pop(one, None)
         self.deps.metrics.connections.value = len(self._sockets)
+
+    def _check_frames(self) -> None:
+        """One timer for all connections: bursts of requests are cut anywhere, and a timer for each cut would cost more
+        than the requests."""
+        for one in list(self._sockets):
+            if one.connection is not None and one.connection.is_frame_late():
+                received = one.connection.unread_bytes
+                self.report("cql.frame_late", {"peer": str(one.connection.peer), "received_bytes": received})
+                one.abort()
+        self._frame_timer = self.loop.call_later(self._frame_check_s, self._check_frames)
 
     # ---- accepting
 
@@ -135,8 +153,8 @@ class CqlServer:
                 lambda: CqlSocket(self),
                 accepted,
                 ssl=context,
-                ssl_handshake_timeout=None if context is None else self.limits.handshake_ms / 1000,
-                ssl_shutdown_timeout=None if context is None else self.limits.close_linger_ms / 1000,
+                ssl_handshake_timeout=None if context is None else _TLS_HANDSHAKE_S,
+                ssl_shutdown_timeout=None if context is None else _CLOSE_LINGER_S,
             )
         except OSError as error:  # TLS errors are among them
             self.report("cql.tls_handshake_failed", {"cause": str(error) or type(error).__name__})
@@ -153,11 +171,10 @@ class CqlSocket(asyncio.BufferedProtocol):
         self._server = server
         self._loop = server.loop
         self._transport: asyncio.Transport | None = None
-        self._connection: ServerConnection | None = None
-        self._number = 0
+        self.connection: ServerConnection | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._write_high_bytes = server.limits.write_high_bytes
+        self._write_high_bytes = server.write_high_bytes
         self._flush_due = False
         self._wants_more = False
         self._closing = False
@@ -199,12 +216,12 @@ class CqlSocket(asyncio.BufferedProtocol):
         self._closing = True
         transport = self._transport
         if transport is not None:
-            self._linger_timer = self._loop.call_later(self._server.limits.close_linger_ms / 1000, transport.abort)
+            self._linger_timer = self._loop.call_later(_CLOSE_LINGER_S, transport.abort)
             transport.close()
 
     def end(self, cause: str) -> None:
-        if self._connection is not None:
-            self._connection.end(cause)
+        if self.connection is not None:
+            self.connection.end(cause)
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -215,19 +232,17 @@ class CqlSocket(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._server
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have another class
-        self._transport.set_write_buffer_limits(server.limits.write_high_bytes, server.limits.write_low_bytes)
-        _tune(transport.get_extra_info("socket"), server.limits.unacknowledged_ms)
-        connection = ServerConnection(server.deps, self, _peer_of(transport))
-        self._connection = connection
-        self._number = server.clients.add(connection)
+        self._transport.set_write_buffer_limits(server.write_high_bytes, server.write_high_bytes // 4)
+        _tune(transport.get_extra_info("socket"))
+        self.connection = ServerConnection(server.deps, self, _peer_of(transport))
         server.opened(self)
-        self._handshake_timer = self._loop.call_later(server.limits.greeting_ms / 1000, self._check_handshake)
+        self._handshake_timer = self._loop.call_later(server.greeting_s, self._check_handshake)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._server.read_buffer if self._wants_more else self._server.read_turn
 
     def buffer_updated(self, nbytes: int) -> None:
-        connection = self._connection
+        connection = self.connection
         if self._closing or connection is None:
             return
         flush_here = not self._flush_due
@@ -249,17 +264,16 @@ class CqlSocket(asyncio.BufferedProtocol):
                 timer.cancel()
         self._out.clear()
         self._out_bytes = 0
-        if self._connection is not None:
-            self._connection.lost()
-            self._server.clients.forget(self._number)
+        if self.connection is not None:
+            self.connection.lost()
         self._server.closed(self)
-        self._connection = self._transport = None
+        self.connection = self._transport = None
 
     def pause_writing(self) -> None:
         transport = self._transport
         assert transport is not None
-        if self._connection is not None:
-            self._connection.writing_paused()
+        if self.connection is not None:
+            self.connection.writing_paused()
         if self._stall_timer is None:
             self._stalled_at_bytes = transport.get_write_buffer_size()
             self._watch_stall()
@@ -268,8 +282,8 @@ class CqlSocket(asyncio.BufferedProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-        if self._connection is not None:
-            self._connection.writing_resumed()
+        if self.connection is not None:
+            self.connection.writing_resumed()
 
     # ---- writing
 
@@ -283,7 +297,7 @@ class CqlSocket(asyncio.BufferedProtocol):
         self._transport.write(data)
 
     def _watch_stall(self) -> None:
-        self._stall_timer = self._loop.call_later(self._server.limits.write_stall_ms / 1000, self._check_stall)
+        self._stall_timer = self._loop.call_later(self._server.write_stall_s, self._check_stall)
 
     def _check_stall(self) -> None:
         transport = self._transport
@@ -298,7 +312,7 @@ class CqlSocket(asyncio.BufferedProtocol):
 
     def _check_handshake(self) -> None:
         self._handshake_timer = None
-        if self._connection is not None and not self._connection.is_ready:
+        if self.connection is not None and not self.connection.is_ready:
             self.close("no handshake in time")
 
 
@@ -313,16 +327,16 @@ def _peer_of(transport: asyncio.BaseTransport) -> ClientEndpoint:
     )
 
 
-def _tune(sock: socket.socket | None, unacknowledged_ms: int) -> None:
+def _tune(sock: socket.socket | None) -> None:
     """Disables Nagle's algorithm, and detects vanished clients, also on idle connections."""
     if sock is None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, unacknowledged_ms // 2000))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, unacknowledged_ms // 4000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _UNACKNOWLEDGED_MS // 2000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _UNACKNOWLEDGED_MS // 4000)
 
 
 def _clear_tracebacks(error: BaseException | None) -> None:

@@ -14,7 +14,7 @@ from ebla.model.identity import HostId, TableId
 from ebla.model.schema import TableSchema
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
-from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult, SchemaChangeTarget
+from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult
 from ebla.wire.cql.responses import EventKind, NodeChange, node_event, schema_event
 
 _SERVING = (NodeState.NORMAL, NodeState.REBUILDING, NodeState.DECOMMISSIONING, NodeState.REMOVING)
@@ -77,21 +77,14 @@ def schema_changes(before: View, after: View) -> Sequence[SchemaChangeResult]:
     if was.keyspaces is not now.keyspaces:
         for name in sorted(now.keyspaces):
             if name not in was.keyspaces:
-                changes.append(
-                    SchemaChangeResult(kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
-                )
+                changes.append(SchemaChangeResult(SchemaChangeKind.CREATED, name))
             elif was.keyspaces[name] != now.keyspaces[name]:
-                changes.append(
-                    SchemaChangeResult(kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
-                )
+                changes.append(SchemaChangeResult(SchemaChangeKind.UPDATED, name))
     if was.tables is not now.tables:
         changes += _table_changes(_by_name(before), _by_name(after))
     if was.keyspaces is not now.keyspaces:
         gone = sorted(name for name in was.keyspaces if name not in now.keyspaces)
-        changes += [
-            SchemaChangeResult(kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.KEYSPACE, keyspace=name)
-            for name in gone
-        ]
+        changes += [SchemaChangeResult(SchemaChangeKind.DROPPED, name) for name in gone]
     return changes
 
 
@@ -107,18 +100,12 @@ def _table_changes(was: _Named, now: _Named) -> Iterator[SchemaChangeResult]:
     for keyspace, name in sorted(was.keys() | now.keys()):
         before, after = was.get((keyspace, name)), now.get((keyspace, name))
         if before is None:
-            yield SchemaChangeResult(
-                kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
-            )
+            yield SchemaChangeResult(SchemaChangeKind.CREATED, keyspace, name)
         elif after is None:
-            yield SchemaChangeResult(
-                kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
-            )
+            yield SchemaChangeResult(SchemaChangeKind.DROPPED, keyspace, name)
         elif before != after:
             # Also if only the id changed, as by TRUNCATE: the id is a column of the table's row.
-            yield SchemaChangeResult(
-                kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace=keyspace, table=name
-            )
+            yield SchemaChangeResult(SchemaChangeKind.UPDATED, keyspace, name)
 
 
 def node_changes(

@@ -39,6 +39,10 @@ class SystemTableSources:
     history: Callable[[], Iterable[tuple[int, int, str]]]
     """Topology versions: wall time, number, and description."""
 
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.view.current.snapshot
+
 
 def address_of(node: Node) -> str:
     """The IP address of a node, without a port."""
@@ -67,29 +71,21 @@ SHARDING_ALGORITHM = "biased-token-round-robin"
 TABLET_ROUTING = "TABLETS_ROUTING_V1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingInfo:
-    """How drivers find the shard of a token in a table without tablets."""
-
-    shard: int
-    shard_count: int
-    ignore_msb: int
-    shard_aware_port: int
-    """A connection from client port p goes to shard p modulo the number of shards."""
-    is_tls: bool = False
-
-
-def supported_options(sharding: ShardingInfo) -> Mapping[str, Sequence[str]]:
-    port_key = "SCYLLA_SHARD_AWARE_PORT_SSL" if sharding.is_tls else "SCYLLA_SHARD_AWARE_PORT"
+def supported_options(
+    *, shard: int, shard_count: int, ignore_msb: int, shard_aware_port: int, is_tls: bool = False
+) -> Mapping[str, Sequence[str]]:
+    """Also how drivers find the shard of a token in a table without tablets. A connection to the shard-aware port from
+    client port p goes to shard p modulo the number of shards."""
+    port_key = "SCYLLA_SHARD_AWARE_PORT_SSL" if is_tls else "SCYLLA_SHARD_AWARE_PORT"
     return {
         "CQL_VERSION": (CQL_VERSION,),
         "COMPRESSION": tuple(KNOWN),
         "PROTOCOL_VERSIONS": tuple(f"{version}/v{version}" for version in range(VERSION_OLDEST, VERSION + 1)),
-        "SCYLLA_SHARD": (str(sharding.shard),),
-        "SCYLLA_NR_SHARDS": (str(sharding.shard_count),),
+        "SCYLLA_SHARD": (str(shard),),
+        "SCYLLA_NR_SHARDS": (str(shard_count),),
         "SCYLLA_PARTITIONER": (PARTITIONER,),
         "SCYLLA_SHARDING_ALGORITHM": (SHARDING_ALGORITHM,),
-        "SCYLLA_SHARDING_IGNORE_MSB": (str(sharding.ignore_msb),),
-        port_key: (str(sharding.shard_aware_port),),
+        "SCYLLA_SHARDING_IGNORE_MSB": (str(ignore_msb),),
+        port_key: (str(shard_aware_port),),
         TABLET_ROUTING: ("",),
     }

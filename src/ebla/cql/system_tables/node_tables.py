@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Iterable
 
-from ebla.cql.catalog import VirtualTable
 from ebla.cql.system_tables.node_info import (
     CQL_VERSION,
     PARTITIONER,
@@ -14,10 +13,13 @@ from ebla.cql.system_tables.node_info import (
     ring_members,
     schema_version,
 )
-from ebla.cql.system_tables.table_definition import ComputedTable, SystemRow, declared, no_rows
+from ebla.cql.system_tables.table_definition import SystemRow, empty_table, system_table
 from ebla.topology.snapshot import Node
 
-LOCAL = declared(
+CONTROL_PORT = 7000
+
+
+@system_table(
     """CREATE TABLE system.local (
         key text PRIMARY KEY,
         bootstrapped text,
@@ -43,7 +45,51 @@ LOCAL = declared(
     )""",
     "information about the local node",
 )
-PEERS = declared(
+def local(sources: SystemTableSources) -> Iterable[SystemRow]:
+    view = sources.view.current
+    node = view.snapshot.nodes.get(sources.host)
+    if node is None:
+        return
+    address = address_of(node)
+    yield {
+        **_described(node, schema_version(view)),
+        "key": "local",
+        "bootstrapped": "COMPLETED",
+        "broadcast_address": address,
+        "broadcast_port": CONTROL_PORT,
+        "cluster_name": sources.cluster_name,
+        "cql_version": CQL_VERSION,
+        "gossip_generation": 0,
+        "listen_address": address,
+        "listen_port": CONTROL_PORT,
+        "native_protocol_version": PROTOCOL_VERSION,
+        "partitioner": PARTITIONER,
+        "rpc_address": address,
+        "rpc_port": sources.cql_port,
+    }
+
+
+def _described(node: Node, version: uuid.UUID) -> dict[str, object]:
+    return {
+        "data_center": node.datacenter,
+        "rack": node.rack,
+        "host_id": node.host,
+        "release_version": RELEASE_VERSION,
+        "schema_version": version,
+        "supported_features": ",".join(node.supported_features),
+        "tokens": [str(token) for token in sorted(node.tokens)] or None,
+    }
+
+
+def _others(sources: SystemTableSources) -> Iterable[tuple[Node, dict[str, object]]]:
+    view = sources.view.current
+    version = schema_version(view)
+    for node in ring_members(view.snapshot):
+        if node.host != sources.host:
+            yield node, _described(node, version)
+
+
+@system_table(
     """CREATE TABLE system.peers (
         peer inet PRIMARY KEY,
         data_center text,
@@ -58,7 +104,13 @@ PEERS = declared(
     )""",
     "information about known peers in the cluster",
 )
-PEERS_V2 = declared(
+def peers(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for node, row in _others(sources):
+        address = address_of(node)
+        yield {**row, "peer": address, "preferred_ip": address, "rpc_address": address}
+
+
+@system_table(
     """CREATE TABLE system.peers_v2 (
         peer inet,
         peer_port int,
@@ -76,7 +128,38 @@ PEERS_V2 = declared(
     )""",
     "information about known peers in the cluster",
 )
-CLIENTS = declared(
+def peers_v2(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for node, row in _others(sources):
+        address = address_of(node)
+        yield {
+            **row,
+            "peer": address,
+            "peer_port": CONTROL_PORT,
+            "native_address": address,
+            "native_port": sources.cql_port,
+            "preferred_ip": address,
+            "preferred_port": CONTROL_PORT,
+        }
+
+
+@system_table(
+    "CREATE TABLE system.config (name text PRIMARY KEY, source text, type text, value text)",
+    "the options of this node",
+)
+def config(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for name, value, source in sources.config():
+        yield {"name": name, "value": value, "source": source, "type": "text"}
+
+
+@system_table(
+    "CREATE TABLE system.versions (key text PRIMARY KEY, build_id text, build_mode text, version text)",
+    "the release of this node",
+)
+def versions(sources: SystemTableSources) -> Iterable[SystemRow]:
+    yield {"key": "local", "version": sources.release, "build_mode": "release", "build_id": ""}
+
+
+@system_table(
     """CREATE TABLE system.clients (
         address inet,
         port int,
@@ -97,106 +180,24 @@ CLIENTS = declared(
     )""",
     "clients connected to this shard",
 )
-CONFIG = declared(
-    "CREATE TABLE system.config (name text PRIMARY KEY, source text, type text, value text)",
-    "the options of this node",
-)
-VERSIONS = declared(
-    "CREATE TABLE system.versions (key text PRIMARY KEY, build_id text, build_mode text, version text)",
-    "the release of this node",
-)
-SIZE_ESTIMATES = declared(
-    """CREATE TABLE system.size_estimates (
+def clients(sources: SystemTableSources) -> Iterable[SystemRow]:
+    return sources.clients()
+
+
+NODE_TABLES = (
+    local,
+    peers,
+    peers_v2,
+    clients,
+    config,
+    versions,
+    empty_table(
+        """CREATE TABLE system.size_estimates (
         keyspace_name text, table_name text, range_start text, range_end text,
         mean_partition_size bigint, partitions_count bigint,
         PRIMARY KEY (keyspace_name, table_name, range_start, range_end))""",
+    ),
+    empty_table(
+        "CREATE TABLE system.built_views (keyspace_name text, view_name text, PRIMARY KEY (keyspace_name, view_name))"
+    ),
 )
-BUILT_VIEWS = declared(
-    "CREATE TABLE system.built_views (keyspace_name text, view_name text, PRIMARY KEY (keyspace_name, view_name))"
-)
-CONTROL_PORT = 7000
-
-
-def node_tables(facts: SystemTableSources) -> list[VirtualTable]:
-    tables = _NodeTables(facts)
-    return [
-        ComputedTable(LOCAL, tables.local),
-        ComputedTable(PEERS, tables.peers),
-        ComputedTable(PEERS_V2, tables.peers_v2),
-        ComputedTable(CLIENTS, facts.clients),
-        ComputedTable(CONFIG, tables.config),
-        ComputedTable(VERSIONS, tables.versions),
-        ComputedTable(SIZE_ESTIMATES, no_rows),
-        ComputedTable(BUILT_VIEWS, no_rows),
-    ]
-
-
-class _NodeTables:
-    def __init__(self, facts: SystemTableSources) -> None:
-        self._facts = facts
-
-    def local(self) -> Iterable[SystemRow]:
-        facts, view = self._facts, self._facts.view.current
-        node = view.snapshot.nodes.get(facts.host)
-        if node is None:
-            return
-        address = address_of(node)
-        yield {
-            **self._described(node, schema_version(view)),
-            "key": "local",
-            "bootstrapped": "COMPLETED",
-            "broadcast_address": address,
-            "broadcast_port": CONTROL_PORT,
-            "cluster_name": facts.cluster_name,
-            "cql_version": CQL_VERSION,
-            "gossip_generation": 0,
-            "listen_address": address,
-            "listen_port": CONTROL_PORT,
-            "native_protocol_version": PROTOCOL_VERSION,
-            "partitioner": PARTITIONER,
-            "rpc_address": address,
-            "rpc_port": facts.cql_port,
-        }
-
-    def _described(self, node: Node, version: uuid.UUID) -> dict[str, object]:
-        return {
-            "data_center": node.datacenter,
-            "rack": node.rack,
-            "host_id": node.host,
-            "release_version": RELEASE_VERSION,
-            "schema_version": version,
-            "supported_features": ",".join(node.supported_features),
-            "tokens": [str(token) for token in sorted(node.tokens)] or None,
-        }
-
-    def _others(self) -> Iterable[tuple[Node, dict[str, object]]]:
-        view = self._facts.view.current
-        version = schema_version(view)
-        for node in ring_members(view.snapshot):
-            if node.host != self._facts.host:
-                yield node, self._described(node, version)
-
-    def peers(self) -> Iterable[SystemRow]:
-        for node, row in self._others():
-            address = address_of(node)
-            yield {**row, "peer": address, "preferred_ip": address, "rpc_address": address}
-
-    def peers_v2(self) -> Iterable[SystemRow]:
-        for node, row in self._others():
-            address = address_of(node)
-            yield {
-                **row,
-                "peer": address,
-                "peer_port": CONTROL_PORT,
-                "native_address": address,
-                "native_port": self._facts.cql_port,
-                "preferred_ip": address,
-                "preferred_port": CONTROL_PORT,
-            }
-
-    def config(self) -> Iterable[SystemRow]:
-        for name, value, source in self._facts.config():
-            yield {"name": name, "value": value, "source": source, "type": "text"}
-
-    def versions(self) -> Iterable[SystemRow]:
-        yield {"key": "local", "version": self._facts.release, "build_mode": "release", "build_id": ""}

@@ -1,25 +1,91 @@
 """The schema, as drivers and cqlsh read it, with the system tables."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from ebla.cql.catalog import VirtualTable, VirtualTables
 from ebla.cql.parse.lexer import TokenKind, tokenize
 from ebla.cql.system_tables.node_info import SystemTableSources
-from ebla.cql.system_tables.node_tables import node_tables
-from ebla.cql.system_tables.table_definition import ComputedTable, SystemRow, declared, no_rows
-from ebla.cql.system_tables.topology_tables import topology_tables
+from ebla.cql.system_tables.node_tables import NODE_TABLES
+from ebla.cql.system_tables.table_definition import SystemRow, SystemTable, empty_table, system_table
+from ebla.cql.system_tables.topology_tables import TOPOLOGY_TABLES
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import Strategy
 
-KEYSPACES = declared(
+_EMPTY_TABLES = (
+    """CREATE TABLE system_schema.dropped_columns (
+        keyspace_name text, table_name text, column_name text, dropped_time timestamp, kind text, type text,
+        PRIMARY KEY (keyspace_name, table_name, column_name))""",
+    "CREATE TABLE system_virtual_schema.keyspaces (keyspace_name text PRIMARY KEY)",
+    """CREATE TABLE system_virtual_schema.tables (
+        keyspace_name text, table_name text, comment text, PRIMARY KEY (keyspace_name, table_name))""",
+    """CREATE TABLE system_virtual_schema.columns (
+        keyspace_name text, table_name text, column_name text, clustering_order text, column_name_bytes blob, kind text,
+        position int, type text, PRIMARY KEY (keyspace_name, table_name, column_name))""",
+    """CREATE TABLE system_schema.types (
+        keyspace_name text, type_name text, field_names frozen<list<text>>, field_types frozen<list<text>>,
+        PRIMARY KEY (keyspace_name, type_name))""",
+    """CREATE TABLE system_schema.functions (
+        keyspace_name text, function_name text, argument_types frozen<list<text>>,
+        argument_names frozen<list<text>>, body text, called_on_null_input boolean, language text,
+        return_type text, PRIMARY KEY (keyspace_name, function_name, argument_types))""",
+    """CREATE TABLE system_schema.aggregates (
+        keyspace_name text, aggregate_name text, argument_types frozen<list<text>>, final_func text,
+        initcond text, return_type text, state_func text, state_type text,
+        PRIMARY KEY (keyspace_name, aggregate_name, argument_types))""",
+    """CREATE TABLE system_schema.indexes (
+        keyspace_name text, table_name text, index_name text, kind text, options frozen<map<text, text>>,
+        PRIMARY KEY (keyspace_name, table_name, index_name))""",
+    """CREATE TABLE system_schema.triggers (
+        keyspace_name text, table_name text, trigger_name text, options frozen<map<text, text>>,
+        PRIMARY KEY (keyspace_name, table_name, trigger_name))""",
+    """CREATE TABLE system_schema.views (
+        keyspace_name text, view_name text, base_table_id uuid, base_table_name text,
+        bloom_filter_fp_chance double, caching frozen<map<text, text>>, comment text,
+        compaction frozen<map<text, text>>, compression frozen<map<text, text>>, crc_check_chance double,
+        dclocal_read_repair_chance double, default_time_to_live int, extensions frozen<map<text, blob>>,
+        gc_grace_seconds int, id uuid, include_all_columns boolean, max_index_interval int,
+        memtable_flush_period_in_ms int, min_index_interval int, read_repair_chance double,
+        speculative_retry text, where_clause text, PRIMARY KEY (keyspace_name, view_name))""",
+)
+"""Of unsupported features, which clients read all the same."""
+
+LOCAL_REPLICATION = {"class": "org.apache.cassandra.locator.LocalStrategy"}
+
+
+def replication_map(keyspace: Keyspace) -> dict[str, str]:
+    replication = keyspace.replication
+    if replication.strategy is Strategy.SIMPLE:
+        return {"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": str(replication.total)}
+    factors = {name: str(factor) for name, factor in replication.factors}
+    return {"class": "org.apache.cassandra.locator.NetworkTopologyStrategy", **factors}
+
+
+def _schemas(sources: SystemTableSources) -> Iterable[TableSchema]:
+    yield from sources.view.current.schemas.values()
+    yield from (table.schema for table in SYSTEM_TABLES)
+
+
+@system_table(
     """CREATE TABLE system_schema.keyspaces (
         keyspace_name text PRIMARY KEY,
         durable_writes boolean,
         replication frozen<map<text, text>>
     )"""
 )
-SCYLLA_KEYSPACES = declared(
+def keyspaces(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for keyspace in sources.view.current.snapshot.keyspaces.values():
+        yield {
+            "keyspace_name": keyspace.name,
+            "durable_writes": keyspace.durable_writes,
+            "replication": replication_map(keyspace),
+        }
+    for name in dict.fromkeys(table.schema.keyspace for table in SYSTEM_TABLES):
+        yield {"keyspace_name": name, "durable_writes": True, "replication": LOCAL_REPLICATION}
+
+
+@system_table(
     """CREATE TABLE system_schema.scylla_keyspaces (
         keyspace_name text PRIMARY KEY,
         initial_tablets int,
@@ -27,7 +93,13 @@ SCYLLA_KEYSPACES = declared(
         storage_type text
     )"""
 )
-TABLES = declared(
+def scylla_keyspaces(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for keyspace in sources.view.current.snapshot.keyspaces.values():
+        if keyspace.on_tablets:
+            yield {"keyspace_name": keyspace.name, "initial_tablets": keyspace.initial_tablets}
+
+
+@system_table(
     """CREATE TABLE system_schema.tables (
         keyspace_name text,
         table_name text,
@@ -55,7 +127,11 @@ TABLES = declared(
         PRIMARY KEY (keyspace_name, table_name)
     )"""
 )
-SCYLLA_TABLES = declared(
+def tables(sources: SystemTableSources) -> Iterable[SystemRow]:
+    return map(table_row, _schemas(sources))
+
+
+@system_table(
     """CREATE TABLE system_schema.scylla_tables (
         keyspace_name text,
         table_name text,
@@ -66,7 +142,12 @@ SCYLLA_TABLES = declared(
         PRIMARY KEY (keyspace_name, table_name)
     )"""
 )
-COLUMNS = declared(
+def scylla_tables(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for schema in _schemas(sources):
+        yield {"keyspace_name": schema.keyspace, "table_name": schema.name}
+
+
+@system_table(
     """CREATE TABLE system_schema.columns (
         keyspace_name text,
         table_name text,
@@ -79,114 +160,8 @@ COLUMNS = declared(
         PRIMARY KEY (keyspace_name, table_name, column_name)
     )"""
 )
-DROPPED_COLUMNS = declared(
-    """CREATE TABLE system_schema.dropped_columns (
-        keyspace_name text, table_name text, column_name text, dropped_time timestamp, kind text, type text,
-        PRIMARY KEY (keyspace_name, table_name, column_name))"""
-)
-VIRTUAL_KEYSPACES = declared("CREATE TABLE system_virtual_schema.keyspaces (keyspace_name text PRIMARY KEY)")
-VIRTUAL_TABLES = declared(
-    """CREATE TABLE system_virtual_schema.tables (
-        keyspace_name text, table_name text, comment text, PRIMARY KEY (keyspace_name, table_name))"""
-)
-VIRTUAL_COLUMNS = declared(
-    """CREATE TABLE system_virtual_schema.columns (
-        keyspace_name text, table_name text, column_name text, clustering_order text, column_name_bytes blob, kind text,
-        position int, type text, PRIMARY KEY (keyspace_name, table_name, column_name))"""
-)
-EMPTY = tuple(
-    declared(text)
-    for text in (
-        """CREATE TABLE system_schema.types (
-            keyspace_name text, type_name text, field_names frozen<list<text>>, field_types frozen<list<text>>,
-            PRIMARY KEY (keyspace_name, type_name))""",
-        """CREATE TABLE system_schema.functions (
-            keyspace_name text, function_name text, argument_types frozen<list<text>>,
-            argument_names frozen<list<text>>, body text, called_on_null_input boolean, language text,
-            return_type text, PRIMARY KEY (keyspace_name, function_name, argument_types))""",
-        """CREATE TABLE system_schema.aggregates (
-            keyspace_name text, aggregate_name text, argument_types frozen<list<text>>, final_func text,
-            initcond text, return_type text, state_func text, state_type text,
-            PRIMARY KEY (keyspace_name, aggregate_name, argument_types))""",
-        """CREATE TABLE system_schema.indexes (
-            keyspace_name text, table_name text, index_name text, kind text, options frozen<map<text, text>>,
-            PRIMARY KEY (keyspace_name, table_name, index_name))""",
-        """CREATE TABLE system_schema.triggers (
-            keyspace_name text, table_name text, trigger_name text, options frozen<map<text, text>>,
-            PRIMARY KEY (keyspace_name, table_name, trigger_name))""",
-        """CREATE TABLE system_schema.views (
-            keyspace_name text, view_name text, base_table_id uuid, base_table_name text,
-            bloom_filter_fp_chance double, caching frozen<map<text, text>>, comment text,
-            compaction frozen<map<text, text>>, compression frozen<map<text, text>>, crc_check_chance double,
-            dclocal_read_repair_chance double, default_time_to_live int, extensions frozen<map<text, blob>>,
-            gc_grace_seconds int, id uuid, include_all_columns boolean, max_index_interval int,
-            memtable_flush_period_in_ms int, min_index_interval int, read_repair_chance double,
-            speculative_retry text, where_clause text, PRIMARY KEY (keyspace_name, view_name))""",
-    )
-)
-"""Tables of unsupported features, which clients read all the same."""
-
-LOCAL_REPLICATION = {"class": "org.apache.cassandra.locator.LocalStrategy"}
-
-
-def schema_tables(facts: SystemTableSources, virtual: Callable[[], VirtualTables]) -> list[VirtualTable]:
-    """`virtual` returns all system tables, including these, once they are known."""
-    tables = _SchemaTables(facts, virtual)
-    return [
-        ComputedTable(KEYSPACES, tables.keyspaces),
-        ComputedTable(SCYLLA_KEYSPACES, tables.scylla_keyspaces),
-        ComputedTable(TABLES, tables.tables),
-        ComputedTable(SCYLLA_TABLES, tables.scylla_tables),
-        ComputedTable(COLUMNS, tables.columns),
-        ComputedTable(DROPPED_COLUMNS, no_rows),
-        ComputedTable(VIRTUAL_KEYSPACES, no_rows),
-        ComputedTable(VIRTUAL_TABLES, no_rows),
-        ComputedTable(VIRTUAL_COLUMNS, no_rows),
-        *(ComputedTable(schema, no_rows) for schema in EMPTY),
-    ]
-
-
-def replication_map(keyspace: Keyspace) -> dict[str, str]:
-    replication = keyspace.replication
-    if replication.strategy is Strategy.SIMPLE:
-        return {"class": "org.apache.cassandra.locator.SimpleStrategy", "replication_factor": str(replication.total)}
-    factors = {name: str(factor) for name, factor in replication.factors}
-    return {"class": "org.apache.cassandra.locator.NetworkTopologyStrategy", **factors}
-
-
-class _SchemaTables:
-    def __init__(self, facts: SystemTableSources, virtual: Callable[[], VirtualTables]) -> None:
-        self._facts = facts
-        self._virtual = virtual
-
-    def _schemas(self) -> Iterable[TableSchema]:
-        yield from self._facts.view.current.schemas.values()
-        yield from (table.schema for table in self._virtual().values())
-
-    def keyspaces(self) -> Iterable[SystemRow]:
-        for keyspace in self._facts.view.current.snapshot.keyspaces.values():
-            yield {
-                "keyspace_name": keyspace.name,
-                "durable_writes": keyspace.durable_writes,
-                "replication": replication_map(keyspace),
-            }
-        for name in dict.fromkeys(keyspace for keyspace, _ in self._virtual()):
-            yield {"keyspace_name": name, "durable_writes": True, "replication": LOCAL_REPLICATION}
-
-    def scylla_keyspaces(self) -> Iterable[SystemRow]:
-        for keyspace in self._facts.view.current.snapshot.keyspaces.values():
-            if keyspace.on_tablets:
-                yield {"keyspace_name": keyspace.name, "initial_tablets": keyspace.initial_tablets}
-
-    def tables(self) -> Iterable[SystemRow]:
-        return map(table_row, self._schemas())
-
-    def scylla_tables(self) -> Iterable[SystemRow]:
-        for schema in self._schemas():
-            yield {"keyspace_name": schema.keyspace, "table_name": schema.name}
-
-    def columns(self) -> Iterable[SystemRow]:
-        return (column_row(schema, column) for schema in self._schemas() for column in schema.columns)
+def columns(sources: SystemTableSources) -> Iterable[SystemRow]:
+    return (column_row(schema, column) for schema in _schemas(sources) for column in schema.columns)
 
 
 def table_row(schema: TableSchema) -> SystemRow:
@@ -219,14 +194,6 @@ def table_row(schema: TableSchema) -> SystemRow:
     }
 
 
-_KINDS = {
-    ColumnKind.PARTITION_KEY: "partition_key",
-    ColumnKind.CLUSTERING: "clustering",
-    ColumnKind.STATIC: "static",
-    ColumnKind.REGULAR: "regular",
-}
-
-
 def column_row(schema: TableSchema, column: Column) -> SystemRow:
     is_key = column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
     order = ("desc" if column.descending else "asc") if column.kind is ColumnKind.CLUSTERING else "none"
@@ -236,7 +203,7 @@ def column_row(schema: TableSchema, column: Column) -> SystemRow:
         "column_name": column.name,
         "clustering_order": order,
         "column_name_bytes": column.name.encode(),
-        "kind": _KINDS[column.kind],
+        "kind": str(column.kind),
         "position": column.position if is_key else -1,
         "type": str(column.type),
     }
@@ -265,9 +232,20 @@ def _map(options_set: Mapping[str, str], name: str, default: dict[str, str]) -> 
     return dict(zip(strings[::2], strings[1::2], strict=True))
 
 
-def system_tables(facts: SystemTableSources) -> VirtualTables:
-    found: dict[tuple[str, str], VirtualTable] = {}
-    tables = [*node_tables(facts), *topology_tables(facts), *schema_tables(facts, lambda: found)]
-    for table in tables:
-        found[table.schema.keyspace, table.schema.name] = table
-    return found
+SYSTEM_TABLES: tuple[SystemTable, ...] = (
+    *NODE_TABLES,
+    *TOPOLOGY_TABLES,
+    keyspaces,
+    scylla_keyspaces,
+    tables,
+    scylla_tables,
+    columns,
+    *map(empty_table, _EMPTY_TABLES),
+)
+
+
+def system_tables(sources: SystemTableSources) -> VirtualTables:
+    return {
+        (table.schema.keyspace, table.schema.name): VirtualTable(table.schema, partial(table.rows, sources))
+        for table in SYSTEM_TABLES
+    }

@@ -9,6 +9,7 @@ from typing import Any
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import CreateTableStatement
 from ebla.cql.plan.schema_plan import table_columns
+from ebla.cql.system_tables.node_info import SystemTableSources
 from ebla.model.identity import TableId
 from ebla.model.schema import TableOptions, TableSchema, new_schema
 
@@ -26,28 +27,20 @@ def declared(text: str, comment: str = "") -> TableSchema:
     return new_schema(identity, table_columns(statement), TableOptions(comment=comment, gc_grace_s=0))
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedTable:
-    """A table whose rows are computed without waiting."""
-
-    schema: TableSchema
-    work: Callable[[], Iterable[SystemRow]]
-
-    async def rows(self) -> Iterable[SystemRow]:
-        return self.work()
+TableRows = Callable[[SystemTableSources], Iterable[SystemRow] | Awaitable[Iterable[SystemRow]]]
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedTable:
-    """A table whose rows are fetched from another process."""
-
+class SystemTable:
     schema: TableSchema
-    work: Callable[[], Awaitable[Iterable[SystemRow]]]
-
-    async def rows(self) -> Iterable[SystemRow]:
-        return await self.work()
+    rows: TableRows
 
 
-def no_rows() -> Iterable[SystemRow]:
-    """For a table that exists only because clients read it."""
-    return ()
+def system_table(text: str, comment: str = "") -> Callable[[TableRows], SystemTable]:
+    """Decorates the function that returns the rows of the table that `text` creates."""
+    return lambda rows: SystemTable(declared(text, comment), rows)
+
+
+def empty_table(text: str) -> SystemTable:
+    """A table that exists only because clients read it."""
+    return SystemTable(declared(text), lambda _sources: ())

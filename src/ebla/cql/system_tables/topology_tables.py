@@ -5,16 +5,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ebla.cql.catalog import VirtualTable
 from ebla.cql.plan.functions import timeuuid_of
 from ebla.cql.system_tables.node_info import SystemTableSources, address_of, ring_members
-from ebla.cql.system_tables.table_definition import ComputedTable, FetchedTable, SystemRow, declared
+from ebla.cql.system_tables.table_definition import SystemRow, system_table
 from ebla.feed.topology_view import View
 from ebla.model.identity import HostId
 from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.tablet_map import ReplicaSet, TabletMap
 
-TOPOLOGY = declared(
+# ---- nodes and requests
+
+
+@system_table(
     """CREATE TABLE system.topology (
         key text,
         host_id uuid,
@@ -50,7 +52,14 @@ TOPOLOGY = declared(
     )""",
     "nodes of the cluster and the topology operation in progress",
 )
-REQUESTS = declared(
+def topology(sources: SystemTableSources) -> Iterable[SystemRow]:
+    snapshot = sources.snapshot
+    shared = _shared_columns(snapshot)
+    for host in sorted(snapshot.nodes):
+        yield {**shared, **_node_columns(snapshot, snapshot.nodes[host]), "key": "topology"}
+
+
+@system_table(
     """CREATE TABLE system.topology_requests (
         id uuid PRIMARY KEY,
         done boolean,
@@ -66,7 +75,55 @@ REQUESTS = declared(
     )""",
     "topology requests and their outcomes",
 )
-TABLETS = declared(
+def requests(sources: SystemTableSources) -> Iterable[SystemRow]:
+    snapshot = sources.snapshot
+    yield from (_request_row(one, one.host) for one in snapshot.node_requests.values())
+    for one in snapshot.global_requests.values():
+        yield {
+            **_request_row(one, None),
+            "new_keyspace_rf_change_ks_name": one.keyspace or None,
+            "new_keyspace_rf_change_data": _factors(one),
+        }
+
+
+@system_table(
+    """CREATE TABLE system.cluster_status (
+        peer inet PRIMARY KEY,
+        dc text,
+        excluded boolean,
+        host_id uuid,
+        owns float,
+        rack text,
+        shards int,
+        status text,
+        tokens int,
+        up boolean
+    )""",
+    "the nodes as this node sees them",
+)
+def cluster_status(sources: SystemTableSources) -> Iterable[SystemRow]:
+    snapshot, down = sources.snapshot, sources.view.down
+    nodes = ring_members(snapshot)
+    owned = sum(len(node.tokens) for node in nodes) or 1
+    for node in nodes:
+        yield {
+            "peer": address_of(node),
+            "dc": node.datacenter,
+            "rack": node.rack,
+            "host_id": node.host,
+            "excluded": node.host in snapshot.state.ignored_nodes,
+            "owns": len(node.tokens) / owned,
+            "shards": node.shard_count,
+            "status": node.state.upper(),
+            "tokens": len(node.tokens),
+            "up": node.host not in down,
+        }
+
+
+# ---- ranges
+
+
+@system_table(
     """CREATE TABLE system.tablets (
         table_id uuid,
         last_token bigint,
@@ -85,7 +142,22 @@ TABLETS = declared(
     )""",
     "the replicas of every tablet",
 )
-TOKEN_RING = declared(
+def tablets(sources: SystemTableSources) -> Iterable[SystemRow]:
+    snapshot = sources.snapshot
+    for table_id, tablets in snapshot.tablets.items():
+        table = snapshot.tables[table_id]
+        shared = {
+            "table_id": table_id,
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "tablet_count": tablets.tablet_count,
+            "resize_type": tablets.resize.kind,
+            "resize_seq_number": tablets.resize.number,
+        }
+        yield from ({**shared, **row} for row in _tablet_rows(tablets))
+
+
+@system_table(
     """CREATE TABLE system.token_ring (
         keyspace_name text,
         table_name text,
@@ -98,22 +170,42 @@ TOKEN_RING = declared(
     )""",
     "the nodes of every token range",
 )
-CLUSTER_STATUS = declared(
-    """CREATE TABLE system.cluster_status (
-        peer inet PRIMARY KEY,
-        dc text,
-        excluded boolean,
-        host_id uuid,
-        owns float,
-        rack text,
-        shards int,
-        status text,
-        tokens int,
-        up boolean
-    )""",
-    "the nodes as this node sees them",
+def token_ring(sources: SystemTableSources) -> Iterable[SystemRow]:
+    view = sources.view.current
+    for table_id, table in view.snapshot.tables.items():
+        replicas = view.sets.of(table_id)
+        for node in ring_members(view.snapshot):
+            for token_range in replicas.ranges_of(node.host):
+                yield {
+                    "keyspace_name": table.keyspace,
+                    "table_name": table.name,
+                    "start_token": str(token_range.start),
+                    "end_token": str(token_range.end),
+                    "endpoint": address_of(node),
+                    "dc": node.datacenter,
+                    "rack": node.rack,
+                }
+
+
+# ---- group 0
+
+
+@system_table(
+    """CREATE TABLE system.group0_history (
+        key text,
+        state_id timeuuid,
+        description text,
+        PRIMARY KEY (key, state_id)
+    ) WITH CLUSTERING ORDER BY (state_id DESC)""",
+    "versions of the topology that this shard has installed",
 )
-RAFT_STATE = declared(
+def group0_history(sources: SystemTableSources) -> Iterable[SystemRow]:
+    for wall_us, version, words in sources.history():
+        state = timeuuid_of(wall_us, b"\0" * 4 + version.to_bytes(4))
+        yield {"key": "history", "state_id": uuid.UUID(bytes=state), "description": words}
+
+
+@system_table(
     """CREATE TABLE system.raft_state (
         group_id uuid,
         disposition text,
@@ -124,129 +216,24 @@ RAFT_STATE = declared(
     )""",
     "members of group 0",
 )
-GROUP0_HISTORY = declared(
-    """CREATE TABLE system.group0_history (
-        key text,
-        state_id timeuuid,
-        description text,
-        PRIMARY KEY (key, state_id)
-    ) WITH CLUSTERING ORDER BY (state_id DESC)""",
-    "versions of the topology that this shard has installed",
-)
-
-
-def topology_tables(facts: SystemTableSources) -> list[VirtualTable]:
-    tables = _TopologyTables(facts)
+async def raft_state(sources: SystemTableSources) -> Iterable[SystemRow]:
+    group0 = (await sources.status()).group0
+    if group0 is None:
+        return []
     return [
-        ComputedTable(TOPOLOGY, tables.topology),
-        ComputedTable(REQUESTS, tables.requests),
-        ComputedTable(TABLETS, tables.tablets),
-        ComputedTable(TOKEN_RING, tables.token_ring),
-        ComputedTable(CLUSTER_STATUS, tables.cluster_status),
-        ComputedTable(GROUP0_HISTORY, tables.group0_history),
-        FetchedTable(RAFT_STATE, tables.raft_state),
+        {
+            "group_id": group0.history,
+            "disposition": "CURRENT",
+            "server_id": one.member.host,
+            "can_vote": one.member.role == "voter",
+            "role": str(one.member.role),
+        }
+        for one in group0.members
+        if one.member.present
     ]
 
 
-class _TopologyTables:
-    def __init__(self, facts: SystemTableSources) -> None:
-        self._facts = facts
-
-    @property
-    def _snapshot(self) -> Snapshot:
-        return self._facts.view.current.snapshot
-
-    # ---- nodes and requests
-
-    def topology(self) -> Iterable[SystemRow]:
-        snapshot = self._snapshot
-        shared = _shared_columns(snapshot)
-        for host in sorted(snapshot.nodes):
-            yield {**shared, **_node_columns(snapshot, snapshot.nodes[host]), "key": "topology"}
-
-    def requests(self) -> Iterable[SystemRow]:
-        snapshot = self._snapshot
-        yield from (_request_row(one, one.host) for one in snapshot.node_requests.values())
-        for one in snapshot.global_requests.values():
-            factors = {name: str(factor) for name, factor in one.new_factors}
-            yield {
-                **_request_row(one, None),
-                "new_keyspace_rf_change_ks_name": one.keyspace or None,
-                "new_keyspace_rf_change_data": factors or None,
-            }
-
-    def cluster_status(self) -> Iterable[SystemRow]:
-        snapshot, down = self._snapshot, self._facts.view.down
-        nodes = ring_members(snapshot)
-        owned = sum(len(node.tokens) for node in nodes) or 1
-        for node in nodes:
-            yield {
-                "peer": address_of(node),
-                "dc": node.datacenter,
-                "rack": node.rack,
-                "host_id": node.host,
-                "excluded": node.host in snapshot.state.ignored_nodes,
-                "owns": len(node.tokens) / owned,
-                "shards": node.shard_count,
-                "status": node.state.upper(),
-                "tokens": len(node.tokens),
-                "up": node.host not in down,
-            }
-
-    # ---- ranges
-
-    def tablets(self) -> Iterable[SystemRow]:
-        snapshot = self._snapshot
-        for table_id, tablets in snapshot.tablets.items():
-            table = snapshot.tables[table_id]
-            shared = {
-                "table_id": table_id,
-                "keyspace_name": table.keyspace,
-                "table_name": table.name,
-                "tablet_count": tablets.tablet_count,
-                "resize_type": tablets.resize.kind,
-                "resize_seq_number": tablets.resize.number,
-            }
-            yield from ({**shared, **row} for row in _tablet_rows(tablets))
-
-    def token_ring(self) -> Iterable[SystemRow]:
-        view = self._facts.view.current
-        for table_id, table in view.snapshot.tables.items():
-            replicas = view.sets.of(table_id)
-            for node in ring_members(view.snapshot):
-                for token_range in replicas.ranges_of(node.host):
-                    yield {
-                        "keyspace_name": table.keyspace,
-                        "table_name": table.name,
-                        "start_token": str(token_range.start),
-                        "end_token": str(token_range.end),
-                        "endpoint": address_of(node),
-                        "dc": node.datacenter,
-                        "rack": node.rack,
-                    }
-
-    # ---- group 0
-
-    def group0_history(self) -> Iterable[SystemRow]:
-        for wall_us, version, words in self._facts.history():
-            state = timeuuid_of(wall_us, b"\0" * 4 + version.to_bytes(4))
-            yield {"key": "history", "state_id": uuid.UUID(bytes=state), "description": words}
-
-    async def raft_state(self) -> Iterable[SystemRow]:
-        group0 = (await self._facts.status()).group0
-        if group0 is None:
-            return []
-        return [
-            {
-                "group_id": group0.history,
-                "disposition": "CURRENT",
-                "server_id": one.member.host,
-                "can_vote": one.member.role == "voter",
-                "role": str(one.member.role),
-            }
-            for one in group0.members
-            if one.member.present
-        ]
+TOPOLOGY_TABLES = (topology, requests, tablets, token_ring, cluster_status, group0_history, raft_state)
 
 
 def _shared_columns(snapshot: Snapshot) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The promises of group 0, checked by what its clients saw and by the final state of its nodes."""
 
-import enum
+import asyncio
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,12 +38,6 @@ class CellModel:
         return not isinstance(operation.call, RegisterRead)
 
 
-class MoveOutcome(enum.Enum):
-    OPEN = "open"
-    DONE = "done"
-    REFUSED = "refused"
-
-
 @dataclass(frozen=True, slots=True)
 class LockedWrite:
     lock: bytes
@@ -76,22 +70,41 @@ class WatchMirror:
         self.index = answer.revision.index
 
 
+class ClusterFoundings:
+    """Which node created which history. Creating the same one again after a crash is correct.
+
+    INV-FORM-1: nodes that list one another create exactly one cluster.
+    """
+
+    def __init__(self) -> None:
+        self._founders: dict[str, str] = {}
+        self.first = asyncio.Event()
+
+    @property
+    def founder(self) -> str:
+        """The creator of the first history. Only valid after `first` is set."""
+        return next(iter(self._founders.values()))
+
+    def begun(self, history: str, founder: str) -> None:
+        self._founders.setdefault(history, founder)
+        self.first.set()
+
+    def violation(self) -> str | None:
+        if len(self._founders) <= 1:
+            return None
+        each = ", ".join(f"{history} by {founder}" for history, founder in self._founders.items())
+        return f"INV-FORM-1: {len(self._founders)} clusters were created: {each}"
+
+
 @dataclass(slots=True, kw_only=True)
 class Group0Record:
     registers: OperationHistory = field(default_factory=OperationHistory)
     sums: list[int] = field(default_factory=list)
-    moves: list[MoveOutcome] = field(default_factory=list)
+    moves: int = 0
     locks: dict[bytes, int] = field(default_factory=dict)
     """Each acquired lock and the index of its acquisition."""
     locked_writes: list[LockedWrite] = field(default_factory=list)
     mirror: WatchMirror = field(default_factory=WatchMirror)
-
-    def begin_move(self) -> int:
-        self.moves.append(MoveOutcome.OPEN)
-        return len(self.moves) - 1
-
-    def end_move(self, number: int, outcome: MoveOutcome) -> None:
-        self.moves[number] = outcome
 
 
 def find_problem(record: Group0Record, total: int) -> str | None:

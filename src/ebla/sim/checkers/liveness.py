@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ebla.control.control_process import ControlProcess
 from ebla.control.liveness.failure_detector import PeerState
+from ebla.node.control_process import ControlProcess
 from ebla.node.shard_process import ShardProcess
 from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.world import Unit, World

@@ -12,8 +12,7 @@ from ebla.raft.effects import LogWrite
 from ebla.raft.events import RaftEvent
 from ebla.raft.invariants import RaftChecker
 from ebla.raft.messages import AppendResponse, Entry, Membership, Message, PeerId
-from ebla.raft.state import StepRefusal
-from ebla.sim.clusters.raft import RaftObserver
+from ebla.raft.state import StepOutcome
 from ebla.sim.clusters.raft_state_machine import OnApplied, RegisterContent, RegisterMachine
 
 
@@ -42,7 +41,7 @@ class DurableLogImage:
         return index <= self._snapshot_index or self._terms.get(index) == term
 
 
-class RaftSafetyChecker(RaftObserver):
+class RaftSafetyChecker:
     def __init__(self) -> None:
         self.history = RaftChecker()
         self.servers: dict[PeerId, RaftDriver[RegisterContent]] = {}
@@ -96,12 +95,12 @@ class RaftSafetyChecker(RaftObserver):
     def _watch_steps(self, core: RaftCore, machine: RegisterMachine) -> None:
         step = core.step
 
-        def watched(event: RaftEvent, now_ms: int) -> StepRefusal | None:
-            refusal = step(event, now_ms)
+        def watched(event: RaftEvent, now_ms: int) -> StepOutcome:
+            outcome = step(event, now_ms)
             self.steps += 1
             self.history.observe(core, self._disks)
             self._check_membership(core, machine)
-            return refusal
+            return outcome
 
         core.step = watched  # type: ignore[method-assign]  # one core, from outside
 

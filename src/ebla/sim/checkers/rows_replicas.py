@@ -43,14 +43,14 @@ def unexpected_stacks(shard: SimShard, view: View) -> str | None:
     """INV-ROWS-11."""
     process, taps = shard.process, shard.taps
     assert process is not None
-    if taps is None or taps.inside is None:
+    if taps is None or taps.replica is None:
         return f"{shard.unit.name} does not serve"
-    store = taps.inside.store
+    store = taps.replica.context.store
     tables = [*(stack.entry.table for stack in store.stacks.values()), *(schema.id for schema in store.tables)]
     gone = [table for table in tables if table not in view.snapshot.tables]
     if gone:
         return f"INV-ROWS-11: {shard.unit.name} has something of table {gone[0]}, which was dropped"
-    folder = layers_folder(process.config.folder)
+    folder = layers_folder(process.folder)
     disk = process.environment.disk
     names = disk.list_folder(folder) if disk.exists(folder) else []
     known = [f"{stack.incarnation:016x}" for stack in store.stacks.values()]
@@ -64,16 +64,16 @@ def leftover_work(shard: SimShard) -> str | None:
     assert process is not None
     assert context is not None
     assert taps is not None
-    assert taps.inside is not None
-    view, router, inside = process.view, context.router, taps.inside
+    assert taps.replica is not None
+    view, router, replica = process.view, context.router, taps.replica
     version = view.current.version
     held = {
         "versions": view.versions.oldest(version) < version,
         "writes": router.writes.in_flight,
         "reads": router.reads.in_flight,
-        "writes of replicas": inside.writer.waiting,
-        "reads of replicas": inside.reader.waiting,
-        "guards": inside.guards.held,
+        "writes of replicas": replica.writer.waiting,
+        "reads of replicas": replica.reader.waiting,
+        "guards": replica.context.guards.held,
     }
     left = [name for name, count in held.items() if count]
     return f"INV-ROWS-12: {shard.unit.name} still has {', '.join(left)} long after all was healed" if left else None

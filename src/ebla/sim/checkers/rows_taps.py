@@ -50,19 +50,6 @@ _WRITE: contextvars.ContextVar[AdoptRequest | None] = contextvars.ContextVar("wr
 _SESSION: contextvars.ContextVar[SessionId | None] = contextvars.ContextVar("session", default=None)
 
 
-class ReplicaInternals:
-    """The parts of a shard's replica side."""
-
-    def __init__(self, replica: ReplicaServer) -> None:
-        self.writer = replica._writer  # noqa: SLF001  # see above
-        self.reader = replica._reader  # noqa: SLF001  # see above
-        self.streams = streams = replica._streams  # noqa: SLF001  # see above
-        self.store = streams._store  # noqa: SLF001  # see above
-        self.stacks = streams._stacks  # noqa: SLF001  # see above
-        self.guards = streams._guards  # noqa: SLF001  # see above
-        self.adoptions = replica._adoptions  # noqa: SLF001  # see above
-
-
 class ShardTaps:
     """For one incarnation of a shard."""
 
@@ -77,14 +64,14 @@ class ShardTaps:
         self._installs: list[tuple[TopologyVersion, int]] = []
         self._view: View | None = None
         self._in_write = False
-        self.inside: ReplicaInternals | None = None
+        self.replica: ReplicaServer | None = None
 
     # -- from the shard ----------------------------------------------------------------------------------------------
 
     def watch(self, replica: ReplicaServer) -> None:
-        self.inside = inside = ReplicaInternals(replica)
-        self._watch_writer(inside.writer)
-        self._watch_streams(inside)
+        self.replica = replica
+        self._watch_writer(replica.writer)
+        self._watch_streams(replica)
 
     def on_view_installed(self, view: View) -> None:
         self._view = view
@@ -124,14 +111,14 @@ class ShardTaps:
         self._check_pending(name, view)
 
     def _check_guards(self, name: str) -> None:
-        assert self.inside is not None
-        for session in self.inside.guards.closing:
+        assert self.replica is not None
+        for session in self.replica.context.guards.closing:
             if self._ledger.is_closed(self._own.host, session):
                 self._ledger.fail(f"INV-ROWS-3: {name} holds a guard of session {session}, and a barrier returned")
 
     def _check_pending(self, name: str, view: View) -> None:
-        assert self.inside is not None
-        stacks = self.inside.stacks
+        assert self.replica is not None
+        stacks = self.replica.context.stacks
         for table, tablets in view.snapshot.tablets.items():
             for number, transition in tablets.transitions():
                 pending = pending_replicas(tablets.replicas(number), transition.new_replicas)
@@ -165,8 +152,8 @@ class ShardTaps:
         writer._apply = watched_apply  # type: ignore[method-assign]  # noqa: SLF001  # records, and does the same
         writer._finish = watched_finish  # type: ignore[method-assign]  # noqa: SLF001  # records, and does the same
 
-    def _watch_streams(self, inside: "ReplicaInternals") -> None:
-        streams, store = inside.streams, inside.store
+    def _watch_streams(self, replica: ReplicaServer) -> None:
+        streams, store = replica.streams, replica.context.store
         stream, write_open = streams.stream, store.write_open
 
         async def watched_stream(request: StreamRowsRequest, deadline_ms: int) -> EmptyAnswer:
@@ -182,7 +169,7 @@ class ShardTaps:
                 self._ledger.streamed(self._own, _SESSION.get(), len(items))
             return write_open(stack, live, items)
 
-        adopt = inside.adoptions.adopt
+        adopt = replica.adoptions.adopt
 
         async def watched_adopt(request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
             write = None if request.version is None else request
@@ -199,7 +186,7 @@ class ShardTaps:
                 _WRITE.reset(tokens[1])
 
         self._watch_layers(store)
-        inside.adoptions.adopt = watched_adopt  # type: ignore[method-assign]  # records, and does the same
+        replica.adoptions.adopt = watched_adopt  # type: ignore[method-assign]  # records, and does the same
         streams.stream = watched_stream  # type: ignore[method-assign]  # records, and does the same
         store.write_open = watched_open  # type: ignore[method-assign]  # records, and does the same
 
@@ -247,6 +234,10 @@ class WatchedReplicaClients(ShardClients):
     async def read(self, target: Replica, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
         with self._taps.sending(request.version):
             return await super().read(target, request, deadline_ms)
+
+    async def read_own(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
+        with self._taps.sending(request.version):
+            return await super().read_own(request, deadline_ms)
 
     async def _echo(self, target: Replica, request: WriteRowsRequest) -> None:
         await asyncio.sleep(self._rng.random() * self._rng.random() * ECHO_S_MAX)

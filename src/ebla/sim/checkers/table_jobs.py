@@ -107,8 +107,8 @@ class WriteJobsLedger:
 
 
 def watch_adoptions(ledger: WriteJobsLedger, own: Replica, replica: ReplicaServer) -> None:
-    """Taps on one incarnation of a shard. They reach into private parts, like those of `transfers_taps.py`."""
-    adoptions = replica._adoptions  # noqa: SLF001  # see above
+    """Taps on one incarnation of a shard."""
+    adoptions = replica.adoptions
     adopt = adoptions.adopt
 
     async def watched(request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:

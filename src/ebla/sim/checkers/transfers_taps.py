@@ -48,8 +48,7 @@ class TransferTaps:
         """The folder of the first layer of each transfer."""
 
     def watch(self, replica: ReplicaServer) -> None:
-        adoptions = replica._adoptions  # noqa: SLF001  # see above
-        store = adoptions._deps.store  # noqa: SLF001  # see above
+        adoptions, store = replica.adoptions, replica.context.store
         self._look(store, began=None)
         self._watch_manifest(store)
         self._watch_rows(store)

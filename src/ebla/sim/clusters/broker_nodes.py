@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ebla.broker.broker import TableBroker
 from ebla.broker.broker_deps import BrokerLimits
 from ebla.bulk.transfer_limits import TransferLimits
@@ -13,13 +15,12 @@ from ebla.node.shard_process import ShardService, ShardServiceContext
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.table_jobs import WriteJobsLedger, watch_adoptions
 from ebla.sim.checkers.transfers import TransfersLedger
-from ebla.sim.clusters.nodes import SimShard
+from ebla.sim.clusters.nodes import LIMITS, SimShard
 from ebla.sim.clusters.transfer_nodes import TransferCluster
 from ebla.sim.transfers.spark_engine import SimSparkEngine
 from ebla.sim.world import World
 from ebla.transfers.cluster_client import WireClusterClient
-from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest
-from ebla.wire.verbs import A, Q, Verb
+from ebla.transfers.transfer_client import TransferCallLimits
 
 NODES = 4
 BULK_LIMITS = TransferLimits(
@@ -33,22 +34,23 @@ BULK_LIMITS = TransferLimits(
     rows_merged_bytes_max=300,
 )
 """So that some jobs add a layer to a tablet, and others merge rows into it."""
+NODE_LIMITS = msgspec.structs.replace(
+    LIMITS,
+    table_calls_max=30,
+    write_jobs_max=12,
+    table_write_jobs_max=8,
+    bulk_job_life_ms=40_000,
+    session_close_ms=4_000,
+)
 BROKER_LIMITS = BrokerLimits(
-    calls_max=30,
+    calls=TransferCallLimits(staging_ms=4_000, seal_ms=10_000, adopt_ms=4_000, patience_ms=0),
     barrier_ms=2_500,
     group0_ms=2_500,
     open_read_ms=6_000,
     read_stragglers_ms=1_000,
-    write_jobs_max=12,
-    table_write_jobs_max=8,
-    write_life_ms=40_000,
-    staging_ms=4_000,
     open_stragglers_ms=1_500,
     stragglers_ms=1_500,
     patience_ms=5_000,
-    close_session_ms=4_000,
-    seal_ms=10_000,
-    adopt_ms=4_000,
 )
 
 
@@ -61,8 +63,8 @@ class BrokerCluster(TransferCluster):
     def watch_shard(self, shard: SimShard, context: ShardServiceContext, node: NodeContext) -> tuple[ShardService, ...]:
         more = TransferCluster.watch_shard(self, shard, context, node)
         watch_adoptions(self.write_jobs, shard.own, context.replica)
-        clients = _WatchedClients(context.tasks, context.peers, node.cluster_addresses)
-        clients.cluster = self
+        clients = WireClusterClient(context.tasks, context.peers, node.cluster_addresses)
+        self.watch_closes(clients)
         self.brokers[shard.unit.name] = table_broker(context, node, clients, lambda: b"", BROKER_LIMITS)
         return *more, _BrokerService(clients, self.write_jobs)
 
@@ -82,18 +84,6 @@ class _BrokerService:
         self._clients.close("the shard stops")
 
 
-class _WatchedClients(WireClusterClient):
-    """Reports which closes were answered."""
-
-    cluster: BrokerCluster
-
-    async def control(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        answer = await super().control(verb, request, deadline_ms)
-        if isinstance(request, CloseSessionRequest) and isinstance(answer, CloseSessionAnswer):
-            self.cluster.close_answered(request.session, answer.down)
-        return answer
-
-
 def build_cluster(world: World) -> BrokerCluster:
     """Nodes that are not yet started."""
     cluster = BrokerCluster(
@@ -102,6 +92,7 @@ def build_cluster(world: World) -> BrokerCluster:
         barriers=BarrierLedger(world.fail),
         ledger=TransfersLedger(fail=world.fail, now=world.now),
         engine=SimSparkEngine(world=world),
+        limits=NODE_LIMITS,
         transfer_limits=BULK_LIMITS,
         write_jobs=WriteJobsLedger(fail=world.fail, now=world.now),
     )

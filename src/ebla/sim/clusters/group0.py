@@ -3,25 +3,27 @@
 import asyncio
 import functools
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ebla.control.group0.formation import FormationLimits
-from ebla.control.group0.node import Group0Config, Group0Node
+from ebla.control.group0.formation import Group0Config
+from ebla.control.group0.node import Group0Node, RunningGroup0
 from ebla.control.group0.pages import PageLimits
 from ebla.control.group0.service import Group0Service
 from ebla.control.liveness.failure_detector import PeerState
-from ebla.control.liveness.heartbeats import HeartbeatConfig, HeartbeatMonitor, LivenessLimits
+from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.group0.members import Member, MemberRole
+from ebla.group0.store import Group0Store
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import DiskFull, Refused
 from ebla.model.identity import Address, ClusterId, HostId
+from ebla.options import DEFAULT_LIMITS
 from ebla.ports.environment import Environment
-from ebla.sim.checkers.formation import ClusterFoundings
+from ebla.sim.checkers.group0 import ClusterFoundings
+from ebla.sim.clients import peers_context
 from ebla.sim.world import Unit, World
 from ebla.wire.frames import Introduction
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.peers import Peers
 from ebla.wire.server import Server
 
 PORT = 7000
@@ -42,7 +44,6 @@ class SimGroup0Node:
     rack: str = "rack1"
     group0: Group0Node | None = None
     """Of the current incarnation; only read it."""
-    removed: bool = False
 
 
 @dataclass(slots=True)
@@ -50,8 +51,12 @@ class Group0Cluster:
     nodes: dict[str, SimGroup0Node] = field(default_factory=dict)
     foundings: ClusterFoundings = field(default_factory=ClusterFoundings)
 
-    def running(self) -> list[SimGroup0Node]:
-        return [node for node in self.nodes.values() if node.group0 is not None and node.group0.is_running]
+    def running(self) -> dict[str, RunningGroup0]:
+        groups = {name: node.group0 for name, node in self.nodes.items()}
+        return {name: group0.running for name, group0 in groups.items() if group0 is not None and group0.is_running}
+
+    def stores(self) -> dict[str, Group0Store]:
+        return {name: running.store for name, running in self.running().items()}
 
 
 def add_node(world: World, cluster: Group0Cluster, name: str) -> Unit:
@@ -71,13 +76,7 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
             cluster.foundings.begun(str(details["history"]), name)
 
     introduction = Introduction(host=node.host, cluster=CLUSTER, cluster_name=CLUSTER_NAME)
-    context = PeersContext(
-        transport=environment.transport,
-        rng=environment.rng,
-        introduction=introduction,
-        limits=WireLimits(),
-        report=report,
-    )
+    context = peers_context(environment, introduction, report)
     member = Member(host=node.host, role=MemberRole.LEARNER, address=node.address, rack=node.rack)
     setup = Group0Config(
         member=member,
@@ -88,7 +87,7 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
         snapshot_entries_max=40,
         kept_entries=10,
         lost_leader_ms=3_000,
-        formation=FormationLimits(retry_ms=300),
+        formation_retry_ms=300,
     )
     async with asyncio.TaskGroup() as tasks:
         peers = Peers(tasks, context)
@@ -96,28 +95,16 @@ async def run_group0_node(environment: Environment, world: World, cluster: Group
         liveness = HeartbeatMonitor(
             peers,
             context,
-            HeartbeatConfig(
-                clock=environment.clock,
-                members=group0,
-                limits=LivenessLimits(),
-                incarnation=environment.clock.wall_us(),
-            ),
+            group0,
+            environment.clock,
+            DEFAULT_LIMITS,
+            incarnation=environment.clock.wall_us(),
         )
-        server = Server(tasks, introduction, WireLimits(), report)
+        server = Server(tasks, introduction, report)
         service = Group0Service(group0, peers, environment.rng, PAGE_LIMITS)
         service.serve_peers(server)
         service.serve_operator(server, shared=True)
         liveness.serve_on(server)
         await environment.transport.listen(node.address, server.accept)
         tasks.create_task(liveness.run())
-        try:
-            await group0.run(_alive(liveness))
-        finally:
-            node.removed = node.removed or group0.removed.is_set()
-
-
-def _alive(liveness: HeartbeatMonitor) -> Callable[[HostId], bool]:
-    def alive(host: HostId) -> bool:
-        return all(one.state is PeerState.UP for one in liveness.peers() if one.host == host)
-
-    return alive
+        await group0.run(lambda host: all(one.state is PeerState.UP for one in liveness.peers() if one.host == host))

@@ -1,6 +1,6 @@
 """Whole nodes on simulated machines: control, shards and the bulk process, each a unit that dies alone or with its
 machine. They are composed like real nodes (`ebla.node`). The layer engine keeps its rows in memory, compactions and
-layer builds run in one go, and Arrow Flight is simulated."""
+layer builds run in the bulk process itself, and Arrow Flight is simulated."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,55 +8,53 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ebla.bulk.bulk_process import BulkProcess
 from ebla.bulk.stream_service import StreamService
 from ebla.bulk.transfer_limits import TransferLimits
-from ebla.control.control_process import ControlProcess
-from ebla.control.group0.formation import FormationLimits
+from ebla.control.group0.join_state import JoinStateFile
 from ebla.feed.topology_view import View
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import DiskFull, Refused
-from ebla.model.identity import ClusterId, HostId, Replica, ShardNumber, TableId
+from ebla.model.identity import ClusterId, HostId, Replica, ShardNumber, StoreId, TableId
 from ebla.model.schema import TableSchema
-from ebla.node.bulk import bulk_config
+from ebla.node.bulk import transfer_config
+from ebla.node.bulk_process import BulkProcess
 from ebla.node.context import NodeContext
-from ebla.node.control import control_config
-from ebla.node.shard import shard_config
+from ebla.node.control_process import ControlProcess, group0_config
 from ebla.node.shard_process import ShardDeps, ShardProcess, ShardService, ShardServiceContext
-from ebla.observe.event_reporter import EventReporter
-from ebla.options import NodeLimits, NodeOptions, NodePorts
+from ebla.options import NodeLimits, NodeOptions, NodePorts, PipelineOptions
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.rows_taps import ShardTaps, watched_replica_clients
-from ebla.sim.clusters.memory_compaction import compact_in_memory
+from ebla.sim.clients import NodeConnection, peers_context
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.remote_calls import CallServer
-from ebla.sim.transfers.file_isolation import SimIsolation
 from ebla.sim.transfers.flight import BulkHandle, SimFlightServer
-from ebla.sim.world import Unit, World
-from ebla.storage.commit_log import CommitLogLimits
-from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionLimits, CompactionResult
+from ebla.sim.world import Main, Unit, World
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.layer_build import BuildJob, BuildResult, run_build
-from ebla.storage.layers.memory_engine import MemoryEngine, MemoryLimits
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.manifest import ManifestFailed
-from ebla.storage.store import StoreLimits
+from ebla.storage.store_limits import StoreLimits
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState
 from ebla.wire.frames import Introduction
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext
 from ebla.wire.verbs import ProcessStatus
 
 SHARDS = (ShardNumber(0), ShardNumber(1))
 DATA = "/data"
+STORE_WAIT_S = 0.1
 CLUSTER_NAME = "sim"
 CONTROL_PORT = NodePorts().control
-WIRE = WireLimits()
+JOIN_S = 60.0
 LIMITS = NodeLimits(write_timeout_ms=1_000, read_timeout_ms=1_500)
 """Request timeouts so short that a barrier, which waits for running requests, often passes between two faults."""
 STORE = StoreLimits(
-    log=CommitLogLimits(log=JournalLimits(segment_bytes=12_000, batch_bytes_max=1 << 20), segments_max=4, retry_ms=100),
-    compaction=CompactionLimits(bases_max=2, live_bytes_max=3_000),
+    segment_bytes=12_000,
+    segments_max=4,
+    retry_ms=100,
+    bases_max=2,
+    live_bytes_max=3_000,
     layers_open_max=24,
     free_bytes_min=600,
     upkeep_ms=500,
@@ -113,7 +111,7 @@ class SimNode:
 
 
 class SimChildren:
-    """`control.control_process.ChildProcesses`: the world starts and ends the node's other processes."""
+    """`node.control_process.ChildProcesses`: the world starts and ends the node's other processes."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -123,6 +121,13 @@ class SimChildren:
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
         return tuple(ProcessStatus(name=name, pid=0, started_wall_us=0) for name in self._names)
+
+    def want(self, name: str, wanted: bool) -> None:
+        pass
+
+
+class SimControlProcess(ControlProcess):
+    num_tokens = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,6 +173,13 @@ class SimCluster:
         self.nodes.append(node)
         return node
 
+    def start_beside(self, node: SimNode, name: str, main: Main) -> Unit:
+        """A process of the scenario on the machine of a node."""
+        home = node.control.name
+        unit = self.world.unit(f"{home}-{name}", main, machine=home, host_id=node.host)
+        unit.start()
+        return unit
+
     def context(self, node: SimNode, name: str, pid: int) -> NodeContext:
         """For a process of the node; `name` is the one in the log."""
         options = NodeOptions(
@@ -178,32 +190,24 @@ class SimCluster:
             rack=f"rack{node.number % 3}",
             shards=len(node.shards),
             limits=self.limits,
+            pipeline=PipelineOptions(enabled=False),  # the world places them
         )
         return NodeContext(
             options=options,
             host=node.host,
             cluster=self.id,
             cluster_name=CLUSTER_NAME,
-            report=self.report(name),
+            report=self.world.reporter(name),
             pid=pid,
+            release="sim",
         )
 
-    def peers_context(self, environment: Environment, node: NodeContext, process: str) -> PeersContext:
-        """For a client that calls the cluster's processes over the wire, as a process of the node."""
-        return PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=node.introduction(process),
-            limits=WIRE,
-            report=node.report,
-        )
-
-    def introduction(self, host: HostId, process: str) -> Introduction:
-        """For a client outside the cluster's nodes."""
-        return Introduction(host=host, cluster=self.id, cluster_name=CLUSTER_NAME, process=process)
-
-    def report(self, name: str) -> EventReporter:
-        return lambda event, details: self.world.log(name, f"{event} {details}")
+    def connection(self, environment: Environment, process: str) -> NodeConnection:
+        """For a client outside the cluster's nodes, to the control process of any node."""
+        host = HostId(environment.rng.uuid())
+        introduction = Introduction(host=host, cluster=self.id, cluster_name=CLUSTER_NAME, process=process)
+        addresses = [node.control.address(CONTROL_PORT) for node in self.nodes]
+        return NodeConnection(peers_context(environment, introduction), addresses)
 
     def watch_shard(
         self,
@@ -219,15 +223,12 @@ class SimCluster:
     async def _run_control(self, number: int, environment: Environment) -> None:
         node = self.nodes[number]
         unit = node.control
-        config = control_config(self.context(node, unit.name, unit.start_count))
-        group0 = replace(
-            config.group0, snapshot_entries_max=60, kept_entries=20, formation=FormationLimits(retry_ms=300)
-        )
-        config = replace(config, group0=group0, num_tokens=4, release="sim")
+        own = self.context(node, unit.name, unit.start_count)
+        group0 = replace(group0_config(own), snapshot_entries_max=60, kept_entries=20, formation_retry_ms=300)
         names = (*(f"shard-{shard.own.shard}" for shard in node.shards), "bulk")
         children = SimChildren(*names if node.has_children else ())
         stop = asyncio.Event()
-        node.control_process = process = ControlProcess(environment, config, children, stop)
+        node.control_process = process = SimControlProcess(environment, own, group0, children, stop)
         node.control_started = unit.start_count
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(process.run())
@@ -250,12 +251,23 @@ class SimCluster:
             return _ViewWatcher(taps), *self.watch_shard(sim_shard, context, own)
 
         deps = ShardDeps(
-            engine=MemoryEngine(environment.disk, MemoryLimits(unflushed_bytes_max=6_000)),
+            engine=MemoryEngine(environment.disk, unflushed_bytes_max=6_000),
+            store=STORE,
             services=services,
             replica_clients=watched_replica_clients(taps, environment.rng),
         )
-        sim_shard.process = ShardProcess(environment, shard_config(own, shard, STORE), deps)
+        store = await self._store_of(environment, own, shard)
+        sim_shard.process = ShardProcess(environment, own, shard, store, deps)
         await sim_shard.process.run()
+
+    async def _store_of(self, environment: Environment, node: NodeContext, shard: ShardNumber) -> StoreId:
+        """As control would tell the shard when it starts it: the store that the mark says is there."""
+        mark = JoinStateFile(environment.disk, f"{node.folder.group0.absolute()}-mark")
+        while True:
+            stores = (await mark.load()).stores
+            if shard < len(stores) and stores[shard].is_created:
+                return stores[shard].store
+            await asyncio.sleep(STORE_WAIT_S)
 
     async def _run_bulk(self, number: int, environment: Environment) -> None:
         assert isinstance(environment.disk, ProcessDisk)
@@ -266,16 +278,17 @@ class SimCluster:
             node.flight.server = SimFlightServer(environment, service)
             return node.flight.server.run()
 
-        config = bulk_config(
-            self.context(node, node.bulk.name, node.bulk.start_count),
+        work = SimBulkWork(environment)
+        own = self.context(node, node.bulk.name, node.bulk.start_count)
+        config = transfer_config(
+            own,
             machine=node.bulk.machine.name,
-            isolation=SimIsolation(environment.disk),
-            builder=SimLayerBuilds(environment),
+            isolation=environment.disk,
+            builder=work,
             streams=streams,
         )
-        assert config.transfers is not None
-        config = replace(config, transfers=replace(config.transfers, limits=self.transfer_limits))
-        node.bulk_process = BulkProcess(environment, config, SimCompactions(environment))
+        config = replace(config, limits=self.transfer_limits)
+        node.bulk_process = BulkProcess(environment, own, work, config)
         await node.bulk_process.run()
 
     # -- what scenarios look at --------------------------------------------------------------------------------------
@@ -283,6 +296,16 @@ class SimCluster:
     def snapshots(self) -> dict[str, Snapshot]:
         """The topology that each running control process shows, by the name of its unit."""
         return {node.control.name: node.snapshot for node in self.nodes if node.snapshot is not None}
+
+    async def wait_all_normal(self) -> None:
+        """Until every node shows that all are in the ring."""
+
+        def states() -> dict[str, list[NodeState]]:
+            return {name: [node.state for node in each.members()] for name, each in self.snapshots().items()}
+
+        expected = {node.control.name: [NodeState.NORMAL] * len(self.nodes) for node in self.nodes}
+        reached = await self.world.wait_for(lambda: states() == expected, JOIN_S)
+        self.world.check(reached, f"not every node is in the ring: {states()}")
 
     def units(self) -> list[Unit]:
         return [unit for node in self.nodes for unit in node.units()]
@@ -328,23 +351,18 @@ class _ViewWatcher:
         pass
 
 
-class SimCompactions:
-    """`bulk.compaction_service.CompactionRunner`."""
+class SimBulkWork:
+    """`bulk.compaction_service.CompactionRunner` and `bulk.staging.RowLayerBuilder`."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
     async def compact(self, job: CompactionJob, deadline_s: float) -> CompactionResult:
-        await asyncio.sleep(min(deadline_s, self._environment.rng.random()))
-        return await compact_in_memory(MemoryEngine(self._environment.disk), job)
-
-
-class SimLayerBuilds:
-    """`bulk.staging.RowLayerBuilder`."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+        return await run_compaction(await self._begin(deadline_s), self._environment.disk, job)
 
     async def build(self, job: BuildJob, deadline_s: float) -> BuildResult:
+        return await run_build(await self._begin(deadline_s), self._environment.disk, job)
+
+    async def _begin(self, deadline_s: float) -> MemoryEngine:
         await asyncio.sleep(min(deadline_s, self._environment.rng.random()))
-        return await run_build(MemoryEngine(self._environment.disk), self._environment.disk, job)
+        return MemoryEngine(self._environment.disk)

@@ -18,8 +18,9 @@ from ebla.raft.events import TransferLeadership
 from ebla.raft.membership import MembershipChange, encode_change
 from ebla.raft.messages import NO_PEER, EntryKind, HardState, InstallSnapshot, Membership, Message, PeerId, SnapshotMeta
 from ebla.sim.checkers.models import RegisterRead
+from ebla.sim.checkers.raft_safety import RaftSafetyChecker
+from ebla.sim.clients import peers_context
 from ebla.sim.clusters.raft_state_machine import (
-    OnApplied,
     RegisterCommand,
     RegisterContent,
     RegisterMachine,
@@ -56,17 +57,6 @@ CHANGE = Verb(number=9202, name="sim_change", lane=Lane.CONTROL, request=Members
 TRANSFER = Verb(number=9203, name="sim_transfer", lane=Lane.CONTROL, request=LeaderTransferCall, answer=EmptyAnswer)
 
 
-class RaftObserver:
-    """Hooks for the scenario, each called at the moment of its event. This one ignores them."""
-
-    def opened(self, server: RaftDriver[RegisterContent], machine: RegisterMachine) -> None: ...
-
-    def leaves(self, message: Message) -> None: ...
-
-    def seen(self, peer: PeerId) -> OnApplied:  # noqa: ARG002  # for subclasses
-        return lambda _content, _entry: None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftGroup:
     """What every peer and client of one group knows."""
@@ -77,17 +67,11 @@ class RaftGroup:
     addresses: Mapping[PeerId, Address]
     first: Membership
     setup: Callable[[PeerId, EventReporter], RaftConfig]
-    watch: RaftObserver
+    watch: RaftSafetyChecker
 
     def context(self, environment: Environment, host: HostId, report: EventReporter) -> PeersContext:
         introduction = Introduction(host=host, cluster=self.cluster, cluster_name=CLUSTER_NAME)
-        return PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=introduction,
-            limits=LIMITS,
-            report=report,
-        )
+        return peers_context(environment, introduction, report, LIMITS)
 
 
 class SimRaftWire:
@@ -131,7 +115,7 @@ async def raft_process(environment: Environment, group: RaftGroup, peer: PeerId,
         peers = Peers(tasks, context)
         node = RaftPeer(environment, group, peer, SimRaftWire(peers, group), report)
         await node.open()
-        server = Server(tasks, context.introduction, context.limits, report)
+        server = Server(tasks, context.introduction, report, context.limits)
         node.serve_at(server)
         await environment.transport.listen(group.addresses[peer], server.accept)
         tasks.create_task(node.raft.run())

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from ebla.raft.membership import MembershipChange, MembershipRefused, apply_change
 from ebla.raft.messages import Entry, EntryKind, Membership
@@ -79,8 +80,8 @@ class RegisterMachine:
     def __init__(self, seen: OnApplied) -> None:
         self._seen = seen
         self.content = first_content(0, Membership())
-        self._answers: dict[tuple[str, int], list[asyncio.Future[int]]] = {}
-        self._by_index: list[tuple[int, asyncio.Future[None]]] = []
+        self._moved = asyncio.Event()
+        """Replaced at each change of the content."""
 
     # ---- what the Raft server calls
 
@@ -94,35 +95,17 @@ class RegisterMachine:
                 result = result_of(command.call, values.get(command.key, 0))
                 values = {**values, command.key: result}
                 given = {**given, command.client: LastResult(command.serial, result)}
-        self._move(
-            entry,
-            RegisterContent(
-                index=entry.index,
-                digest=self._digest_with(entry),
-                membership=content.membership,
-                values=values,
-                given=given,
-            ),
-        )
+        self._move(entry, replace(content, values=values, given=given))
 
     def apply_membership(self, entry: Entry, change: MembershipChange) -> bool:
         """An illegal change is ignored, on every peer in the same way."""
-        content, changed = self.content, True
         try:
-            membership = apply_change(content.membership, change)
+            membership = apply_change(self.content.membership, change)
         except MembershipRefused:
-            membership, changed = content.membership, False
-        self._move(
-            entry,
-            RegisterContent(
-                index=entry.index,
-                digest=self._digest_with(entry),
-                membership=membership,
-                values=content.values,
-                given=content.given,
-            ),
-        )
-        return changed
+            self._move(entry, self.content)
+            return False
+        self._move(entry, replace(self.content, membership=membership))
+        return True
 
     def freeze(self) -> Iterator[bytes]:
         return chunks_of(self.content)
@@ -135,29 +118,18 @@ class RegisterMachine:
         self.content = content
         self._tell(None)
 
-    def _digest_with(self, entry: Entry) -> bytes:
-        assert entry.index == self.content.index + 1, f"entry {entry.index} after {self.content.index}"
-        position = f"{entry.index} {entry.term} {entry.kind.value} ".encode()
-        return hashlib.blake2b(self.content.digest + position + entry.data, digest_size=12).digest()
-
     def _move(self, entry: Entry, content: RegisterContent) -> None:
+        assert entry.index == self.content.index + 1, f"entry {entry.index} after {self.content.index}"
         assert entry.kind is not EntryKind.COMMAND or content.membership == self.content.membership
-        self.content = content
+        position = f"{entry.index} {entry.term} {entry.kind.value} ".encode()
+        digest = hashlib.blake2b(self.content.digest + position + entry.data, digest_size=12).digest()
+        self.content = replace(content, index=entry.index, digest=digest)
         self._tell(entry)
 
     def _tell(self, entry: Entry | None) -> None:
         self._seen(self.content, entry)
-        reached = [future for index, future in self._by_index if index <= self.content.index]
-        self._by_index = [waiter for waiter in self._by_index if waiter[0] > self.content.index]
-        for future in reached:
-            if not future.done():
-                future.set_result(None)
-        for key in list(self._answers):
-            known = self.answer_of(*key)
-            if known is not None:
-                for waiting in self._answers.pop(key):
-                    if not waiting.done():
-                        waiting.set_result(known)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     # ---- what the node asks
 
@@ -167,16 +139,11 @@ class RegisterMachine:
 
     async def wait_answer(self, client: str, serial: int) -> int:
         """Once the call is applied. The caller sets the timeout."""
-        known = self.answer_of(client, serial)
-        if known is not None:
-            return known
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._answers.setdefault((client, serial), []).append(future)
-        return await future
+        while (known := self.answer_of(client, serial)) is None:
+            await self._moved.wait()
+        return known
 
     async def wait_applied(self, index: int) -> None:
         """The caller sets the timeout."""
-        if self.content.index < index:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._by_index.append((index, future))
-            await future
+        while self.content.index < index:
+            await self._moved.wait()

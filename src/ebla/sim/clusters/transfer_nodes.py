@@ -6,19 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
+
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId, HostId, JobId, Replica, SessionId
 from ebla.model.records.jobs import JOBS_PREFIX, JobRecord
 from ebla.model.stored_value import decode_stored
 from ebla.model.transfers import FileMove
 from ebla.node.context import NodeContext
-from ebla.node.pipeline import pipeline_config
+from ebla.node.pipeline_process import PipelineProcess
 from ebla.node.shard_process import ShardService, ShardServiceContext
-from ebla.pipeline.compare_replicas import CompareLimits
-from ebla.pipeline.job_queue import QueueLimits
-from ebla.pipeline.job_runner import RunLimits
-from ebla.pipeline.job_scheduler import SchedulerLimits
-from ebla.pipeline.pipeline_process import PipelineConfig, PipelineLimits, PipelineProcess
+from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.transfers import TransfersLedger
@@ -44,34 +42,35 @@ KILLED_SHARE, PAUSED_SHARE = 0.01, 0.015
 """How often an active pipeline is killed or paused, per check."""
 ECHO_SHARE = 0.12
 ECHO_S_MAX = 12.0
-PIPELINE = PipelineLimits(
-    heartbeat_ms=500,
-    silence_ms=2_500,
-    queue=QueueLimits(
-        scheduler=SchedulerLimits(file_jobs_max=4, row_jobs_max=3, abandoned_after_ms=500),
-        poll_ms=400,
-        progress_ms=500,
-        records=WatchLimits(watch_ms=1_000, answer_ms=2_000, retry_ms=200),
-        backoff_first_ms=500,
-        backoff_max_ms=4_000,
-    ),
-    run=RunLimits(
-        topology_ms=4_000,
-        compare=CompareLimits(pause_ms=100, buckets_min=4, buckets_max=16, bucket_bytes=2_000),
-    ),
-    calls=TransferCallLimits(
-        open_session_ms=3_000,
-        close_session_ms=5_000,
-        staging_ms=4_000,
-        checkpoint_ms=6_000,
-        seal_ms=10_000,
-        adopt_ms=8_000,
-        release_ms=2_000,
-        patience_ms=8_000,
-        pause_max_ms=1_000,
-    ),
+HEARTBEAT_MS, SILENCE_MS = 500, 2_500
+"""Of a pipeline. All of its limits are shorter than in production: a storm is short, and what a run gives up should be
+retried within the storm."""
+JOBS = JobLimits(
+    file_jobs_max=4,
+    row_jobs_max=3,
+    abandoned_after_ms=500,
+    poll_ms=400,
+    progress_ms=500,
+    backoff_first_ms=500,
+    backoff_max_ms=4_000,
+    topology_ms=4_000,
+    compare_pause_ms=100,
+    bucket_bytes=2_000,
+    buckets_min=4,
+    buckets_max=16,
 )
-"""All shorter than in production: a storm is short, and what a run gives up should be retried within the storm."""
+RECORDS = WatchLimits(watch_ms=1_000, answer_ms=2_000, retry_ms=200)
+CALLS = TransferCallLimits(
+    open_session_ms=3_000,
+    close_session_ms=5_000,
+    staging_ms=4_000,
+    checkpoint_ms=6_000,
+    seal_ms=10_000,
+    adopt_ms=8_000,
+    release_ms=2_000,
+    patience_ms=8_000,
+    pause_max_ms=1_000,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,11 +98,23 @@ class TransferCluster(SimCluster):
         self.ledger.closed(session, down)
         for node in self.nodes:
             for shard in node.shards:
-                if not shard.unit.down and shard.taps is not None and shard.taps.inside is not None:
-                    self.ledger.held(node.host, shard.unit.name, shard.taps.inside.guards.closing)
+                if not shard.unit.down and shard.taps is not None and shard.taps.replica is not None:
+                    self.ledger.held(node.host, shard.unit.name, shard.taps.replica.context.guards.closing)
             process = node.bulk_process
             if not node.bulk.down and process is not None and process.guards is not None:
                 self.ledger.held(node.host, node.bulk.name, process.guards.closing)
+
+    def watch_closes(self, clients: WireClusterClient) -> None:
+        """Reports which closes of sessions were answered."""
+        control = clients.control
+
+        async def watched(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+            answer = await control(verb, request, deadline_ms)
+            if isinstance(request, CloseSessionRequest) and isinstance(answer, CloseSessionAnswer):
+                self.close_answered(request.session, answer.down)
+            return answer
+
+        clients.control = watched  # type: ignore[method-assign]  # records, and does the same
 
     def jobs(self) -> dict[JobId, JobRecord]:
         """As the node with the newest state sees them."""
@@ -122,8 +133,10 @@ class TransferCluster(SimCluster):
 
     async def _run_pipeline(self, node: SimNode, environment: Environment) -> None:
         unit = self.pipelines[node.host]
-        config = replace(pipeline_config(self.context(node, unit.name, unit.start_count)), limits=PIPELINE)
-        await _WatchedPipeline(environment, config, SimTransfers(environment, self.engine), self).run()
+        own = self.context(node, unit.name, unit.start_count)
+        limits = msgspec.structs.replace(own.limits, child_heartbeat_ms=HEARTBEAT_MS, feed_silence_ms=SILENCE_MS)
+        own = replace(own, options=msgspec.structs.replace(own.options, limits=limits))
+        await _WatchedPipeline(environment, own, SimTransfers(environment, self.engine), self).run()
 
     def note_files(self, move: FileMove) -> None:
         node = next(one for one in self.nodes if one.host == move.source.host)
@@ -150,10 +163,14 @@ class _WatchedPipeline(PipelineProcess):
     """Reports the answers to its calls. Some calls arrive once more, late, as from a pipeline that was frozen and does
     not know that it no longer leads."""
 
+    limits = JOBS
+    record_limits = RECORDS
+
     def __init__(
-        self, environment: Environment, setup: PipelineConfig, transfers: SimTransfers, cluster: TransferCluster
+        self, environment: Environment, node: NodeContext, transfers: SimTransfers, cluster: TransferCluster
     ) -> None:
-        super().__init__(environment, setup, transfers)
+        super().__init__(environment, node, transfers)
+        self.call_limits = CALLS
         self._rng = environment.rng
         self._watched = cluster
 
@@ -163,13 +180,8 @@ class _WatchedPipeline(PipelineProcess):
             await super()._run_jobs_while_active(cluster)
 
     def _watch(self, clients: WireClusterClient, echoing: asyncio.TaskGroup) -> None:
-        control, bulk_, shard = clients.control, clients.bulk, clients.shard
-
-        async def watched_control(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-            answer = await control(verb, request, deadline_ms)
-            if isinstance(request, CloseSessionRequest) and isinstance(answer, CloseSessionAnswer):
-                self._watched.close_answered(request.session, answer.down)
-            return answer
+        self._watched.watch_closes(clients)
+        bulk_, shard = clients.bulk, clients.shard
 
         async def watched_bulk(host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
             if self._rng.random() < ECHO_SHARE:
@@ -181,7 +193,6 @@ class _WatchedPipeline(PipelineProcess):
                 echoing.create_task(self._echo(partial(shard, replica, verb, request, deadline_ms)))
             return await shard(replica, verb, request, deadline_ms)
 
-        clients.control = watched_control  # type: ignore[method-assign]  # records, and does the same
         clients.bulk = watched_bulk  # type: ignore[method-assign]  # does the same twice
         clients.shard = watched_shard  # type: ignore[method-assign]  # does the same twice
 

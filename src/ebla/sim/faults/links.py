@@ -9,50 +9,68 @@ from ebla.sim.world import Unit, World
 Pair = tuple[str, str]
 
 
+# ---- for chosen paths and a chosen time
+
+
+async def cut(world: World, pairs: Sequence[Pair], lasts_s: float) -> None:
+    world.log("faults", f"cut: {', '.join(f'{source} -> {target}' for source, target in pairs)}")
+    for source, target in pairs:
+        world.network.cut(source, target)
+    try:
+        await asyncio.sleep(lasts_s)
+    finally:
+        for source, target in pairs:
+            world.network.uncut(source, target)
+
+
+async def clog(world: World, pair: Pair, lasts_s: float) -> None:
+    """Nothing passes and nothing is lost: all frames arrive later at once, out of date."""
+    world.log("faults", f"{pair[0]} -> {pair[1]} is clogged")
+    world.network.clog(*pair)
+    try:
+        await asyncio.sleep(lasts_s)
+    finally:
+        world.network.unclog(*pair)
+
+
+async def strain(world: World, pair: Pair, fault: PathFault, lasts_s: float) -> None:
+    effect = f"loses {fault.extra_loss:.0%}" if fault.extra_loss else f"is slower by {fault.extra_latency_ms:.0f} ms"
+    world.log("faults", f"{pair[0]} -> {pair[1]} {effect}")
+    with world.network.path(*pair).inject(fault):
+        await asyncio.sleep(lasts_s)
+
+
+# ---- for random paths
+
+
 async def cut_one_way(world: World, units: Sequence[Unit]) -> None:
     """One direction of one path: the peer receives but cannot send. Symmetric partitions never show this."""
-    await _cut(world, [_draw_pair(world, units)])
+    await cut(world, [_draw_pair(world, units)], _draw_s(world))
 
 
 async def isolate(world: World, units: Sequence[Unit]) -> None:
     one = world.rng.choice(units)
-    await _cut(world, _between(world, [one.name], units))
+    await cut(world, _between(world, [one.name], units), _draw_s(world))
 
 
 async def partition(world: World, units: Sequence[Unit]) -> None:
     """Two sides that cannot reach each other. Clients outside `units` are assigned to a side, too."""
     side = world.rng.sample(units, world.rng.randrange(1, max(2, len(units))))
-    await _cut(world, _between(world, [unit.name for unit in side], units))
+    await cut(world, _between(world, [unit.name for unit in side], units), _draw_s(world))
 
 
 async def slow(world: World, units: Sequence[Unit]) -> None:
-    source, target = _draw_pair(world, units)
-    path = world.network.path(source, target)
-    extra_latency_ms = world.rng.exponential(300.0)
-    world.log("faults", f"{source} -> {target} is slower by {extra_latency_ms:.0f} ms")
-    pace = world.rng.choice((None, 100_000.0))
-    with path.inject(PathFault(extra_latency_ms=extra_latency_ms, bytes_per_s=pace)):
-        await _hold(world)
+    fault = PathFault(extra_latency_ms=world.rng.exponential(300.0), bytes_per_s=world.rng.choice((None, 100_000.0)))
+    await strain(world, _draw_pair(world, units), fault, _draw_s(world))
 
 
-async def clog(world: World, units: Sequence[Unit]) -> None:
-    """Nothing passes and nothing is lost: all frames arrive later at once, out of date."""
-    source, target = _draw_pair(world, units)
-    world.log("faults", f"{source} -> {target} is clogged")
-    world.network.clog(source, target)
-    try:
-        await _hold(world)
-    finally:
-        world.network.unclog(source, target)
+async def clog_one_way(world: World, units: Sequence[Unit]) -> None:
+    await clog(world, _draw_pair(world, units), _draw_s(world))
 
 
 async def lossy(world: World, units: Sequence[Unit]) -> None:
-    source, target = _draw_pair(world, units)
-    path = world.network.path(source, target)
-    loss = world.rng.between(0.2, 0.7)
-    world.log("faults", f"{source} -> {target} loses {loss:.0%}")
-    with path.inject(PathFault(extra_loss=loss)):
-        await _hold(world)
+    fault = PathFault(extra_loss=world.rng.between(0.2, 0.7))
+    await strain(world, _draw_pair(world, units), fault, _draw_s(world))
 
 
 async def reset(world: World, units: Sequence[Unit]) -> None:
@@ -62,19 +80,8 @@ async def reset(world: World, units: Sequence[Unit]) -> None:
         world.log("faults", f"{broken} links between {one} and {other} are reset")
 
 
-async def _cut(world: World, pairs: Sequence[Pair]) -> None:
-    world.log("faults", f"cut: {', '.join(f'{source} -> {target}' for source, target in pairs)}")
-    for source, target in pairs:
-        world.network.cut(source, target)
-    try:
-        await _hold(world)
-    finally:
-        for source, target in pairs:
-            world.network.uncut(source, target)
-
-
-async def _hold(world: World) -> None:
-    await asyncio.sleep(world.rng.exponential(2.0))
+def _draw_s(world: World) -> float:
+    return world.rng.exponential(2.0)
 
 
 def _draw_pair(world: World, units: Sequence[Unit]) -> Pair:

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 from ebla.control.group0.join_state import JoinStage
 from ebla.group0.members import MemberRole
-from ebla.group0.store import Group0Store
 from ebla.sim.clusters.group0 import Group0Cluster, add_node
 from ebla.sim.disk import DiskFault
 from ebla.sim.faults.harsh import harsh
@@ -62,13 +61,11 @@ async def _crash_founder(world: World, cluster: Group0Cluster) -> None:
 
 async def _judge(world: World, cluster: Group0Cluster) -> None:
     _check_one_cluster(world, cluster)
-    for _ in range(int(CALM_S * 2)):
-        if _all_in(cluster):
-            break
-        await asyncio.sleep(0.5)
+    joined = await world.wait_for(lambda: _all_in(cluster), CALM_S)
     _check_one_cluster(world, cluster)
-    world.check(_all_in(cluster), f"not all nodes have joined: {_state(cluster)}")
-    voters = [member for member in _stores(cluster)[0].members.values() if member.role is MemberRole.VOTER]
+    world.check(joined, f"not all nodes have joined: {_state(cluster)}")
+    members = next(iter(cluster.stores().values())).members.values()
+    voters = [member for member in members if member.role is MemberRole.VOTER]
     world.log("scenario", f"one cluster of {len(cluster.nodes)} nodes with {len(voters)} voters")
 
 
@@ -78,17 +75,10 @@ def _check_one_cluster(world: World, cluster: Group0Cluster) -> None:
 
 
 def _all_in(cluster: Group0Cluster) -> bool:
-    stores = _stores(cluster)
-    if len(stores) < len(cluster.nodes):
-        return False
-    return all(
-        store.index > 0 and sum(member.present for member in store.members.values()) == len(cluster.nodes)
-        for store in stores
+    stores, count = cluster.stores().values(), len(cluster.nodes)
+    return len(stores) == count and all(
+        store.index > 0 and sum(member.present for member in store.members.values()) == count for store in stores
     )
-
-
-def _stores(cluster: Group0Cluster) -> list[Group0Store]:
-    return [node.group0.running.store for node in cluster.running() if node.group0 is not None]
 
 
 def _state(cluster: Group0Cluster) -> str:

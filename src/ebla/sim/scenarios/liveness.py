@@ -6,11 +6,14 @@ the checker compares every opinion with the real state. After the last fault all
 
 import asyncio
 import enum
+from collections.abc import Sequence
 
 from ebla.model.identity import ClusterId, ShardNumber
 from ebla.sim.checkers.liveness import SAMPLE_S, LivenessBounds, LivenessChecker
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.clusters.nodes import LIMITS, SimCluster, SimNode
+from ebla.sim.faults import links
+from ebla.sim.network import PathFault
 from ebla.sim.scenario import Scenario
 from ebla.sim.world import Unit, World
 
@@ -91,49 +94,42 @@ def _partner(world: World, nodes: list[SimNode], node: SimNode, victim: Unit) ->
 async def _strike(world: World, fault: LivenessFault, victim: Unit, other: Unit) -> None:
     world.log("scenario", f"{fault.name} {victim.name} {other.name}")
     lasts_s = world.rng.between(0.5, 12.0)
-    network = world.network
-    there, back = network.path(victim.name, other.name), network.path(other.name, victim.name)
+    there, back = (victim.name, other.name), (other.name, victim.name)
     match fault:
-        case LivenessFault.KILL | LivenessFault.POWER:
-            await _end_for_a_while(world, fault, victim, lasts_s)
+        case LivenessFault.KILL:
+            victim.kill()
+            await _restart_machine(world, victim, lasts_s)
+        case LivenessFault.POWER:
+            victim.crash()
+            await _restart_machine(world, victim, lasts_s)
         case LivenessFault.PAUSE:
             victim.pause()
             await asyncio.sleep(lasts_s)
             victim.resume()
         case LivenessFault.CUT_ONE_WAY:
-            network.cut(victim.name, other.name)
-            await asyncio.sleep(lasts_s)
-            network.uncut(victim.name, other.name)
+            await links.cut(world, [there], lasts_s)
         case LivenessFault.CUT:
-            network.cut(victim.name, other.name)
-            network.cut(other.name, victim.name)
-            await asyncio.sleep(lasts_s)
-            network.uncut(victim.name, other.name)
-            network.uncut(other.name, victim.name)
+            await links.cut(world, [there, back], lasts_s)
         case LivenessFault.SLOW:
-            there.extra_latency_ms = back.extra_latency_ms = world.rng.between(50.0, 1_500.0)
-            await asyncio.sleep(lasts_s)
-            there.extra_latency_ms = back.extra_latency_ms = 0.0
+            await _strain(world, PathFault(extra_latency_ms=world.rng.between(50.0, 1_500.0)), (there, back), lasts_s)
         case LivenessFault.LOSSY:
-            there.extra_loss = back.extra_loss = world.rng.between(0.05, 0.6)
-            await asyncio.sleep(lasts_s)
-            there.extra_loss = back.extra_loss = 0.0
+            await _strain(world, PathFault(extra_loss=world.rng.between(0.05, 0.6)), (there, back), lasts_s)
         case LivenessFault.RESET:
-            network.reset(victim.name, other.name)
+            world.network.reset(victim.name, other.name)
         case LivenessFault.WALL_CLOCK:
             victim.machine.clock.jump(int(world.rng.between(-3e8, 3e8)))
 
 
-async def _end_for_a_while(world: World, fault: LivenessFault, victim: Unit, lasts_s: float) -> None:
-    on_machine = [unit for unit in world.units.values() if unit.machine is victim.machine]
-    if fault is LivenessFault.POWER:
-        victim.crash()
-    else:
-        victim.kill()
+async def _strain(world: World, fault: PathFault, pairs: Sequence[tuple[str, str]], lasts_s: float) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for pair in pairs:
+            tasks.create_task(links.strain(world, pair, fault, lasts_s))
+
+
+async def _restart_machine(world: World, victim: Unit, lasts_s: float) -> None:
     await asyncio.sleep(lasts_s)
-    for unit in on_machine:
-        if unit.down:
-            unit.start()
+    for unit in [unit for unit in world.units.values() if unit.machine is victim.machine and unit.down]:
+        unit.start()
 
 
 SCENARIO = Scenario(

@@ -6,10 +6,9 @@ checked after every step of every core; what clients saw is judged at the end.
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from ebla.control.raft.config import RaftConfig
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId
 from ebla.observe.event_reporter import EventReporter
@@ -85,14 +84,14 @@ def _build(world: World, rng: SimRng, safety: RaftSafetyChecker) -> tuple[RaftGr
     units: dict[PeerId, Unit] = {}
     for peer in peers:
         name = f"p{peer}"
-        main = functools.partial(raft_process, group=group, peer=peer, report=_report(world, name))
+        main = functools.partial(raft_process, group=group, peer=peer, report=world.reporter(name))
         unit = units[peer] = world.unit(name, main, host_id=hosts[peer])
         unit.expected_errors = (*EXPECTED_ERRORS, LogFailed)
         addresses[peer] = unit.address(PORT)
     return group, units
 
 
-def _draw_setup(rng: SimRng) -> "functools.partial[RaftConfig]":
+def _draw_setup(rng: SimRng) -> Callable[[PeerId, EventReporter], RaftConfig]:
     """Bounds so small that a run reaches them all the time."""
     snapshot_entries = rng.choice((4, 12, 40))
     bounds = {
@@ -105,27 +104,19 @@ def _draw_setup(rng: SimRng) -> "functools.partial[RaftConfig]":
     }
     segment_bytes = rng.choice((1024, 8192))
     kept_entries = rng.choice((0, 3, 20))
-    return functools.partial(_setup, bounds, (snapshot_entries, kept_entries, segment_bytes))
 
+    def setup(peer: PeerId, report: EventReporter) -> RaftConfig:
+        return RaftConfig(
+            folder=FOLDER,
+            options=RaftOptions(peer=peer, tick_ms=TICK_MS, **bounds),  # type: ignore[arg-type]  # only numbers
+            report=report,
+            snapshot_entries_max=snapshot_entries,
+            kept_entries=kept_entries,
+            read_wait_max_ms=2_000,
+            log_segment_bytes=segment_bytes,
+        )
 
-def _setup(bounds: Mapping[str, int], sizes: tuple[int, int, int], peer: PeerId, report: EventReporter) -> RaftConfig:
-    snapshot_entries, kept_entries, segment_bytes = sizes
-    return RaftConfig(
-        folder=FOLDER,
-        options=RaftOptions(peer=peer, tick_ms=TICK_MS, **bounds),  # type: ignore[arg-type]  # only numbers are drawn
-        report=report,
-        snapshot_entries_max=snapshot_entries,
-        kept_entries=kept_entries,
-        read_wait_max_ms=2_000,
-        log_limits=JournalLimits(segment_bytes=segment_bytes),
-    )
-
-
-def _report(world: World, name: str) -> EventReporter:
-    def log(event: str, details: object) -> None:
-        world.log(name, f"{event} {details}")
-
-    return log
+    return setup
 
 
 # ---- judging
@@ -134,8 +125,7 @@ def _report(world: World, name: str) -> EventReporter:
 async def _judge(world: World, safety: RaftSafetyChecker, load: RaftLoad) -> None:
     """Without faults every call is answered, all peers can become voters and reach the same state, and some order
     explains every answer."""
-    unanswered = await load.stop(CALM_S)
-    world.check(unanswered == 0, f"{unanswered} calls are still unanswered {CALM_S:.0f} s after all was healed")
+    await load.stop(world, CALM_S)
     environment = world.scenario_environment("judge")
     async with asyncio.TaskGroup() as tasks:
         peers = make_peers(tasks, environment, load.group)
@@ -147,7 +137,7 @@ async def _judge(world: World, safety: RaftSafetyChecker, load: RaftLoad) -> Non
                 await client.call(COUNTER, RegisterAdd(1))
                 for key in (COUNTER, *REGISTERS):
                     await client.call(key, RegisterRead())
-                await _settle(safety)
+                await world.wait_for(lambda: _is_settled(safety), CALM_S)
         except TimeoutError:
             world.fail(f"no progress within {CALM_S:.0f} s after all was healed: {_standings(safety)}")
         peers.close("judged")
@@ -171,12 +161,9 @@ async def _gather(safety: RaftSafetyChecker, operator: RaftOperator, peers: list
         await asyncio.sleep(1.0)
 
 
-async def _settle(safety: RaftSafetyChecker) -> None:
-    """Until all have applied the same entries."""
-    while True:
-        if len({machine.content.index for machine in safety.machines.values()}) == 1:
-            return
-        await asyncio.sleep(0.2)
+def _is_settled(safety: RaftSafetyChecker) -> bool:
+    """All have applied the same entries."""
+    return len({machine.content.index for machine in safety.machines.values()}) == 1
 
 
 def _standings(safety: RaftSafetyChecker) -> str:

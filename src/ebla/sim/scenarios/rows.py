@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from ebla.feed.topology_view import View
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId
@@ -14,14 +15,12 @@ from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.rows_replicas import leftover_work, replica_difference, unexpected_stacks
 from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard
 from ebla.sim.faults import links
-from ebla.sim.faults.fault import InjectedFault, heal, storm
-from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, harsh
+from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, InjectedFault, harsh, heal, storm
 from ebla.sim.network import PathFault
 from ebla.sim.scenario import Scenario
 from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
 from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.sim.world import Unit, World
-from ebla.topology.states import NodeState
 
 NODES = 5
 CLIENTS = 4
@@ -33,6 +32,7 @@ PAUSE_S = 2.2
 PATH_FAULTS_PAUSE_S = 0.5
 CALM_S = 60.0
 SCAN_ROWS = 40
+READ_TRIES = 20
 QUIET_S = 6.0
 """After the last call: the deadlines of leftover requests pass, and unneeded stacks are dropped."""
 
@@ -40,14 +40,9 @@ QUIET_S = 6.0
 async def run(world: World) -> None:
     load = build_load(world)
     cluster = load.cluster
-    for unit in cluster.units():
-        unit.start()
-    await wait_all_normal(world, cluster)
-    drivers = [add_driver(world, load, cluster.nodes[number]) for number in DRIVEN_FROM]
-    drivers[0].start()
-    await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
-    drivers[1].start()
-    start_clients(world, load, CLIENTS, WORKERS)
+    drivers = [await start_nodes(load, cluster.nodes[DRIVEN_FROM[0]])]
+    drivers.append(add_driver(load, cluster.nodes[DRIVEN_FROM[1]]))
+    start_row_clients(load, CLIENTS, WORKERS)
     await _storms(world, cluster, drivers)
     await _judge(world, load)
 
@@ -65,86 +60,84 @@ async def _storms(world: World, cluster: SimCluster, drivers: list[Unit]) -> Non
 
 async def _clog_two(world: World, units: Sequence[Unit]) -> None:
     """Frames from one shard to another arrive seconds later, all at once, and by a version that may be outdated."""
-    source, target = world.rng.sample(units, 2)
-    world.log("faults", f"{source.name} -> {target.name} is clogged")
-    world.network.clog(source.name, target.name)
-    try:
-        await asyncio.sleep(world.rng.exponential(1.5))
-    finally:
-        world.network.unclog(source.name, target.name)
+    await links.clog(world, _draw_two(world, units), world.rng.exponential(1.5))
 
 
 async def _slow_two(world: World, units: Sequence[Unit]) -> None:
+    fault = PathFault(extra_latency_ms=world.rng.exponential(250.0))
+    await links.strain(world, _draw_two(world, units), fault, world.rng.exponential(3.0))
+
+
+def _draw_two(world: World, units: Sequence[Unit]) -> tuple[str, str]:
     source, target = world.rng.sample(units, 2)
-    extra_latency_ms = world.rng.exponential(250.0)
-    world.log("faults", f"{source.name} -> {target.name} is slower by {extra_latency_ms:.0f} ms")
-    with world.network.path(source.name, target.name).inject(PathFault(extra_latency_ms=extra_latency_ms)):
-        await asyncio.sleep(world.rng.exponential(3.0))
+    return source.name, target.name
 
 
 def build_load(world: World) -> RowsLoad:
     """Nodes that are not yet started."""
     cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail))
-    load = RowsLoad(cluster=cluster)
     for _ in range(NODES):
         cluster.add_node()
+    return RowsLoad(cluster=cluster)
+
+
+async def start_nodes(load: RowsLoad, home: SimNode) -> Unit:
+    """Starts the nodes and, on one of them, a topology driver, which it returns. Ends once the tables exist."""
+    cluster = load.cluster
     for shard in cluster.shards():
-        record_deaths(world, load, shard)
-    return load
+        _record_deaths(load, shard)
+    for unit in cluster.units():
+        unit.start()
+    await cluster.wait_all_normal()
+    driver = add_driver(load, home)
+    await wait_until(lambda: len(load.tables) == 2, cluster.world, "the tables are not there")
+    return driver
 
 
-def record_deaths(world: World, load: RowsLoad, shard: SimShard) -> None:
+def _record_deaths(load: RowsLoad, shard: SimShard) -> None:
     end = shard.unit.end
 
     def ended(*, with_machine: bool) -> None:
-        load.ledger.died(world.now())
+        load.ledger.died(load.cluster.world.now())
         end(with_machine=with_machine)
 
     shard.unit.end = ended  # type: ignore[method-assign]  # a unit reports no death itself
 
 
-def add_driver(world: World, load: RowsLoad, home: SimNode) -> Unit:
-    main = functools.partial(_driver, load=load, home=home)
-    return world.unit(f"{home.control.name}-driver", main, machine=home.control.name, host_id=home.host)
+def add_driver(load: RowsLoad, home: SimNode) -> Unit:
+    async def main(environment: Environment) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await TopologyDriver(environment, load, home, tasks).run()
+
+    return load.cluster.start_beside(home, "driver", main)
 
 
-async def _driver(environment: Environment, load: RowsLoad, home: SimNode) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        await TopologyDriver(environment, load, home, tasks).run()
-
-
-def start_clients(world: World, load: RowsLoad, clients: int, workers: int) -> None:
+def start_row_clients(load: RowsLoad, clients: int, workers: int) -> None:
     async def main(environment: Environment, name: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
                 tasks.create_task(RowsClient(environment, load, name).run())
 
     for number in range(1, clients + 1):
-        world.unit(f"c{number}", functools.partial(main, name=f"c{number}")).start()
+        load.cluster.world.unit(f"c{number}", functools.partial(main, name=f"c{number}")).start()
 
 
 async def wait_until(reached: Callable[[], bool], world: World, problem: str) -> None:
-    for _ in range(int(CALM_S * 4)):
-        if reached():
-            return
-        await asyncio.sleep(0.25)
-    world.fail(problem)
-    await asyncio.Event().wait()
+    world.check(await world.wait_for(reached, CALM_S), problem)
 
 
-async def wait_all_normal(world: World, cluster: SimCluster) -> None:
-    def reached() -> bool:
-        snapshots = [node.snapshot for node in cluster.nodes]
-        return all(
-            snapshot is not None and [node.state for node in snapshot.members()] == [NodeState.NORMAL] * len(snapshots)
-            for snapshot in snapshots
-        )
+# ---- at the end
 
-    await wait_until(reached, world, "not every node is in the ring")
+
+async def stop_load(load: RowsLoad) -> None:
+    """Until every call has ended, every process of every node shows the same topology, nothing moves, and the temporary
+    tables are gone."""
+    cluster = load.cluster
+    await load.stop(cluster.world, CALM_S)
+    await wait_until(lambda: is_settled(cluster), cluster.world, "the topology does not settle")
 
 
 def is_settled(cluster: SimCluster) -> bool:
-    """Every process of every node shows the same topology, nothing moves, and the temporary tables are gone."""
     first = cluster.nodes[0].snapshot
     if first is None or first.transition is not None or any(table.name != "t" for table in first.tables.values()):
         return False
@@ -158,14 +151,9 @@ def is_settled(cluster: SimCluster) -> bool:
 
 
 async def _judge(world: World, load: RowsLoad) -> None:
-    cluster, ledger = load.cluster, load.ledger
-    load.stopping = True
-    await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
-    await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
-    client = RowsClient(world.scenario_environment("judge"), load, "judge")
-    problem = await _found(load, client)
-    world.check(problem is None, str(problem))
-    counts = cluster.barriers
+    ledger, counts = load.ledger, load.cluster.barriers
+    await stop_load(load)
+    await check_replicas(load)
     world.check(ledger.acknowledged > world.seconds, f"only {ledger.acknowledged} writes were acknowledged")
     world.check(ledger.reads > world.seconds / 2, f"only {ledger.reads} reads were answered")
     world.log(
@@ -176,14 +164,24 @@ async def _judge(world: World, load: RowsLoad) -> None:
     )
 
 
-async def _found(load: RowsLoad, client: RowsClient) -> str | None:
-    """The problem with the replicas after everything was read at ALL."""
+async def check_replicas(load: RowsLoad, *, repaired: bool = False) -> None:
+    """After everything was read at ALL, which repairs. `repaired`: the replicas must be equal before that, too."""
+    world, shards = load.cluster.world, load.cluster.shards()
+    client = RowsClient(world.scenario_environment("judge"), load, "judge")
+    if repaired:
+        await _check_equality(load, client)
     for table in sorted(load.tables):
-        if not await _read_all(client, table):
-            return f"{table} cannot be read at ALL, although everything is healed"
+        readable = await _read_all(client, table)
+        world.check(readable, f"{table} cannot be read at ALL, although everything is healed")
     await asyncio.sleep(QUIET_S)
-    shards = load.cluster.shards()
-    process = shards[0].process
+    view = await _check_equality(load, client)
+    for shard in shards:
+        problem = unexpected_stacks(shard, view) or leftover_work(shard)
+        world.check(problem is None, str(problem))
+
+
+async def _check_equality(load: RowsLoad, client: RowsClient) -> View:
+    process = load.cluster.shards()[0].process
     assert process is not None
     view, now_s = process.view.current, process.environment.clock.wall_us() // 1_000_000
     for schema in load.tables.values():
@@ -191,14 +189,12 @@ async def _found(load: RowsLoad, client: RowsClient) -> str | None:
             problem = await replica_difference(view, schema.id, now_s, client.read_replica)
         except EblaError as error:
             problem = f"{schema.full_name}: a replica cannot be read: {error}"
-        if problem is not None:
-            return problem
-    problems = (problem for shard in shards for problem in (unexpected_stacks(shard, view), leftover_work(shard)))
-    return next((problem for problem in problems if problem is not None), None)
+        load.cluster.world.check(problem is None, str(problem))
+    return view
 
 
 async def _read_all(client: RowsClient, table: str) -> bool:
-    for _ in range(20):
+    for _ in range(READ_TRIES):
         if await client.scan(table, Level.ALL, SCAN_ROWS):
             return True
         await asyncio.sleep(0.5)

@@ -2,20 +2,19 @@
 them at once, both under every fault."""
 
 import asyncio
-import functools
+from collections.abc import Callable
 
 import msgspec
 
 from ebla.model.identity import ClusterId
-from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.schema import find_partial_change
-from ebla.sim.clusters.nodes import LIMITS, SimCluster
+from ebla.sim.clients import start_clients
+from ebla.sim.clusters.nodes import LIMITS, SimCluster, SimNode
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
 from ebla.sim.workloads.schema_client import KEYSPACES, OnSchemaAnswer, SchemaClient, SchemaLoad
 from ebla.sim.world import Unit, World
-from ebla.topology.states import NodeState
 from ebla.wire.schema_messages import CreateKeyspaceRequest, SchemaAnswer
 
 CLIENTS = ("c1", "c2", "c3", "c4", "c5")
@@ -28,16 +27,19 @@ CALM_S = 60.0
 class ControlCluster(SimCluster):
     """Nodes of which only the control process runs."""
 
+    def watch_controls(self) -> Callable[[], list[SimNode]]:
+        """The result returns the nodes whose control process has run without a break since this call."""
+        incarnations = [(node, node.control.start_count) for node in self.nodes if not node.control.down]
+        return lambda: [n for n, count in incarnations if not n.control.down and n.control.start_count == count]
+
     def begin(self) -> OnSchemaAnswer:
         """INV-SCHEMA-2: every node that stays up from now on has the change when its answer comes."""
-        start_count = [node.control.start_count if not node.control.down else None for node in self.nodes]
+        stays_up = self.watch_controls()
 
         def answered(answer: SchemaAnswer) -> None:
-            for node, incarnation in zip(self.nodes, start_count, strict=True):
-                if node.control.down or node.control.start_count != incarnation or node.host in answer.unreached:
-                    continue
+            for node in stays_up():
                 snapshot = node.snapshot
-                if snapshot is None or snapshot.version < answer.version:
+                if node.host not in answer.unreached and (snapshot is None or snapshot.version < answer.version):
                     self.world.fail(f"INV-SCHEMA-2: {node.control.name} lacks version {answer.version}")
 
         return answered
@@ -51,11 +53,10 @@ async def run(world: World) -> None:
         for unit in units:
             tasks.create_task(_start_later(world, unit))
         await harsh(world, units, world.seconds / 2)
-        await until_all_normal(world, cluster)
+        await cluster.wait_all_normal()
         load = SchemaLoad(cluster=cluster, begin=cluster.begin)
         await _create_keyspaces(world, load)
-        for name in CLIENTS:
-            world.unit(name, functools.partial(_client, name=name, load=load)).start()
+        start_clients(world, CLIENTS, lambda environment, name: SchemaClient(environment, name, load))
         await harsh(world, units, world.seconds / 2, pause_s=PAUSE_S)
         await _judge(world, cluster, load)
         sampling.cancel()
@@ -70,10 +71,6 @@ def build_cluster(world: World, count: int) -> ControlCluster:
     for _ in range(count):
         cluster.add_node(has_children=False)
     return cluster
-
-
-async def _client(environment: Environment, name: str, load: SchemaLoad) -> None:
-    await SchemaClient(environment, name, load).run()
 
 
 async def _start_later(world: World, unit: Unit) -> None:
@@ -92,22 +89,6 @@ async def _sample(world: World, cluster: ControlCluster) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-async def until_all_normal(world: World, cluster: ControlCluster) -> None:
-    for _ in range(int(CALM_S * 2)):
-        if _all_normal(cluster):
-            return
-        await asyncio.sleep(0.5)
-    shown = {name: [node.state.value for node in each.members()] for name, each in cluster.snapshots().items()}
-    world.fail(f"not every node is in the ring: {shown}")
-
-
-def _all_normal(cluster: ControlCluster) -> bool:
-    snapshots = list(cluster.snapshots().values())
-    return len(snapshots) == len(cluster.nodes) and all(
-        [node.state for node in snapshot.members()] == [NodeState.NORMAL] * len(cluster.nodes) for snapshot in snapshots
-    )
-
-
 async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
     """With enough time to elect a leader and to give up the last connections of the storm."""
     client = SchemaClient(world.scenario_environment("operator"), "operator", load)
@@ -117,22 +98,20 @@ async def _create_keyspaces(world: World, load: SchemaLoad) -> None:
 
 
 async def _judge(world: World, cluster: ControlCluster, load: SchemaLoad) -> None:
-    load.stopping = True
-    for _ in range(int(CALM_S * 2)):
-        if not load.running and nodes_agree(cluster):
-            break
-        await asyncio.sleep(0.5)
-    world.check(not load.running, "calls are still open long after all was healed")
-    world.check(nodes_agree(cluster), "the nodes do not reach the same state")
+    await load.stop(world, CALM_S)
+    await wait_agreement(world, cluster)
     problem = load.record.problem(cluster.snapshots())
     world.check(problem is None, str(problem))
     world.check(load.record.answered > 0, "no change was ever answered")
     world.log("scenario", f"{load.record.answered} changes of the schema are right")
 
 
-def nodes_agree(cluster: ControlCluster) -> bool:
-    shown = list(cluster.snapshots().values())
-    return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
+async def wait_agreement(world: World, cluster: ControlCluster) -> None:
+    def agree() -> bool:
+        shown = list(cluster.snapshots().values())
+        return len(shown) == len(cluster.nodes) and all(one == shown[0] for one in shown)
+
+    world.check(await world.wait_for(agree, CALM_S), "the nodes do not reach the same state")
 
 
 SCENARIO = Scenario(name="schema", summary="first nodes join, and schema changes have one order", seconds=60.0, run=run)

@@ -2,47 +2,147 @@
 and abandoned, under every fault."""
 
 import asyncio
-import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
-from ebla.model.identity import SessionId, TableId, TopologyVersion
+from ebla.model.errors import EblaError, Refused
+from ebla.model.identity import JobId, SessionId, TableId, TopologyVersion
 from ebla.ports.environment import Environment
+from ebla.sim.checkers.sessions import SessionsRecord
+from ebla.sim.clients import ClientLoad, start_clients
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.scenarios.schema import (
-    CALM_S,
-    SAMPLE_S,
-    ControlCluster,
-    build_cluster,
-    nodes_agree,
-    until_all_normal,
-)
+from ebla.sim.scenarios.schema import CALM_S, SAMPLE_S, ControlCluster, build_cluster, wait_agreement
 from ebla.sim.workloads.schema_client import COLUMNS, KEYSPACES, SchemaClient, SchemaLoad
-from ebla.sim.workloads.sessions_client import LONG_LIFE_MS, OnSessionClosed, SessionsClient, SessionsLoad
 from ebla.sim.world import World
 from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest
-from ebla.wire.transfer_messages import CloseSessionAnswer
+from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest, OpenSessionRequest
+from ebla.wire.verbs import CLOSE_SESSION, OPEN_SESSION
 
 NODES = 3
 CLIENTS = ("j1", "j2", "j3", "j4")
 PAUSE_S = 1.0
+DEADLINE_MS = 3_000
+TRIES = 6
+WORK_S = 0.6
+SHORT_LIFE_MS, LONG_LIFE_MS = 3_000, 40_000
+
+OnSessionClosed = Callable[[SessionId, CloseSessionAnswer], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionsLoad(ClientLoad):
+    cluster: ControlCluster
+    table: TableId
+    record: SessionsRecord = field(default_factory=SessionsRecord)
+
+    def known_version(self) -> TopologyVersion:
+        return max((snapshot.version for snapshot in self.cluster.snapshots().values()), default=TopologyVersion(0))
+
+    def begin(self) -> OnSessionClosed:
+        """Called before each close. INV-XFER-1: a node that stays up from now on does not list the session when the
+        answer comes."""
+        stays_up = self.cluster.watch_controls()
+
+        def closed(session: SessionId, answer: CloseSessionAnswer) -> None:
+            for node in stays_up():
+                snapshot = node.snapshot
+                if node.host not in answer.down and (snapshot is None or session in snapshot.sessions):
+                    name = node.control.name
+                    self.cluster.world.fail(f"INV-XFER-1: {name} does not know that session {session} is closed")
+
+        return closed
+
+
+class SessionsClient:
+    def __init__(self, environment: Environment, name: str, load: SessionsLoad) -> None:
+        self._rng = environment.rng
+        self._load = load
+        self._connect = partial(load.cluster.connection, environment, name)
+
+    async def run(self) -> None:
+        await self._load.keep_calling(self._job, self._rng, WORK_S)
+
+    async def _job(self) -> None:
+        life_ms = self._rng.choice((SHORT_LIFE_MS, LONG_LIFE_MS))
+        session, job = SessionId(self._rng.uuid()), JobId(self._rng.uuid())
+        asking = OpenSessionRequest(
+            session=session, table=self._load.table, job=job, life_ms=life_ms, known_version=self._load.known_version()
+        )
+        async with asyncio.TaskGroup() as asked:
+            # The owner does not wait for these: they may be answered after the session was closed.
+            for _ in range(self._rng.randrange(0, 3)):
+                asked.create_task(self._ask_late(asking))
+            if not await self._open(asking):
+                return
+            await asyncio.sleep(self._rng.random() * WORK_S)
+            if self._rng.random() < 0.8 and await self._close(session):
+                await self._must_stay_closed(asking)
+
+    async def _ask_late(self, asking: OpenSessionRequest) -> None:
+        await asyncio.sleep(self._rng.random() * WORK_S * 2)
+        try:
+            await self._ask_open(asking)
+        except EblaError:
+            pass  # a repetition may fail, but must not open the session again
+
+    async def _open(self, asking: OpenSessionRequest) -> bool:
+        for _ in range(TRIES):
+            try:
+                await self._ask_open(asking)
+            except Refused:
+                return False
+            except EblaError:
+                continue
+            self._load.record.opened += 1
+            return True
+        return False
+
+    async def _close(self, session: SessionId) -> bool:
+        for _ in range(TRIES):
+            nodes = self._connect()
+            try:
+                await nodes.open()
+                closed = self._load.begin()
+                answer = await nodes.call(CLOSE_SESSION, CloseSessionRequest(session), DEADLINE_MS)
+            except EblaError:
+                continue
+            finally:
+                nodes.leave()
+            self._load.record.closed += 1
+            closed(session, answer)
+            return True
+        return False
+
+    async def _must_stay_closed(self, asking: OpenSessionRequest) -> None:
+        try:
+            await self._ask_open(asking)
+        except Refused:
+            self._load.record.refused_late += 1
+        except EblaError:
+            pass
+
+    async def _ask_open(self, asking: OpenSessionRequest) -> None:
+        nodes = self._connect()
+        try:
+            await nodes.call(OPEN_SESSION, asking, DEADLINE_MS)
+        finally:
+            nodes.leave()
+
+
+# ---- the scenario
 
 
 async def run(world: World) -> None:
     cluster = build_cluster(world, NODES)
     for unit in cluster.units():
         unit.start()
-    await until_all_normal(world, cluster)
-    table = await _table(world, cluster)
-    load = SessionsLoad(
-        cluster=cluster,
-        table=table,
-        version=functools.partial(_version, cluster),
-        begin=functools.partial(_begin, cluster),
-    )
+    await cluster.wait_all_normal()
+    load = SessionsLoad(cluster=cluster, table=await _table(world, cluster))
     async with asyncio.TaskGroup() as tasks:
         sampling = tasks.create_task(_sample(world, cluster, load))
-        for name in CLIENTS:
-            world.unit(name, functools.partial(_client, name=name, load=load)).start()
+        start_clients(world, CLIENTS, lambda environment, name: SessionsClient(environment, name, load))
         await harsh(world, cluster.units(), world.seconds, pause_s=PAUSE_S)
         await _judge(world, cluster, load)
         sampling.cancel()
@@ -60,29 +160,6 @@ async def _table(world: World, cluster: ControlCluster) -> TableId:
     return answer.table
 
 
-async def _client(environment: Environment, name: str, load: SessionsLoad) -> None:
-    await SessionsClient(environment, name, load).run()
-
-
-def _version(cluster: ControlCluster) -> TopologyVersion:
-    return max((snapshot.version for snapshot in cluster.snapshots().values()), default=TopologyVersion(0))
-
-
-def _begin(cluster: ControlCluster) -> OnSessionClosed:
-    """INV-XFER-1: a node that stays up from now on does not list the session when the answer comes."""
-    start_count = [node.control.start_count if not node.control.down else None for node in cluster.nodes]
-
-    def closed(session: SessionId, answer: CloseSessionAnswer) -> None:
-        for node, incarnation in zip(cluster.nodes, start_count, strict=True):
-            if node.control.down or node.control.start_count != incarnation or node.host in answer.down:
-                continue
-            snapshot = node.snapshot
-            if snapshot is None or session in snapshot.sessions:
-                cluster.world.fail(f"INV-XFER-1: {node.control.name} does not know that session {session} is closed")
-
-    return closed
-
-
 async def _sample(world: World, cluster: ControlCluster, load: SessionsLoad) -> None:
     while True:
         shown = {
@@ -98,13 +175,9 @@ async def _sample(world: World, cluster: ControlCluster, load: SessionsLoad) -> 
 
 async def _judge(world: World, cluster: ControlCluster, load: SessionsLoad) -> None:
     """Long enough for the leader to close abandoned sessions."""
-    load.stopping = True
-    for _ in range(int(2 * (CALM_S + LONG_LIFE_MS / 1000))):
-        if not load.running and nodes_agree(cluster) and not _open(cluster):
-            break
-        await asyncio.sleep(0.5)
-    world.check(not load.running, "calls are still open long after all was healed")
-    world.check(nodes_agree(cluster), "the nodes do not reach the same state")
+    await load.stop(world, CALM_S)
+    await world.wait_for(lambda: not _open(cluster), LONG_LIFE_MS / 1000)
+    await wait_agreement(world, cluster)
     left = _open(cluster)
     world.check(not left, f"sessions are open long after their time: {left}")
     record = load.record

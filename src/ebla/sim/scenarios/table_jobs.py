@@ -6,12 +6,11 @@ import asyncio
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.broker_nodes import build_cluster
-from ebla.sim.faults.fault import heal
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
-from ebla.sim.scenarios.rows import add_driver, is_settled, record_deaths, start_clients, wait_all_normal, wait_until
-from ebla.sim.scenarios.transfers import FAULTS, find_problem_after_repair, require
-from ebla.sim.workloads.rows_client import RowsClient, RowsLoad
+from ebla.sim.scenarios.rows import check_replicas, start_nodes, start_row_clients, stop_load, wait_until
+from ebla.sim.scenarios.transfers import FAULTS
+from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.table_jobs_client import WriteJobsClient, WriteJobsLoad
 from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.sim.world import Unit, World
@@ -27,33 +26,21 @@ async def run(world: World) -> None:
     cluster = build_cluster(world)
     load = RowsLoad(cluster=cluster)
     jobs = WriteJobsLoad(rows=load, cluster=cluster)
-    for shard in cluster.shards():
-        record_deaths(world, load, shard)
-    for unit in cluster.units():
-        unit.start()
-    await wait_all_normal(world, cluster)
-    driver = add_driver(world, load, cluster.nodes[DRIVEN_FROM])
-    driver.start()
-    await wait_until(lambda: len(load.tables) == 2, world, "the tables are not there")
-    start_clients(world, load, CLIENTS, WORKERS)
-    clients = [_add_jobs(world, jobs, number) for number in range(JOB_CLIENTS)]
-    struck = [*cluster.units(), driver, *clients]
-    await harsh(world, struck, world.seconds, faults=FAULTS, pause_s=PAUSE_S)
-    heal(world, struck)
+    driver = await start_nodes(load, cluster.nodes[DRIVEN_FROM])
+    start_row_clients(load, CLIENTS, WORKERS)
+    clients = [_start_jobs(world, jobs, f"j{number + 1}") for number in range(JOB_CLIENTS)]
+    await harsh(world, [*cluster.units(), driver, *clients], world.seconds, faults=FAULTS, pause_s=PAUSE_S)
     await _judge(world, jobs)
 
 
-def _add_jobs(world: World, jobs: WriteJobsLoad, number: int) -> Unit:
-    own_unit: list[Unit] = []
-
+def _start_jobs(world: World, jobs: WriteJobsLoad, name: str) -> Unit:
     async def main(environment: Environment) -> None:
-        jobs.running = {act for act in jobs.running if act[0] != own_unit[0].name}
+        jobs.running = {act for act in jobs.running if act[0] != name}
         async with asyncio.TaskGroup() as tasks:
             for _ in range(JOB_WORKERS):
-                tasks.create_task(WriteJobsClient(environment, jobs, own_unit[0]).run())
+                tasks.create_task(WriteJobsClient(environment, jobs, world.units[name]).run())
 
-    unit = world.unit(f"j{number + 1}", main)
-    own_unit.append(unit)
+    unit = world.unit(name, main)
     unit.start()
     return unit
 
@@ -64,20 +51,15 @@ def _add_jobs(world: World, jobs: WriteJobsLoad, number: int) -> Unit:
 async def _judge(world: World, jobs: WriteJobsLoad) -> None:
     load, cluster, ledger = jobs.rows, jobs.cluster, jobs.cluster.write_jobs
     load.stopping = True
-    await wait_until(lambda: not load.running, world, "calls of clients are still open long after all was healed")
     await wait_until(lambda: not jobs.running, world, "jobs still run long after all was healed")
-    await wait_until(lambda: is_settled(cluster), world, "the topology does not settle")
+    await stop_load(load)
     reader = WriteJobsClient(world.scenario_environment("judge"), jobs, cluster.nodes[0].control)
     for table in (ON_TABLETS, ON_VNODES):
-        await require(world, await _read(reader, table), f"{table} cannot be read as a whole at ALL")
-    client = RowsClient(world.scenario_environment("judge"), load, "judge")
-    for table in sorted(load.tables):
-        await client.scan(table, Level.ALL, 40)
-    problem = await find_problem_after_repair(cluster, load, client)
-    await require(world, problem is None, str(problem))
+        world.check(await _read(reader, table), f"{table} cannot be read as a whole at ALL")
+    await check_replicas(load)
     cluster.ledger.check_files()
-    await require(world, ledger.done * 10 > world.seconds, f"only {ledger.done} jobs were done")
-    await require(world, jobs.reads > 0, "no table was read")
+    world.check(ledger.done * 10 > world.seconds, f"only {ledger.done} jobs were done")
+    world.check(jobs.reads > 0, "no table was read")
     world.log(
         "scenario",
         f"{len(jobs.jobs)} jobs in {sum(job.runs for job in jobs.jobs)} runs: {ledger.done} done, "

@@ -15,12 +15,13 @@ from ebla.model.identity import Address, ClusterId, HostId
 from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.calls import CallLedger
+from ebla.sim.clients import peers_context
 from ebla.sim.faults.harsh import harsh
 from ebla.sim.scenario import Scenario
 from ebla.sim.world import World
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
-from ebla.wire.peers import Peers, PeersContext
+from ebla.wire.peers import Peers
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import Verb
 
@@ -55,7 +56,7 @@ async def server(environment: Environment, address: Address, who: Introduction, 
         return request
 
     async with asyncio.TaskGroup() as tasks:
-        served = Server(tasks, who, LIMITS, discard_event)
+        served = Server(tasks, who, discard_event, LIMITS)
         served.serve(ACT, act)
         await environment.transport.listen(address, served.accept)
         await asyncio.Event().wait()
@@ -97,29 +98,15 @@ async def run(world: World) -> None:
         who = introduction(number)
         name = f"s{number}"
         address = Address(world.machine(name).host, PORT)
-        units.append(
-            world.unit(
-                name,
-                functools.partial(server, address=address, who=who, ledger=ledger),
-                host_id=who.host,
-            )
-        )
+        main = functools.partial(server, address=address, who=who, ledger=ledger)
+        units.append(world.unit(name, main, host_id=who.host))
     for unit in units:
         unit.start()
     ours = introduction(SERVERS)
     environment = world.scenario_environment("callers", ours.host)
     until = world.now() + world.seconds + 5.0
     async with asyncio.TaskGroup() as tasks:
-        peers = Peers(
-            tasks,
-            PeersContext(
-                transport=environment.transport,
-                rng=environment.rng,
-                introduction=ours,
-                limits=LIMITS,
-                report=discard_event,
-            ),
-        )
+        peers = Peers(tasks, peers_context(environment, ours, limits=LIMITS))
         for number, unit in enumerate(units):
             peers.set_address(introduction(number).host, unit.address(PORT))
         calls = [tasks.create_task(caller(world, peers, ledger, number, until)) for number in range(CALLERS)]

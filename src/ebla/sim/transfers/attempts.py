@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ebla.bulk.stream_service import SourceStream
+from ebla.bulk.stream_service import SourceStream, StreamService
 from ebla.model.errors import Corruption, EblaError, Overloaded, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import (
@@ -30,14 +30,14 @@ from ebla.model.transfers import (
 )
 from ebla.ports.disk import Disk, File
 from ebla.ports.environment import Environment
+from ebla.sim.disk import ProcessDisk
 from ebla.sim.rng import SimRng
 from ebla.sim.transfers.checkpoint_scans import (
-    SimCheckpointScan,
     compare_hashes,
-    merge_replicas,
     missing_rows,
     read_hashes,
     read_rows,
+    scan_source,
 )
 from ebla.sim.transfers.flight import (
     BulkHandle,
@@ -47,10 +47,12 @@ from ebla.sim.transfers.flight import (
     connect,
     finish_put,
     open_put,
+    open_source,
 )
 from ebla.sim.world import World
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
+from ebla.storage.merge.row_merge import merge_streams
 from ebla.wire.transfer_messages import FlightPut, PutAnswer
 
 T = TypeVar("T")
@@ -181,7 +183,8 @@ class AttemptRun:
         self, executor: SimExecutor, environment: Environment, attempt: SimAttempt, tasks: asyncio.TaskGroup
     ) -> None:
         self._executor = executor
-        self._disk: Disk = environment.disk
+        assert isinstance(environment.disk, ProcessDisk)
+        self._disk = environment.disk
         self._attempt = attempt
         self._rng = attempt.rng
         self._fate = attempt.fault_plan
@@ -274,7 +277,7 @@ class AttemptRun:
 
     async def _fetch_once(self, source: TransferSource, path: str) -> bytes:
         stream = self._stream(source.host)
-        opened = await stream.call(lambda server: _open_source(server, stream, source.ticket))
+        opened = await stream.call(partial(open_source, stream=stream, find=_finder(source)))
         read = b""
         while True:
             await self._step()
@@ -329,7 +332,7 @@ class AttemptRun:
         self._disk.make_folder(place.rpartition("/")[0])
         if self._is_here(move.source.machine, move.source.folder) and inode:
             existing = f"{move.source.folder}/{path}"
-            size = _size(self._disk, existing)
+            size = self._disk.size_bytes(existing)
             self._disk.link(existing, place)
             return StagedFile(name=name, size_bytes=size, inode=inode)
         data = await self._fetch(move.source, path)
@@ -367,8 +370,8 @@ class AttemptRun:
         replicas = []
         for source in move.sources:
             await self._step()
-            replicas.append(await self._scan(source, lambda opened: read_rows(opened, move.range)))
-        rows = merge_replicas([items for items, _ in replicas], move.schema or replicas[0][1])
+            replicas.append(await self._scan(source, lambda opened, disk: read_rows(opened, disk, move.range)))
+        rows = list(merge_streams([items for items, _ in replicas], move.schema or replicas[0][1]))
         return [await self._put_lacking(to, rows, [items for items, _ in replicas]) for to in move.targets]
 
     async def _put_lacking(self, to: RowTarget, rows: Sequence[Item], replicas: Sequence[Sequence[Item]]) -> MoveResult:
@@ -384,12 +387,10 @@ class AttemptRun:
             transfer=to.target.transfer, attempt=self._attempt.id, files=staged, rows=len(wanted), size_bytes=size
         )
 
-    async def _scan(self, source: TransferSource, scan: "Callable[[SimCheckpointScan], Awaitable[T]]") -> T:
+    async def _scan(self, source: TransferSource, scan: Callable[[SourceStream, Disk], Awaitable[T]]) -> T:
         for _ in range(TRIES_MAX):
             try:
-                stream = self._stream(source.host)
-                opened = await stream.call(partial(_open_source, stream=stream, ticket=source.ticket))
-                return await stream.call(partial(_scan, source=opened, scan=scan))
+                return await scan_source(self._stream(source.host), _finder(source), scan)
             except TRANSIENT_ERRORS:
                 await self._again(source.host)
         raise Unreachable(f"the rows of {source.host} could not be read")
@@ -398,17 +399,18 @@ class AttemptRun:
         hashes = []
         for source in asked.sources:
             await self._step()
-            hashes.append(await self._scan(source, lambda opened: read_hashes(opened, asked)))
+            hashes.append(await self._scan(source, lambda opened, disk: read_hashes(opened, disk, asked)))
         return compare_hashes(asked, hashes)
 
 
 # ---- in the incarnation of the bulk process
 
 
-async def _open_source(server: SimFlightServer, stream: SimFlightStream, ticket: bytes) -> SourceStream:
-    source = server.service.open_source(ticket)
-    stream.sources.append(source)
-    return source
+def _finder(source: TransferSource) -> Callable[[StreamService], Awaitable[SourceStream]]:
+    async def find(service: StreamService) -> SourceStream:
+        return service.open_source(source.ticket)
+
+    return find
 
 
 async def _read_piece(server: SimFlightServer, source: SourceStream, path: str, offset: int) -> bytes:
@@ -423,22 +425,6 @@ async def _read_piece(server: SimFlightServer, source: SourceStream, path: str, 
     return piece
 
 
-async def _scan(server: SimFlightServer, source: SourceStream, scan: Callable[[SimCheckpointScan], Awaitable[T]]) -> T:
-    try:
-        await server.service.admit_sending(source, 1)
-        return await scan(SimCheckpointScan(source, server.environment.disk))
-    finally:
-        server.service.close_source(source)
-
-
 def _pieces(data: bytes) -> list[bytes]:
     size = max(CHUNK_BYTES_MIN, len(data) // CHUNKS_MAX)
     return [data[start : start + size] for start in range(0, len(data), size)]
-
-
-def _size(disk: Disk, path: str) -> int:
-    file = disk.open(path)
-    try:
-        return file.size()
-    finally:
-        file.close()

@@ -1,58 +1,66 @@
 """Rows and hashes of checkpoints, read and combined by the functions that the real tasks use."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
-from ebla.bulk.stream_service import SourceStream
+from ebla.bulk.stream_service import SourceStream, StreamService
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferResult
 from ebla.ports.disk import Disk
+from ebla.sim.transfers.flight import SimFlightServer, SimFlightStream, open_source
 from ebla.storage.codec.key_codec import in_spans, key_spans
 from ebla.storage.columns.chunks import KEY, STORED
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.memory_engine import MemoryEngine
-from ebla.storage.merge.row_merge import merge_streams
 from ebla.storage.scan.range_hashes import RangeHasher
-from ebla.storage.scan.stack_scan import ScanLayer, close_scan, open_scan, scan_stored
+from ebla.storage.scan.stack_scan import close_scan, open_scan, scan_stored
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SimCheckpointScan:
-    """A checkpoint that is read in the bulk process of its node."""
+async def scan_source(
+    stream: SimFlightStream,
+    find: Callable[[StreamService], Awaitable[SourceStream]],
+    scan: Callable[[SourceStream, Disk], Awaitable[T]],
+) -> T:
+    """Scans a checkpoint in the bulk process at the other end of the stream."""
+    source = await stream.call(partial(open_source, stream=stream, find=find))
 
-    source: SourceStream
-    disk: Disk
+    async def scanned(server: SimFlightServer) -> T:
+        try:
+            await server.service.admit_sending(source, 1)
+            return await scan(source, server.environment.disk)
+        finally:
+            server.service.close_source(source)
 
-    async def layers(self) -> list[ScanLayer]:
-        folders = [
-            (f"{self.source.folder}/{layer.folder}", layer.range) for part in self.source.parts for layer in part.layers
-        ]
-        return await open_scan(MemoryEngine(self.disk), self.disk, folders)
+    return await stream.call(scanned)
 
 
-async def read_rows(scanned: SimCheckpointScan, token_range: TokenRange) -> tuple[list[Item], TableSchema]:
+async def read_rows(source: SourceStream, disk: Disk, token_range: TokenRange) -> tuple[list[Item], TableSchema]:
     """As stored, including tombstones and partition heads."""
-    chunks = await _chunks(scanned, token_range)
+    chunks = await _chunks(source, disk, token_range)
     items = [item for chunk in chunks for item in zip(_bytes(chunk, KEY), _bytes(chunk, STORED), strict=True)]
-    return items, scanned.source.schema
+    return items, source.schema
 
 
-async def read_hashes(scanned: SimCheckpointScan, task: ComparisonTask) -> list[tuple[bytes, int]]:
+async def read_hashes(source: SourceStream, disk: Disk, task: ComparisonTask) -> list[tuple[bytes, int]]:
     """A hash and a number of rows for each bucket."""
-    hashes = RangeHasher(scanned.source.schema, task.range, task.buckets, task.gc_before_s)
-    for chunk in await _chunks(scanned, task.range):
+    hashes = RangeHasher(source.schema, task.range, task.buckets, task.gc_before_s)
+    for chunk in await _chunks(source, disk, task.range):
         hashes.add(chunk)
     result = hashes.result()
     return list(zip(result.column("hash").to_pylist(), result.column("rows").to_pylist(), strict=True))
 
 
-async def _chunks(scanned: SimCheckpointScan, token_range: TokenRange) -> list[pa.RecordBatch]:
-    layers = await scanned.layers()
+async def _chunks(source: SourceStream, disk: Disk, token_range: TokenRange) -> list[pa.RecordBatch]:
+    folders = [(f"{source.folder}/{layer.folder}", layer.range) for part in source.parts for layer in part.layers]
+    layers = await open_scan(MemoryEngine(disk), disk, folders)
     try:
-        return list(scan_stored(scanned.source.schema, layers, key_spans(token_range)))
+        return list(scan_stored(source.schema, layers, key_spans(token_range)))
     finally:
         await close_scan(layers)
 
@@ -60,10 +68,6 @@ async def _chunks(scanned: SimCheckpointScan, token_range: TokenRange) -> list[p
 def _bytes(chunk: pa.RecordBatch, column: int) -> list[bytes]:
     values: list[bytes] = chunk.column(column).to_pylist()
     return values
-
-
-def merge_replicas(replicas: Sequence[Sequence[Item]], schema: TableSchema) -> list[Item]:
-    return list(merge_streams(replicas, schema))
 
 
 def missing_rows(rows: Sequence[Item], own: Sequence[Item], token_range: TokenRange) -> list[Item]:

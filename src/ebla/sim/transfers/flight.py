@@ -4,8 +4,9 @@ A stream's calls run in the incarnation of the bulk process, as real Flight thre
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from ebla.bulk.stream_service import IncomingPut, SourceStream, StreamService
@@ -116,7 +117,26 @@ def connect(world: World, rng: SimRng, here: Unit, bulk: BulkHandle) -> SimFligh
     return stream
 
 
+async def put_file(stream: SimFlightStream, put: FlightPut, pieces: Iterable[bytes]) -> PutAnswer:
+    """Sends a whole file and closes the stream."""
+    try:
+        place = await stream.call(partial(open_put, stream=stream, put=put))
+        for piece in pieces:
+            await stream.call(partial(append, place=place, data=piece))
+        return await stream.call(partial(finish_put, place=place))
+    finally:
+        stream.closed = True
+
+
 # ---- calls of a stream, in the incarnation of the bulk process
+
+
+async def open_source(
+    server: SimFlightServer, stream: SimFlightStream, find: Callable[[StreamService], Awaitable[SourceStream]]
+) -> SourceStream:
+    source = await find(server.service)
+    stream.sources.append(source)
+    return source
 
 
 async def open_put(server: SimFlightServer, stream: SimFlightStream, put: FlightPut) -> IncomingPut:

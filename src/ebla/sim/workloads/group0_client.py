@@ -1,22 +1,21 @@
 """Clients of group 0 over its operator verbs: reads, writes, conditional changes, transfers between keys, locks."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ebla.group0.commands import ConditionFailed, Done, LockRevoked
+from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, LockRevoked
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import Address, HostId
 from ebla.model.transaction import Condition, KeyMissing, KeyUnchanged, PutKey, Transaction
-from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
-from ebla.sim.checkers.group0 import CompareAndSwap, Group0Record, LockedWrite, MoveOutcome
+from ebla.sim.checkers.group0 import CompareAndSwap, Group0Record, LockedWrite
 from ebla.sim.checkers.models import RegisterRead, RegisterWrite
+from ebla.sim.clients import ClientLoad, NodeConnection, peers_context
 from ebla.sim.clusters.group0 import CLUSTER, CLUSTER_NAME
-from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
-from ebla.wire.frames import Introduction, Lane
+from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import (
     ExecuteRequest,
     FoundKeyValue,
@@ -25,9 +24,7 @@ from ebla.wire.group0_messages import (
     LockRequest,
 )
 from ebla.wire.group0_pages import ReadPager, WatchPager
-from ebla.wire.limits import WireLimits
-from ebla.wire.peers import PeersContext, connect
-from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_LOCK, GROUP0_READ, GROUP0_WATCH, A, Q, Verb
+from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_LOCK, GROUP0_READ, GROUP0_WATCH
 
 KEYS = ("user/a", "user/b", "user/c")
 LEFT, RIGHT = "user/left", "user/right"
@@ -37,12 +34,9 @@ THINK_S = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
-class Group0Load:
-    addresses: Mapping[str, Address]
-    record: Group0Record
-    stopping: bool = False
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    open_calls: int = 0
+class Group0Load(ClientLoad):
+    addresses: Sequence[Address]
+    record: Group0Record = field(default_factory=Group0Record)
     next_value: int = 0
 
     def value(self) -> int:
@@ -50,16 +44,10 @@ class Group0Load:
         self.next_value += 1
         return self.next_value
 
-    async def stop(self, seconds: float) -> bool:
-        self.stopping = True
-        try:
-            async with asyncio.timeout(seconds):
-                while self.open_calls:
-                    self.idle.clear()
-                    await self.idle.wait()
-        except TimeoutError:
-            return False
-        return True
+    def connection(self, environment: Environment, name: str) -> NodeConnection:
+        host = HostId(environment.rng.uuid())
+        introduction = Introduction(host=host, cluster=CLUSTER, cluster_name=CLUSTER_NAME, process=name)
+        return NodeConnection(peers_context(environment, introduction), self.addresses)
 
 
 def decode_number(data: bytes) -> int:
@@ -68,60 +56,20 @@ def decode_number(data: bytes) -> int:
     return number
 
 
-class Group0Connection:
-    """The connection of one client. After a failure it connects to another node."""
-
-    def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
-        self.environment = environment
-        introduction = Introduction(
-            host=HostId(environment.rng.uuid()), cluster=CLUSTER, cluster_name=CLUSTER_NAME, process=name
-        )
-        self._context = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=introduction,
-            limits=WireLimits(),
-            report=discard_event,
-        )
-        self._load = load
-        self._caller: RpcClientConnection | None = None
-
-    async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int = DEADLINE_MS) -> A:
-        try:
-            if self._caller is None:
-                address = self._load.addresses[self.environment.rng.choice(sorted(self._load.addresses))]
-                self._caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
-            return await self._caller.call(verb, request, deadline_ms)
-        except EblaError:
-            self.leave()
-            raise
-
-    def leave(self) -> None:
-        if self._caller is not None:
-            self._caller.close("on to another node")
-        self._caller = None
-
-
 class Group0WorkloadClient:
     def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
         self._rng = environment.rng
         self._name = name
         self._load = load
-        self._nodes = Group0Connection(environment, name, load)
+        self._nodes = load.connection(environment, name)
         self._lock: bytes | None = None
 
     async def run(self) -> None:
-        while not self._load.stopping:
-            self._load.open_calls += 1
-            await self._act()
-            self._load.open_calls -= 1
-            self._load.idle.set()
-            if self._rng.random() < 0.1:
-                self._nodes.leave()
-            await asyncio.sleep(self._rng.random() * THINK_S)
-        await asyncio.Event().wait()
+        await self._load.keep_calling(self._act, self._rng, THINK_S)
 
     async def _act(self) -> None:
+        if self._rng.random() < 0.1:
+            self._nodes.leave()
         kind = self._rng.randrange(0, 100)
         key = self._rng.choice(KEYS)
         if kind < 30:
@@ -141,7 +89,7 @@ class Group0WorkloadClient:
         history = self._load.record.registers
         number = history.invoke(self._name, RegisterRead(), key)
         try:
-            answer = await self._nodes.call(GROUP0_READ, Group0ReadRequest(keys=(key,)))
+            answer = await self._nodes.call(GROUP0_READ, Group0ReadRequest(keys=(key,)), DEADLINE_MS)
         except EblaError:
             history.withdraw(number)
             return
@@ -150,13 +98,8 @@ class Group0WorkloadClient:
     async def _write(self, key: str) -> None:
         history, value = self._load.record.registers, self._load.value()
         number = history.invoke(self._name, RegisterWrite(value), key)
-        try:
-            await self._nodes.call(GROUP0_EXECUTE, _put(key, value))
-        except EblaError as error:
-            if error.outcome is Outcome.NOT_APPLIED:
-                history.withdraw(number)
-            return
-        history.complete(number, value)
+        if await self._execute(_put(key, value), lambda: history.withdraw(number)) is not None:
+            history.complete(number, value)
 
     async def _swap(self, key: str) -> None:
         found = await self._look((key,), quorum=self._rng.random() < 0.5)
@@ -167,15 +110,10 @@ class Group0WorkloadClient:
         condition: Condition = KeyMissing(key) if entry is None else KeyUnchanged(key, entry.revision)
         history = self._load.record.registers
         number = history.invoke(self._name, call, key)
-        request = _put(key, call.new, condition)
-        try:
-            answer = (await self._nodes.call(GROUP0_EXECUTE, request)).answer
-        except EblaError as error:
-            if error.outcome is Outcome.NOT_APPLIED:
-                history.withdraw(number)
-            return
-        assert isinstance(answer, Done | ConditionFailed), answer
-        history.complete(number, isinstance(answer, Done))
+        answer = await self._execute(_put(key, call.new, condition), lambda: history.withdraw(number))
+        if answer is not None:
+            assert isinstance(answer, Done | ConditionFailed), answer
+            history.complete(number, isinstance(answer, Done))
 
     async def _move(self) -> None:
         """Moves an amount from one of two keys to the other in one transaction: their sum never changes."""
@@ -194,19 +132,13 @@ class Group0WorkloadClient:
             PutKey(LEFT, msgspec.msgpack.encode(left - amount)),
             PutKey(RIGHT, msgspec.msgpack.encode(right + amount)),
         )
-        move = self._load.record.begin_move()
-        try:
-            answer = await self._nodes.call(GROUP0_EXECUTE, ExecuteRequest(Transaction(conditions, changes)))
-        except EblaError as error:
-            if error.outcome is Outcome.NOT_APPLIED:
-                self._load.record.end_move(move, MoveOutcome.REFUSED)
-            return
-        self._load.record.end_move(move, MoveOutcome.DONE if isinstance(answer.answer, Done) else MoveOutcome.REFUSED)
+        await self._execute(Transaction(conditions, changes))
+        self._load.record.moves += 1
 
     async def _acquire(self) -> None:
         self._lock = None
         try:
-            answer = await self._nodes.call(GROUP0_LOCK, LockRequest())
+            answer = await self._nodes.call(GROUP0_LOCK, LockRequest(), DEADLINE_MS)
         except EblaError:
             return
         self._lock = answer.lock
@@ -215,20 +147,28 @@ class Group0WorkloadClient:
     async def _write_locked(self) -> None:
         assert self._lock is not None
         put = PutKey("user/locked", msgspec.msgpack.encode(self._load.value()))
-        try:
-            request = ExecuteRequest(Transaction((), (put,), self._lock))
-            answer = (await self._nodes.call(GROUP0_EXECUTE, request)).answer
-        except EblaError:
-            return
+        answer = await self._execute(Transaction((), (put,), self._lock))
         if isinstance(answer, Done):
             self._load.record.locked_writes.append(LockedWrite(self._lock, answer.revision.index))
-        else:
+        elif answer is not None:
             assert isinstance(answer, LockRevoked), answer
             self._lock = None
 
+    async def _execute(
+        self, transaction: Transaction, on_not_applied: Callable[[], None] = lambda: None
+    ) -> CommandAnswer | None:
+        """None if it failed. Its outcome is then unknown, unless `on_not_applied` was called."""
+        try:
+            return (await self._nodes.call(GROUP0_EXECUTE, ExecuteRequest(transaction), DEADLINE_MS)).answer
+        except EblaError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                on_not_applied()
+            return None
+
     async def _look(self, keys: tuple[str, ...], *, quorum: bool) -> dict[str, FoundKeyValue] | None:
         try:
-            answer: Group0ReadAnswer = await self._nodes.call(GROUP0_READ, Group0ReadRequest(keys=keys, quorum=quorum))
+            request = Group0ReadRequest(keys=keys, quorum=quorum)
+            answer = await self._nodes.call(GROUP0_READ, request, DEADLINE_MS)
         except EblaError:
             return None
         return {found.key: found for found in answer.found}
@@ -239,21 +179,21 @@ class Group0WorkloadClient:
         whole: Group0ReadAnswer | None = None
         try:
             while whole is None:
-                whole = pages.take(await self._nodes.call(GROUP0_READ, pages.request()))
+                whole = pages.take(await self._nodes.call(GROUP0_READ, pages.request(), DEADLINE_MS))
         except EblaError:
             return None
         return {found.key: found for found in whole.found}
 
 
-def _put(key: str, value: int, *conditions: Condition) -> ExecuteRequest:
-    return ExecuteRequest(Transaction(conditions, (PutKey(key, msgspec.msgpack.encode(value)),)))
+def _put(key: str, value: int, *conditions: Condition) -> Transaction:
+    return Transaction(conditions, (PutKey(key, msgspec.msgpack.encode(value)),))
 
 
 class Group0Watcher:
     """Follows the feed from node to node by its revision, and keeps the resulting state."""
 
     def __init__(self, environment: Environment, name: str, load: Group0Load) -> None:
-        self._nodes = Group0Connection(environment, name, load)
+        self._nodes = load.connection(environment, name)
         self._load = load
         self._rng = environment.rng
 
@@ -264,7 +204,7 @@ class Group0Watcher:
             if self._rng.random() < 0.05:
                 self._nodes.leave()
             try:
-                answer = await self._nodes.call(GROUP0_WATCH, pages.request(wait_ms=1_000), deadline_ms=2_000)
+                answer = await self._nodes.call(GROUP0_WATCH, pages.request(wait_ms=1_000), 2_000)
             except EblaError:
                 await asyncio.sleep(0.1)
                 continue

@@ -1,6 +1,7 @@
 """Clients of a simulated Raft group, and an operator that changes its members and its leader meanwhile."""
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 
 from ebla.model.errors import EblaError
@@ -12,9 +13,11 @@ from ebla.raft.membership import LEAVE_JOINT, MemberChange, MemberChangeKind, Me
 from ebla.raft.messages import PeerId
 from ebla.sim.checkers.history import OperationHistory
 from ebla.sim.checkers.models import RegisterAdd, RegisterCall, RegisterRead, RegisterWrite
+from ebla.sim.clients import ClientLoad
 from ebla.sim.clusters.raft import CHANGE, RUN_COMMAND, TRANSFER, LeaderTransferCall, MembershipChangeRequest, RaftGroup
 from ebla.sim.clusters.raft_state_machine import RegisterCommand
 from ebla.wire.peers import Peers
+from ebla.wire.verbs import EmptyAnswer, Q, Verb
 
 ATTEMPT_MS = 800
 THINK_S = 0.12
@@ -26,26 +29,9 @@ REGISTERS = ("left", "right")
 
 
 @dataclass(slots=True, kw_only=True)
-class RaftLoad:
-    """What all clients of a run share. They begin no new call once `stopping` is set."""
-
+class RaftLoad(ClientLoad):
     group: RaftGroup
     history: OperationHistory = field(default_factory=OperationHistory)
-    stopping: bool = False
-    calls_open: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def stop(self, seconds: float) -> int:
-        """Lets the open calls end. Returns how many did not within `seconds`."""
-        self.stopping = True
-        try:
-            async with asyncio.timeout(seconds):
-                while self.calls_open:
-                    self.idle.clear()
-                    await self.idle.wait()
-        except TimeoutError:
-            pass
-        return self.calls_open
 
 
 class RaftClient:
@@ -60,25 +46,18 @@ class RaftClient:
         self._favourite: HostId | None = None
 
     async def run(self) -> None:
-        load = self._load
-        while not load.stopping:
-            load.calls_open += 1
-            key, call = draw_call(self._rng)
-            patience = self._rng.randrange(1, 5) if self._rng.random() < GIVE_UP_SHARE else None
-            await self.call(key, call, patience)
-            load.calls_open -= 1
-            load.idle.set()
-            await asyncio.sleep(self._rng.random() * THINK_S)
-        await asyncio.Event().wait()
+        await self._load.keep_calling(self._call_once, self._rng, THINK_S)
+
+    async def _call_once(self) -> None:
+        key, call = draw_call(self._rng)
+        await self.call(key, call, self._rng.randrange(1, 5) if self._rng.random() < GIVE_UP_SHARE else None)
 
     async def call(self, key: str, call: RegisterCall, attempts_max: int | None = None) -> int | None:
         """The answer, or None if the client gave up."""
         self._serial += 1
         command = RegisterCommand(client=self._name, serial=self._serial, key=key, call=call)
         operation = self._load.history.invoke(self._name, call, key)
-        attempts = 0
-        while attempts_max is None or attempts < attempts_max:
-            attempts += 1
+        for _ in itertools.count() if attempts_max is None else range(attempts_max):
             result = await self._attempt(command)
             if result is not None:
                 self._load.history.complete(operation, result)
@@ -138,22 +117,18 @@ class RaftOperator:
                 await self.change(LEAVE_JOINT if kind < 45 else self._draw_change())
         await asyncio.Event().wait()
 
-    async def change(self, change: MembershipChange) -> bool:
-        return await self._ask_someone(MembershipChangeRequest(change))
+    async def change(self, change: MembershipChange) -> None:
+        await self._try(CHANGE, MembershipChangeRequest(change))
 
-    async def transfer(self) -> bool:
-        return await self._ask_someone(LeaderTransferCall(self._rng.choice(self._numbers)))
+    async def transfer(self) -> None:
+        await self._try(TRANSFER, LeaderTransferCall(self._rng.choice(self._numbers)))
 
-    async def _ask_someone(self, request: MembershipChangeRequest | LeaderTransferCall) -> bool:
+    async def _try(self, verb: Verb[Q, EmptyAnswer], request: Q) -> None:
         host = self._rng.choice(sorted(self._load.group.hosts.values()))
         try:
-            if isinstance(request, MembershipChangeRequest):
-                await self._peers.call(host, CHANGE, request, ATTEMPT_MS)
-            else:
-                await self._peers.call(host, TRANSFER, request, ATTEMPT_MS)
+            await self._peers.call(host, verb, request, ATTEMPT_MS)
         except EblaError:
-            return False
-        return True
+            pass  # the state machine shows the outcome
 
     def _draw_change(self) -> MembershipChange:
         count = self._rng.choice((1, 1, 1, 2, 3))

@@ -13,15 +13,16 @@ from ebla.node.shard_process import ShardServiceContext
 from ebla.ports.environment import Environment
 from ebla.request.router_types import Mutation, ReadPage, ReadQuery
 from ebla.sim.checkers.rows import AttemptedWrite, Cell, ReadInterval, RowsLedger
+from ebla.sim.clients import ClientLoad
 from ebla.sim.clock import EPOCH_US
 from ebla.sim.clusters.nodes import LIMITS, SimCluster, SimShard
 from ebla.sim.remote_calls import CallPath
 from ebla.sim.rng import SimRng
 from ebla.sim.workloads.rows_table import (
     ALL_KEYS,
-    DELETION_KINDS,
     PARTITIONS,
     ROWS,
+    VALUE,
     cell_of,
     item_of,
     partition_span,
@@ -44,16 +45,14 @@ LEVELS = (Level.QUORUM,) * 7 + (Level.ONE, Level.ALL, Level.EACH_QUORUM)
 
 
 @dataclass(slots=True, kw_only=True)
-class RowsLoad:
-    """What clients and drivers share, outside every incarnation."""
+class RowsLoad(ClientLoad):
+    """Also for topology drivers."""
 
     cluster: SimCluster
     ledger: RowsLedger = field(default_factory=RowsLedger)
     tables: dict[str, TableSchema] = field(default_factory=dict)
     """By name, in the newest known version. Without the temporary tables."""
     passing: dict[str, TableSchema] = field(default_factory=dict)
-    stopping: bool = False
-    running: int = 0
 
     def found(self, problem: str | None) -> None:
         if problem is not None:
@@ -87,18 +86,16 @@ class RowsClient:
         self._home = self._rng.choice(load.cluster.shards())
 
     async def run(self) -> None:
-        while not self._load.stopping:
-            self._load.running += 1
-            try:
-                await self._act()
-            except EblaError:
-                self._move()
-                await asyncio.sleep(self._rng.random() * PAUSE_S)
-            self._load.running -= 1
-            if self._rng.random() < 0.1:
-                self._move()
-            await asyncio.sleep(self._rng.random() * THINK_S)
-        await asyncio.Event().wait()
+        await self._load.keep_calling(self._try, self._rng, THINK_S)
+
+    async def _try(self) -> None:
+        if self._rng.random() < 0.1:
+            self._move()
+        try:
+            await self._act()
+        except EblaError:
+            self._move()
+            await asyncio.sleep(self._rng.random() * PAUSE_S)
 
     def _move(self) -> None:
         self._home = self._rng.choice(self._load.cluster.shards())
@@ -153,9 +150,9 @@ class RowsClient:
         drawn: dict[int, tuple[Cell, AttemptedWrite, Mutation]] = {}
         for _ in range(count):
             cell = (table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
-            kind = self._rng.randrange(0, 4 * DELETION_KINDS)
-            tried = AttemptedWrite(timestamp_us=self._draw_us(), deletes=kind < DELETION_KINDS)
-            item = item_of(schema, cell, tried, kind)
+            kind = self._rng.randrange(0, 4 * VALUE)
+            tried = AttemptedWrite(timestamp_us=self._draw_us(), deletes=kind < VALUE)
+            item = item_of(schema, cell, tried.timestamp_us, kind)
             drawn[cell[1]] = (cell, tried, _mutation(schema, item))
         for cell, tried, _ in drawn.values():
             self._ledger.tries(cell, tried)
@@ -178,8 +175,7 @@ class RowsClient:
             return
         schema = self._load.passing[self._rng.choice(sorted(self._load.passing))]
         cell = ("", self._rng.randrange(0, PARTITIONS), 0)
-        item = item_of(schema, cell, AttemptedWrite(timestamp_us=self._draw_us(), deletes=False), DELETION_KINDS)
-        await self._route_write([_mutation(schema, item)], Level.QUORUM)
+        await self._route_write([_mutation(schema, item_of(schema, cell, self._draw_us()))], Level.QUORUM)
 
     # -- reads -------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from ebla.model.cql_types import parse_type
 from ebla.model.rows import Cell as StoredCell
 from ebla.model.rows import Deletion, PartitionHead, RangeDeletion, Row
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.model.token import token_of
-from ebla.sim.checkers.rows import AttemptedWrite, Cell
+from ebla.model.token import Token, token_of
+from ebla.sim.checkers.rows import Cell
 from ebla.storage.codec.key_codec import (
     decode_clustering,
     encode_clustering,
@@ -29,16 +29,26 @@ COLUMNS = (
     Column(name="a", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
 )
 ALL_KEYS: Span = (b"", None)
-DELETION_KINDS = 3
+VALUE = 3
+"""The kind of an item that is no deletion. The kinds below are deletions."""
+
+
+def partition_token(partition: int) -> Token:
+    return token_of(partition.to_bytes(4))
 
 
 def prefix_of(partition: int) -> bytes:
-    key = partition.to_bytes(4)
-    return partition_prefix(token_of(key), key)
+    return partition_prefix(partition_token(partition), partition.to_bytes(4))
+
+
+def keys_of(schema: TableSchema, cell: tuple[object, int, int]) -> tuple[bytes, bytes]:
+    """Of the row, and of the head of its partition."""
+    prefix = prefix_of(cell[1])
+    return row_key(prefix, clustering_of(schema, cell[2])), head_key(prefix)
 
 
 def row_span(schema: TableSchema, cell: Cell) -> Span:
-    key = row_key(prefix_of(cell[1]), _clustering(schema, cell[2]))
+    key, _ = keys_of(schema, cell)
     return key, key + b"\0"
 
 
@@ -47,22 +57,23 @@ def partition_span(partition: int) -> Span:
     return prefix, prefix_end(prefix)
 
 
-def item_of(schema: TableSchema, cell: Cell, tried: AttemptedWrite, kind: int) -> Item:
-    """A value, or a deletion of the given kind."""
-    prefix, clustering = prefix_of(cell[1]), _clustering(schema, cell[2])
-    column, layout = schema.column("a").number, schema.layouts[-1]
-    at_s = tried.timestamp_us // 1_000_000
-    deletion = Deletion(tried.timestamp_us, at_s)
-    if tried.deletes and kind == 0:
-        slice_ = RangeDeletion(clustering, _clustering(schema, cell[2] + 1), deletion)
-        return head_key(prefix), encode_head(PartitionHead(None, (slice_,)), schema.version)
-    if tried.deletes and kind == 1:
-        return row_key(prefix, clustering), encode_row(Row(marker=None, deletion=deletion), schema.version, layout)
-    value = None if tried.deletes else struct.pack(">q", tried.timestamp_us)
-    stored = StoredCell(timestamp_us=tried.timestamp_us, value=value, ttl_s=0, at_s=0 if value else at_s)
-    return row_key(prefix, clustering), encode_row(
-        Row(marker=None, deletion=None, cells={column: stored}), schema.version, layout
-    )
+def item_of(
+    schema: TableSchema, cell: tuple[object, int, int], timestamp_us: int, kind: int = VALUE, at_s: int | None = None
+) -> Item:
+    """The value `timestamp_us` of a cell, or a deletion: of a slice, a row or the cell. `at_s`: when it is deleted, if
+    not at its timestamp."""
+    row_at, head_at = keys_of(schema, cell)
+    deletion = Deletion(timestamp_us, timestamp_us // 1_000_000 if at_s is None else at_s)
+    if kind == 0:
+        slice_ = RangeDeletion(clustering_of(schema, cell[2]), clustering_of(schema, cell[2] + 1), deletion)
+        return head_at, encode_head(PartitionHead(None, (slice_,)), schema.version)
+    if kind == 1:
+        row = Row(marker=None, deletion=deletion)
+    else:
+        value = struct.pack(">q", timestamp_us) if kind >= VALUE else None
+        stored = StoredCell(timestamp_us=timestamp_us, value=value, ttl_s=0, at_s=0 if value else deletion.at_s)
+        row = Row(marker=None, deletion=None, cells={schema.column("a").number: stored})
+    return row_at, encode_row(row, schema.version, schema.layouts[-1])
 
 
 def cell_of(schema: TableSchema, table: str, key: bytes) -> Cell:
@@ -80,5 +91,5 @@ def timestamp_of(schema: TableSchema, item: Item) -> int:
     return stored.timestamp_us
 
 
-def _clustering(schema: TableSchema, row: int) -> bytes:
+def clustering_of(schema: TableSchema, row: int) -> bytes:
     return encode_clustering(schema.clustering, [row.to_bytes(1)])

@@ -1,22 +1,17 @@
 """Clients that create, alter and drop tables and keyspaces on any node."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, EblaError, NotFound, Outcome
-from ebla.model.identity import HostId
 from ebla.model.schema import Column, ColumnKind
-from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.schema import AlterTableCall, CreateTableCall, DropTableCall, SchemaRecord
-from ebla.sim.clusters.nodes import CONTROL_PORT, WIRE, SimCluster
+from ebla.sim.clients import ClientLoad
+from ebla.sim.clusters.nodes import SimCluster
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
-from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
-from ebla.wire.frames import Lane
-from ebla.wire.peers import PeersContext, connect
 from ebla.wire.schema_messages import (
     AlterTableRequest,
     CreateKeyspaceRequest,
@@ -54,13 +49,11 @@ OnSchemaAnswer = Callable[[SchemaAnswer], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class SchemaLoad:
+class SchemaLoad(ClientLoad):
     cluster: SimCluster
     begin: Callable[[], OnSchemaAnswer]
     """Called before each change. Its result is called with the answer."""
     record: SchemaRecord = field(default_factory=SchemaRecord)
-    stopping: bool = False
-    running: int = 0
     columns: int = 0
 
 
@@ -69,42 +62,26 @@ class SchemaClient:
         self._rng = environment.rng
         self._name = name
         self._load = load
-        self._context = PeersContext(
-            transport=environment.transport,
-            rng=environment.rng,
-            introduction=load.cluster.introduction(HostId(environment.rng.uuid()), name),
-            limits=WIRE,
-            report=discard_event,
-        )
-        self._caller: RpcClientConnection | None = None
+        self._nodes = load.cluster.connection(environment, name)
 
     async def run(self) -> None:
-        while not self._load.stopping:
-            self._load.running += 1
-            try:
-                await self._act()
-            except EblaError:
-                self._leave()
-            self._load.running -= 1
-            if self._rng.random() < 0.2:
-                self._leave()
-            await asyncio.sleep(self._rng.random() * THINK_S)
-        await asyncio.Event().wait()
+        await self._load.keep_calling(self._try, self._rng, THINK_S)
+
+    async def _try(self) -> None:
+        if self._rng.random() < 0.2:
+            self._nodes.leave()
+        try:
+            await self._act()
+        except EblaError:
+            pass  # the history has its outcome
 
     async def submit(self, change: SchemaChange, deadline_ms: int = DEADLINE_MS) -> SchemaAnswer:
-        if self._caller is None:
-            address = self._rng.choice(self._load.cluster.nodes).control.address(CONTROL_PORT)
-            self._caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
+        await self._nodes.open()
         answered = self._load.begin()
-        answer = await self._caller.call(SCHEMA, SchemaRequest(change), deadline_ms)
+        answer = await self._nodes.call(SCHEMA, SchemaRequest(change), deadline_ms)
         answered(answer)
         self._load.record.answered += 1
         return answer
-
-    def _leave(self) -> None:
-        if self._caller is not None:
-            self._caller.close("on to another node")
-        self._caller = None
 
     async def _act(self) -> None:
         keyspace, name = self._rng.choice(TABLES)

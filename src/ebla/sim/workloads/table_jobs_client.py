@@ -3,14 +3,13 @@ runs that overtake one another, are aborted, die, or return long after their job
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from ebla.bulk.stream_service import SourceStream
 from ebla.model.consistency import ConsistencyLevel as Level
 from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, Unreachable
 from ebla.model.identity import AttemptId, HostId, SessionId, TransferId
@@ -24,17 +23,17 @@ from ebla.sim.clusters.broker_nodes import BrokerCluster
 from ebla.sim.clusters.nodes import SimShard
 from ebla.sim.remote_calls import CallPath
 from ebla.sim.rng import SimRng
-from ebla.sim.transfers.checkpoint_scans import SimCheckpointScan, merge_replicas, read_rows
-from ebla.sim.transfers.flight import SimFlightServer, SimFlightStream, append, connect, finish_put, open_put
+from ebla.sim.transfers.checkpoint_scans import read_rows, scan_source
+from ebla.sim.transfers.flight import connect, put_file
 from ebla.sim.workloads.rows_client import RowsLoad
-from ebla.sim.workloads.rows_table import DELETION_KINDS, PARTITIONS, ROWS, cell_of, item_of
+from ebla.sim.workloads.rows_table import PARTITIONS, ROWS, cell_of, item_of
 from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.sim.world import Unit
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_codec import decode_row, is_head
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.layers.layer import Item
-from ebla.storage.merge.row_merge import without_deleted_rows
+from ebla.storage.merge.row_merge import merge_streams, without_deleted_rows
 from ebla.wire.errors import error_from_frame
 from ebla.wire.frames import encode
 from ebla.wire.table_calls import (
@@ -250,7 +249,7 @@ class WriteJobsClient:
             cell = (job.table, self._rng.randrange(0, PARTITIONS), self._rng.randrange(0, ROWS))
             cells[cell] = AttemptedWrite(timestamp_us=plan.timestamp_us, deletes=False)
             self._ledger.tries(cell, cells[cell])
-        items = sorted(item_of(schema, cell, tried, DELETION_KINDS) for cell, tried in cells.items())
+        items = sorted(item_of(schema, cell, tried.timestamp_us) for cell, tried in cells.items())
         return WriteJobRun(job=job, session=session, plan=plan, cells=cells, items=items)
 
     # -- staging -----------------------------------------------------------------------------------------------------
@@ -295,13 +294,8 @@ class WriteJobsClient:
     async def _put(self, target: TransferTarget, items: Sequence[Item]) -> StagedRun:
         attempt, record = AttemptId(self._rng.uuid()), encode_rows(rows_batch(items))
         stream = connect(self._cluster.world, self._rng, self._here, self._cluster.bulk_of(target.host))
-        try:
-            put = FlightPut(ticket=target.ticket, attempt=attempt, name=ROWS_NAME, size_bytes=0)
-            place = await stream.call(partial(open_put, stream=stream, put=put))
-            await stream.call(partial(append, place=place, data=record))
-            answer = await stream.call(partial(finish_put, place=place))
-        finally:
-            stream.closed = True
+        put = FlightPut(ticket=target.ticket, attempt=attempt, name=ROWS_NAME, size_bytes=0)
+        answer = await put_file(stream, put, [record])
         if answer.checksum != zlib.crc32(record):
             raise Unavailable("the received bytes differ from those sent")
         file = StagedFile(name=ROWS_NAME, size_bytes=len(record), checksum=answer.checksum)
@@ -403,19 +397,21 @@ class WriteJobsClient:
                 continue
             if len(replicas) == piece.needed:
                 schema = self._cluster.schema(plan.schema.id)
-                return _visible(merge_replicas(replicas, schema), schema, table)
+                return _visible(merge_streams(replicas, schema), schema, table)
         raise Unavailable("too few sources are left")
 
     async def _rows(self, host: HostId, ticket: bytes, part: TokenRange) -> list[Item]:
         stream = connect(self._cluster.world, self._rng, self._here, self._cluster.bulk_of(host))
         try:
-            source = await stream.call(partial(_open_read, stream=stream, asked=(ticket, part)))
-            return await stream.call(partial(_scan, source=source, part=part))
+            rows, _ = await scan_source(
+                stream, lambda service: service.open_read(ticket, part), partial(read_rows, token_range=part)
+            )
+            return rows
         finally:
             stream.closed = True
 
 
-def _visible(items: Sequence[Item], schema: TableSchema, table: str) -> dict[Cell, int]:
+def _visible(items: Iterable[Item], schema: TableSchema, table: str) -> dict[Cell, int]:
     column, shown = schema.column("a").number, {}
     for key, value in without_deleted_rows(items, schema):
         if is_head(value):
@@ -428,20 +424,3 @@ def _visible(items: Sequence[Item], schema: TableSchema, table: str) -> dict[Cel
 
 def _token(item: Item) -> Token:
     return Token(decode_token(item[0][:8]))
-
-
-# ---- in the incarnation of the bulk process
-
-
-async def _open_read(server: SimFlightServer, stream: SimFlightStream, asked: tuple[bytes, TokenRange]) -> SourceStream:
-    source = await server.service.open_read(*asked)
-    stream.sources.append(source)
-    return source
-
-
-async def _scan(server: SimFlightServer, source: SourceStream, part: TokenRange) -> list[Item]:
-    try:
-        await server.service.admit_sending(source, 1)
-        return (await read_rows(SimCheckpointScan(source, server.environment.disk), part))[0]
-    finally:
-        server.service.close_source(source)

@@ -23,8 +23,7 @@ from ebla.sim.clusters.nodes import SHARDS, SimNode
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
 from ebla.storage.codec.key_codec import encode_token
-from ebla.topology.apply.command import Rejection
-from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.command import Rejection, apply_commands
 from ebla.topology.commands import (
     AdvanceTablets,
     CloseSessions,
@@ -112,7 +111,7 @@ class TopologyDriver:
         self.view = TopologyView()
         name = f"driver-{home.control.name}"
         own = self._cluster.context(home, name, 1)
-        context = self._cluster.peers_context(environment, own, name)
+        context = own.peers_context(environment, name)
         self._own, self._controls = Peers(tasks, context), Peers(tasks, context)
         self._own.set_address(home.host, own.control_socket)
         self._shards = {number: Peers(tasks, context) for number in SHARDS}

@@ -2,25 +2,19 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
-import msgspec
-
-from ebla.group0.commands import Done
+from ebla.client.job_client import JobClient
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, JobId, SessionId, TableId
 from ebla.model.records.jobs import (
     ENDED_STATES,
-    JOBS_PREFIX,
     CompareReplicas,
     CopyTablets,
-    JobRecord,
     JobSpec,
     StreamRange,
-    job_key,
 )
-from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
 from ebla.model.token import WHOLE_RING, TokenRange
-from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.workloads.rows_client import RowsLoad
@@ -28,11 +22,9 @@ from ebla.sim.workloads.topology_driver import ON_TABLETS, ON_VNODES
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
 from ebla.transfers.token_ranges import ReplicaRange, replica_ranges
-from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
-from ebla.wire.group0_pages import ReadPager
 from ebla.wire.peers import Peers
 from ebla.wire.transfer_messages import CloseSessionRequest, OpenSessionRequest
-from ebla.wire.verbs import CLOSE_SESSION, GROUP0_EXECUTE, GROUP0_READ, OPEN_SESSION
+from ebla.wire.verbs import CLOSE_SESSION, OPEN_SESSION
 
 CALL_MS = 2_000
 CLOSE_MS = 6_000
@@ -48,7 +40,6 @@ ORPHAN_LIFE_MS = 3_000
 class TransfersLoad:
     """What these clients share, outside every incarnation."""
 
-    jobs: dict[JobId, JobSpec] = field(default_factory=dict)
     orphans: dict[SessionId, None] = field(default_factory=dict)
     """Sessions that are never closed: they end at their deadline."""
     next_specs: list[JobSpec] = field(default_factory=list)
@@ -72,8 +63,10 @@ class TransfersClient:
         self._submitted = submitted
         name = f"asker-{home.control.name}"
         node = load.cluster.context(home, name, 1)
-        self._own = Peers(tasks, load.cluster.peers_context(environment, node, name))
+        self._own = Peers(tasks, node.peers_context(environment, name))
         self._own.set_address(home.host, node.control_socket)
+        call = partial(self._own.call, home.host)
+        self._jobs = JobClient(call, clock=environment.clock, rng=environment.rng, deadline_ms=CALL_MS)
 
     async def run(self) -> None:
         while True:
@@ -88,7 +81,7 @@ class TransfersClient:
 
     async def _submit_next(self) -> None:
         spec = self._submitted.next_specs[0]
-        await self.submit(spec, LIFE_MS)
+        await self._submit(spec, LIFE_MS)
         if self._submitted.next_specs and self._submitted.next_specs[0] is spec:
             self._submitted.next_specs.pop(0)
 
@@ -96,18 +89,21 @@ class TransfersClient:
         snapshot = self._home.snapshot
         if snapshot is None:
             return
-        jobs = await self.jobs()
-        under_way = [job for job in jobs.values() if job.state not in ENDED_STATES]
+        under_way = [job for job in await self._jobs.jobs() if job.state not in ENDED_STATES]
         kind = self._rng.randrange(0, 100)
         if kind < 3 and under_way:
-            await self._cancel(self._rng.choice(under_way))
+            await self._jobs.cancel(self._rng.choice(under_way).id)
+            self._submitted.cancelled += 1
         elif kind < 6:
             await self._orphan()
         elif len(under_way) < UNDER_WAY_MAX:
             spec = self._draw(snapshot)
             if spec is not None:
                 life_ms = SHORT_LIFE_MS if self._rng.random() < 0.1 else LIFE_MS
-                await self.submit(spec, life_ms)
+                await self._submit(spec, life_ms)
+
+    async def _submit(self, spec: JobSpec, life_ms: int) -> None:
+        await self._jobs.submit(spec, f"a {type(spec).__name__} of the simulation", life_ms)
 
     # -- job specs ------------------------------------------------------------------------------------------------
 
@@ -160,42 +156,6 @@ class TransfersClient:
         if self._rng.random() < 0.3:
             part = self._rng.choice(part.split(2))
         return StreamRange(table=table, range=part, sources=tuple(sources[:count]), target=target)
-
-    # -- jobs --------------------------------------------------------------------------------------------------------
-
-    async def submit(self, spec: JobSpec, life_ms: int) -> JobId:
-        job = JobId(self._rng.uuid())
-        now_ms = self._environment.clock.wall_us() // 1000
-        record = JobRecord(
-            id=job, spec=spec, what=f"a {type(spec).__name__} of the simulation", submitted_ms=now_ms, life_ms=life_ms
-        )
-        put = PutKey(job_key(job), encode_stored(StoredValue(record)))
-        self._submitted.jobs[job] = spec
-        await self._execute(Transaction((KeyMissing(put.key),), (put,)))
-        return job
-
-    async def jobs(self) -> dict[JobId, JobRecord]:
-        pages = ReadPager(Group0ReadRequest(prefixes=(JOBS_PREFIX,)))
-        while (
-            whole := pages.take(await self._own.call(self._home.host, GROUP0_READ, pages.request(), CALL_MS))
-        ) is None:
-            pass
-        return {job.id: job for job in (decode_stored(JobRecord, found.value).value for found in whole.found)}
-
-    async def _cancel(self, job: JobRecord) -> None:
-        key = job_key(job.id)
-        answer = await self._own.call(self._home.host, GROUP0_READ, Group0ReadRequest(keys=(key,)), CALL_MS)
-        for found in answer.found:
-            stored = decode_stored(JobRecord, found.value)
-            next_specs = stored.with_value(msgspec.structs.replace(stored.value, cancel_requested=True))
-            await self._execute(
-                Transaction((KeyUnchanged(key, found.revision),), (PutKey(key, encode_stored(next_specs)),))
-            )
-            self._submitted.cancelled += 1
-
-    async def _execute(self, transaction: Transaction) -> bool:
-        answer = await self._own.call(self._home.host, GROUP0_EXECUTE, ExecuteRequest(transaction), CALL_MS)
-        return isinstance(answer.answer, Done)
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,8 @@ the first one did; some adoptions use a version that is long outdated."""
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ebla.model.errors import Corruption, EblaError, Refused, Stale
 from ebla.model.identity import AttemptId, JobId, Replica, SessionId, TopologyVersion, TransferId
@@ -19,9 +18,9 @@ from ebla.sim.clock import EPOCH_US
 from ebla.sim.clusters.nodes import SimNode
 from ebla.sim.clusters.transfer_nodes import TransferCluster
 from ebla.sim.rng import SimRng
-from ebla.sim.transfers.flight import append, connect, finish_put, open_put
+from ebla.sim.transfers.flight import connect, put_file
 from ebla.sim.workloads.rows_client import RowsLoad
-from ebla.sim.workloads.rows_table import DELETION_KINDS, PARTITIONS, ROWS, item_of
+from ebla.sim.workloads.rows_table import PARTITIONS, ROWS, item_of
 from ebla.sim.workloads.topology_driver import ON_TABLETS
 from ebla.sim.world import Unit
 from ebla.storage.codec.key_codec import decode_token
@@ -89,7 +88,7 @@ class TransfersWriter:
     """One incarnation, on the machine of a node."""
 
     def __init__(
-        self, environment: Environment, load: RowsLoad, home: SimNode, written: WriterStats, here: Callable[[], Unit]
+        self, environment: Environment, load: RowsLoad, home: SimNode, written: WriterStats, here: Unit
     ) -> None:
         assert isinstance(load.cluster, TransferCluster)
         self._environment = environment
@@ -105,7 +104,7 @@ class TransfersWriter:
         self._written.writing = 0
         name = f"writer-{self._home.control.name}"
         node = self._cluster.context(self._home, name, 1)
-        peers = self._cluster.peers_context(self._environment, node, name)
+        peers = node.peers_context(self._environment, name)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WRITERS):
                 tasks.create_task(self._keep_writing(WireClusterClient(tasks, peers, node.cluster_addresses)))
@@ -166,7 +165,7 @@ class TransfersWriter:
                 tried = AttemptedWrite(
                     timestamp_us=self._load.ledger.unique_us(EPOCH_US + int(self._loop.time() * 1e6)), deletes=False
                 )
-                item = item_of(schema, cell, tried, DELETION_KINDS)
+                item = item_of(schema, cell, tried.timestamp_us)
                 if decode_token(item[0]) in part and item[0] not in items:
                     self._load.ledger.tries(cell, tried)
                     items[item[0]] = item
@@ -202,15 +201,9 @@ class TransfersWriter:
         await self._adopt(clients, to, opening, target)
 
     async def _put(self, target: TransferTarget, run: StagedRowsRun, *, cut: bool = False) -> None:
-        stream = connect(self._cluster.world, self._rng, self._here(), self._cluster.bulk_of(target.host))
-        try:
-            put = FlightPut(ticket=target.ticket, attempt=run.attempt, name=ROWS_NAME, size_bytes=0)
-            place = await stream.call(partial(open_put, stream=stream, put=put))
-            for record in run.records[:-1] if cut else run.records:
-                await stream.call(partial(append, place=place, data=record))
-            await stream.call(partial(finish_put, place=place))
-        finally:
-            stream.closed = True
+        stream = connect(self._cluster.world, self._rng, self._here, self._cluster.bulk_of(target.host))
+        put = FlightPut(ticket=target.ticket, attempt=run.attempt, name=ROWS_NAME, size_bytes=0)
+        await put_file(stream, put, run.records[:-1] if cut else run.records)
 
     async def _seal_broken(
         self, clients: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]
@@ -226,9 +219,9 @@ class TransfersWriter:
     async def _seal(self, clients: WireClusterClient, target: TransferTarget, runs: Sequence[StagedRowsRun]) -> None:
         orders = [self._order(target, runs) for _ in range(self._rng.choice((1, 1, 2)))]
         async with asyncio.TaskGroup() as tasks:
-            results = [tasks.create_task(_seal_error(clients, target, order)) for order in orders]
-        if all(one.result() is not None for one in results):
-            await _seal_again(clients, target, orders[0])
+            seals = [tasks.create_task(_try_seal(clients, target, order)) for order in orders]
+        if not any(seal.result() for seal in seals):
+            await clients.bulk(target.host, SEAL, orders[0], SEAL_MS)  # once more: every answer was lost
         self._written.sealed += 1
         if self._rng.happens(0.3):
             await self._seal_other(clients, target, runs)
@@ -301,14 +294,9 @@ def _run(attempt: AttemptId, items: Sequence[Item]) -> StagedRowsRun:
     return StagedRowsRun(attempt, tuple(items), tuple(records))
 
 
-async def _seal_error(clients: WireClusterClient, target: TransferTarget, order: SealRequest) -> EblaError | None:
+async def _try_seal(clients: WireClusterClient, target: TransferTarget, order: SealRequest) -> bool:
     try:
         await clients.bulk(target.host, SEAL, order, SEAL_MS)
-    except EblaError as error:
-        return error
-    return None
-
-
-async def _seal_again(clients: WireClusterClient, target: TransferTarget, order: SealRequest) -> None:
-    """Once more, if every answer was lost."""
-    await clients.bulk(target.host, SEAL, order, SEAL_MS)
+    except EblaError:
+        return False
+    return True

@@ -45,21 +45,25 @@ class InputSplit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSpec:
-    """What the job reads."""
-
-    columns: tuple[ColumnSelector, ...]
+class KeyRestrictions:
     conditions: tuple[KeyCondition, ...] = ()
     ranges: tuple[TokenRange, ...] | None = None
     """None: the whole ring; empty: no row can match."""
     partitions: tuple[bytes, ...] | None = None
     """None: all; empty: no row can match."""
-    split_bytes: int = 128 << 20
-    uses_local_files: bool = True
 
     @property
     def is_empty(self) -> bool:
         return self.ranges == () or self.partitions == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSpec(KeyRestrictions):
+    """What the job reads."""
+
+    columns: tuple[ColumnSelector, ...]
+    split_bytes: int = 128 << 20
+    uses_local_files: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import itertools
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -31,7 +31,7 @@ from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator, SelectorKind
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange, composite_key, token_of
 from ebla.model.values import encode
-from ebla.source.read.planner import clip_range
+from ebla.source.read.planner import KeyRestrictions, clip_range
 from ebla.storage.codec.key_codec import partition_prefix
 
 PARTITIONS_MAX = 4_096
@@ -46,108 +46,85 @@ _OPERATORS: Mapping[type[Filter], KeyOperator] = {
     GreaterThanOrEqual: KeyOperator.GREATER_OR_EQUAL,
     In: KeyOperator.IN,
 }
+UNRESTRICTED = KeyRestrictions()
 _EQUALITY = (KeyOperator.EQUAL, KeyOperator.IN)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class BaseConditions:
-    """Conditions of the option `where`: they hold before any filter."""
-
-    conditions: tuple[KeyCondition, ...] = ()
-    ranges: tuple[TokenRange, ...] | None = None
-    """None: the whole ring."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushedFilters:
-    conditions: tuple[KeyCondition, ...] = ()
-    ranges: tuple[TokenRange, ...] | None = None
-    """None: the whole ring; empty: no row can match."""
-    partitions: tuple[bytes, ...] | None = None
+class PushedFilters(KeyRestrictions):
     left: tuple[Filter, ...] = ()
     """For Spark to apply."""
 
 
-@dataclass(slots=True)
-class _PushState:
-    conditions: dict[int, KeyCondition] = field(default_factory=dict)
-    ranges: list[TokenRange] | None = None
-    kept: set[int] = field(default_factory=set)
-    """Positions of filters that nodes apply completely."""
-
-
 def push_filters(
-    schema: TableSchema, asked: Sequence[ColumnSelector], filters: Sequence[Filter], start: BaseConditions | None = None
+    schema: TableSchema,
+    asked: Sequence[ColumnSelector],
+    filters: Sequence[Filter],
+    start: KeyRestrictions = UNRESTRICTED,
 ) -> PushedFilters:
-    shown = {one.label: one for one in asked}
-    base = start or BaseConditions()
-    state = _PushState(ranges=None if base.ranges is None else list(base.ranges))
-    for place, one in enumerate(filters):
-        _push_one(schema, shown, place, one, state)
-    conditions = [*base.conditions, *state.conditions.values()]
-    _keep_not_null(schema, shown, filters, conditions, state)
+    """`start`: the conditions of the option `where`, which hold before any filter."""
+    pushdown = _Pushdown(schema, {one.label: one for one in asked}, start)
+    left = [one for one in filters if not pushdown.push(one)]
+    left = [one for one in left if not pushdown.is_never_null(one)]
+    conditions = pushdown.conditions
     partitions = _partitions(schema, conditions)
     if partitions is not None:
         keys = {column.name for column in schema.partition_key}
         conditions = [
             one for one in conditions if one.column not in keys or one.operator not in _EQUALITY
         ]  # conditions other than equality still apply
-        ranges = state.ranges if state.ranges is not None else [WHOLE_RING]
-        tokens = sorted({token for token, _ in partitions})
-        state.ranges = [found for token in tokens for found in clip_range(_just(token), ranges)]
-    left = tuple(one for place, one in enumerate(filters) if place not in state.kept)
-    ranges_found = None if state.ranges is None else tuple(state.ranges)
-    prefixes = None if partitions is None else tuple(sorted(partition_prefix(*one) for one in partitions))
-    return PushedFilters(conditions=tuple(conditions), ranges=ranges_found, partitions=prefixes, left=left)
+        pushdown.narrow(_just(token) for token in sorted({token for token, _ in partitions}))
+    return PushedFilters(
+        conditions=tuple(conditions),
+        ranges=None if pushdown.ranges is None else tuple(pushdown.ranges),
+        partitions=None if partitions is None else tuple(sorted(partition_prefix(*one) for one in partitions)),
+        left=tuple(left),
+    )
 
 
-def _push_one(
-    schema: TableSchema, shown: Mapping[str, ColumnSelector], place: int, one: Filter, state: _PushState
-) -> None:
-    operator = _OPERATORS.get(type(one))
-    asked = _asked_of(shown, one)
-    if operator is None or asked is None:
-        return
-    value = one.value  # type: ignore[attr-defined]  # all of those operators have one
-    values = [part for part in (value if operator is KeyOperator.IN else [value]) if part is not None]
-    if not values:
-        return
-    if asked.kind is SelectorKind.TOKEN:
-        found = token_ranges(operator, values)
-        if found is not None:
-            known = state.ranges if state.ranges is not None else [WHOLE_RING]
-            state.ranges = [part for other in found for part in clip_range(other, known)]
-            state.kept.add(place)
-        return
-    column = schema.by_name.get(asked.name)
-    condition = None if column is None else _condition(column, operator, values)
-    if condition is not None:
-        state.conditions[place] = condition
-        state.kept.add(place)
+class _Pushdown:
+    def __init__(self, schema: TableSchema, shown: Mapping[str, ColumnSelector], base: KeyRestrictions) -> None:
+        self._schema, self._shown = schema, shown
+        self.conditions = list(base.conditions)
+        self.ranges = None if base.ranges is None else list(base.ranges)
 
+    def push(self, one: Filter) -> bool:
+        """Whether nodes apply the filter completely."""
+        operator, asked = _OPERATORS.get(type(one)), self._asked_of(one)
+        if operator is None or asked is None:
+            return False
+        value = one.value  # type: ignore[attr-defined]  # all of those operators have one
+        values = [part for part in (value if operator is KeyOperator.IN else [value]) if part is not None]
+        if not values:
+            return False
+        if asked.kind is SelectorKind.TOKEN:
+            found = token_ranges(operator, values)
+            if found is not None:
+                self.narrow(found)
+            return found is not None
+        column = self._schema.by_name.get(asked.name)
+        condition = None if column is None else _condition(column, operator, values)
+        if condition is not None:
+            self.conditions.append(condition)
+        return condition is not None
 
-def _asked_of(shown: Mapping[str, ColumnSelector], one: Filter) -> ColumnSelector | None:
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
-    return shown.get(attribute[0]) if len(attribute) == 1 else None
+    def narrow(self, ranges: Iterable[TokenRange]) -> None:
+        known = [WHOLE_RING] if self.ranges is None else self.ranges
+        self.ranges = [part for one in ranges for part in clip_range(one, known)]
 
+    def is_never_null(self, one: Filter) -> bool:
+        """A partition key and a token are never null, nor is a clustering column that meets a condition."""
+        asked = self._asked_of(one) if isinstance(one, IsNotNull) else None
+        if asked is None or asked.kind is not SelectorKind.VALUE:
+            return asked is not None and asked.kind is SelectorKind.TOKEN
+        met = (condition.column for condition in self.conditions)
+        return asked.name in (*met, *(column.name for column in self._schema.partition_key))
 
-def _keep_not_null(
-    schema: TableSchema,
-    shown: Mapping[str, ColumnSelector],
-    filters: Sequence[Filter],
-    conditions: Sequence[KeyCondition],
-    state: _PushState,
-) -> None:
-    """A partition key and a token are never null, nor is a clustering column that meets a condition."""
-    met = {condition.column for condition in conditions} | {column.name for column in schema.partition_key}
-    for place, one in enumerate(filters):
-        asked = _asked_of(shown, one) if isinstance(one, IsNotNull) else None
-        if asked is None:
-            continue
-        if asked.kind is SelectorKind.TOKEN or (asked.kind is SelectorKind.VALUE and asked.name in met):
-            state.kept.add(place)
+    def _asked_of(self, one: Filter) -> ColumnSelector | None:
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        return self._shown.get(attribute[0]) if len(attribute) == 1 else None
 
 
 # ---- values

@@ -13,8 +13,8 @@ from ebla.model.selection import ColumnSelector, SelectorKind
 from ebla.source.code_shipping import ReduceValue, ship
 from ebla.source.contact_points import CqlClient
 from ebla.source.options import ReadOptions
-from ebla.source.read.planner import ReadSpec, encode_split, plan_splits
-from ebla.source.read.pushdown import BaseConditions, push_filters
+from ebla.source.read.planner import KeyRestrictions, ReadSpec, encode_split, plan_splits
+from ebla.source.read.pushdown import push_filters
 from ebla.source.spark_types import METADATA_TYPES, read_mismatch, spark_schema
 from ebla.source.suggestions import describe_table, find_column, missing_column
 from ebla.storage.scan.scan_columns import resolve_selectors
@@ -123,9 +123,9 @@ class TableReader(DataSourceReader):
         return ship("ebla.source.read.split_reader", "SplitReader", self._shown.json())
 
 
-def _base_conditions(schema: TableSchema, where: str) -> BaseConditions:
+def _base_conditions(schema: TableSchema, where: str) -> KeyRestrictions:
     if not where:
-        return BaseConditions()
+        return KeyRestrictions()
     # Imports the CQL parser, which only reads with conditions need.
     from ebla.source.read.where_option import parse_where
 

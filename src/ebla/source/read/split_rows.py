@@ -1,7 +1,6 @@
 """The rows of an input split: read from the files themselves where they are on this machine, else over Flight, and from
 as many replicas at once as the consistency level needs."""
 
-import uuid
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -13,10 +12,8 @@ import msgspec
 import pyarrow as pa
 
 from ebla.model.errors import ConnectionLost, EblaError, InternalError, InvalidRequest
-from ebla.model.identity import CheckpointId, TableId
 from ebla.model.selection import ColumnSelector, SelectorKind
 from ebla.model.token import TokenRange
-from ebla.model.transfers import TransferSource
 from ebla.source.read.failover import SourceFailed
 from ebla.source.read.planner import InputSplit
 from ebla.source.read.replica_merge import merge_replicas
@@ -42,32 +39,15 @@ RowsQuery = StoredRowsQuery | TypedRowsQuery
 class TableFlightClient(FlightClient):
     """Reads tables over Flight with the tickets of a read. For one run of a job, and one thread of it."""
 
-    def get_table_rows(self, source: ReadSource, query: RowsQuery) -> Iterator[pa.RecordBatch]:
-        return self.get_batches(_to_transfer_source(source), query)
-
     def locate(self, source: ReadSource, token_range: TokenRange) -> CheckpointFiles:
         """Where the node has the files of the range."""
-        batches = list(self.get_batches(_to_transfer_source(source), LocateQuery(token_range)))
+        batches = list(self.get_batches(source, LocateQuery(token_range)))
         if len(batches) != 1 or len(batches[0]) != 1:
             raise InternalError(f"{source.flight} did not say where its files are")
         return _locations.decode(byte_values(batches[0])[0])
 
 
 _locations = msgspec.msgpack.Decoder(CheckpointFiles)
-_UNKNOWN = uuid.UUID(int=0)
-
-
-def _to_transfer_source(source: ReadSource) -> TransferSource:
-    """The ticket names the checkpoint; its parts are not known here."""
-    return TransferSource(
-        host=source.host,
-        checkpoint=CheckpointId(_UNKNOWN),
-        table=TableId(_UNKNOWN),
-        parts=(),
-        ticket=source.ticket,
-        flight=source.flight,
-        machine=source.machine,
-    )
 
 
 class SplitRows:
@@ -124,7 +104,7 @@ class SplitRows:
         try:
             local = self._read_locally(place, query)
             if local is None:
-                yield from self._flight.get_table_rows(self._split.sources[place], query)
+                yield from self._flight.get_batches(self._split.sources[place], query)
             else:
                 yield from local
         except InvalidRequest:
@@ -159,7 +139,7 @@ class SplitRows:
                 return None
         self._scans.move_to_end(key)
         scan, _ = self._scans[key]
-        _, batches = scan.ask(query)
+        _, batches = scan(query)
         return batches
 
     def _close_scans(self, *, keep: int) -> None:

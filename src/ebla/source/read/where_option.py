@@ -11,27 +11,18 @@ import msgspec
 from ebla.cql.parse.literals import literal_value
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import ColumnRelation, Operator, Relation, SelectStatement, TokenRelation
-from ebla.cql.parse.terms import (
-    BlobLiteral,
-    BooleanLiteral,
-    DurationLiteral,
-    NumberLiteral,
-    StringLiteral,
-    Term,
-    UuidLiteral,
-)
+from ebla.cql.parse.terms import Literal, Term
 from ebla.model.cql_types import SCALARS, CqlType, is_multi_cell
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import ColumnKind, TableSchema
 from ebla.model.selection import KeyCondition, KeyOperator
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.values import decode
-from ebla.source.read.planner import clip_range
-from ebla.source.read.pushdown import BaseConditions, token_ranges
+from ebla.source.read.planner import KeyRestrictions, clip_range
+from ebla.source.read.pushdown import token_ranges
 from ebla.source.suggestions import missing_column
 
 _KEYS = (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
-_LITERALS = BlobLiteral | BooleanLiteral | DurationLiteral | NumberLiteral | StringLiteral | UuidLiteral
 _OPERATORS: Mapping[Operator, KeyOperator] = {
     Operator.EQUAL: KeyOperator.EQUAL,
     Operator.LESS: KeyOperator.LESS,
@@ -44,10 +35,10 @@ _BIGINT = SCALARS["bigint"]
 _NOTHING_ELSE = parse("SELECT * FROM t ALLOW FILTERING").statement
 
 
-def parse_where(schema: TableSchema, text: str) -> BaseConditions:
+def parse_where(schema: TableSchema, text: str) -> KeyRestrictions:
     """Raises `InvalidRequest` for anything but conditions on keys."""
     if not text:
-        return BaseConditions()
+        return KeyRestrictions()
     statement = parse(f"SELECT * FROM t WHERE {text} ALLOW FILTERING").statement  # noqa: S608  # it is never sent
     if not isinstance(statement, SelectStatement) or msgspec.structs.replace(statement, where=()) != _NOTHING_ELSE:
         raise _refused("only conditions joined by AND are allowed")
@@ -59,7 +50,7 @@ def parse_where(schema: TableSchema, text: str) -> BaseConditions:
             ranges = [part for other in _tokens(schema, relation) for part in clip_range(other, known)]
         else:
             conditions.append(_condition(schema, relation))
-    return BaseConditions(tuple(conditions), None if ranges is None else tuple(ranges))
+    return KeyRestrictions(conditions=tuple(conditions), ranges=None if ranges is None else tuple(ranges))
 
 
 def _condition(schema: TableSchema, relation: Relation) -> KeyCondition:
@@ -78,7 +69,7 @@ def _condition(schema: TableSchema, relation: Relation) -> KeyCondition:
 def _values(kind: CqlType, given: Sequence[Term], name: str) -> tuple[bytes, ...]:
     found = []
     for term in given:
-        if not isinstance(term, _LITERALS):
+        if not isinstance(term, Literal):
             raise _refused("at least one value is needed, and values are plain literals")
         found.append(literal_value(kind, term, name))
     if not found:

@@ -7,7 +7,7 @@ one timestamp, so a deletion also covers what the same job writes to that row or
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 
@@ -17,11 +17,10 @@ import pyarrow.compute as pc
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, TableSchema
-from ebla.source.arrow_conversion import ConversionRules, column_to_stored
+from ebla.source.arrow_conversion import column_to_stored
+from ebla.source.options import NullHandling, TimestampPrecision, WriteOptions
 from ebla.source.suggestions import find_column
-from ebla.source.write.write_options import NullHandling, TimestampPrecision, WriteOptions
 from ebla.storage.columns.binary_columns import Mask, concat_columns
-from ebla.storage.columns.cell_columns import Seconds
 from ebla.storage.columns.load_encoding import (
     EncodedRows,
     WriteStamp,
@@ -29,6 +28,7 @@ from ebla.storage.columns.load_encoding import (
     encode_row_deletions,
     encode_upserts,
 )
+from ebla.storage.columns.row_columns import Seconds
 from ebla.storage.columns.wire_columns import valid_of
 from ebla.wire.table_calls import StagingPlan
 
@@ -51,7 +51,7 @@ class RowEncoding:
     ttl_column: str = ""
     """Holds the TTL of each row in seconds; where it is null, the stamp's TTL applies. Empty: no such column."""
     op_column: str = ""
-    rules: ConversionRules = field(default_factory=ConversionRules)
+    cuts_timestamps: bool = False
 
     @property
     def own_columns(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def row_encoding(options: WriteOptions, plan: StagingPlan) -> RowEncoding:
         stamp=stamp,
         ttl_column=options.ttl_column,
         op_column=options.op_column,
-        rules=ConversionRules(options.timestamps is TimestampPrecision.CUT),
+        cuts_timestamps=options.timestamps is TimestampPrecision.CUT,
     )
 
 
@@ -93,7 +93,8 @@ def stored_columns(encoding: RowEncoding, batch: pa.RecordBatch) -> tuple[pa.Rec
         name: find_column(encoding.schema, name) for name in batch.schema.names if name not in encoding.own_columns
     }
     arrays = [
-        column_to_stored(column.type, batch.column(name), name, encoding.rules) for name, column in columns.items()
+        column_to_stored(column.type, batch.column(name), name, cuts_timestamps=encoding.cuts_timestamps)
+        for name, column in columns.items()
     ]
     ttls_s = _ttls(encoding, batch.column(encoding.ttl_column)) if encoding.ttl_column else None
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns.values()]), ttls_s

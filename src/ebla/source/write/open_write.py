@@ -1,5 +1,6 @@
 """Opens a write, in Spark's driver: compares the DataFrame with the table, and has the nodes open staging targets."""
 
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,11 +12,10 @@ from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableSchema
 from ebla.source.contact_points import CqlClient
 from ebla.source.cql_client import BoundStatement
-from ebla.source.options import suggest_name
+from ebla.source.options import WriteOptions, suggest_name
 from ebla.source.spark_types import write_mismatch
 from ebla.source.suggestions import describe_table, find_column
-from ebla.source.write.write_job import new_session_id
-from ebla.source.write.write_options import WriteOptions
+from ebla.source.write.write_job import WriteJob
 from ebla.wire.table_calls import (
     ABORT_WRITE,
     OPEN_WRITE,
@@ -31,8 +31,7 @@ _TEXTS = (StringType, NullType)
 @dataclass(frozen=True, slots=True)
 class OpenedWrite:
     plan: StagingPlan
-    session: SessionId
-    job: str
+    job: WriteJob
 
 
 def describe(client: CqlClient, options: WriteOptions) -> TableSchema:
@@ -52,30 +51,44 @@ def open_write(client: CqlClient, options: WriteOptions, given: StructType, *, o
     schema = describe(client, options)
     check_columns(schema, given, options)
     if not overwrite:
-        return _opened(client, options, schema)
+        return _open_new(client, options, schema)
     if not options.may_truncate:
         raise InvalidRequest(
             f"mode overwrite deletes all rows of {schema.full_name} first, in all its replicas",
             advice="confirm it with confirm.truncate=true, or use mode append, which replaces rows by their keys",
         )
     if options.job:
-        opened = _opened(client, options, schema)
+        opened = _open_new(client, options, schema)
         if opened.plan.state is WriteJobState.DONE:
             return opened
         # A truncated table gets a new id, and these targets belong to the old one.
-        client.call(ABORT_WRITE, AbortWriteRequest(opened.session, schema.id, opened.job), options.access.timeout_s)
+        abort_job(client, options, opened.job)
     names = ".".join('"' + name.replace('"', '""') + '"' for name in (schema.keyspace, schema.name))
     client.query(BoundStatement(f"TRUNCATE {names}"), options.access.timeout_s, is_idempotent=True)
-    return _opened(client, options, describe(client, options))
+    return _open_new(client, options, describe(client, options))
 
 
-def _opened(client: CqlClient, options: WriteOptions, schema: TableSchema) -> OpenedWrite:
-    session = new_session_id()
-    job = options.job or str(session)
+def _open_new(client: CqlClient, options: WriteOptions, schema: TableSchema) -> OpenedWrite:
+    session = SessionId(uuid.uuid4())
+    job = WriteJob(session=session, table=schema.id, job=options.job or str(session), level=options.access.level)
+    return OpenedWrite(open_job(client, options, job), job)
+
+
+def open_job(client: CqlClient, options: WriteOptions, job: WriteJob) -> StagingPlan:
+    """Opening a job twice in one session opens it once."""
     request = OpenWriteRequest(
-        session=session, table=schema.id, level=options.access.level, job=job, life_ms=options.life_ms
+        session=job.session,
+        table=job.table,
+        level=job.level,
+        job=job.job,
+        batch=job.batch,
+        life_ms=options.life_ms,
     )
-    return OpenedWrite(client.call(OPEN_WRITE, request, options.access.timeout_s), session, job)
+    return client.call(OPEN_WRITE, request, options.access.timeout_s)
+
+
+def abort_job(client: CqlClient, options: WriteOptions, job: WriteJob) -> None:
+    client.call(ABORT_WRITE, AbortWriteRequest(job.session, job.table, job.job), options.access.timeout_s)
 
 
 # ---- the DataFrame and the table

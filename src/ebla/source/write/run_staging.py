@@ -21,7 +21,6 @@ from ebla.model.errors import DiskFull, EblaError, Overloaded, Unavailable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
 from ebla.source.write.sorted_runs import RoutedRows
-from ebla.source.write.write_job import RecordSink
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import Record, record_parts_of, records_of
 from ebla.transfers.flight_client import FlightClient
@@ -67,12 +66,12 @@ class Stager:
     """For one task, or for a commit. `connect` makes a sink; each node has its own."""
 
     def __init__(
-        self, targets: Sequence[TransferTarget], connect: Callable[[], RecordSink], *, uses_local_files: bool = True
+        self, targets: Sequence[TransferTarget], connect: "Callable[[], FlightSink]", *, uses_local_files: bool = True
     ) -> None:
         self._targets = tuple(targets)
         self._connect = connect
         self._uses_local_files = uses_local_files
-        self._sinks: dict[HostId, RecordSink] = {}
+        self._sinks: dict[HostId, FlightSink] = {}
         self._is_local: dict[TransferId, bool] = {}
         self._runs: list[StagedRun] = []
         self._lost: dict[TransferId, EblaError] = {}

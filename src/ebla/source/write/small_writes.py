@@ -13,6 +13,7 @@ import pyarrow as pa
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import ListType, is_multi_cell
 from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.source.contact_points import CqlClient
 from ebla.source.cql_client import BoundStatement
 from ebla.source.write.encode_rows import (
     RowEncoding,
@@ -21,7 +22,6 @@ from ebla.source.write.encode_rows import (
     rows_by_operation,
     stored_columns,
 )
-from ebla.source.write.write_job import BatchClient
 from ebla.storage.columns.key_columns import encode_head_keys, token_words
 from ebla.storage.columns.wire_columns import to_wire
 from ebla.wire.cql.messages import UNSET, BoundValue
@@ -69,7 +69,7 @@ def can_write_by_cql(schema: TableSchema, batches: Sequence[pa.RecordBatch]) -> 
 
 
 def write_by_cql(
-    client: BatchClient,
+    client: CqlClient,
     encoding: RowEncoding,
     batches: Sequence[pa.RecordBatch],
     level: ConsistencyLevel,

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
+from ebla.source.options import WriteOptions
 from ebla.source.write.encode_rows import RowEncoding, encode_rows, row_encoding
 from ebla.source.write.run_staging import FlightSink, Stager
 from ebla.source.write.small_writes import SMALL_BYTES_MAX, pack_batches
 from ebla.source.write.sorted_runs import sort_and_route
-from ebla.source.write.write_job import RecordSink, WriteTaskResult, WriteTaskSpec
-from ebla.source.write.write_options import WriteOptions
+from ebla.source.write.write_job import WriteTaskResult, WriteTaskSpec
 from ebla.storage.layers.malloc import use_malloc_for_arrow
 
 RUN_BYTES_MAX = 400 << 20
@@ -24,7 +24,7 @@ def write_task(options: WriteOptions, spec: WriteTaskSpec, batches: Iterable[pa.
 
 
 def write_rows(
-    spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], connect: Callable[[], RecordSink]
+    spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], connect: Callable[[], FlightSink]
 ) -> WriteTaskResult:
     use_malloc_for_arrow()
     pieces = coalesce_batches(batches, min(spec.run_bytes, RUN_BYTES_MAX))
@@ -33,13 +33,13 @@ def write_rows(
         for batch in few:
             encode_rows(encoding, batch)  # so that an invalid row fails in the task that has it
         rows = sum(len(batch) for batch in few)
-        return WriteTaskResult(session=spec.session, rows=rows, small=pack_batches(few))
+        return WriteTaskResult(job=spec.job, rows=rows, small=pack_batches(few))
     stager = Stager(spec.plan.targets, connect, uses_local_files=spec.uses_local_files)
     try:
         rows = _stage(spec, encoding, _chained(few, rest, pieces), stager)
     finally:
         stager.close()
-    return WriteTaskResult(session=spec.session, rows=rows, runs=stager.runs, lost=stager.lost)
+    return WriteTaskResult(job=spec.job, rows=rows, runs=stager.runs, lost=stager.lost)
 
 
 def _stage(spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], stager: Stager) -> int:

@@ -45,12 +45,7 @@ def may_be_live(value: bytes, schema: TableSchema, now_s: int) -> bool:
 
 def has_static(value: bytes, schema: TableSchema, now_s: int) -> bool:
     """Whether a head has a live static cell."""
-    return bool(schema.static) and has_live_static(decode_head(value), schema, now_s)
-
-
-def has_live_static(head: PartitionHead, schema: TableSchema, now_s: int) -> bool:
-    static = head.static if head.deletion is None else without_deleted(head.static, head.deletion)
-    return has_live_cells(static, schema, now_s)
+    return bool(schema.static) and has_live_cells(live_static(decode_head(value)), schema, now_s)
 
 
 def has_live_cells(row: Row, schema: TableSchema | None, now_s: int) -> bool:

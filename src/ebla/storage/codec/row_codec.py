@@ -1,5 +1,5 @@
-"""Stored values: rows and partition heads as bytes. Only this module and its columnar counterparts (`plain_columns.py`,
-`cell_columns.py`) know their layout.
+"""Stored values: rows and partition heads as bytes. Only this module and its columnar counterpart (`row_columns.py`)
+know their layout.
 
     format (1) | flags (1) | schema version (2) | …
 

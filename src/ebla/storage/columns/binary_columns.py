@@ -196,6 +196,12 @@ def _common_length(run: ByteRun) -> int | None:
     return width if bool((np.diff(run.starts) == width).all()) else None
 
 
+def splice_columns(parts: Sequence[pa.Array], positions: Sequence[Positions]) -> pa.Array:
+    """One column from several, with values ordered by their positions."""
+    order = np.argsort(np.concatenate(positions), kind="stable")
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
 def concat_columns(columns: Sequence[pa.Array]) -> pa.Array:
     """Arrow would copy a single one, too."""
     return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)

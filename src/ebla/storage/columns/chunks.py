@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 from ebla.model.cql_types import is_multi_cell
 from ebla.model.errors import Stale
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.storage.codec.row_codec import RowFlag, decode_head, decode_row
+from ebla.storage.codec.row_codec import RowFlag
 from ebla.storage.columns.arrow_types import arrow_type
 from ebla.storage.columns.binary_columns import Mask, Positions, byte_run
 from ebla.storage.columns.key_columns import decode_keys
-from ebla.storage.columns.plain_columns import decode_plain, encode_plain_values, plain_headers
+from ebla.storage.columns.row_columns import decode_plain, encode_plain_values, plain_headers
 from ebla.storage.columns.wire_columns import valid_of
-from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts, head_facts, row_facts
+from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts, stored_facts
 
 Flags = npt.NDArray[np.uint8]
 Timestamps = npt.NDArray[np.int64]
@@ -210,13 +210,7 @@ def chunk_facts(chunk: pa.RecordBatch, schema: TableSchema) -> LayerFacts:
     if plain.all():
         return facts
     others = chunk.column(STORED).filter(pa.array(~plain)).to_pylist()
-    heads = ((flags[~plain] & ChunkFlag.HEAD) != 0).tolist()
-    all_facts = (_other_facts(value, is_head, schema) for value, is_head in zip(others, heads))
-    return reduce(LayerFacts.widened, all_facts, facts)
-
-
-def _other_facts(value: bytes, is_head: bool, schema: TableSchema) -> LayerFacts:
-    return head_facts(decode_head(value)) if is_head else row_facts(decode_row(value, schema.layouts))
+    return reduce(LayerFacts.widened, (stored_facts(value, schema.layouts) for value in others), facts)
 
 
 def _key_columns(shape: ChunkShape, keys: pa.Array) -> dict[int, pa.Array]:

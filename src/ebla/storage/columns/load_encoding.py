@@ -7,7 +7,6 @@ rows with a multi-cell collection one at a time.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,10 +17,15 @@ from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, Row,
 from ebla.model.schema import TTL_S_MAX, Column, TableSchema
 from ebla.model.values import split_elements
 from ebla.storage.codec.row_codec import encode_head, encode_row
-from ebla.storage.columns.binary_columns import Mask, as_binary, concat_columns, repeat_value
-from ebla.storage.columns.cell_columns import BatchStamp, Seconds, encode_cell_values, encode_static_values
+from ebla.storage.columns.binary_columns import Mask, as_binary, concat_columns, repeat_value, splice_columns
 from ebla.storage.columns.key_columns import encode_head_keys, encode_keys
-from ebla.storage.columns.plain_columns import encode_plain_values
+from ebla.storage.columns.row_columns import (
+    BatchStamp,
+    Seconds,
+    encode_cell_values,
+    encode_plain_values,
+    encode_static_values,
+)
 from ebla.storage.columns.wire_columns import cast_to_type, check_values, to_wire, valid_of
 from ebla.storage.merge.chunk_merge import drop_repeats
 
@@ -153,23 +157,18 @@ def _row_values(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) 
         (by_cells & ~one_by_one, encode_cell_values),
         (one_by_one, _encoded_one_by_one),
     )
+    single = {number: values for number, values in columns.items() if number not in many}
     parts, positions = [], []
     for chosen, encode in ways:
+        left = columns if encode is _encoded_one_by_one else single
         if chosen.all():
-            return encode(schema, _without(columns, () if encode is _encoded_one_by_one else many), batch_stamp)
-        if not chosen.any():
-            continue
-        members = np.flatnonzero(chosen)
-        left = _without(columns, () if encode is _encoded_one_by_one else many)
-        taken = {number: values.take(pa.array(members)) for number, values in left.items()}
-        parts.append(encode(schema, taken, batch_stamp.of(members)))
-        positions.append(members)
-    order = np.argsort(np.concatenate(positions), kind="stable")
-    return pa.concat_arrays(parts).take(pa.array(order))
-
-
-def _without(columns: Columns, numbers: list[int] | tuple[int, ...]) -> Columns:
-    return {number: values for number, values in columns.items() if number not in numbers}
+            return encode(schema, left, batch_stamp)
+        if chosen.any():
+            members = np.flatnonzero(chosen)
+            taken = {number: values.take(pa.array(members)) for number, values in left.items()}
+            parts.append(encode(schema, taken, batch_stamp.of(members)))
+            positions.append(members)
+    return splice_columns(parts, positions)
 
 
 def _has_own_cells(columns: Columns, many: list[int], batch_stamp: BatchStamp) -> Mask:
@@ -198,22 +197,16 @@ def _plain_values(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp
 
 
 def _encoded_one_by_one(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) -> pa.Array:
-    layout = schema.layouts[-1]
-    markers = [
-        RowMarker(batch_stamp.timestamp_us, ttl_s, expires_s)
-        for ttl_s, expires_s in zip(batch_stamp.ttls_s.tolist(), batch_stamp.expiries_s.tolist())
-    ]
-    rows = _drafted(schema, columns, batch_stamp)
-    marked = (msgspec.structs.replace(row, marker=marker) for row, marker in zip(rows, markers))
-    return pa.array([encode_row(row, schema.version, layout) for row in marked], pa.binary())
+    rows = _drafted(schema, columns, batch_stamp, marked=True)
+    return pa.array([encode_row(row, schema.version, schema.layouts[-1]) for row in rows], pa.binary())
 
 
-def _drafted(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp) -> list[Row]:
+def _drafted(schema: TableSchema, columns: Columns, batch_stamp: BatchStamp, *, marked: bool) -> list[Row]:
     """The cells and collections of each row."""
-    drafts = [
-        _Draft(batch_stamp, *times) for times in zip(batch_stamp.ttls_s.tolist(), batch_stamp.expiries_s.tolist())
-    ]
-    rows = [Row(cells={}, collections={}) for _ in drafts]
+    times = list(zip(batch_stamp.ttls_s.tolist(), batch_stamp.expiries_s.tolist()))
+    drafts = [_Draft(batch_stamp, *one) for one in times]
+    markers = [RowMarker(batch_stamp.timestamp_us, *one) if marked else None for one in times]
+    rows = [Row(marker=marker, cells={}, collections={}) for marker in markers]
     for number, values in columns.items():
         column = schema.by_number[number]
         for row, draft, value in zip(rows, drafts, to_wire(column.type, values).to_pylist()):
@@ -288,7 +281,7 @@ def _heads(
     partitions = {column.name: columns[column.name] for column in schema.partition_key if column.name in columns}
     keys = encode_head_keys(schema, {name: values.take(chosen) for name, values in partitions.items()}, len(members))
     if any(is_multi_cell(schema.by_number[number].type) for number in static):
-        rows = _drafted(schema, taken, batch_stamp.of(members))
+        rows = _drafted(schema, taken, batch_stamp.of(members), marked=False)
         heads = pa.array([encode_head(PartitionHead(static=row), schema.version) for row in rows], pa.binary())
     else:
         heads = encode_static_values(schema, taken, batch_stamp.of(members))

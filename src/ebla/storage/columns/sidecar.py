@@ -30,7 +30,7 @@ BLOCK_ROWS = 16 * 1024
 """About how many a block has: up to half as many more, or a quarter fewer, to avoid copying rows for even blocks."""
 BLOCK_BYTES = 32 << 20
 COMPRESSION_HASTE = 3
-"""LZ4's acceleration: see `RocksLimits`."""
+"""LZ4's acceleration: see `rocks_engine.py`."""
 SIDECAR_FORMAT = 1
 _MAGIC = b"ARROW1\0\0"
 COLUMNS_NAME, _INDEX = "columns.arrow", "columns.index"

@@ -17,7 +17,16 @@ from ebla.model.cql_types import FIXED_BYTES, CqlType, ListType, MapType, Scalar
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import NANOSECONDS_PER_DAY, Duration, decode, encode
 from ebla.storage.columns.arrow_types import arrow_type, number_type
-from ebla.storage.columns.binary_columns import Bytes, Mask, as_matrix
+from ebla.storage.columns.binary_columns import (
+    ByteRun,
+    Bytes,
+    Mask,
+    Positions,
+    ValuePart,
+    as_matrix,
+    gather,
+    slice_values,
+)
 
 _NUMBER_FORMS: dict[Scalar, tuple[str, pa.DataType]] = {
     Scalar.BIGINT: (">i8", pa.int64()),
@@ -63,7 +72,7 @@ def check_values(kind: CqlType, column: pa.Array) -> None:
             numbers = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
             wrong = bool(((numbers < 0) | (numbers >= NANOSECONDS_PER_DAY)).any())
         case Scalar.TIMEUUID:
-            versions = fixed_to_wire(kind.scalar, column)[:, 6] >> 4
+            versions = fixed_to_wire(kind, column)[:, 6] >> 4
             valid = valid_of(column)
             wrong = bool((versions[slice(None) if valid is None else valid] != 1).any())
         case Scalar.ASCII:
@@ -81,8 +90,10 @@ def valid_of(column: pa.Array) -> Mask | None:
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
 
 
-def fixed_to_wire(scalar: Scalar, column: pa.Array) -> Bytes:
-    """A row of bytes for each value; rows of nulls are arbitrary."""
+def fixed_to_wire(kind: CqlType, column: pa.Array) -> Bytes:
+    """A row of bytes for each value of a type of fixed width; rows of nulls are arbitrary."""
+    assert isinstance(kind, ScalarType)
+    scalar = kind.scalar
     if scalar in (Scalar.UUID, Scalar.TIMEUUID):
         return _uuid_bytes(column)
     if scalar is Scalar.BOOLEAN:
@@ -96,8 +107,9 @@ def fixed_to_wire(scalar: Scalar, column: pa.Array) -> Bytes:
     return matrix
 
 
-def fixed_from_wire(scalar: Scalar, matrix: Bytes, valid: Mask | None = None) -> pa.Array:
-    count = len(matrix)
+def fixed_from_wire(kind: CqlType, matrix: Bytes, valid: Mask | None = None) -> pa.Array:
+    assert isinstance(kind, ScalarType)
+    scalar, count = kind.scalar, len(matrix)
     absent = None if valid is None else ~valid
     if scalar in (Scalar.UUID, Scalar.TIMEUUID):
         bitmap = None if valid is None else pa.array(valid).buffers()[1]
@@ -111,7 +123,33 @@ def fixed_from_wire(scalar: Scalar, matrix: Bytes, valid: Mask | None = None) ->
         matrix[:, 0] ^= _TOP_BIT
     # Usually the matrix is a slice of a wider one: read it in place, since a copy costs ten times the conversion.
     numbers = matrix.view(form).reshape(count).astype(np.dtype(form).newbyteorder("="))
-    return pa.array(numbers, plain, mask=absent).cast(arrow_type(ScalarType(scalar)))
+    return pa.array(numbers, plain, mask=absent).cast(arrow_type(kind))
+
+
+def wire_part(kind: CqlType, column: pa.Array) -> ValuePart:
+    """The wire form of each value, to be joined with others; those of nulls are arbitrary."""
+    if fixed_width(kind) is not None:
+        return fixed_to_wire(kind, column)
+    wire = to_wire(kind, column)
+    return wire.fill_null(b"") if wire.null_count else wire
+
+
+def slices_from_wire(
+    kind: CqlType, run: ByteRun, starts: Positions, ends: Positions, valid: Mask | None = None
+) -> pa.Array:
+    """Typed values of the bytes between each start and end; null where not valid. Raises `IndexError` where a value has
+    another length than its type."""
+    width = fixed_width(kind)
+    if width is None:
+        return from_wire(kind, slice_values(run, starts, ends, valid))
+    there = slice(None) if valid is None else valid
+    if not ((ends - starts)[there] == width).all():
+        raise IndexError(f"a {kind} does not have {width} bytes")
+    if valid is None:
+        return fixed_from_wire(kind, gather(run.data, starts, width))
+    matrix = np.zeros((len(valid), width), np.uint8)
+    matrix[valid] = gather(run.data, starts[valid], width)
+    return fixed_from_wire(kind, matrix, valid)
 
 
 def to_wire(kind: CqlType, column: pa.Array) -> pa.Array:
@@ -119,7 +157,7 @@ def to_wire(kind: CqlType, column: pa.Array) -> pa.Array:
     if isinstance(kind, ScalarType) and kind.scalar in _AS_THEY_ARE:
         return _retyped(column, pa.binary())
     values = _numbered(kind, column).to_pylist()
-    back = _from_arrow(kind)
+    back = _converter(kind, _FROM_ARROW)
     wire = [None if value is None else canonical(kind, encode(kind, back(value))) for value in values]
     return pa.array(wire, pa.binary())
 
@@ -128,7 +166,7 @@ def from_wire(kind: CqlType, column: pa.Array) -> pa.Array:
     """Typed values of a binary column; nulls stay."""
     if isinstance(kind, ScalarType) and kind.scalar in _AS_THEY_ARE:
         return _retyped(column, arrow_type(kind))
-    forth = _to_arrow(kind)
+    forth = _converter(kind, _TO_ARROW)
     values = [None if data is None else forth(decode(kind, data)) for data in column.to_pylist()]
     return pa.array(values, number_type(kind)).cast(arrow_type(kind))
 
@@ -155,57 +193,40 @@ def _uuid_bytes(column: pa.Array) -> Bytes:
 
 Convert = Callable[[Any], Any]
 
+_TO_ARROW: dict[Scalar, Convert] = {
+    Scalar.DECIMAL: str,
+    Scalar.DURATION: lambda value: pa.MonthDayNano((value.months, value.days, value.nanoseconds)),
+    Scalar.INET: str,
+    Scalar.TIMEUUID: lambda value: value.bytes,
+    Scalar.UUID: lambda value: value.bytes,
+    Scalar.VARINT: str,
+}
+"""From the Python value of `values.decode` to what `pa.array` takes for `number_type`; other scalars are the same."""
+_FROM_ARROW: dict[Scalar, Convert] = {
+    Scalar.DECIMAL: Decimal,
+    Scalar.DURATION: lambda value: Duration(value.months, value.days, value.nanoseconds),
+    Scalar.TIMEUUID: lambda value: uuid.UUID(bytes=value),
+    Scalar.UUID: lambda value: uuid.UUID(bytes=value),
+    Scalar.VARINT: int,
+}
+"""From `as_py` of `number_type` to what `values.encode` takes."""
 
-def _to_arrow(kind: CqlType) -> Convert:
-    """From the Python value of `values.decode` to what `pa.array` takes for `number_type`."""
+
+def _converter(kind: CqlType, scalars: dict[Scalar, Convert]) -> Convert:
     match kind:
-        case ScalarType(scalar=Scalar.DECIMAL | Scalar.VARINT | Scalar.INET):
-            return str
-        case ScalarType(scalar=Scalar.UUID | Scalar.TIMEUUID):
-            return lambda value: value.bytes
-        case ScalarType(scalar=Scalar.DURATION):
-            return _interval
-        case ScalarType():
-            return _same
+        case ScalarType(scalar=scalar):
+            return scalars.get(scalar, _same)
         case ListType(element=element) | SetType(element=element):
-            inner = _to_arrow(element)
+            inner = _converter(element, scalars)
             return lambda value: [inner(one) for one in value]
         case MapType(key=key, value=value_kind):
-            left, right = _to_arrow(key), _to_arrow(value_kind)
+            left, right = _converter(key, scalars), _converter(value_kind, scalars)
             return lambda value: [(left(one), right(other)) for one, other in value]
         case TupleType(elements=elements):
-            fields = [(f"_{number}", _to_arrow(one)) for number, one in enumerate(elements, 1)]
-            return lambda value: {
-                name: None if one is None else convert(one) for (name, convert), one in zip(fields, value)
-            }
-        case _ as never:
-            assert_never(never)
-
-
-def _from_arrow(kind: CqlType) -> Convert:
-    """From `as_py` of `number_type` to what `values.encode` takes."""
-    match kind:
-        case ScalarType(scalar=Scalar.VARINT):
-            return int
-        case ScalarType(scalar=Scalar.UUID | Scalar.TIMEUUID):
-            return lambda value: uuid.UUID(bytes=value)
-        case ScalarType(scalar=Scalar.DECIMAL):
-            return Decimal
-        case ScalarType(scalar=Scalar.DURATION):
-            return lambda value: Duration(value.months, value.days, value.nanoseconds)
-        case ScalarType():
-            return _same
-        case ListType(element=element) | SetType(element=element):
-            inner = _from_arrow(element)
-            return lambda value: [inner(one) for one in value]
-        case MapType(key=key, value=value_kind):
-            left, right = _from_arrow(key), _from_arrow(value_kind)
-            return lambda value: [(left(one), right(other)) for one, other in value]
-        case TupleType(elements=elements):
-            parts = [_from_arrow(one) for one in elements]
-            return lambda value: [
-                None if one is None else convert(one) for convert, one in zip(parts, value.values(), strict=True)
-            ]
+            parts = [_converter(one, scalars) for one in elements]
+            return lambda value: tuple(
+                None if one is None else convert(one) for convert, one in zip(parts, _fields(value), strict=True)
+            )
         case _ as never:
             assert_never(never)
 
@@ -214,5 +235,6 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _interval(value: Duration) -> Any:
-    return pa.MonthDayNano((value.months, value.days, value.nanoseconds))
+def _fields(value: Any) -> Any:
+    """Of a tuple, which Arrow returns as a dictionary."""
+    return value.values() if isinstance(value, dict) else value

@@ -5,8 +5,7 @@ A compaction reads checkpoints in another process while the stack changes. So (b
 """
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,29 +14,11 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
 from ebla.storage.compaction.tombstone_gc import KEEP_ALL, GcContext, GcRule, gc_rule
 from ebla.storage.layers.layer_facts import ALWAYS_US, LayerFacts
-from ebla.storage.manifest import Incarnation, LayerId
+from ebla.storage.manifest import Incarnation, LayerEntry, LayerId
 
-
-@dataclass(frozen=True, slots=True)
-class CompactionLimits:
-    bases_max: int = 4
-    """With more bases, some are compacted."""
-    growth: int = 4
-    """An older base joins a compaction if it is at most this many times as large as all newer inputs together: so each
-    row is copied a bounded number of times while a stack grows."""
-    live_bytes_max: int = 64 << 20
-    """A larger live layer is sealed."""
-
-
-class LayerSummary(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A layer as the decisions see it."""
-
-    id: LayerId
-    range: TokenRange
-    facts: LayerFacts
-    size_bytes: int
-    is_live: bool = False
-    is_damaged: bool = False
+GROWTH_MAX = 4
+"""An older base joins a compaction if it is at most this many times as large as all newer inputs together: so each row
+is copied a bounded number of times while a stack grows."""
 
 
 class CompactionInput(msgspec.Struct, frozen=True, array_like=True):
@@ -78,38 +59,34 @@ class SwapOutcome(enum.Enum):
     """It dropped tombstones, and a transition or a staging began meanwhile."""
 
 
-def choose_inputs(layers: Sequence[LayerSummary], limits: CompactionLimits) -> tuple[LayerId, ...]:
+def choose_inputs(bases: Sequence[LayerEntry], bases_max: int) -> tuple[LayerId, ...]:
     """The bases to compact, oldest first; empty: none. A stack with a damaged layer is not compacted."""
-    if any(layer.is_damaged for layer in layers):
-        return ()
-    bases = [layer for layer in layers if not layer.is_live]
-    if len(bases) <= limits.bases_max:
+    if any(layer.damage for layer in bases) or len(bases) <= bases_max:
         return ()
     chosen = [bases[-1], bases[-2]]
     total_bytes = sum(layer.size_bytes for layer in chosen)
     for base in reversed(bases[:-2]):
         # Regardless of size, enough bases join to bring the stack back under its bound.
-        if base.size_bytes > total_bytes * limits.growth and len(bases) - len(chosen) + 1 <= limits.bases_max:
+        if base.size_bytes > total_bytes * GROWTH_MAX and len(bases) - len(chosen) + 1 <= bases_max:
             break
         chosen.append(base)
         total_bytes += base.size_bytes
     return tuple(layer.id for layer in reversed(chosen))
 
 
-def least_outside_us(layers: Iterable[LayerSummary], inputs: Sequence[LayerId]) -> int:
+def least_outside_us(layers: Sequence[LayerEntry], inputs: Sequence[LayerId]) -> int:
     """(b): the least timestamp of the layers that overlap the inputs and are not among them."""
-    stacked = tuple(layers)
-    ranges = [layer.range for layer in stacked if layer.id in inputs]
+    ranges = [layer.range for layer in layers if layer.id in inputs]
     outside = [
         layer.facts.least_us
-        for layer in stacked
+        for layer in layers
         if layer.id not in inputs and any(layer.range.overlaps(one) for one in ranges)
     ]
     return min(outside, default=ALWAYS_US)
 
 
 def plan_gc_rule(
-    layers: Sequence[LayerSummary], inputs: Sequence[LayerId], schema: TableSchema, terms: GcContext, *, held: bool
+    layers: Sequence[LayerEntry], inputs: Sequence[LayerId], schema: TableSchema, terms: GcContext, *, held: bool
 ) -> GcRule:
     if held:
         return KEEP_ALL
@@ -120,11 +97,11 @@ def plan_gc_rule(
 
 
 def check_result(
-    layers: Sequence[LayerSummary], job: CompactionJob, result: CompactionResult, *, held: bool
+    layers: Sequence[LayerEntry], job: CompactionJob, result: CompactionResult, *, held: bool
 ) -> SwapOutcome:
     """Whether the result may replace its inputs, as the stack is now: the second check of `INV-LAYER-GC`."""
     inputs = [one.id for one in job.inputs]
-    usable = [layer.id for layer in layers if not layer.is_live and not layer.is_damaged]
+    usable = [layer.id for layer in layers if not layer.damage]
     if any(one not in usable for one in inputs):
         return SwapOutcome.INPUTS_GONE
     if result.dropped_greatest_us == NEVER_US:

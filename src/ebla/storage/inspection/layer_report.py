@@ -1,21 +1,156 @@
-"""Inspects layers without a node: what they hold, whether all of it is readable, which rows a key has. Read-only."""
+"""Inspects layers without a node: which there are, what they hold, whether all of it is readable, which rows a key has.
+Read-only.
 
+The inspected folder may be that of a node, a shard, a checkpoint or a single layer; no node may use it.
+"""
+
+import enum
 import heapq
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 
+from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import Corruption, InvalidRequest
+from ebla.model.schema import TableSchema
 from ebla.model.token import WHOLE_RING, TokenRange, token_of
 from ebla.ports.disk import Disk
 from ebla.storage.codec.key_codec import key_spans, partition_prefix, prefix_end
-from ebla.storage.inspection.layer_discovery import LayerLocation, LayerRole
 from ebla.storage.inspection.row_dump import RowDump, check_stored_row, dump_row
 from ebla.storage.inspection.value_text import SchemaNames
 from ebla.storage.layers.layer import Item, Layer, LayerEngine
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
+from ebla.storage.manifest import ShardManifest, layer_folder, layers_folder, manifest_path, read_manifest
+
+LAYER_MARK = "CURRENT"
+"""The file that every RocksDB folder has."""
+DEPTH_MAX = 6
+
+
+class LayerRole(enum.StrEnum):
+    LIVE = "live"
+    BASE = "base"
+    STRAY = "stray"
+    """No manifest names it: a crash left it, and the next start removes it."""
+    LONE = "lone"
+    """There is no manifest next to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLocation:
+    folder: str
+    role: LayerRole
+    stack: str = ""
+    """The replica's incarnation, as in the names of its folders."""
+    tokens: TokenRange | None = None
+    schema: TableSchema | None = None
+    damage: str = ""
+    """Why the node has quarantined it."""
+    has_files: bool = True
+    """False: a live layer that may not have been flushed yet."""
+    store: str = ""
+    """The id of its store; empty: of a checkpoint, or of a release without ids."""
+    log: str = ""
+    """The id of the store's commit log."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredLayers:
+    layers: list[LayerLocation]
+    problems: list[str]
+    """Manifests that cannot be read; the layers next to them are listed as lone ones."""
+
+
+async def find_layers(disk: Disk, folder: str) -> DiscoveredLayers:
+    """Raises `InvalidRequest` where there is none."""
+    folder = folder.rstrip("/") or "/"
+    found = DiscoveredLayers([], [])
+    for path in _find_folders(disk, folder, DEPTH_MAX):
+        if _is_shard(disk, path):
+            await _add_shard(disk, path, found)
+        else:
+            found.layers.append(await _lone_layer(disk, path))
+    if not found.layers and not found.problems:
+        raise InvalidRequest(
+            f"there is no layer in {folder}",
+            advice="give the folder of a stopped node, of one of its shards, a checkpoint or a layer",
+        )
+    return found
+
+
+def _find_folders(disk: Disk, folder: str, depth: int) -> Iterator[str]:
+    """Folders of shards and layers, without descending into them."""
+    if _is_shard(disk, folder):
+        yield folder
+        return
+    names = _names_in(disk, folder)
+    if LAYER_MARK in names:
+        yield folder
+    elif depth:
+        for name in names:
+            yield from _find_folders(disk, f"{folder}/{name}", depth - 1)
+
+
+def _names_in(disk: Disk, folder: str) -> list[str]:
+    try:
+        return disk.list_folder(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_shard(disk: Disk, folder: str) -> bool:
+    return disk.exists(manifest_path(folder)) and disk.exists(layers_folder(folder))
+
+
+async def _add_shard(disk: Disk, folder: str, found: DiscoveredLayers) -> None:
+    inside = [f"{layers_folder(folder)}/{name}" for name in _names_in(disk, layers_folder(folder))]
+    try:
+        manifest = await read_manifest(disk, folder)
+    except Corruption as damage:
+        found.problems.append(damage.message)
+        found.layers.extend(LayerLocation(folder=layer, role=LayerRole.LONE) for layer in inside)
+        return
+    assert manifest is not None, "it was there a moment ago"
+    named = list(_named_layers(folder, manifest))
+    found.layers.extend(named)
+    known = [layer.folder for layer in named]
+    found.layers.extend(LayerLocation(folder=layer, role=LayerRole.STRAY) for layer in inside if layer not in known)
+
+
+def _named_layers(folder: str, manifest: ShardManifest) -> Iterator[LayerLocation]:
+    for stack in manifest.stacks:
+        schema = manifest.table(stack.table)
+        for layer in stack.layers:
+            role = LayerRole.LIVE if layer.id == stack.live.id else LayerRole.BASE
+            path = layer_folder(folder, stack.incarnation, layer.id)
+            yield LayerLocation(
+                folder=path,
+                role=role,
+                stack=f"{stack.incarnation:016x}",
+                tokens=layer.range,
+                schema=schema,
+                damage=layer.damage,
+                has_files=layer.has_files,
+                store="" if manifest.store is None else str(manifest.store),
+                log=f"{manifest.log_id:016x}" if manifest.log_id else "",
+            )
+
+
+async def _lone_layer(disk: Disk, folder: str) -> LayerLocation:
+    """A single layer may still be part of a shard, whose manifest knows its columns."""
+    shard = parent_folder(parent_folder(folder))
+    if _is_shard(disk, shard):
+        around = DiscoveredLayers([], [])
+        await _add_shard(disk, shard, around)
+        return next(layer for layer in around.layers if layer.folder == folder)
+    return LayerLocation(folder=folder, role=LayerRole.LONE)
+
+
+# -- reports ---------------------------------------------------------------------------------------------------------
+
 
 VERIFIED_PARTS = 64
 
@@ -44,6 +179,10 @@ class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
     facts: LayerFactsReport
     problem: str = ""
     """Why it was quarantined or cannot be opened; in the second case the facts are unknown."""
+    store: str = ""
+    log: str = ""
+    incarnation: int | None = None
+    """How often the node was started; None: the folder is not in one of a node."""
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
@@ -86,6 +225,8 @@ async def inspect_layer(engine: LayerEngine, disk: Disk, found: LayerLocation) -
         files=files,
         facts=_shown(facts),
         problem=problem,
+        store=found.store,
+        log=found.log,
     )
 
 
@@ -143,7 +284,7 @@ def _span(found: LayerLocation, key: str | None) -> tuple[bytes, bytes | None]:
 @asynccontextmanager
 async def _opened(engine: LayerEngine, disk: Disk, found: LayerLocation) -> AsyncIterator[Layer | None]:
     """None for a live layer that was never flushed."""
-    if found.role is LayerRole.LIVE and not disk.exists(found.folder):
+    if found.role is LayerRole.LIVE and not found.has_files and not disk.exists(found.folder):
         yield None
         return
     layer = await engine.open(found.folder, writable=False)

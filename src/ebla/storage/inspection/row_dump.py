@@ -1,6 +1,7 @@
 """Stored rows in readable form, and the check that they are well-formed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -60,18 +61,21 @@ def dump_row(layer: str, naming: SchemaNames, item: Item) -> RowDump:
     """Raises `Corruption` where the bytes are not a row."""
     key, value = item
     _, kind, clustering = _split(key)
-    shown = _Shown(naming)
+    head = decode_head(value) if kind is KeyKind.PARTITION_HEAD else None
+    row = _row_of(value) if head is None else head.static
+    plain = is_plain(value)
+    cells = _plain_cells(naming, value) if plain else _row_cells(naming, row, static=head is not None)
     return RowDump(
         layer=layer,
         token=decode_token(key),
         partition_key=naming.partition_key(partition_key_of(key)),
         kind=kind.name.lower().replace("_", " "),
         clustering=naming.clustering(clustering),
-        plain=is_plain(value),
+        plain=plain,
         schema_version=schema_version(value),
-        marker_us=_marker_us(kind, value),
-        deletions=tuple(shown.deletions(kind, value)),
-        cells=tuple(shown.cells(kind, value)),
+        marker_us=None if row.marker is None else row.marker.timestamp_us,
+        deletions=(*(() if head is None else _head_deletions(head)), *_row_deletions(naming, row)),
+        cells=tuple(cells),
     )
 
 
@@ -94,68 +98,38 @@ def check_stored_row(item: Item) -> LayerFacts:
         raise Corruption(f"the value of key {key.hex()} is not a row ({failure})") from failure
 
 
-class _Shown:
-    """The parts of a value, with the names of its table."""
+def _head_deletions(head: PartitionHead) -> Iterator[DeletionDump]:
+    if head.deletion is not None:
+        yield _deletion("partition", head.deletion)
+    for one in head.ranges:
+        end = "the end" if one.end is None else f"0x{one.end.hex()}"
+        yield _deletion(f"rows from 0x{one.start.hex()} up to {end}", one.deletion)
 
-    def __init__(self, naming: SchemaNames) -> None:
-        self._naming = naming
 
-    def deletions(self, kind: KeyKind, value: bytes) -> Iterator[DeletionDump]:
-        if kind is KeyKind.PARTITION_HEAD:
-            head = decode_head(value)
-            yield from self._head_deletions(head)
-            yield from self._row_deletions(head.static)
-        elif not is_plain(value):
-            yield from self._row_deletions(_row_of(value))
+def _row_deletions(naming: SchemaNames, row: Row) -> Iterator[DeletionDump]:
+    if row.deletion is not None:
+        yield _deletion("row", row.deletion)
+    for number, elements in sorted(row.collections.items()):
+        if elements.deletion is not None:
+            yield _deletion(f"collection {naming.column(number)}", elements.deletion)
 
-    def cells(self, kind: KeyKind, value: bytes) -> Iterator[CellDump]:
-        if kind is KeyKind.PARTITION_HEAD:
-            yield from self._row_cells(decode_head(value).static, static=True)
-        elif is_plain(value):
-            yield from self._plain_cells(value)
-        else:
-            yield from self._row_cells(_row_of(value), static=False)
 
-    def _head_deletions(self, head: PartitionHead) -> Iterator[DeletionDump]:
-        if head.deletion is not None:
-            yield _deletion("partition", head.deletion)
-        for one in head.ranges:
-            end = "the end" if one.end is None else f"0x{one.end.hex()}"
-            yield _deletion(f"rows from 0x{one.start.hex()} up to {end}", one.deletion)
+def _plain_cells(naming: SchemaNames, value: bytes) -> Iterator[CellDump]:
+    numbers = naming.columns_of(schema_version(value))
+    for place, data in plain_cells(value):
+        known, number = (SchemaNames(None), place) if place >= len(numbers) else (naming, numbers[place])
+        yield CellDump(
+            column=known.column(number), timestamp_us=plain_timestamp_us(value), value=known.value(number, data)
+        )
 
-    def _row_deletions(self, row: Row) -> Iterator[DeletionDump]:
-        if row.deletion is not None:
-            yield _deletion("row", row.deletion)
-        for number, elements in sorted(row.collections.items()):
-            if elements.deletion is not None:
-                yield _deletion(f"collection {self._naming.column(number)}", elements.deletion)
 
-    def _plain_cells(self, value: bytes) -> Iterator[CellDump]:
-        timestamp_us = plain_timestamp_us(value)
-        numbers = self._naming.columns_of(schema_version(value))
-        for place, data in plain_cells(value):
-            if numbers is None or place >= len(numbers):
-                yield CellDump(
-                    column=f"#{place}", timestamp_us=timestamp_us, value=SchemaNames(None).value(place, data)
-                )
-            else:
-                number = numbers[place]
-                yield CellDump(
-                    column=self._naming.column(number),
-                    timestamp_us=timestamp_us,
-                    value=self._naming.value(number, data),
-                )
-
-    def _row_cells(self, row: Row, *, static: bool) -> Iterator[CellDump]:
-        naming = self._naming
-        for number, cell in sorted(row.cells.items()):
-            value = None if cell.value is None else naming.value(number, cell.value)
-            yield _cell(naming.column(number), cell, value, static=static)
-        for number, elements in sorted(row.collections.items()):
-            for path, cell in sorted(elements.cells.items()):
-                value = None if cell.value is None else naming.element(number, cell.value)
-                shown = _cell(naming.column(number), cell, value, static=static)
-                yield msgspec.structs.replace(shown, path=naming.path(number, path))
+def _row_cells(naming: SchemaNames, row: Row, *, static: bool) -> Iterator[CellDump]:
+    for number, cell in sorted(row.cells.items()):
+        yield _cell(naming.column(number), cell, partial(naming.value, number), static=static)
+    for number, elements in sorted(row.collections.items()):
+        for path, cell in sorted(elements.cells.items()):
+            shown = _cell(naming.column(number), cell, partial(naming.element, number), static=static)
+            yield msgspec.structs.replace(shown, path=naming.path(number, path))
 
 
 def _split(key: bytes) -> tuple[bytes, KeyKind, bytes]:
@@ -170,17 +144,11 @@ def _row_of(value: bytes) -> Row:
     return decode_row(value, [()] * schema_version(value))
 
 
-def _marker_us(kind: KeyKind, value: bytes) -> int | None:
-    row = decode_head(value).static if kind is KeyKind.PARTITION_HEAD else _row_of(value)
-    return None if row.marker is None else row.marker.timestamp_us
-
-
-def _cell(name: str, cell: Cell, value: str | None, *, static: bool) -> CellDump:
+def _cell(name: str, cell: Cell, text: Callable[[bytes], str], *, static: bool) -> CellDump:
     return CellDump(
         column=name,
         timestamp_us=cell.timestamp_us,
-        value=value,
-        path=None,
+        value=None if cell.value is None else text(cell.value),
         ttl_s=cell.ttl_s,
         at_s=cell.at_s,
         static=static,

@@ -1,9 +1,10 @@
 """Stored bytes as text, using a table's schema if known; else columns are numbers and values are bytes."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from ipaddress import ip_address
+from typing import Any
 
 from ebla.model.cql_types import CqlType, ListType, MapType, Scalar, ScalarType, SetType
 from ebla.model.errors import InvalidRequest
@@ -13,9 +14,18 @@ from ebla.model.values import decode, encode, validation_error
 from ebla.storage.codec.key_codec import decode_clustering
 
 KEY_SEPARATOR = ","
-_TEXTS = (Scalar.TEXT, Scalar.ASCII)
-_UUIDS = (Scalar.UUID, Scalar.TIMEUUID)
-_FLOATS = (Scalar.FLOAT, Scalar.DOUBLE)
+_PARSERS: Mapping[Scalar, Callable[[str], Any]] = {
+    Scalar.ASCII: str,
+    Scalar.BOOLEAN: lambda text: {"true": True, "false": False}[text.lower()],
+    Scalar.DECIMAL: Decimal,
+    Scalar.DOUBLE: float,
+    Scalar.FLOAT: float,
+    Scalar.INET: ip_address,
+    Scalar.TEXT: str,
+    Scalar.TIMEUUID: uuid.UUID,
+    Scalar.UUID: uuid.UUID,
+}
+"""Of the scalars that are not integers."""
 
 
 def bytes_text(data: bytes) -> str:
@@ -39,10 +49,10 @@ class SchemaNames:
     def __init__(self, schema: TableSchema | None) -> None:
         self._schema = schema
 
-    def columns_of(self, version: int) -> Sequence[int] | None:
-        """The column numbers of a plain row's cells, in order; None where unknown."""
+    def columns_of(self, version: int) -> Sequence[int]:
+        """The column numbers of a plain row's cells, in order, as far as they are known."""
         if self._schema is None or not 1 <= version <= len(self._schema.layouts):
-            return None
+            return ()
         return self._schema.layouts[version - 1]
 
     def column(self, number: int) -> str:
@@ -118,19 +128,7 @@ def _parse(column: Column, text: str) -> bytes:
         raise InvalidRequest(f"{column.name} is a {column.type}: pass the whole key as 0x…")
     scalar = column.type.scalar
     try:
-        if scalar in _TEXTS:
-            return encode(column.type, text)
-        if scalar in _UUIDS:
-            return encode(column.type, uuid.UUID(text))
-        if scalar in _FLOATS:
-            return encode(column.type, float(text))
-        if scalar is Scalar.DECIMAL:
-            return encode(column.type, Decimal(text))
-        if scalar is Scalar.INET:
-            return encode(column.type, ip_address(text))
-        if scalar is Scalar.BOOLEAN:
-            return encode(column.type, {"true": True, "false": False}[text.lower()])
-        return encode(column.type, int(text))
+        return encode(column.type, _PARSERS.get(scalar, int)(text))
     except (ValueError, KeyError, InvalidOperation) as failure:
         raise InvalidRequest(f"{text!r} is not a {scalar.value} for {column.name}") from failure
 

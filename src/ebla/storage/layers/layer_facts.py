@@ -4,12 +4,10 @@ Compactions, reads and scans decide by these, so they may be wider than the trut
 that is too high would let a compaction drop a tombstone whose older cells are still in this layer.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
-from ebla.model.rows import NEVER_US, Cell, CollectionCells, PartitionHead, Row
-from ebla.storage.codec.row_codec import plain_timestamp_us
+from ebla.model.rows import NEVER_US, PartitionHead, Row
+from ebla.storage.codec.row_codec import Layouts, decode_head, decode_row, is_head, plain_timestamp_us
 
 ALWAYS_US = (1 << 63) - 1
 """Newer than every write: the least timestamp of nothing."""
@@ -66,63 +64,36 @@ def plain_facts(value: bytes) -> LayerFacts:
 
 def row_facts(row: Row) -> LayerFacts:
     """Of one row that is not plain."""
-    timestamps = list(_timestamps(row))
-    cells = list(_cells(row))
-    has_tombstones = row.deletion is not None or any(cell.value is None for cell in cells)
-    has_tombstones = has_tombstones or any(one.deletion is not None for one in row.collections.values())
-    has_expiring = any(cell.ttl_s for cell in cells) or (row.marker is not None and row.marker.ttl_s > 0)
-    least, greatest = min(timestamps, default=ALWAYS_US), max(timestamps, default=NEVER_US)
+    collections = row.collections.values()
+    cells = [*row.cells.values(), *(cell for elements in collections for cell in elements.cells.values())]
+    deletions = [row.deletion, *(elements.deletion for elements in collections)]
+    dated = [one for one in (row.marker, *deletions, *cells) if one is not None]
+    timestamps = [one.timestamp_us for one in dated]
     return LayerFacts(
-        least_us=least,
-        greatest_us=greatest,
+        least_us=min(timestamps, default=ALWAYS_US),
+        greatest_us=max(timestamps, default=NEVER_US),
         rows=1,
-        has_heads=False,
-        has_tombstones=has_tombstones,
-        has_expiring=has_expiring,
+        has_tombstones=any(one is not None for one in deletions) or any(cell.value is None for cell in cells),
+        has_expiring=any(cell.ttl_s for cell in cells) or (row.marker is not None and row.marker.ttl_s > 0),
         all_plain=False,
     )
 
 
 def head_facts(head: PartitionHead) -> LayerFacts:
-    static = row_facts(head.static)
     deletions = [one.deletion for one in head.ranges]
     if head.deletion is not None:
         deletions.append(head.deletion)
     timestamps = [one.timestamp_us for one in deletions]
-    least = min(timestamps, default=ALWAYS_US)
-    greatest = max(timestamps, default=NEVER_US)
-    return static.widened(
-        LayerFacts(
-            least_us=least,
-            greatest_us=greatest,
-            rows=0,
-            has_heads=True,
-            has_tombstones=bool(deletions),
-            has_expiring=False,
-            all_plain=False,
-        )
+    facts = LayerFacts(
+        least_us=min(timestamps, default=ALWAYS_US),
+        greatest_us=max(timestamps, default=NEVER_US),
+        has_heads=True,
+        has_tombstones=bool(deletions),
+        all_plain=False,
     )
+    return row_facts(head.static).widened(facts)
 
 
-def _cells(row: Row) -> Iterable[Cell]:
-    yield from row.cells.values()
-    for elements in row.collections.values():
-        yield from elements.cells.values()
-
-
-def _timestamps(row: Row) -> Iterable[int]:
-    if row.marker is not None:
-        yield row.marker.timestamp_us
-    if row.deletion is not None:
-        yield row.deletion.timestamp_us
-    for cell in row.cells.values():
-        yield cell.timestamp_us
-    for elements in row.collections.values():
-        yield from _element_timestamps(elements)
-
-
-def _element_timestamps(elements: CollectionCells) -> Iterable[int]:
-    if elements.deletion is not None:
-        yield elements.deletion.timestamp_us
-    for cell in elements.cells.values():
-        yield cell.timestamp_us
+def stored_facts(value: bytes, layouts: Layouts) -> LayerFacts:
+    """Of one stored value that is not a plain row."""
+    return head_facts(decode_head(value)) if is_head(value) else row_facts(decode_row(value, layouts))

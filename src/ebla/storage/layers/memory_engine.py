@@ -13,8 +13,7 @@ import msgspec
 from ebla.journal.checked_file import TEMPORARY_SUFFIX, parent_folder, read_checked_file, replace_file
 from ebla.model.errors import Corruption, DiskFull, Overloaded, Stale
 from ebla.ports.disk import Disk
-from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
-from ebla.storage.layers.layer_base import LayerBase
+from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, Layer, LayerBuilder, LayerDamaged
 from ebla.storage.layers.layer_facts import LayerFacts
 
 _SUFFIX = ".run"
@@ -31,28 +30,20 @@ class _Run(msgspec.Struct, frozen=True, array_like=True):
 _decode = msgspec.msgpack.Decoder(_Run).decode
 
 
-class MemoryLimits(msgspec.Struct, frozen=True):
-    unflushed_bytes_max: int = 16 << 20
-    """Beyond it puts are refused until a flush; RocksDB would stall there. This engine never flushes on its own."""
-
-
 class MemoryEngine:
-    """`layer.LayerEngine`."""
+    """`layer.LayerEngine`. Beyond `unflushed_bytes_max` puts are refused until a flush; RocksDB would stall there. This
+    engine never flushes on its own."""
 
-    def __init__(self, disk: Disk, limits: MemoryLimits | None = None) -> None:
-        self._disk = disk
-        self._limits = limits or MemoryLimits()
+    def __init__(self, disk: Disk, *, unflushed_bytes_max: int = 16 << 20) -> None:
+        self.disk = disk
+        self.unflushed_bytes_max = unflushed_bytes_max
         self._open: dict[str, MemoryLayer] = {}
 
-    async def create(self, folder: str) -> "MemoryLayer":
-        assert not self._disk.exists(folder), f"{folder} is already there"
-        return await self.open(folder, writable=True)
-
     async def open(self, folder: str, *, writable: bool) -> "MemoryLayer":
-        layer = MemoryLayer(self, folder, writable=writable)
-        self.note_open(layer)
+        assert folder not in self._open, f"{folder} is already open"
+        layer = self._open[folder] = MemoryLayer(self, self.disk, folder, writable=writable)
         try:
-            if self._disk.exists(folder):
+            if self.disk.exists(folder):
                 await layer.read_files()
             elif not writable:
                 raise LayerDamaged(folder, "its folder is missing")
@@ -62,35 +53,19 @@ class MemoryEngine:
         return layer
 
     def builder(self, folder: str) -> "MemoryBuilder":
-        return MemoryBuilder(self, folder)
+        return MemoryBuilder(self.disk, folder)
 
     async def drop(self, folder: str) -> None:
         assert folder not in self._open, f"{folder} is open"
-        self._disk.remove_folder(folder)
-
-    # -- for the layers and builders of this module -----------------------------------------------------------------
-
-    @property
-    def disk(self) -> Disk:
-        return self._disk
-
-    @property
-    def limits(self) -> MemoryLimits:
-        return self._limits
-
-    def note_open(self, layer: "MemoryLayer") -> None:
-        assert layer.folder not in self._open, f"{layer.folder} is already open"
-        self._open[layer.folder] = layer
+        self.disk.remove_folder(folder)
 
     def note_closed(self, layer: "MemoryLayer") -> None:
         self._open.pop(layer.folder, None)
 
 
-class MemoryLayer(LayerBase):
-    """`layer.Layer`."""
-
-    def __init__(self, engine: MemoryEngine, folder: str, *, writable: bool) -> None:
-        super().__init__(folder, writable=writable)
+class MemoryLayer(Layer):
+    def __init__(self, engine: MemoryEngine, disk: Disk, folder: str, *, writable: bool) -> None:
+        super().__init__(disk, folder, writable=writable)
         self._engine = engine
         self._keys: list[bytes] = []
         self._values: dict[bytes, bytes] = {}
@@ -108,25 +83,24 @@ class MemoryLayer(LayerBase):
         """Nothing: a flush makes them."""
 
     async def read_files(self) -> None:
-        disk = self._engine.disk
-        names = [name for name in disk.list_folder(self._folder) if name.endswith(_SUFFIX)]
+        names = [name for name in self._disk.list_folder(self.folder) if name.endswith(_SUFFIX)]
         for number, name in enumerate(names):
             if name != _run_name(number):
-                raise LayerDamaged(self._folder, f"{_run_name(number)} is missing")
-            run, size = await self._read_run(f"{self._folder}/{name}")
+                raise LayerDamaged(self.folder, f"{_run_name(number)} is missing")
+            run, size = await self._read_run(f"{self.folder}/{name}")
             self._apply(run.items)
-            self._facts = run.facts
+            self.facts = run.facts
             self._flushed_bytes += size
-        if not names and not self._writable:
-            raise LayerDamaged(self._folder, "it has no files")
+        if not names and not self.writable:
+            raise LayerDamaged(self.folder, "it has no files")
         self._runs = len(names)
 
     async def _read_run(self, path: str) -> tuple[_Run, int]:
         try:
-            data = await read_checked_file(self._engine.disk, path)
+            data = await read_checked_file(self._disk, path)
             return _decode(data), len(data)
         except (Corruption, msgspec.DecodeError) as failure:
-            raise LayerDamaged(self._folder, str(failure)) from failure
+            raise LayerDamaged(self.folder, str(failure)) from failure
 
     def get(self, key: bytes) -> bytes | None:
         self._check_open()
@@ -135,9 +109,6 @@ class MemoryLayer(LayerBase):
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         self._check_open()
         return [self._values.get(key) for key in keys]
-
-    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
-        return chain.from_iterable(self.scan_batches(start, end))
 
     def scan_batches(
         self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
@@ -157,42 +128,36 @@ class MemoryLayer(LayerBase):
 
     def _in_batches(self, rows: list[Item], rows_max: int) -> Iterator[list[Item]]:
         for position in range(0, len(rows), rows_max):
-            if self._closed:
-                raise Stale(f"layer {self._folder} was closed during a scan of it")
+            if self.closed:
+                raise Stale(f"layer {self.folder} was closed during a scan of it")
             yield rows[position : position + rows_max]
 
     def put_batch(self, items: Sequence[Item], facts: LayerFacts) -> None:
         self._check_puts()
         if self._disk_is_full:
-            raise DiskFull(f"no space left for layer {self._folder}", advice="free space on its file system")
-        if self._unflushed_bytes >= self._engine.limits.unflushed_bytes_max:
-            raise Overloaded(f"layer {self._folder} is not flushed", advice="try again in a moment")
+            raise DiskFull(f"no space left for layer {self.folder}", advice="free space on its file system")
+        if self._unflushed_bytes >= self._engine.unflushed_bytes_max:
+            raise Overloaded(f"layer {self.folder} is not flushed", advice="try again in a moment")
         assert all(len(key) >= KEY_BYTES_MIN for key, _ in items), "a key begins with a token"
         if not self._runs and not self._unflushed:
-            self._engine.disk.make_folder(self._folder)
+            self._disk.make_folder(self.folder)
         self._apply(items)
         self._unflushed.update(items)
         self._unflushed_bytes += sum(len(key) + len(value) for key, value in items)
-        self._facts = self._facts.widened(facts)
+        self.facts = self.facts.widened(facts)
 
     def size_bytes(self) -> int:
         return self._flushed_bytes + self._unflushed_bytes
 
-    async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
-        async with self._slow_work:
-            self._check_open()
-            await self._flush()
-            if not self._runs:
-                await self._write_run({})
-            disk = self._engine.disk
-            assert not disk.exists(folder), f"{folder} is already there"
-            disk.make_folder(folder)
-            for name in disk.list_folder(self._folder):
-                if not name.endswith(TEMPORARY_SUFFIX):
-                    disk.link(f"{self._folder}/{name}", f"{folder}/{name}")
-            if durable:
-                await disk.sync_folder(folder)
-                await disk.sync_folder(parent_folder(folder))
+    async def _link_files(self, folder: str) -> None:
+        if not self._runs:
+            await self._write_run({})
+        disk = self._disk
+        assert not disk.exists(folder), f"{folder} is already there"
+        disk.make_folder(folder)
+        for name in disk.list_folder(self.folder):
+            if not name.endswith(TEMPORARY_SUFFIX):
+                disk.link(f"{self.folder}/{name}", f"{folder}/{name}")
 
     def _apply(self, items: Iterable[Item]) -> None:
         for key, value in items:
@@ -216,30 +181,24 @@ class MemoryLayer(LayerBase):
 
     async def _write_run(self, rows: dict[bytes, bytes]) -> None:
         """The facts may already cover puts made after `rows` were taken: wider is allowed."""
-        disk = self._engine.disk
-        disk.make_folder(self._folder)
-        data = _encode(_Run(self._facts, sorted(rows.items())))
-        await replace_file(disk, f"{self._folder}/{_run_name(self._runs)}", data)
-        await disk.sync_folder(parent_folder(self._folder))
+        disk = self._disk
+        disk.make_folder(self.folder)
+        data = _encode(_Run(self.facts, sorted(rows.items())))
+        await replace_file(disk, f"{self.folder}/{_run_name(self._runs)}", data)
+        await disk.sync_folder(parent_folder(self.folder))
         self._runs += 1
         self._flushed_bytes += len(data)
 
     async def _release(self) -> None:
-        self._closed = True
+        self.closed = True
         self._accepts_puts = False
         self._engine.note_closed(self)
 
 
-class MemoryBuilder:
-    """`layer.LayerBuilder`."""
-
-    def __init__(self, engine: MemoryEngine, folder: str) -> None:
-        self._engine = engine
-        self._folder = folder
+class MemoryBuilder(LayerBuilder):
+    def __init__(self, disk: Disk, folder: str) -> None:
+        super().__init__(disk, folder)
         self._items: list[Item] = []
-        self._finished = False
-        assert not engine.disk.exists(folder), f"{folder} is already there"
-        engine.disk.make_folder(folder)
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         for item in zip(keys, values, strict=True):
@@ -247,16 +206,8 @@ class MemoryBuilder:
             assert not self._items or self._items[-1][0] < item[0], "keys of a layer being built must ascend"
             self._items.append(item)
 
-    async def finish(self, facts: LayerFacts) -> None:
-        disk = self._engine.disk
-        await replace_file(disk, f"{self._folder}/{_run_name(0)}", _encode(_Run(facts, self._items)))
-        await disk.sync_folder(parent_folder(self._folder))
-        self._finished = True
-
-    async def abandon(self) -> None:
-        if not self._finished:
-            self._finished = True
-            self._engine.disk.remove_folder(self._folder)
+    async def _write(self, facts: LayerFacts) -> None:
+        await replace_file(self._disk, f"{self._folder}/{_run_name(0)}", _encode(_Run(facts, self._items)))
 
 
 def _run_name(number: int) -> str:

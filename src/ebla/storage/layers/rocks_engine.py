@@ -39,10 +39,9 @@ from rocksdict import (
 
 from ebla.journal.checked_file import parent_folder
 from ebla.model.errors import DiskFull, InternalError, Overloaded, Refused, Stale
-from ebla.options import DEFAULT_LIMITS
+from ebla.options import DEFAULT_LIMITS, NodeLimits
 from ebla.ports.disk import Disk
-from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, LayerDamaged
-from ebla.storage.layers.layer_base import LayerBase
+from ebla.storage.layers.layer import KEY_BYTES_MIN, SCAN_ROWS_MAX, Item, Layer, LayerBuilder, LayerDamaged
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 from ebla.storage.layers.malloc import MallocTrimmer
 
@@ -64,47 +63,48 @@ _encode_facts = msgspec.msgpack.Encoder().encode
 _decode_facts = msgspec.msgpack.Decoder(LayerFacts).decode
 
 
-class RocksLimits(msgspec.Struct, frozen=True, kw_only=True):
-    write_buffer_bytes: int = 4 << 20
-    """Of one layer; the library flushes it when it is full."""
-    write_buffers: int = 4
-    """Full buffers that may wait for a flush before puts are refused."""
-    write_buffers_total_bytes: int = DEFAULT_LIMITS.shard_unflushed_bytes_max
-    cache_bytes: int = DEFAULT_LIMITS.shard_cache_bytes_max
-    block_bytes: int = 16 << 10
-    arena_block_bytes: int = 64 << 10
-    """Each layer allocates one with its first put."""
-    bloom_bits: int = 10
-    compression_haste: int = 3
-    """LZ4's acceleration. At 3 a file takes about a fifth less time to write, and was 1 to 2 % larger with rows of the
-    benchmarks, 8 % with words that hardly repeat."""
-    background_jobs: int = 2
-    built_file_bytes: int = 256 << 20
-    info_log_bytes: int = 256 << 10
-    info_log_folder: str = ""
-    """Where the library writes its info log; empty: in each layer's folder. With another folder, a layer opened
-    read-only is left unchanged."""
+WRITE_BUFFER_BYTES = 4 << 20
+"""Of one layer; the library flushes it when it is full."""
+WRITE_BUFFERS = 4
+"""Full buffers that may wait for a flush before puts are refused."""
+ARENA_SHARE = 64
+"""Each layer allocates this part of its write buffer with its first put."""
+BLOCK_BYTES = 16 << 10
+BLOOM_BITS = 10
+COMPRESSION_HASTE = 3
+"""LZ4's acceleration. At 3 a file takes about a fifth less time to write, and was 1 to 2 % larger with rows of the
+benchmarks, 8 % with words that hardly repeat."""
+BACKGROUND_JOBS = 2
+BUILT_FILE_BYTES = 256 << 20
+INFO_LOG_BYTES = 256 << 10
 
 
 class RocksEngine:
-    """The layers of one process: they share a cache and a bound on unflushed memory."""
+    """The layers of one process: they share a cache and a bound on unflushed memory.
 
-    def __init__(self, disk: Disk, limits: RocksLimits | None = None) -> None:
-        self._disk = disk
-        self._limits = limits or RocksLimits()
+    `info_log_folder` is where the library writes its info log; empty: in each layer's folder. With another folder, a
+    layer opened read-only is left unchanged."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        limits: NodeLimits = DEFAULT_LIMITS,
+        *,
+        info_log_folder: str = "",
+        write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+    ) -> None:
+        self.disk = disk
         self._freed = MallocTrimmer()
-        self._cache = Cache(self._limits.cache_bytes)
-        self._options = _options(self._limits, self._cache)
-
-    async def create(self, folder: str) -> "RocksLayer":
-        assert not self._disk.exists(folder), f"{folder} is already there"
-        return RocksLayer(self, folder, writable=True)
+        self._cache = Cache(limits.shard_cache_bytes_max)
+        self._options = _options(self._cache, limits.shard_unflushed_bytes_max, write_buffer_bytes)
+        if info_log_folder:
+            self._options.set_db_log_dir(info_log_folder)
 
     async def open(self, folder: str, *, writable: bool) -> "RocksLayer":
-        layer = RocksLayer(self, folder, writable=writable)
-        if self._disk.exists(folder):
+        layer = RocksLayer(self, self.disk, folder, writable=writable)
+        if self.disk.exists(folder):
             try:
-                await self._disk.run(layer.open_files)
+                await self.disk.run(layer.open_files)
             except BaseException:
                 # The next open must not find the folder locked by a database that no object owns.
                 layer.forget_files()
@@ -114,24 +114,16 @@ class RocksEngine:
         return layer
 
     def builder(self, folder: str) -> "RocksBuilder":
-        return RocksBuilder(self, folder)
+        return RocksBuilder(self, self.disk, folder)
 
     async def drop(self, folder: str) -> None:
-        await self._disk.run(partial(self._disk.remove_folder, folder))
+        await self.disk.run(partial(self.disk.remove_folder, folder))
 
     # -- for the layers and builders of this module -----------------------------------------------------------------
 
     async def closed_one(self) -> None:
         if self._freed.is_due():
-            await self._disk.run(self._freed.trim)
-
-    @property
-    def disk(self) -> Disk:
-        return self._disk
-
-    @property
-    def limits(self) -> RocksLimits:
-        return self._limits
+            await self.disk.run(self._freed.trim)
 
     def open_database(self, folder: str, *, writable: bool) -> Rdict:
         access = AccessType.read_write() if writable else AccessType.read_only(False)
@@ -144,11 +136,9 @@ class RocksEngine:
         return writer
 
 
-class RocksLayer(LayerBase):
-    """`layer.Layer`."""
-
-    def __init__(self, engine: RocksEngine, folder: str, *, writable: bool) -> None:
-        super().__init__(folder, writable=writable)
+class RocksLayer(Layer):
+    def __init__(self, engine: RocksEngine, disk: Disk, folder: str, *, writable: bool) -> None:
+        super().__init__(disk, folder, writable=writable)
         self._engine = engine
         self._database: Rdict | None = None
         self._stored = NO_FACTS
@@ -164,20 +154,20 @@ class RocksLayer(LayerBase):
         async with self._slow_work:
             self._check_open()
             if self._database is None:
-                await self._engine.disk.run(self._make_files)
+                await self._disk.run(self._make_files)
 
     def _make_files(self) -> None:
         """There were no files, so there are no facts to read."""
-        self._database = self._engine.open_database(self._folder, writable=True)
+        self._database = self._engine.open_database(self.folder, writable=True)
 
     def open_files(self) -> None:
         """Blocks for some milliseconds; on an overloaded machine for a good part of a second."""
-        self._database = self._engine.open_database(self._folder, writable=self._writable)
+        self._database = self._engine.open_database(self.folder, writable=self.writable)
         stored = self.get(FACTS_KEY)
         if stored is not None:
-            self._facts = self._stored = _read_facts(self._folder, stored)
+            self.facts = self._stored = _read_facts(self.folder, stored)
         elif next(self.scan(), None) is not None:
-            raise LayerDamaged(self._folder, "it holds rows and no facts about them")
+            raise LayerDamaged(self.folder, "it holds rows and no facts about them")
 
     def get(self, key: bytes) -> bytes | None:
         if self._database is None:
@@ -186,7 +176,7 @@ class RocksLayer(LayerBase):
         try:
             found: bytes | None = self._database.get(key)
         except Exception as failure:
-            raise translated_error(failure, self._folder) from failure
+            raise translated_error(failure, self.folder) from failure
         return found
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -196,11 +186,8 @@ class RocksLayer(LayerBase):
         try:
             found: Any = self._database.get(list(keys))
         except Exception as failure:
-            raise translated_error(failure, self._folder) from failure
+            raise translated_error(failure, self.folder) from failure
         return list(found)
-
-    def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
-        return chain.from_iterable(self.scan_batches(start, end))
 
     def scan_batches(
         self, start: bytes = b"", end: bytes | None = None, rows_max: int = SCAN_ROWS_MAX
@@ -234,14 +221,14 @@ class RocksLayer(LayerBase):
             size += len(key) + len(value)
         stored = self._stored
         if not stored.covers(facts):
-            stored = _with_slack(self._facts.widened(facts))
+            stored = _with_slack(self.facts.widened(facts))
             batch[FACTS_KEY] = _encode_facts(stored)
         try:
             self._database.write(batch, self._write_options)
         except Exception as failure:
-            raise translated_error(failure, self._folder) from failure
+            raise translated_error(failure, self.folder) from failure
         self._stored = stored
-        self._facts = self._facts.widened(facts)
+        self.facts = self.facts.widened(facts)
         self._unflushed_bytes += size
 
     def size_bytes(self) -> int:
@@ -249,18 +236,9 @@ class RocksLayer(LayerBase):
             return 0
         return (self._database.property_int_value("rocksdb.live-sst-files-size") or 0) + self._unflushed_bytes
 
-    async def checkpoint(self, folder: str, *, durable: bool = True) -> None:
-        async with self._slow_work:
-            self._check_open()
-            await self._flush()
-            disk = self._engine.disk
-            if self._writable:
-                await disk.run(partial(self._checkpoint, folder))
-            else:
-                await disk.run(partial(_link_files, disk, self._folder, folder))
-            if durable:
-                await disk.sync_folder(folder)
-                await disk.sync_folder(parent_folder(folder))
+    async def _link_files(self, folder: str) -> None:
+        link = self._checkpoint if self.writable else self._link_base
+        await self._disk.run(partial(link, folder))
 
     async def _flush(self) -> None:
         database = self._database
@@ -268,44 +246,50 @@ class RocksLayer(LayerBase):
             return
         begun_bytes = self._unflushed_bytes
         self._store_exact_facts(database)
-        disk = self._engine.disk
-        await disk.run(partial(translate_errors, self._folder, database.flush))
+        await self._disk.run(partial(translate_errors, self.folder, database.flush))
         if not self._name_is_durable:
-            await disk.sync_folder(parent_folder(self._folder))
+            await self._disk.sync_folder(parent_folder(self.folder))
             self._name_is_durable = True
         self._unflushed_bytes -= begun_bytes
 
     def _store_exact_facts(self, database: Rdict) -> None:
         """Without the slack. If the library refuses the write, the stored facts are wider and stay true."""
         batch = WriteBatch(raw_mode=True)
-        batch[FACTS_KEY] = _encode_facts(self._facts)
+        batch[FACTS_KEY] = _encode_facts(self.facts)
         try:
-            translate_errors(self._folder, partial(database.write, batch, self._write_options))
+            translate_errors(self.folder, partial(database.write, batch, self._write_options))
         except Overloaded:
             return
-        self._stored = self._facts
+        self._stored = self.facts
 
     def _checkpoint(self, folder: str) -> None:
         if self._database is None:
             self.open_files()
         assert self._database is not None
-        translate_errors(self._folder, partial(Checkpoint(self._database).create_checkpoint, folder))
+        translate_errors(self.folder, partial(Checkpoint(self._database).create_checkpoint, folder))
+
+    def _link_base(self, folder: str) -> None:
+        disk = self._disk
+        disk.make_folder(folder)
+        for name in disk.list_folder(self.folder):
+            if not name.startswith(_NOT_OF_A_CHECKPOINT) and not name.endswith(_BUILD_SUFFIX):
+                disk.link(f"{self.folder}/{name}", f"{folder}/{name}")
 
     def forget_files(self) -> None:
         """Closes a layer whose opening failed. Blocks for a moment."""
-        self._closed = True
+        self.closed = True
         database, self._database = self._database, None
         if database is not None:
             database.close()
 
     async def _release(self) -> None:
-        self._closed = True
+        self.closed = True
         self._accepts_puts = False
         database, self._database = self._database, None
         for scan in tuple(self._scans):
             scan.end()
         if database is not None:
-            await self._engine.disk.run(partial(translate_errors, self._folder, database.close))
+            await self._disk.run(partial(translate_errors, self.folder, database.close))
             del database
             await self._engine.closed_one()
 
@@ -419,17 +403,14 @@ class _BackScan(_Scan):
         return rows
 
 
-class RocksBuilder:
-    """`layer.LayerBuilder`. Rows go to SST files that the finished database ingests as they are."""
+class RocksBuilder(LayerBuilder):
+    """Rows go to SST files that the finished database ingests as they are."""
 
-    def __init__(self, engine: RocksEngine, folder: str) -> None:
+    def __init__(self, engine: RocksEngine, disk: Disk, folder: str) -> None:
+        super().__init__(disk, folder)
         self._engine = engine
-        self._folder = folder
         self._writer: SstFileWriter | None = None
         self._paths: list[str] = []
-        self._finished = False
-        assert not engine.disk.exists(folder), f"{folder} is already there"
-        engine.disk.make_folder(folder)
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         if not keys:
@@ -443,21 +424,15 @@ class RocksBuilder:
                 writer[key] = value
         except Exception as failure:
             raise translated_error(failure, self._folder) from failure
-        if writer.file_size() >= self._engine.limits.built_file_bytes:
+        if writer.file_size() >= BUILT_FILE_BYTES:
             self._end_file()
 
-    async def finish(self, facts: LayerFacts) -> None:
-        disk = self._engine.disk
-        await disk.run(partial(self._assemble, facts))
-        await disk.sync_folder(self._folder)
-        await disk.sync_folder(parent_folder(self._folder))
-        self._finished = True
+    async def _write(self, facts: LayerFacts) -> None:
+        await self._disk.run(partial(self._assemble, facts))
 
     async def abandon(self) -> None:
-        if not self._finished:
-            self._writer = None
-            await self._engine.drop(self._folder)
-            self._finished = True
+        self._writer = None
+        await super().abandon()
 
     def _assemble(self, facts: LayerFacts) -> None:
         self._end_file()
@@ -483,28 +458,26 @@ class RocksBuilder:
             translate_errors(self._folder, writer.finish)
 
 
-def _options(limits: RocksLimits, cache: Cache) -> Options:
+def _options(cache: Cache, unflushed_bytes_max: int, write_buffer_bytes: int) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(cache)
-    table.set_block_size(limits.block_bytes)
-    table.set_bloom_filter(limits.bloom_bits, False)
+    table.set_block_size(BLOCK_BYTES)
+    table.set_bloom_filter(BLOOM_BITS, False)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_compression_options(_LZ4_WINDOW_BITS, -limits.compression_haste, 0, 0)
-    options.set_write_buffer_size(limits.write_buffer_bytes)
-    options.set_max_write_buffer_number(limits.write_buffers)
-    options.set_arena_block_size(limits.arena_block_bytes)
-    options.set_write_buffer_manager(WriteBufferManager(limits.write_buffers_total_bytes, False))
-    options.set_max_background_jobs(limits.background_jobs)
+    options.set_compression_options(_LZ4_WINDOW_BITS, -COMPRESSION_HASTE, 0, 0)
+    options.set_write_buffer_size(write_buffer_bytes)
+    options.set_max_write_buffer_number(WRITE_BUFFERS)
+    options.set_arena_block_size(write_buffer_bytes // ARENA_SHARE)
+    options.set_write_buffer_manager(WriteBufferManager(unflushed_bytes_max, False))
+    options.set_max_background_jobs(BACKGROUND_JOBS)
     # By default the library starts sixteen threads to open files; a layer has a few.
     options.set_max_file_opening_threads(1)
     # Hundreds of databases would fill the folder and the disk with their info logs.
     options.set_keep_log_file_num(1)
-    options.set_max_log_file_size(limits.info_log_bytes)
-    if limits.info_log_folder:
-        options.set_db_log_dir(limits.info_log_folder)
+    options.set_max_log_file_size(INFO_LOG_BYTES)
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     options.set_manifest_preallocation_size(64 << 10)
@@ -516,13 +489,6 @@ def _write_options() -> WriteOptions:
     options.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, whatever the stub says
     options.no_slowdown = True
     return options
-
-
-def _link_files(disk: Disk, source: str, target: str) -> None:
-    disk.make_folder(target)
-    for name in disk.list_folder(source):
-        if not name.startswith(_NOT_OF_A_CHECKPOINT) and not name.endswith(_BUILD_SUFFIX):
-            disk.link(f"{source}/{name}", f"{target}/{name}")
 
 
 def _with_slack(facts: LayerFacts) -> LayerFacts:

@@ -8,6 +8,7 @@ unchanged; whole columns of such decisions are one operation. Other repeated key
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -227,17 +228,17 @@ def _all_equal(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, same
 
 
 def _merged_one_by_one(shape: ChunkShape, chunk: pa.RecordBatch, groups: KeyGroups, chosen: Mask) -> pa.RecordBatch:
-    sizes = groups.sizes[chosen].tolist()
+    keys = chunk.column(KEY).take(pa.array(groups.starts[chosen]))
     members = chunk.filter(pa.array(np.repeat(chosen, groups.sizes)))
-    keys = members.column(KEY).to_pylist()
-    values = stored_values(shape, members).to_pylist()
-    merged_keys, merged_values = [], []
-    start = 0
-    for size in sizes:
-        merged_keys.append(keys[start])
-        merged_values.append(merge_all(values[start : start + size], shape.schema))
-        start += size
-    return chunk_of(shape, pa.array(merged_keys, pa.binary()), pa.array(merged_values, pa.binary()))
+    merged = _merged_groups(shape.schema, stored_values(shape, members), groups.sizes[chosen])
+    return chunk_of(shape, keys, merged)
+
+
+def _merged_groups(schema: TableSchema, values: pa.Array, sizes: Positions) -> pa.Array:
+    """The merged value of each group of consecutive values."""
+    members = iter(values.to_pylist())
+    merged = [merge_all(list(islice(members, size)), schema) for size in sizes.tolist()]
+    return pa.array(merged, pa.binary())
 
 
 # -- equal rows --------------------------------------------------------------------------------------------------------
@@ -318,10 +319,7 @@ def _merged(schema: TableSchema, keys: pa.Array, values: pa.Array, same_key: Mas
     keys, found = keys.take(firsts), values.take(firsts)
     if not unequal.any():
         return keys, found
-    members = values.filter(pa.array(np.repeat(unequal, groups.sizes))).to_pylist()
-    merged, start = [], 0
-    for size in groups.sizes[unequal].tolist():
-        merged.append(merge_all(members[start : start + size], schema))
-        start += size
+    members = values.filter(pa.array(np.repeat(unequal, groups.sizes)))
+    merged = _merged_groups(schema, members, groups.sizes[unequal])
     order = np.where(unequal, len(found) + np.cumsum(unequal) - 1, np.arange(len(found)))
-    return keys, pa.concat_arrays([found, pa.array(merged, pa.binary())]).take(pa.array(order))
+    return keys, pa.concat_arrays([found, merged]).take(pa.array(order))

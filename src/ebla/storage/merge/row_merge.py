@@ -19,7 +19,7 @@ from ebla.storage.codec.row_codec import (
     plain_timestamp_us,
 )
 from ebla.storage.layers.layer import Item
-from ebla.storage.layers.layer_facts import ALWAYS_US, LayerFacts, head_facts, row_facts
+from ebla.storage.layers.layer_facts import ALWAYS_US, LayerFacts, stored_facts
 
 
 def merge_values(one: bytes, other: bytes, schema: TableSchema) -> bytes:
@@ -114,13 +114,7 @@ def facts_of(values: Iterable[bytes], schema: TableSchema) -> LayerFacts:
             if timestamp_us > greatest_us:
                 greatest_us = timestamp_us
             continue
-        found = _other_facts(value, schema)
+        found = stored_facts(value, schema.layouts)
         others = found if others is None else others.widened(found)
     facts = LayerFacts(least_us=least_us, greatest_us=greatest_us, rows=plain)
     return facts if others is None else facts.widened(others)
-
-
-def _other_facts(value: bytes, schema: TableSchema) -> LayerFacts:
-    if is_head(value):
-        return head_facts(decode_head(value))
-    return row_facts(decode_row(value, schema.layouts))

@@ -64,7 +64,6 @@ class RowOrderCheck:
     def __init__(self, token_range: TokenRange) -> None:
         self._range = token_range
         self._last: bytes | None = None
-        self.rows = 0
 
     def check(self, batch: pa.RecordBatch) -> Words:
         """The tokens, as numbers of the same order. Raises `InvalidRequest`."""
@@ -72,15 +71,12 @@ class RowOrderCheck:
         if pc.min(pc.binary_length(keys)).as_py() < KEY_BYTES_MIN:
             raise InvalidRequest("a staged row has a key that is too short")
         words = token_words(keys)
-        if not self._is_next(keys[0].as_py()) or not _ascend(keys, words):
+        is_next = self._last is None or keys[0].as_py() > self._last
+        if not is_next or not _ascend(keys, words):
             raise InvalidRequest("staged rows are not in the order of their keys, each once")
         self._check_range(words)
         self._last = keys[-1].as_py()
-        self.rows += len(keys)
         return words
-
-    def _is_next(self, first: bytes) -> bool:
-        return self._last is None or first > self._last
 
     def _check_range(self, words: Words) -> None:
         start, end = np.uint64(self._range.start + _SIGN), np.uint64(self._range.end + _SIGN)

@@ -10,17 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebla.model.byte_comparable import canonical
-from ebla.model.cql_types import CqlType, Scalar, ScalarType
+from ebla.model.cql_types import Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.selection import KeyCondition, KeyOperator
 from ebla.model.values import validation_error
 from ebla.storage.codec.key_codec import KeySpan, encode_clustering, head_key, prefix_end, row_key
-from ebla.storage.columns.binary_columns import Mask, as_binary
+from ebla.storage.columns.binary_columns import Mask, as_binary, byte_run
 from ebla.storage.columns.chunks import KEY, ChunkFlag, ChunkShape, field_name, flags_of
-from ebla.storage.columns.comparable_columns import encode_ascending
-from ebla.storage.columns.key_columns import decode_keys
-from ebla.storage.columns.wire_columns import fixed_from_wire, fixed_to_wire, fixed_width, from_wire, to_wire
+from ebla.storage.columns.key_columns import decode_keys, encode_ascending
+from ebla.storage.columns.wire_columns import slices_from_wire, wire_part
 
 _IN_ARROWS_ORDER = (
     Scalar.ASCII, Scalar.BIGINT, Scalar.BLOB, Scalar.DATE, Scalar.INT, Scalar.SMALLINT, Scalar.TEXT, Scalar.TIME,
@@ -76,10 +75,6 @@ class KeyFilter:
         self._tests = [_test(schema, one) for one in conditions]
 
     @property
-    def is_empty(self) -> bool:
-        return not self._tests
-
-    @property
     def needs_rows(self) -> bool:
         """Whether a partition without rows cannot match."""
         return any(test.of_rows for test in self._tests)
@@ -120,16 +115,9 @@ def _test(schema: TableSchema, condition: KeyCondition) -> _Test:
     for value in condition.values:
         if (wrong := validation_error(column.type, value)) is not None:
             raise InvalidRequest(f"a condition on {column.name!r} has a value that is not a {column.type}: {wrong}")
-    typed = _typed(column.type, [canonical(column.type, value) for value in condition.values])
+    run = byte_run(pa.array([canonical(column.type, value) for value in condition.values], pa.binary()))
+    typed = slices_from_wire(column.type, run, run.starts, run.ends)
     return _Test(column, condition.operator, _comparable(column, typed, condition.operator))
-
-
-def _typed(kind: CqlType, values: Sequence[bytes]) -> pa.Array:
-    width = fixed_width(kind)
-    if width is None:
-        return from_wire(kind, pa.array(values, pa.binary()))
-    assert isinstance(kind, ScalarType)
-    return fixed_from_wire(kind.scalar, np.frombuffer(b"".join(values), np.uint8).reshape(len(values), width))
 
 
 def _comparable(column: Column, values: pa.Array, operator: KeyOperator) -> pa.Array:
@@ -142,10 +130,7 @@ def _comparable(column: Column, values: pa.Array, operator: KeyOperator) -> pa.A
     if isinstance(kind, ScalarType) and kind.scalar in by_value:
         return values
     if operator in _EQUALITIES and column.kind is ColumnKind.PARTITION_KEY:
-        if fixed_width(kind) is None:
-            return to_wire(kind, values)
-        assert isinstance(kind, ScalarType)
-        return as_binary(fixed_to_wire(kind.scalar, values))
+        return as_binary(wire_part(kind, values))
     return as_binary(encode_ascending(kind, values))
 
 

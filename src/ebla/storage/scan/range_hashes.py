@@ -22,10 +22,10 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, TokenRange
 from ebla.storage.codec.row_codec import decode_row, encode_row
 from ebla.storage.codec.row_digest import canonical_value
-from ebla.storage.columns.binary_columns import ByteRun, Mask, Positions, byte_run
+from ebla.storage.columns.binary_columns import ByteRun, Mask, Positions, byte_run, splice_columns
 from ebla.storage.columns.chunks import KEY, STORED, ChunkFlag, ChunkShape, flags_of
 from ebla.storage.columns.key_columns import token_words
-from ebla.storage.columns.plain_columns import plain_headers, upgrade_layout
+from ebla.storage.columns.row_columns import plain_headers, upgrade_layout
 from ebla.storage.compaction.tombstone_gc import GcRule, GcSpan, TombstoneCollector
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.layer_facts import ALWAYS_US
@@ -95,8 +95,7 @@ class CanonicalRows:
             chosen = np.flatnonzero(older & (versions == version))
             parts.append(upgrade_layout(self._schema, values.take(pa.array(chosen)), version))
             positions.append(chosen)
-        order = np.argsort(np.concatenate(positions), kind="stable")
-        return pa.concat_arrays(parts).take(pa.array(order))
+        return splice_columns(parts, positions)
 
 
 class _Stream(Protocol):

@@ -1,11 +1,12 @@
-"""Scans a stack as Arrow: merges layers by key and filters by key and token ranges, as users or other nodes see it.
+"""Scans stacks as Arrow: merges layers by key and filters by key and token ranges, as users or other nodes see it.
 
 It works on layers that are not written to: a checkpoint, opened in another process. A layer's sidecar is read instead
 of the layer where there is one. The engine checks the end of every layer's scan, so a stream that ends is complete.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,12 @@ import pyarrow as pa
 from ebla.model.rows import Cell
 from ebla.model.schema import TableSchema
 from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
-from ebla.model.token import WHOLE_RING, TokenRange
+from ebla.model.token import WHOLE_RING, TokenRange, intersect_ranges
+from ebla.model.transfers import ScanStack
 from ebla.ports.disk import Disk
-from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, key_spans, prefix_end
+from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, key_spans
 from ebla.storage.codec.live_rows import VisibleTransform, live_static, static_values
+from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.chunks import (
     KEY,
     STORED,
@@ -36,6 +39,7 @@ from ebla.storage.layers.layer import Layer, LayerEngine
 from ebla.storage.merge.chunk_merge import KeyGroups, merge_chunks, same_as_next
 from ebla.storage.merge.partition_heads import PartitionHeadPass, PartitionHeadSpan
 from ebla.storage.scan.key_filter import KeyFilter, clustering_slice
+from ebla.storage.scan.range_hashes import RangeHasher
 from ebla.storage.scan.scan_columns import (
     CellTimeIndex,
     ScanColumn,
@@ -74,10 +78,6 @@ class ScanQuery:
     conditions: tuple[KeyCondition, ...] = ()
     partitions: tuple[bytes, ...] = ()
     """Only these partitions, by prefix, and only within the spans; empty: all."""
-
-
-def partition_span(prefix: bytes) -> KeySpan:
-    return prefix, prefix_end(prefix)
 
 
 async def open_scan(engine: LayerEngine, disk: Disk, parts: Sequence[tuple[str, TokenRange]]) -> list[ScanLayer]:
@@ -334,3 +334,114 @@ def _without_bare(chunk: pa.RecordBatch) -> pa.RecordBatch:
     flags = flags_of(chunk)
     hidden = (flags & (ChunkFlag.BARE | ChunkFlag.MARKED)) == ChunkFlag.BARE
     return chunk.filter(pa.array(~hidden)) if hidden.any() else chunk
+
+
+# -- checkpoints of several stacks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSegment:
+    """A span of keys, and the stacks (by position) that have rows in it."""
+
+    span: KeySpan
+    stacks: tuple[int, ...]
+
+
+def scan_segments(stacks: Sequence[ScanStack], token_range: TokenRange) -> list[ScanSegment]:
+    """In key order and without overlap; all keys of the range that some stack covers."""
+    found = [
+        (part, number)
+        for span in key_spans(token_range)
+        for number, stack in enumerate(stacks)
+        for part in clip_span(span, key_spans(stack.range))
+    ]
+    segments: list[ScanSegment] = []
+    for span, number in sorted(found, key=lambda one: one[0][0]):
+        if segments and _reaches(segments[-1].span[1], span[0]):
+            last = segments.pop()
+            span = (last.span[0], _later(last.span[1], span[1]))
+            segments.append(ScanSegment(span, (*last.stacks, number)))
+        else:
+            segments.append(ScanSegment(span, (number,)))
+    return segments
+
+
+def _reaches(end: bytes | None, start: bytes) -> bool:
+    return end is None or end > start
+
+
+def _later(one: bytes | None, other: bytes | None) -> bytes | None:
+    return None if one is None or other is None else max(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScan:
+    """Open layers of a checkpoint, by folder."""
+
+    schema: TableSchema
+    stacks: tuple[ScanStack, ...]
+    layers: Mapping[str, ScanLayer]
+
+    def stored(
+        self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Merged rows as they are stored, in the shape in which nodes send them. Includes the heads of partitions with
+        rows that meet the conditions, and perhaps others."""
+        shape, kept = ChunkShape(self.schema), KeyFilter(self.schema, conditions)
+        for query, layers in self._parts(token_range, self._whole_rows(conditions, partitions)):
+            for chunk in scan_stored(self.schema, layers, query_spans(query)):
+                rows = kept.kept(shape, chunk)
+                yield pa.RecordBatch.from_arrays([rows.column(KEY), rows.column(STORED)], schema=ROWS_SCHEMA)
+
+    def has_columns(self) -> bool:
+        """Whether some layer has a sidecar."""
+        return any(layer.sidecar is not None for layer in self.layers.values())
+
+    def by_column(
+        self, token_range: TokenRange, conditions: tuple[KeyCondition, ...] = (), partitions: tuple[bytes, ...] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The same rows as chunks of the whole shape."""
+        for query, layers in self._parts(token_range, self._whole_rows(conditions, partitions)):
+            yield from scan_columns(layers, query)
+
+    def typed(self, token_range: TokenRange, query: ScanQuery) -> Iterator[pa.RecordBatch]:
+        """What a user sees; the query's own spans are ignored."""
+        for part, layers in self._parts(token_range, query):
+            yield from scan_rows(layers, part)
+
+    def hashes(self, token_range: TokenRange, buckets: int, gc_before_s: int) -> pa.RecordBatch:
+        hashes = RangeHasher(self.schema, token_range, buckets, gc_before_s)
+        for query, layers in self._parts(token_range, self._whole_rows((), ())):
+            for chunk in scan_stored(self.schema, layers, query.spans):
+                hashes.add(chunk)
+        return hashes.result()
+
+    def _whole_rows(self, conditions: tuple[KeyCondition, ...], partitions: tuple[bytes, ...]) -> ScanQuery:
+        return ScanQuery(schema=self.schema, columns=(), now_s=0, conditions=conditions, partitions=partitions)
+
+    def _parts(self, token_range: TokenRange, query: ScanQuery) -> Iterator[tuple[ScanQuery, list[ScanLayer]]]:
+        """The query for each segment, and the layers that it reads. A layer may extend beyond its stack; rows there do
+        not belong to it."""
+        for segment in scan_segments(self.stacks, token_range):
+            stacks = [self.stacks[number] for number in segment.stacks]
+            layers = [
+                replace(self.layers[folder], range=within)
+                for stack in stacks
+                for folder, layer_range in stack.layers
+                for within in intersect_ranges(layer_range, stack.range)
+            ]
+            yield replace(query, spans=(segment.span,)), layers
+
+
+@asynccontextmanager
+async def open_checkpoint(
+    engine: LayerEngine, disk: Disk, schema: TableSchema, stacks: tuple[ScanStack, ...]
+) -> AsyncIterator[CheckpointScan]:
+    """Every layer is opened once, even if stacks share it. Folders are absolute."""
+    folders = {folder: layer_range for stack in stacks for folder, layer_range in stack.layers}
+    layers: list[ScanLayer] = []
+    try:
+        layers = await open_scan(engine, disk, list(folders.items()))
+        yield CheckpointScan(schema, stacks, dict(zip(folders, layers)))
+    finally:
+        await close_scan(layers)

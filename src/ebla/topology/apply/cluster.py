@@ -1,15 +1,12 @@
 """Commands about the cluster as a whole: fence, features, ignored nodes, CDC generations, the upgrade."""
 
-from typing import assert_never
-
 import msgspec
 
 from ebla.topology import keys
-from ebla.topology.apply.draft import TopologyDraft
+from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.apply.nodes import commit_generation_data, require_complete
 from ebla.topology.commands import (
     BuildCoordinatorState,
-    ClusterCommand,
     DropCdcGenerations,
     EnableFeatures,
     MarkCdcPublished,
@@ -23,41 +20,19 @@ from ebla.topology.commands import (
 )
 from ebla.topology.features import features_to_enable, missing_to_start
 from ebla.topology.keys import Row
-from ebla.topology.snapshot import CdcGeneration
+from ebla.topology.snapshot import CdcGeneration, GenerationId
 from ebla.topology.states import GlobalRequestKind, NodeState, RequestOutcome, TransitionState, UpgradeState
 
 CDC_PARTS_MAX = 256
 
 
-def apply_cluster(draft: TopologyDraft, command: ClusterCommand) -> None:
-    match command:
-        case RaiseFence():
-            draft.set_state()
-            draft.raise_fence(command.version)
-        case SetIgnoredNodes():
-            _set_ignored(draft, command)
-        case RefreshNode():
-            _refresh_node(draft, command)
-        case EnableFeatures():
-            _enable_features(draft, command)
-        case SetBalancing():
-            draft.set_state(balancing_enabled=command.enabled)
-        case StartCdcCommit():
-            _start_cdc_commit(draft, command)
-        case WriteCdcPart():
-            _write_cdc_part(draft, command)
-        case MarkCdcPublished():
-            _mark_published(draft, command)
-        case DropCdcGenerations():
-            _drop_generations(draft, command)
-        case StartUpgrade():
-            ready = draft.base.state.upgrade is UpgradeState.NOT_UPGRADED
-            draft.require(ready, f"the upgrade is {draft.base.state.upgrade}")
-            draft.set_state(upgrade=UpgradeState.BUILD_COORDINATOR_STATE)
-        case BuildCoordinatorState():
-            _build_coordinator_state(draft, command)
-        case _:
-            assert_never(command)
+def _raise_fence(draft: TopologyDraft, command: RaiseFence) -> None:
+    draft.set_state()
+    draft.raise_fence(command.version)
+
+
+def _set_balancing(draft: TopologyDraft, command: SetBalancing) -> None:
+    draft.set_state(balancing_enabled=command.enabled)
 
 
 def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
@@ -84,9 +59,7 @@ def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
 
 
 def _refresh_node(draft: TopologyDraft, command: RefreshNode) -> None:
-    node = draft.base.nodes.get(command.host)
-    draft.require(node is not None, f"{command.host} is not a member of this cluster")
-    assert node is not None
+    node = draft.member(command.host)
     draft.require(node.state is not NodeState.LEFT, f"{node.host} left this cluster and cannot come back")
     missing = missing_to_start(draft.base, command.supported_features)
     draft.require(not missing, f"this release lacks features the cluster uses or is about to: {', '.join(missing)}")
@@ -120,9 +93,7 @@ def _enable_features(draft: TopologyDraft, command: EnableFeatures) -> None:
 
 
 def _start_cdc_commit(draft: TopologyDraft, command: StartCdcCommit) -> None:
-    queue = draft.base.state.global_requests
-    draft.require(bool(queue) and queue[0] == command.request, f"request {command.request} is not the next one")
-    request = draft.base.global_requests[command.request]
+    request = draft.next_global_request(command.request)
     draft.require(request.kind is GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS, f"the request is a {request.kind}")
     draft.require(request.outcome is RequestOutcome.PENDING, "the request is already running")
     draft.require(draft.base.transition is None, f"the topology is in {draft.base.transition}")
@@ -148,9 +119,7 @@ def _write_cdc_part(draft: TopologyDraft, command: WriteCdcPart) -> None:
 
 
 def _mark_published(draft: TopologyDraft, command: MarkCdcPublished) -> None:
-    head = draft.base.cdc_generations.get(command.generation)
-    draft.require(head is not None, f"there is no CDC generation {command.generation}")
-    assert head is not None
+    head = _generation(draft, command.generation)
     draft.require(head.timestamp_ms is not None, "the generation is not committed yet")
     older = [
         each.id
@@ -162,13 +131,15 @@ def _mark_published(draft: TopologyDraft, command: MarkCdcPublished) -> None:
     draft.put_all({keys.generation_key(head.id): msgspec.structs.replace(head, published=True)})
 
 
+def _generation(draft: TopologyDraft, generation: GenerationId) -> CdcGeneration:
+    return draft.found(draft.base.cdc_generations.get(generation), f"there is no CDC generation {generation}")
+
+
 def _drop_generations(draft: TopologyDraft, command: DropCdcGenerations) -> None:
     newest = max((each.timestamp_ms or 0 for each in draft.base.cdc_generations.values()), default=0)
     rows: dict[str, Row | None] = {}
     for generation in command.generations:
-        head = draft.base.cdc_generations.get(generation)
-        draft.require(head is not None, f"there is no CDC generation {generation}")
-        assert head is not None
+        head = _generation(draft, generation)
         draft.require(generation != draft.base.state.new_cdc_generation, "the generation is about to be committed")
         draft.require(head.timestamp_ms is None or head.published, "the generation is not published yet")
         draft.require(head.timestamp_ms is None or head.timestamp_ms < newest, "the newest generation is in use")
@@ -176,6 +147,12 @@ def _drop_generations(draft: TopologyDraft, command: DropCdcGenerations) -> None
         rows.update({keys.part_key(generation, number): None for number in range(head.part_count)})
     draft.put_all(rows)
     draft.set_state()
+
+
+def _start_upgrade(draft: TopologyDraft, _command: StartUpgrade) -> None:
+    ready = draft.base.state.upgrade is UpgradeState.NOT_UPGRADED
+    draft.require(ready, f"the upgrade is {draft.base.state.upgrade}")
+    draft.set_state(upgrade=UpgradeState.BUILD_COORDINATOR_STATE)
 
 
 def _build_coordinator_state(draft: TopologyDraft, command: BuildCoordinatorState) -> None:
@@ -201,3 +178,18 @@ def _build_coordinator_state(draft: TopologyDraft, command: BuildCoordinatorStat
     draft.put_all(rows)
     commit_generation_data(draft, command.generation, command.timestamp_ms)
     draft.step(upgrade=UpgradeState.DONE)
+
+
+CLUSTER_COMMANDS: CommandHandlers = {
+    RaiseFence: _raise_fence,
+    SetIgnoredNodes: _set_ignored,
+    RefreshNode: _refresh_node,
+    EnableFeatures: _enable_features,
+    SetBalancing: _set_balancing,
+    StartCdcCommit: _start_cdc_commit,
+    WriteCdcPart: _write_cdc_part,
+    MarkCdcPublished: _mark_published,
+    DropCdcGenerations: _drop_generations,
+    StartUpgrade: _start_upgrade,
+    BuildCoordinatorState: _build_coordinator_state,
+}

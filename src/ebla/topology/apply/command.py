@@ -1,25 +1,22 @@
-"""The only way to change the topology: a command and a snapshot in, a transaction or a rejection out."""
+"""The only way to change the topology: commands and a snapshot in, a transaction or a rejection out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
-from ebla.topology.apply.cluster import apply_cluster
-from ebla.topology.apply.draft import CommandRejected, ProposedChange, TopologyDraft
-from ebla.topology.apply.nodes import apply_node
-from ebla.topology.apply.requests import apply_request
-from ebla.topology.apply.resize import apply_resize
-from ebla.topology.apply.schema import apply_schema
-from ebla.topology.apply.tablets import apply_tablets
-from ebla.topology.commands import (
-    ClusterCommand,
-    Command,
-    NodeCommand,
-    RequestCommand,
-    ResizeCommand,
-    SchemaCommand,
-    TabletCommand,
-)
+from ebla.model.transaction import Change, Condition, Transaction
+from ebla.topology.apply.cluster import CLUSTER_COMMANDS
+from ebla.topology.apply.draft import CommandHandlers, CommandRejected, ProposedChange, TopologyDraft
+from ebla.topology.apply.nodes import NODE_COMMANDS, create_cluster
+from ebla.topology.apply.requests import REQUEST_COMMANDS
+from ebla.topology.apply.resize import RESIZE_COMMANDS
+from ebla.topology.apply.schema import SCHEMA_COMMANDS
+from ebla.topology.apply.tablets import TABLET_COMMANDS
+from ebla.topology.commands import Command, CreateCluster
 from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import UpgradeState
+
+UNTIL_UPGRADE_TOO: CommandHandlers = {CreateCluster: create_cluster, **CLUSTER_COMMANDS, **SCHEMA_COMMANDS}
+AFTER_UPGRADE: CommandHandlers = {**REQUEST_COMMANDS, **NODE_COMMANDS, **TABLET_COMMANDS, **RESIZE_COMMANDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +29,36 @@ class Rejection:
 def apply_command(snapshot: Snapshot, command: Command) -> ProposedChange | Rejection:
     draft = TopologyDraft(snapshot)
     try:
-        _work_out(draft, command)
+        work = UNTIL_UPGRADE_TOO.get(type(command))
+        if work is None:
+            upgraded = snapshot.state.upgrade is UpgradeState.DONE
+            draft.require(upgraded, "the topology is not in group 0 yet: upgrade first")
+            work = AFTER_UPGRADE[type(command)]
+        work(draft, command)
     except CommandRejected as refusal:
         return Rejection(str(refusal))
     return draft.finish()
 
 
-def _work_out(draft: TopologyDraft, command: Command) -> None:
-    if isinstance(command, RequestCommand):
-        apply_request(draft, command)
-    elif isinstance(command, NodeCommand):
-        apply_node(draft, command)
-    elif isinstance(command, TabletCommand):
-        apply_tablets(draft, command)
-    elif isinstance(command, ResizeCommand):
-        apply_resize(draft, command)
-    elif isinstance(command, ClusterCommand):
-        apply_cluster(draft, command)
-    elif isinstance(command, SchemaCommand):
-        apply_schema(draft, command)
-    else:
-        assert_never(command)
+def apply_commands(snapshot: Snapshot, commands: Sequence[Command]) -> ProposedChange | Rejection:
+    """Several commands as one transaction. The first rejection rejects all of them.
+
+    Each command applies to the result of the previous one. All conditions are those of the snapshot that the first
+    command saw, and of two changes to one key the later one wins. The version grows with every command, so nodes see
+    it jump.
+    """
+    assert commands
+    conditions: dict[str, Condition] = {}
+    changes: dict[str, Change] = {}
+    now = snapshot
+    for command in commands:
+        applied = apply_command(now, command)
+        if isinstance(applied, Rejection):
+            return applied
+        conditions.update({each.key: each for each in applied.transaction.conditions})
+        changes.update({each.key: each for each in applied.transaction.changes})
+        now = applied.snapshot
+    ordered = Transaction(
+        tuple(conditions[key] for key in sorted(conditions)), tuple(changes[key] for key in sorted(changes))
+    )
+    return ProposedChange(now, ordered)

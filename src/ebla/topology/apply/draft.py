@@ -13,19 +13,23 @@ not write: it never makes a step fail, but a step may make it fail. Closing bulk
 it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from ebla.model.identity import HostId, RequestId, SessionId, TopologyVersion
+from ebla.model.identity import HostId, RequestId, SessionId, TableId, TopologyVersion
 from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
 from ebla.topology import keys
+from ebla.topology.commands import Command
 from ebla.topology.keys import Row, Rows
 from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Session, Snapshot
 from ebla.topology.snapshot_builder import with_revisions, with_rows
 from ebla.topology.states import NodeState, RequestOutcome
+from ebla.topology.tablet_map import TabletMap
+
+T = TypeVar("T")
 
 FINISHED_REQUESTS_MAX = 128
 """How many finished requests are kept for operators; the oldest are dropped first."""
@@ -63,6 +67,24 @@ class TopologyDraft:
         if not holds:
             raise CommandRejected(reason)
 
+    def found(self, value: T | None, reason: str) -> T:
+        """The value, which must be there."""
+        if value is None:
+            raise CommandRejected(reason)
+        return value
+
+    def member(self, host: HostId) -> Node:
+        return self.found(self.base.nodes.get(host), f"{host} is not a member of this cluster")
+
+    def tablets_of(self, table: TableId) -> TabletMap:
+        return self.found(self.base.tablets.get(table), f"table {table} has no tablets")
+
+    def next_global_request(self, request: RequestId) -> GlobalRequest:
+        """The request, if it is the oldest one."""
+        queue = self.base.state.global_requests
+        self.require(bool(queue) and queue[0] == request, f"request {request} is not the next one")
+        return self.base.global_requests[request]
+
     def put_all(self, rows: Rows) -> None:
         self._rows.update(rows)
         self.now = with_rows(self.now, rows)
@@ -76,10 +98,9 @@ class TopologyDraft:
 
     def step(self, **changes: Any) -> None:
         """Like `set_state`, for changes that nodes must see: the version grows, once per command."""
-        version = TopologyVersion(self.base.version + 1)
         if "transition" in changes and changes["transition"] is not self.now.transition:
-            changes["transition_since"] = version
-        self.set_state(version=version, **changes)
+            changes["transition_since"] = self.next_version
+        self.set_state(version=self.next_version, **changes)
 
     @property
     def next_version(self) -> TopologyVersion:
@@ -147,6 +168,9 @@ class TopologyDraft:
         conditions = tuple(sorted(self._conditions, key=lambda each: each.key))
         transaction = Transaction(conditions, _changes(self._rows, self.base.unknown_fields))
         return ProposedChange(replace(self.now, revisions=self.base.revisions), transaction)
+
+
+CommandHandlers = Mapping[type[Command], Callable[[TopologyDraft, Any], None]]
 
 
 def _changes(rows: Mapping[str, Row | None], unknown: Mapping[str, tuple[bytes, ...]]) -> tuple[Change, ...]:

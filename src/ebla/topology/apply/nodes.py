@@ -1,12 +1,10 @@
 """Commands that move nodes through the node table."""
 
-from typing import assert_never
-
 import msgspec
 
 from ebla.model.identity import HostId, SessionId
 from ebla.topology import keys
-from ebla.topology.apply.draft import TopologyDraft
+from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.commands import (
     AdvanceNode,
     ChooseTokens,
@@ -14,12 +12,11 @@ from ebla.topology.commands import (
     CompleteRequest,
     CreateCluster,
     FailDraining,
-    NodeCommand,
     RejectNode,
     RollBackNode,
     StartNodeRequest,
 )
-from ebla.topology.node_states import REFUSED_BEFORE_START, REQUEST_STARTS, NodeAction, NodeRow, StatePair, node_row
+from ebla.topology.node_states import REJECTED, REQUEST_STARTS, NodeAction, NodeRow, StatePair, node_row
 from ebla.topology.request_queue import presumed_dead
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Session, Snapshot, TopologyState
 from ebla.topology.states import (
@@ -32,34 +29,7 @@ from ebla.topology.states import (
 )
 
 
-def apply_node(draft: TopologyDraft, command: NodeCommand) -> None:
-    if not isinstance(command, CreateCluster):
-        upgraded = draft.base.state.upgrade is UpgradeState.DONE
-        draft.require(upgraded, "the topology is not in group 0 yet: upgrade first")
-    match command:
-        case CreateCluster():
-            _create_cluster(draft, command)
-        case StartNodeRequest():
-            _start(draft, command)
-        case RejectNode():
-            _reject(draft, command)
-        case ChooseTokens():
-            _choose_tokens(draft, command)
-        case CommitCdcGeneration():
-            _commit_generation(draft, command)
-        case AdvanceNode():
-            _advance(draft, command)
-        case RollBackNode():
-            _roll_back(draft, command)
-        case FailDraining():
-            _fail_draining(draft, command)
-        case CompleteRequest():
-            _complete_request(draft, command)
-        case _:
-            assert_never(command)
-
-
-def _create_cluster(draft: TopologyDraft, command: CreateCluster) -> None:
+def create_cluster(draft: TopologyDraft, command: CreateCluster) -> None:
     draft.require(not draft.base.nodes, "the cluster exists already")
     draft.require(draft.base.state == TopologyState(), "the cluster exists already")
     node = command.node
@@ -72,9 +42,7 @@ def _create_cluster(draft: TopologyDraft, command: CreateCluster) -> None:
 
 
 def _start(draft: TopologyDraft, command: StartNodeRequest) -> None:
-    request = draft.base.node_requests.get(command.request)
-    draft.require(request is not None, f"there is no request {command.request}")
-    assert request is not None
+    request = draft.found(draft.base.node_requests.get(command.request), f"there is no request {command.request}")
     draft.require(request.outcome is RequestOutcome.PENDING, f"the request is already {request.outcome}")
     _require_rest(draft)
     node = draft.base.node(request.host)
@@ -93,14 +61,11 @@ def _start(draft: TopologyDraft, command: StartNodeRequest) -> None:
 
 def _ignore_again(draft: TopologyDraft, request: NodeRequest) -> None:
     """Another request that ignored the same nodes may have failed meanwhile and removed them from the list."""
-    gone = [host for host in (*presumed_dead(request), *request.ignored_nodes) if _is_member(draft.base, host)]
+    hosts = [host for host in (*presumed_dead(request), *request.ignored_nodes) if host in draft.base.nodes]
+    gone = [host for host in hosts if draft.base.node(host).state is not NodeState.LEFT]
     ignored = tuple(sorted({*draft.base.state.ignored_nodes, *gone}))
     if ignored != draft.base.state.ignored_nodes:
         draft.set_state(ignored_nodes=ignored)
-
-
-def _is_member(snapshot: Snapshot, host: HostId) -> bool:
-    return host in snapshot.nodes and snapshot.node(host).state is not NodeState.LEFT
 
 
 def _require_rest(draft: TopologyDraft) -> None:
@@ -125,13 +90,10 @@ def _current(draft: TopologyDraft, host: HostId, leaving: TransitionState | None
 
 
 def _reject(draft: TopologyDraft, command: RejectNode) -> None:
-    node = draft.base.nodes.get(command.host)
-    draft.require(node is not None, f"{command.host} is not known")
-    assert node is not None
+    node = draft.found(draft.base.nodes.get(command.host), f"{command.host} is not known")
     row = node_row(node.state, draft.base.transition) if node.in_transition else None
-    target = REFUSED_BEFORE_START if node.state is NodeState.NONE else row.rejected if row is not None else None
-    draft.require(target is not None, f"{node.host} is {node.state} and can no longer be rejected")
-    assert target is not None
+    early = node.state is NodeState.NONE or (row is not None and row.may_reject)
+    draft.require(early, f"{node.host} is {node.state} and can no longer be rejected")
     if node.state is NodeState.NONE:
         # Others may be in transition meanwhile: the topology stays where it is.
         draft.step()
@@ -139,7 +101,7 @@ def _reject(draft: TopologyDraft, command: RejectNode) -> None:
         _become_left(draft, node.host, command.now_ms)
         return
     _note_error(draft, node, f"rejected: {command.reason}")
-    _finish(draft, node, target, command.now_ms)
+    _finish(draft, node, REJECTED, command.now_ms)
 
 
 def _choose_tokens(draft: TopologyDraft, command: ChooseTokens) -> None:
@@ -154,10 +116,9 @@ def _choose_tokens(draft: TopologyDraft, command: ChooseTokens) -> None:
         draft.require(command.generation is None, "a replace makes no CDC generation: the tokens stay the same")
     else:
         _require_free(draft, node, tokens)
-        draft.require(command.generation is not None, "a join needs a CDC generation")
-        assert command.generation is not None
-        require_complete(draft, command.generation)
-        draft.set_state(new_cdc_generation=command.generation)
+        generation = draft.found(command.generation, "a join needs a CDC generation")
+        require_complete(draft, generation)
+        draft.set_state(new_cdc_generation=generation)
     _enter(draft, msgspec.structs.replace(node, tokens=tokens), row.next, None)
 
 
@@ -191,9 +152,7 @@ def _commit_generation(draft: TopologyDraft, command: CommitCdcGeneration) -> No
 
 
 def require_complete(draft: TopologyDraft, generation: GenerationId) -> None:
-    head = draft.base.cdc_generations.get(generation)
-    draft.require(head is not None, f"CDC generation {generation} has no data")
-    assert head is not None
+    head = draft.found(draft.base.cdc_generations.get(generation), f"CDC generation {generation} has no data")
     draft.require(head.timestamp_ms is None, f"CDC generation {generation} is committed already")
     missing = [number for number in range(head.part_count) if (generation, number) not in draft.base.cdc_parts]
     draft.require(not missing, f"CDC generation {generation} lacks {len(missing)} of {head.part_count} parts")
@@ -231,9 +190,8 @@ def _advance(draft: TopologyDraft, command: AdvanceNode) -> None:
 
 def _roll_back(draft: TopologyDraft, command: RollBackNode) -> None:
     node, row = _current(draft, command.host, command.leaving)
-    there = row.on_failure
-    draft.require(there is not None, f"there is no way back from {command.leaving}: it is repeated until it succeeds")
-    assert there is not None
+    no_way = f"there is no way back from {command.leaving}: it is repeated until it succeeds"
+    there = draft.found(row.on_failure, no_way)
     # INV-TABL-3: no tablet may be in transition in `rollback_to_normal` or `left_token_ring`.
     draft.require(
         not draft.base.any_tablet_transition, "tablets are still in transition; they must come to an end first"
@@ -261,18 +219,14 @@ def _complete_request(draft: TopologyDraft, command: CompleteRequest) -> None:
     draft.set_state()
 
 
-def _request_of(snapshot: Snapshot, node: Node) -> NodeRequest | None:
-    return None if node.request is None else snapshot.node_requests[node.request]
-
-
 def _error_of(snapshot: Snapshot, node: Node) -> str:
-    request = _request_of(snapshot, node)
+    request = snapshot.request_of(node)
     return "" if request is None else request.error
 
 
 def _note_error(draft: TopologyDraft, node: Node, error: str) -> None:
     """The first error is the cause; later ones are its consequences."""
-    request = _request_of(draft.now, node)
+    request = draft.now.request_of(node)
     if request is not None and not request.error:
         draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, error=error)})
 
@@ -317,7 +271,7 @@ def _end_operation(draft: TopologyDraft, node: Node, error: str, now_ms: int) ->
 
     INV-NODE-6: a node names its request exactly while that is open.
     """
-    request = _request_of(draft.now, draft.now.node(node.host))
+    request = draft.now.request_of(draft.now.node(node.host))
     if request is None:
         return
     draft.end_request(request, error or request.error, now_ms)
@@ -334,3 +288,15 @@ def _become_left(draft: TopologyDraft, host: HostId, now_ms: int) -> None:
         draft.end_request(draft.now.node_requests[node.request], "cancelled: the node left", now_ms)
     draft.put_node(msgspec.structs.replace(node, state=NodeState.LEFT, tokens=(), request=None))
     draft.forget_ignored(host)
+
+
+NODE_COMMANDS: CommandHandlers = {
+    StartNodeRequest: _start,
+    RejectNode: _reject,
+    ChooseTokens: _choose_tokens,
+    CommitCdcGeneration: _commit_generation,
+    AdvanceNode: _advance,
+    RollBackNode: _roll_back,
+    FailDraining: _fail_draining,
+    CompleteRequest: _complete_request,
+}

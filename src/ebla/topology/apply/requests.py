@@ -1,16 +1,13 @@
 """Commands that submit, cancel and finish requests. None affects clients' requests, so the version does not grow."""
 
-from typing import assert_never
-
 import msgspec
 
 from ebla.model.identity import HostId
 from ebla.topology import keys
-from ebla.topology.apply.draft import TopologyDraft
+from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.commands import (
     AbortRequest,
     FinishGlobalRequest,
-    RequestCommand,
     SubmitGlobalRequest,
     SubmitJoin,
     SubmitNodeRequest,
@@ -24,30 +21,12 @@ from ebla.topology.states import (
     NodeState,
     RequestOutcome,
     TransitionState,
-    UpgradeState,
 )
 from ebla.topology.tablet_map import MOVES_PER_COMMIT_MAX
 from ebla.topology.token_allocation import NUM_TOKENS_MAX
 
 PENDING_REQUESTS_MAX = 256
 SHARDS_MAX = 1024
-
-
-def apply_request(draft: TopologyDraft, command: RequestCommand) -> None:
-    draft.require(draft.base.state.upgrade is UpgradeState.DONE, "the topology is not in group 0 yet: upgrade first")
-    match command:
-        case SubmitJoin():
-            _submit_join(draft, command)
-        case SubmitNodeRequest():
-            _submit_node_request(draft, command.request)
-        case SubmitGlobalRequest():
-            _submit_global_request(draft, command.request)
-        case AbortRequest():
-            _abort(draft, command)
-        case FinishGlobalRequest():
-            _finish_global(draft, command)
-        case _:
-            assert_never(command)
 
 
 def _submit_join(draft: TopologyDraft, command: SubmitJoin) -> None:
@@ -80,11 +59,7 @@ def _submit_join(draft: TopologyDraft, command: SubmitJoin) -> None:
 
 
 def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> None:
-    draft.require(request.replaced is not None, "a replace must say whom it replaces")
-    assert request.replaced is not None
-    replaced = draft.base.nodes.get(request.replaced)
-    draft.require(replaced is not None, f"{request.replaced} is not a member of this cluster")
-    assert replaced is not None
+    replaced = draft.member(draft.found(request.replaced, "a replace must say whom it replaces"))
     draft.require(
         replaced.state is NodeState.NORMAL, f"{replaced.host} is {replaced.state}; only a normal node is replaced"
     )
@@ -104,10 +79,9 @@ def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> 
     _ignore(draft, (*request.ignored_nodes, replaced.host))
 
 
-def _submit_node_request(draft: TopologyDraft, request: NodeRequest) -> None:
-    node = draft.base.nodes.get(request.host)
-    draft.require(node is not None, f"{request.host} is not a member of this cluster")
-    assert node is not None
+def _submit_node_request(draft: TopologyDraft, command: SubmitNodeRequest) -> None:
+    request = command.request
+    node = draft.member(request.host)
     joins = request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
     draft.require(not joins, "a member cannot join again")
     draft.require(node.state is NodeState.NORMAL, f"{node.host} is {node.state}; it must be normal to {request.kind}")
@@ -133,9 +107,8 @@ def _require_room(draft: TopologyDraft, request: NodeRequest | GlobalRequest) ->
 
 
 def _store(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
-    fresh = msgspec.structs.replace(request, outcome=RequestOutcome.PENDING, error="", end_ms=None)
-    row: Row = fresh
-    draft.put_all({keys.request_key(request.id): row})
+    fresh: Row = msgspec.structs.replace(request, outcome=RequestOutcome.PENDING, error="", end_ms=None)
+    draft.put_all({keys.request_key(request.id): fresh})
     draft.set_state()
 
 
@@ -149,7 +122,8 @@ def _ignore(draft: TopologyDraft, hosts: tuple[HostId, ...]) -> None:
     draft.set_state(ignored_nodes=ignored)
 
 
-def _submit_global_request(draft: TopologyDraft, request: GlobalRequest) -> None:
+def _submit_global_request(draft: TopologyDraft, command: SubmitGlobalRequest) -> None:
+    request = command.request
     _require_room(draft, request)
     if request.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE:
         _check_rf_change(draft, request)
@@ -165,9 +139,7 @@ def _open_global(draft: TopologyDraft) -> list[GlobalRequest]:
 
 
 def _check_rf_change(draft: TopologyDraft, request: GlobalRequest) -> None:
-    keyspace = draft.base.keyspaces.get(request.keyspace)
-    draft.require(keyspace is not None, f"there is no keyspace {request.keyspace}")
-    assert keyspace is not None
+    keyspace = draft.found(draft.base.keyspaces.get(request.keyspace), f"there is no keyspace {request.keyspace}")
     draft.require(keyspace.on_tablets, f"keyspace {keyspace.name} is on vnodes; alter it directly")
     waiting = [each for each in _open_global(draft) if each.keyspace == keyspace.name]
     draft.require(not waiting, f"another change of keyspace {keyspace.name} is waiting")
@@ -192,9 +164,7 @@ def _abort(draft: TopologyDraft, command: AbortRequest) -> None:
     if command.request in draft.base.state.global_requests:
         _abort_global(draft, command)
         return
-    request = draft.base.node_requests.get(command.request)
-    draft.require(request is not None, f"there is no request {command.request}")
-    assert request is not None
+    request = draft.found(draft.base.node_requests.get(command.request), f"there is no request {command.request}")
     draft.require(request.is_open, f"the request is already {request.outcome}")
     node = draft.base.node(request.host)
     joins = request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
@@ -240,3 +210,12 @@ def _drop_from_queue(draft: TopologyDraft, request: GlobalRequest, error: str, n
     draft.end_request(request, error, now_ms)
     queue = tuple(each for each in draft.now.state.global_requests if each != request.id)
     draft.set_state(global_requests=queue)
+
+
+REQUEST_COMMANDS: CommandHandlers = {
+    SubmitJoin: _submit_join,
+    SubmitNodeRequest: _submit_node_request,
+    SubmitGlobalRequest: _submit_global_request,
+    AbortRequest: _abort,
+    FinishGlobalRequest: _finish_global,
+}

@@ -1,39 +1,28 @@
-"""Commands that resize tables: a decision, the replicas' readiness, and the new map."""
+"""Commands that resize tables: a decision, the replicas' readiness, the new map, and its change streams.
+
+A table on tablets whose changes are captured gets a new set of streams when capture is turned on and when the tablet
+count changes, so that every tablet has a stream (INV-TABL-4).
+"""
 
 from dataclasses import replace
-from typing import assert_never
 
 from ebla.model.identity import TableId
 from ebla.topology import keys
-from ebla.topology.apply.draft import TopologyDraft
-from ebla.topology.apply.streams import with_new_stream_set
+from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
+from ebla.topology.cdc_generations import RANDOM_BITS
 from ebla.topology.commands import (
     DecideResize,
+    DropStreamSets,
     FinalizeResize,
+    NewStreams,
     ReportResizeReady,
-    ResizeCommand,
     StartResizeFinalization,
 )
-from ebla.topology.keys import Row, chunk_row, map_row
+from ebla.topology.keys import Row, map_row, tablet_rows
 from ebla.topology.resize import decided, finalized, is_merge_ready
 from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import ResizeType, TransitionState, UpgradeState
-from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, Resize, TabletMap
-
-
-def apply_resize(draft: TopologyDraft, command: ResizeCommand) -> None:
-    draft.require(draft.base.state.upgrade is UpgradeState.DONE, "the topology is not in group 0 yet: upgrade first")
-    match command:
-        case DecideResize():
-            _decide_resize(draft, command)
-        case ReportResizeReady():
-            _report_ready(draft, command)
-        case StartResizeFinalization():
-            _start_finalization(draft)
-        case FinalizeResize():
-            _finalize(draft, command)
-        case _:
-            assert_never(command)
+from ebla.topology.states import ResizeType, TransitionState
+from ebla.topology.tablet_map import STREAM_SETS_MAX, TABLETS_PER_COMMIT_MAX, Resize, TabletMap, TabletStreams
 
 
 def tables_to_finalize(snapshot: Snapshot) -> tuple[TableId, ...]:
@@ -48,7 +37,7 @@ def _may_finalize(tablets: TabletMap) -> bool:
 
 
 def _decide_resize(draft: TopologyDraft, command: DecideResize) -> None:
-    tablets = _map_of(draft, command.table)
+    tablets = draft.tablets_of(command.table)
     finalizing = draft.base.transition is TransitionState.TABLET_SPLIT_FINALIZATION
     draft.require(not finalizing, "a resize is being finalised")
     draft.require(command.kind is not tablets.resize.kind, f"the decision is already {command.kind}")
@@ -60,7 +49,7 @@ def _decide_resize(draft: TopologyDraft, command: DecideResize) -> None:
 
 
 def _report_ready(draft: TopologyDraft, command: ReportResizeReady) -> None:
-    tablets = _map_of(draft, command.table)
+    tablets = draft.tablets_of(command.table)
     current = tablets.resize.number == command.number and tablets.resize.kind is not ResizeType.NONE
     draft.require(current, f"resize {command.number} is not the decision that stands ({tablets.resize.number})")
     draft.require(not tablets.resize.ready, "it is known to be ready")
@@ -69,19 +58,12 @@ def _report_ready(draft: TopologyDraft, command: ReportResizeReady) -> None:
     _put_resize(draft, tablets, Resize(tablets.resize.kind, tablets.resize.number, ready=True))
 
 
-def _map_of(draft: TopologyDraft, table: TableId) -> TabletMap:
-    tablets = draft.base.tablets.get(table)
-    draft.require(tablets is not None, f"table {table} has no tablets")
-    assert tablets is not None
-    return tablets
-
-
 def _put_resize(draft: TopologyDraft, tablets: TabletMap, resize: Resize) -> None:
-    draft.put_all({keys.map_key(tablets.table): map_row(tablets.with_resize(resize))})
+    draft.put_all({keys.map_key(tablets.table): map_row(replace(tablets, resize=resize))})
     draft.step()
 
 
-def _start_finalization(draft: TopologyDraft) -> None:
+def _start_finalization(draft: TopologyDraft, _command: StartResizeFinalization) -> None:
     draft.require(draft.base.transition is None, f"the topology is in {draft.base.transition}")
     draft.require(draft.base.node_in_transition() is None, "a node is in transition")
     draft.require(bool(tables_to_finalize(draft.base)), "no resize is ready")
@@ -101,9 +83,7 @@ def _finalize(draft: TopologyDraft, command: FinalizeResize) -> None:
         new = finalized(old)
         if new.streams:
             new = replace(new, streams=with_new_stream_set(draft, new, command.streams))
-        rows[keys.map_key(table)] = map_row(new)
-        for index, chunk in enumerate(new.chunks):
-            rows[keys.chunk_key(table, index)] = chunk_row(chunk.replicas, chunk.repair_times_ms)
+        rows.update(tablet_rows(new))
         for index in range(len(new.chunks), len(old.chunks)):
             rows[keys.chunk_key(table, index)] = None
     draft.put_all(rows)
@@ -121,3 +101,33 @@ def _fitting_one_commit(snapshot: Snapshot, ready: tuple[TableId, ...]) -> tuple
             break
         fitting.append(table)
     return tuple(fitting)
+
+
+def with_new_stream_set(draft: TopologyDraft, tablets: TabletMap, new: NewStreams | None) -> tuple[TabletStreams, ...]:
+    """The sets of the table plus a new one for its current tablet count. The oldest set is dropped at the limit: its
+    records are many resizes old."""
+    before = tablets.streams
+    new = draft.found(new, f"changes of table {tablets.table} are captured: its tablets need new streams")
+    draft.require(0 <= new.mark < 1 << RANDOM_BITS, f"a mark has {RANDOM_BITS} bits")
+    used = any(each.mark == new.mark for each in before)
+    draft.require(not used, f"the mark {new.mark} belongs to an earlier set of table {tablets.table}")
+    last_ms = before[-1].timestamp_ms if before else 0
+    draft.require(new.timestamp_ms > last_ms, f"new streams must be later than {last_ms}, the last set's timestamp")
+    return (*before, TabletStreams(new.timestamp_ms, tablets.tablet_count, new.mark))[-STREAM_SETS_MAX:]
+
+
+def drop_stream_sets(draft: TopologyDraft, command: DropStreamSets) -> None:
+    tablets = draft.tablets_of(command.table)
+    known = any(each.timestamp_ms == command.oldest_kept_ms for each in tablets.streams)
+    draft.require(known, f"table {command.table} has no streams from {command.oldest_kept_ms} on")
+    kept = tuple(each for each in tablets.streams if each.timestamp_ms >= command.oldest_kept_ms)
+    draft.put_all({keys.map_key(command.table): map_row(replace(tablets, streams=kept))})
+    draft.set_state()
+
+
+RESIZE_COMMANDS: CommandHandlers = {
+    DecideResize: _decide_resize,
+    ReportResizeReady: _report_ready,
+    StartResizeFinalization: _start_finalization,
+    FinalizeResize: _finalize,
+}

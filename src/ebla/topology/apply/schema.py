@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 from ebla.model.identity import Replica, SessionId, TopologyVersion
 from ebla.topology import keys
-from ebla.topology.apply.draft import TopologyDraft
-from ebla.topology.apply.streams import drop_stream_sets, with_new_stream_set
+from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
+from ebla.topology.apply.resize import drop_stream_sets, with_new_stream_set
 from ebla.topology.commands import (
     AlterKeyspace,
     AlterTable,
@@ -19,9 +19,8 @@ from ebla.topology.commands import (
     DropStreamSets,
     DropTable,
     OpenBulkSession,
-    SchemaCommand,
 )
-from ebla.topology.keys import Row, chunk_row, map_row
+from ebla.topology.keys import Row, map_row, tablet_rows
 from ebla.topology.snapshot import Keyspace, Replication, Snapshot
 from ebla.topology.states import NodeState, SessionKind, Strategy
 from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, tablet_map
@@ -31,33 +30,14 @@ BULK_SESSIONS_MAX = 1024
 BULK_CLOSED_KEPT = 16
 
 
-def apply_schema(draft: TopologyDraft, command: SchemaCommand) -> None:
-    match command:
-        case CreateKeyspace():
-            _create_keyspace(draft, command.keyspace)
-        case AlterKeyspace():
-            _alter_keyspace(draft, command.keyspace)
-        case DropKeyspace():
-            _drop_keyspace(draft, command.name)
-        case CreateTable():
-            _create_table(draft, command)
-        case AlterTable():
-            _alter_table(draft, command)
-        case DropStreamSets():
-            drop_stream_sets(draft, command)
-        case DropTable():
-            _drop_table(draft, command)
-        case OpenBulkSession():
-            _open_bulk_session(draft, command)
-        case CloseSessions():
-            _close_sessions(draft, command)
-        case _:
-            assert_never(command)
-
-
-def _create_keyspace(draft: TopologyDraft, keyspace: Keyspace) -> None:
+def _create_keyspace(draft: TopologyDraft, command: CreateKeyspace) -> None:
+    keyspace = command.keyspace
     draft.require(NAME.fullmatch(keyspace.name) is not None, f"{keyspace.name!r} is no name for a keyspace")
     draft.require(keyspace.name not in draft.base.keyspaces, f"keyspace {keyspace.name} exists")
+    _put_keyspace(draft, keyspace)
+
+
+def _put_keyspace(draft: TopologyDraft, keyspace: Keyspace) -> None:
     _check_replication(draft, keyspace)
     draft.put_all({keys.keyspace_key(keyspace.name): keyspace})
     draft.step()
@@ -80,19 +60,17 @@ def _check_replication(draft: TopologyDraft, keyspace: Keyspace) -> None:
     draft.require(not unknown, f"there is no datacenter {unknown[0] if unknown else ''}")
 
 
-def _alter_keyspace(draft: TopologyDraft, keyspace: Keyspace) -> None:
-    old = draft.base.keyspaces.get(keyspace.name)
-    draft.require(old is not None, f"there is no keyspace {keyspace.name}")
-    assert old is not None
+def _alter_keyspace(draft: TopologyDraft, command: AlterKeyspace) -> None:
+    keyspace = command.keyspace
+    old = draft.found(draft.base.keyspaces.get(keyspace.name), f"there is no keyspace {keyspace.name}")
     draft.require(old.on_tablets == keyspace.on_tablets, "a keyspace stays on tablets or on vnodes")
     by_request = old.on_tablets and old.replication != keyspace.replication
     draft.require(not by_request, "replication on tablets changes by a global request")
-    _check_replication(draft, keyspace)
-    draft.put_all({keys.keyspace_key(keyspace.name): keyspace})
-    draft.step()
+    _put_keyspace(draft, keyspace)
 
 
-def _drop_keyspace(draft: TopologyDraft, name: str) -> None:
+def _drop_keyspace(draft: TopologyDraft, command: DropKeyspace) -> None:
+    name = command.name
     draft.require(name in draft.base.keyspaces, f"there is no keyspace {name}")
     tables = sorted(table.name for table in draft.base.tables.values() if table.keyspace == name)
     draft.require(not tables, f"keyspace {name} still has table {tables[0] if tables else ''}")
@@ -104,9 +82,7 @@ def _drop_keyspace(draft: TopologyDraft, name: str) -> None:
 
 def _create_table(draft: TopologyDraft, command: CreateTable) -> None:
     table = command.table
-    keyspace = draft.base.keyspaces.get(table.keyspace)
-    draft.require(keyspace is not None, f"there is no keyspace {table.keyspace}")
-    assert keyspace is not None
+    keyspace = draft.found(draft.base.keyspaces.get(table.keyspace), f"there is no keyspace {table.keyspace}")
     draft.require(NAME.fullmatch(table.name) is not None, f"{table.name!r} is no name for a table")
     draft.require(draft.base.table_named(table.keyspace, table.name) is None, f"table {table.full_name} exists")
     draft.require(table.id not in draft.base.tables, f"table id {table.id} is in use")
@@ -117,26 +93,22 @@ def _create_table(draft: TopologyDraft, command: CreateTable) -> None:
         even = 1 <= count <= TABLETS_PER_COMMIT_MAX and count & (count - 1) == 0
         draft.require(even, f"a table has a power of two of tablets, at most {TABLETS_PER_COMMIT_MAX}, not {count}")
         for replicas in dict.fromkeys(sets):
-            check_replica_set(draft, keyspace.replication, replicas)
+            _check_replica_set(draft, keyspace.replication, replicas)
         tablets = tablet_map(table.id, sets)
         if table.cdc:
             tablets = replace(tablets, streams=with_new_stream_set(draft, tablets, command.streams))
-        rows[keys.map_key(table.id)] = map_row(tablets)
-        for index, chunk in enumerate(tablets.chunks):
-            rows[keys.chunk_key(table.id, index)] = chunk_row(chunk.replicas, ())
+        rows.update(tablet_rows(tablets))
     else:
         draft.require(not sets, f"keyspace {keyspace.name} is on vnodes: its tables have no tablets")
     draft.put_all(rows)
     draft.step()
 
 
-def check_replica_set(draft: TopologyDraft, replication: Replication, replicas: tuple[Replica, ...]) -> None:
+def _check_replica_set(draft: TopologyDraft, replication: Replication, replicas: tuple[Replica, ...]) -> None:
     """A new replica set: on distinct nodes that are there, on shards they have, as many per datacenter as asked."""
     per_datacenter: dict[str, int] = {}
     for replica in replicas:
-        node = draft.base.nodes.get(replica.host)
-        draft.require(node is not None, f"{replica.host} is not a member of this cluster")
-        assert node is not None
+        node = draft.member(replica.host)
         settled = node.state in (NodeState.NORMAL, NodeState.REBUILDING)
         draft.require(settled, f"{node.host} is {node.state} and takes no tablets")
         draft.require(node.host not in draft.base.state.ignored_nodes, f"{node.host} is ignored and takes no tablets")
@@ -150,9 +122,7 @@ def check_replica_set(draft: TopologyDraft, replication: Replication, replicas: 
 
 def _alter_table(draft: TopologyDraft, command: AlterTable) -> None:
     table = command.table
-    old = draft.base.tables.get(table.id)
-    draft.require(old is not None, f"there is no table {table.id}")
-    assert old is not None
+    old = draft.found(draft.base.tables.get(table.id), f"there is no table {table.id}")
     draft.require((old.keyspace, old.name) == (table.keyspace, table.name), "a table keeps its name")
     rows: dict[str, Row | None] = {keys.table_key(table.id): table}
     tablets = draft.base.tablets.get(table.id)
@@ -165,9 +135,7 @@ def _alter_table(draft: TopologyDraft, command: AlterTable) -> None:
 
 
 def _drop_table(draft: TopologyDraft, command: DropTable) -> None:
-    table = draft.base.tables.get(command.table)
-    draft.require(table is not None, f"there is no table {command.table}")
-    assert table is not None
+    table = draft.found(draft.base.tables.get(command.table), f"there is no table {command.table}")
     rows: dict[str, Row | None] = {keys.table_key(table.id): None}
     tablets = draft.base.tablets.get(table.id)
     if tablets is not None:
@@ -232,3 +200,16 @@ def _remembered(draft: TopologyDraft, ending: Sequence[SessionId]) -> dict[str, 
         "bulk_closed_at": closed_at[-BULK_CLOSED_KEPT:],
         "bulk_forgotten": fallen_at[-1] if fallen_at else state.bulk_forgotten,
     }
+
+
+SCHEMA_COMMANDS: CommandHandlers = {
+    CreateKeyspace: _create_keyspace,
+    AlterKeyspace: _alter_keyspace,
+    DropKeyspace: _drop_keyspace,
+    CreateTable: _create_table,
+    AlterTable: _alter_table,
+    DropStreamSets: drop_stream_sets,
+    DropTable: _drop_table,
+    OpenBulkSession: _open_bulk_session,
+    CloseSessions: _close_sessions,
+}

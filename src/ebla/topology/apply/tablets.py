@@ -6,7 +6,7 @@ import msgspec
 
 from ebla.model.identity import HostId, TableId
 from ebla.topology import keys
-from ebla.topology.apply.draft import TopologyDraft
+from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.apply.resize import tables_to_finalize
 from ebla.topology.commands import (
     AdvanceTablets,
@@ -15,7 +15,6 @@ from ebla.topology.commands import (
     StartMoves,
     StartRfChange,
     TabletAdvance,
-    TabletCommand,
     TabletMove,
 )
 from ebla.topology.keys import Row, chunk_row
@@ -30,7 +29,6 @@ from ebla.topology.states import (
     TabletStage,
     TransitionKind,
     TransitionState,
-    UpgradeState,
 )
 from ebla.topology.tablet_map import (
     CHUNK_BITS,
@@ -51,23 +49,6 @@ from ebla.topology.tablet_stages import (
 )
 
 
-def apply_tablets(draft: TopologyDraft, command: TabletCommand) -> None:
-    draft.require(draft.base.state.upgrade is UpgradeState.DONE, "the topology is not in group 0 yet: upgrade first")
-    match command:
-        case StartMoves():
-            _start_moves(draft, command)
-        case StartRfChange():
-            _start_rf_change(draft, command)
-        case AdvanceTablets():
-            _advance_tablets(draft, command)
-        case LeaveMigrationTrack():
-            _leave_track(draft)
-        case RecordRepair():
-            _record_repair(draft, command)
-        case _:
-            assert_never(command)
-
-
 def given_up_hosts(snapshot: Snapshot) -> frozenset[HostId]:
     """Nodes that will not return with what they were sent: ignored by the operator, or left. Queried, never
     iterated."""
@@ -79,15 +60,11 @@ def _start_moves(draft: TopologyDraft, command: StartMoves) -> None:
     draft.require(bool(command.moves), "no moves")
     _require_track(draft)
     for move in command.moves:
-        _check_move(draft, move, _replication(draft, move))
+        draft.tablets_of(move.table)
+        _check_move(draft, move, draft.base.replication_of(move.table))
         if draft.base.transition is TransitionState.TABLET_DRAINING:
             _check_drains(draft, move)
     _enter_moves(draft, command.moves)
-
-
-def _replication(draft: TopologyDraft, move: TabletMove) -> Replication:
-    draft.require(move.table in draft.base.tablets, f"table {move.table} has no tablets")
-    return draft.base.replication_of(move.table)
 
 
 def _require_track(draft: TopologyDraft) -> None:
@@ -97,7 +74,7 @@ def _require_track(draft: TopologyDraft) -> None:
     node = draft.base.node_in_transition()
     if here is TransitionState.TABLET_DRAINING:
         assert node is not None
-        request = draft.base.node_requests.get(node.request) if node.request is not None else None
+        request = draft.base.request_of(node)
         given_up = request is not None and bool(request.error)
         draft.require(not given_up, "the operation is being rolled back: no new moves")
         return
@@ -113,7 +90,7 @@ def _check_drains(draft: TopologyDraft, move: TabletMove) -> None:
 
 
 def _check_move(draft: TopologyDraft, move: TabletMove, wanted: Replication) -> None:
-    tablets = draft.base.tablets[move.table]
+    tablets = draft.tablets_of(move.table)
     draft.require(0 <= move.tablet < tablets.tablet_count, f"table {move.table} has no tablet {move.tablet}")
     busy = tablets.transition(move.tablet) is not None
     draft.require(not busy, f"tablet {move.tablet} is in transition (INV-TABL-2)")
@@ -179,9 +156,7 @@ def _enter_moves(draft: TopologyDraft, moves: tuple[TabletMove, ...]) -> None:
 
 
 def _start_rf_change(draft: TopologyDraft, command: StartRfChange) -> None:
-    queue = draft.base.state.global_requests
-    draft.require(bool(queue) and queue[0] == command.request, f"request {command.request} is not the next one")
-    request = draft.base.global_requests[command.request]
+    request = draft.next_global_request(command.request)
     draft.require(request.kind is GlobalRequestKind.KEYSPACE_RF_CHANGE, f"the request is a {request.kind}")
     draft.require(request.outcome is RequestOutcome.PENDING, "the request is already running")
     draft.require(draft.base.transition is None, f"the topology is in {draft.base.transition}")
@@ -190,7 +165,6 @@ def _start_rf_change(draft: TopologyDraft, command: StartRfChange) -> None:
     wanted = Replication(keyspace.replication.strategy, tuple(sorted(request.new_factors)))
     for move in command.moves:
         draft.require(move.kind is TransitionKind.REBUILD, "a change of replication rebuilds")
-        _replication(draft, move)
         _check_move(draft, move, wanted)
     named = {(move.table, move.tablet) for move in command.moves}
     left_out = [
@@ -223,9 +197,7 @@ def _advance_tablets(draft: TopologyDraft, command: AdvanceTablets) -> None:
     rows: dict[str, Row | None] = {}
     maps: dict[TableId, TabletMap] = {}
     for step in command.steps:
-        tablets = maps.get(step.table) or draft.base.tablets.get(step.table)
-        draft.require(tablets is not None, f"table {step.table} has no tablets")
-        assert tablets is not None
+        tablets = maps.get(step.table) or draft.tablets_of(step.table)
         key = keys.transition_key(step.table, step.tablet)
         draft.require(key not in rows, f"tablet {step.tablet} is named twice")
         transition = _transition_left(draft, tablets, step)
@@ -242,18 +214,16 @@ def _advance_tablets(draft: TopologyDraft, command: AdvanceTablets) -> None:
             if stage_row(transition).ending is Ending.REPLICAS_BECOME_NEXT:
                 tablets = tablets.with_replicas(step.tablet, transition.new_replicas)
                 maps[step.table] = tablets
-                chunk = tablets.chunks[step.tablet >> CHUNK_BITS]
-                chunk_key = keys.chunk_key(step.table, step.tablet >> CHUNK_BITS)
-                rows[chunk_key] = chunk_row(chunk.replicas, chunk.repair_times_ms)
+                index = step.tablet >> CHUNK_BITS
+                rows[keys.chunk_key(step.table, index)] = chunk_row(tablets.chunks[index])
     draft.put_all(rows)
     draft.step()
 
 
 def _transition_left(draft: TopologyDraft, tablets: TabletMap, step: TabletAdvance) -> TabletTransition:
     known = 0 <= step.tablet < tablets.tablet_count
-    transition = tablets.transition(step.tablet) if known else None
-    draft.require(transition is not None, f"tablet {step.tablet} is not in transition")
-    assert transition is not None
+    moving = tablets.transition(step.tablet) if known else None
+    transition = draft.found(moving, f"tablet {step.tablet} is not in transition")
     same = transition.stage is step.leaving
     draft.require(same, f"tablet {step.tablet} is in {transition.stage}, not in {step.leaving} any more")
     return transition
@@ -291,7 +261,7 @@ def _rows_of_stage(
     return rows
 
 
-def _leave_track(draft: TopologyDraft) -> None:
+def _leave_track(draft: TopologyDraft, _command: LeaveMigrationTrack) -> None:
     on_track = draft.base.transition is TransitionState.TABLET_MIGRATION
     draft.require(on_track, f"the topology is in {draft.base.transition}")
     draft.require(draft.base.node_in_transition() is None, "a rolled back node is still to be settled")
@@ -301,9 +271,7 @@ def _leave_track(draft: TopologyDraft) -> None:
 
 
 def _record_repair(draft: TopologyDraft, command: RecordRepair) -> None:
-    tablets = draft.base.tablets.get(command.table)
-    draft.require(tablets is not None, f"table {command.table} has no tablets")
-    assert tablets is not None
+    tablets = draft.tablets_of(command.table)
     touched: dict[int, None] = {}
     for number, time_ms in command.tablets:
         draft.require(0 <= number < tablets.tablet_count, f"table {command.table} has no tablet {number}")
@@ -313,12 +281,14 @@ def _record_repair(draft: TopologyDraft, command: RecordRepair) -> None:
         draft.require(later, f"tablet {number} was repaired later than that")
         tablets = tablets.with_repair_time(number, time_ms)
         touched[number >> CHUNK_BITS] = None
-    draft.put_all(
-        {
-            keys.chunk_key(command.table, index): chunk_row(
-                tablets.chunks[index].replicas, tablets.chunks[index].repair_times_ms
-            )
-            for index in touched
-        }
-    )
+    draft.put_all({keys.chunk_key(command.table, index): chunk_row(tablets.chunks[index]) for index in touched})
     draft.set_state()
+
+
+TABLET_COMMANDS: CommandHandlers = {
+    StartMoves: _start_moves,
+    StartRfChange: _start_rf_change,
+    AdvanceTablets: _advance_tablets,
+    LeaveMigrationTrack: _leave_track,
+    RecordRepair: _record_repair,
+}

@@ -8,7 +8,7 @@ Sets contain host ids, and a host that left may be among them until its tablets 
 never returns one: nothing listens there any more, or another node does.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -107,15 +107,15 @@ class TabletReplicas:
         return self._tablets.last_token(self._tablets.number_of(token))
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
-        for number in range(self._tablets.tablet_count):
-            last = self._tablets.last_token(number)
-            if any(replica.host == host for replica in self.writing(last).natural):
-                yield TokenRange(Token(self._tablets.after_token(number)), Token(last))
+        return self._ranges(host, lambda token: self.writing(token).natural)
 
     def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
+        return self._ranges(host, self.reading)
+
+    def _ranges(self, host: HostId, replicas_of: Callable[[int], ReplicaSet]) -> Iterator[TokenRange]:
         for number in range(self._tablets.tablet_count):
             last = self._tablets.last_token(number)
-            if any(replica.host == host for replica in self.reading(last)):
+            if any(replica.host == host for replica in replicas_of(last)):
                 yield TokenRange(Token(self._tablets.after_token(number)), Token(last))
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
@@ -213,7 +213,7 @@ class VnodeRings:
 class VnodeReplicas:
     """A table on vnodes."""
 
-    __slots__ = ("_next", "_nodes", "_previous", "_replication", "_use")
+    __slots__ = ("_next", "_nodes", "_previous", "_read", "_replication", "_use")
 
     def __init__(self, snapshot: Snapshot, replication: Replication, rings: VnodeRings) -> None:
         self._nodes = snapshot.nodes
@@ -221,6 +221,7 @@ class VnodeReplicas:
         self._use: RingUse = ring_use(snapshot)
         self._previous = rings.previous(replication)
         self._next = rings.after(replication)
+        self._read = self._previous if self._use.reads is Selector.PREVIOUS else self._next
 
     def writing(self, token: int) -> WriteReplicas:
         match self._use.writes:
@@ -233,20 +234,17 @@ class VnodeReplicas:
                 return WriteReplicas(natural, pending_replicas(natural, self._next.replicas_of(token)))
 
     def reading(self, token: int) -> ReplicaSet:
-        ring = self._previous if self._use.reads is Selector.PREVIOUS else self._next
-        return ring.replicas_of(token)
+        return self._read.replicas_of(token)
 
     def same_readers_until(self, token: int) -> int:
-        ring = self._previous if self._use.reads is Selector.PREVIOUS else self._next
-        return ring.same_until(token)
+        return self._read.same_until(token)
 
     def ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         replicas = self._next if self._use.writes is Selector.NEXT else self._previous
-        yield from ring_ranges_of(replicas.vnodes, host)
+        return _ring_ranges_of(replicas.vnodes, host)
 
     def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
-        replicas = self._previous if self._use.reads is Selector.PREVIOUS else self._next
-        yield from ring_ranges_of(replicas.vnodes, host)
+        return _ring_ranges_of(self._read.vnodes, host)
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
         """By the keyspace's factors, even with fewer nodes: QUORUM of three means two copies."""
@@ -313,7 +311,7 @@ class ReplicaSets:
         return VnodeReplicas(snapshot, replication, self.rings)
 
 
-def ring_ranges_of(replicas: RingReplicas, host: HostId) -> Iterator[TokenRange]:
+def _ring_ranges_of(replicas: RingReplicas, host: HostId) -> Iterator[TokenRange]:
     """The vnodes that the host has a replica of, in ring order, the one that wraps around first."""
     tokens = replicas.ring.tokens
     if not tokens:

@@ -31,32 +31,19 @@ _NEXT = RingUse(Selector.NEXT, Selector.NEXT)
 _BOTH_READ_OLD = RingUse(Selector.PREVIOUS, Selector.BOTH)
 _BOTH_READ_NEW = RingUse(Selector.NEXT, Selector.BOTH)
 
-RING_USES: Mapping[tuple[NodeState, TransitionState], RingUse] = MappingProxyType(
+RING_USES: Mapping[TransitionState, RingUse] = MappingProxyType(
     {
-        (NodeState.BOOTSTRAPPING, TransitionState.JOIN_GROUP0): _PREVIOUS,
-        (NodeState.BOOTSTRAPPING, TransitionState.COMMIT_CDC_GENERATION): _PREVIOUS,
-        (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,
-        (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_NEW): _BOTH_READ_NEW,
-        (NodeState.BOOTSTRAPPING, TransitionState.LEFT_TOKEN_RING): _PREVIOUS,
-        (NodeState.REPLACING, TransitionState.JOIN_GROUP0): _PREVIOUS,
-        (NodeState.REPLACING, TransitionState.TABLET_DRAINING): _PREVIOUS,
-        (NodeState.REPLACING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,
-        (NodeState.REPLACING, TransitionState.WRITE_BOTH_READ_NEW): _BOTH_READ_NEW,
-        (NodeState.REPLACING, TransitionState.LEFT_TOKEN_RING): _PREVIOUS,
-        (NodeState.DECOMMISSIONING, TransitionState.TABLET_DRAINING): _PREVIOUS,
-        (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,
-        (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_NEW): _BOTH_READ_NEW,
-        (NodeState.DECOMMISSIONING, TransitionState.LEFT_TOKEN_RING): _NEXT,
-        (NodeState.DECOMMISSIONING, TransitionState.ROLLBACK_TO_NORMAL): _PREVIOUS,
-        (NodeState.DECOMMISSIONING, TransitionState.TABLET_MIGRATION): _PREVIOUS,
-        (NodeState.REMOVING, TransitionState.TABLET_DRAINING): _PREVIOUS,
-        (NodeState.REMOVING, TransitionState.WRITE_BOTH_READ_OLD): _BOTH_READ_OLD,
-        (NodeState.REMOVING, TransitionState.WRITE_BOTH_READ_NEW): _BOTH_READ_NEW,
-        (NodeState.REMOVING, TransitionState.ROLLBACK_TO_NORMAL): _PREVIOUS,
-        (NodeState.REMOVING, TransitionState.TABLET_MIGRATION): _PREVIOUS,
+        TransitionState.JOIN_GROUP0: _PREVIOUS,
+        TransitionState.COMMIT_CDC_GENERATION: _PREVIOUS,
+        TransitionState.TABLET_DRAINING: _PREVIOUS,
+        TransitionState.WRITE_BOTH_READ_OLD: _BOTH_READ_OLD,
+        TransitionState.WRITE_BOTH_READ_NEW: _BOTH_READ_NEW,
+        TransitionState.LEFT_TOKEN_RING: _PREVIOUS,
+        TransitionState.ROLLBACK_TO_NORMAL: _PREVIOUS,
+        TransitionState.TABLET_MIGRATION: _PREVIOUS,
     }
 )
-"""While one node is in transition: a row for every row of the node table that has a transition state.
+"""While one node is in transition.
 
 `left_token_ring` follows success when a node leaves, and failure when one joins; in both cases that node is out.
 `write_both_read_new` cannot be rolled back: a write in it may have been acknowledged by the next owners' quorum."""
@@ -69,7 +56,9 @@ def ring_use(snapshot: Snapshot) -> RingUse:
     node = snapshot.node_in_transition()
     if node is None or snapshot.transition is None:
         return _PREVIOUS
-    return RING_USES[node.state, snapshot.transition]
+    if node.state is NodeState.DECOMMISSIONING and snapshot.transition is TransitionState.LEFT_TOKEN_RING:
+        return _NEXT
+    return RING_USES[snapshot.transition]
 
 
 def previous_ring(snapshot: Snapshot) -> TokenRing:

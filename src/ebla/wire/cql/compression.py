@@ -38,8 +38,8 @@ def _lz4_decompress(body: bytes, bytes_max: int) -> bytes:
         raise BadProtocol(f"Request is too big: length {size} exceeds maximum allowed length {bytes_max}")
     try:
         found: bytes = lz4.block.decompress(memoryview(body)[_SIZE.size :], uncompressed_size=size)
-    except lz4.block.LZ4BlockError as error:
-        raise BadProtocol(f"A compressed body cannot be read: {error}") from None
+    except lz4.block.LZ4BlockError:
+        raise BadProtocol(f"A compressed body of {len(body)} bytes is no LZ4 block") from None
     if len(found) != size:
         raise BadProtocol(f"A compressed body holds {len(found)} bytes instead of {size}")
     return found

@@ -95,10 +95,12 @@ class UnknownVersion(MalformedFrame):
 class FrameSplitter:
     """Splits received bytes into frames. The caller takes one frame at a time, and may stop."""
 
-    __slots__ = ("_data", "_offset", "body_bytes_max")
+    __slots__ = ("_data", "_offset", "body_bytes_max", "frames")
 
     def __init__(self, body_bytes_max: int) -> None:
         self.body_bytes_max = body_bytes_max
+        self.frames = 0
+        """Taken so far."""
         self._data: bytes | bytearray = b""
         self._offset = 0
 
@@ -116,6 +118,10 @@ class FrameSplitter:
         kept += data
         self._data = kept
 
+    def clear(self) -> None:
+        """Drops what has not been taken."""
+        self._data, self._offset = b"", 0
+
     def take(self) -> CqlFrame | None:
         """The next complete frame; None if there is none. After `MalformedFrame` nothing more can be read."""
         data, offset = self._data, self._offset
@@ -129,12 +135,21 @@ class FrameSplitter:
         if len(data) < end:
             return None
         self._offset = end
+        self.frames += 1
         body = data[start:end] if isinstance(data, bytes) else bytes(memoryview(data)[start:end])
         return CqlFrame(version=version, flags=flags, stream=stream, opcode=opcode, body=body)
 
     @property
     def waiting_bytes(self) -> int:
         return len(self._data) - self._offset
+
+    @property
+    def next_body_bytes(self) -> int:
+        """The announced length of the frame that is not complete yet; 0 if its header is not."""
+        if self.waiting_bytes < HEADER_BYTES:
+            return 0
+        size: int = HEADER.unpack_from(self._data, self._offset)[4]
+        return size
 
     def _broken(self, version: int, stream: int, size: int) -> MalformedFrame:
         if VERSION_OLDEST <= version - RESPONSE <= VERSION:

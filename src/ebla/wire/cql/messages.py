@@ -68,12 +68,16 @@ class SchemaChangeTarget(enum.StrEnum):
     TABLE = "TABLE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SchemaChangeResult:
     kind: SchemaChangeKind
-    target: SchemaChangeTarget
     keyspace: str
     table: str = ""
+    """Empty: the keyspace has changed."""
+
+    @property
+    def target(self) -> SchemaChangeTarget:
+        return SchemaChangeTarget.TABLE if self.table else SchemaChangeTarget.KEYSPACE
 
 
 class CqlResponse(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
 import struct
 from collections.abc import Mapping, Sequence
 
-from ebla.model.errors import BadProtocol
+from ebla.model.errors import BadProtocol, TooLarge
+from ebla.options import DEFAULT_LIMITS
 from ebla.wire.cql.messages import UNSET, BoundValue
 
 _INT = struct.Struct(">i")
@@ -16,11 +17,15 @@ NULL_LENGTH = _INT.pack(-1)
 class BodyReader:
     """Raises `BadProtocol` if the body ends too early or is malformed."""
 
-    __slots__ = ("body", "offset")
+    __slots__ = ("_text_bytes", "_text_bytes_max", "body", "offset")
 
-    def __init__(self, body: bytes, offset: int = 0) -> None:
+    def __init__(
+        self, body: bytes, offset: int = 0, text_bytes_max: int = DEFAULT_LIMITS.cql_statement_bytes_max
+    ) -> None:
         self.body = body
         self.offset = offset
+        self._text_bytes = 0
+        self._text_bytes_max = text_bytes_max
 
     def byte(self) -> int:
         return self._take(1)[0]
@@ -41,7 +46,16 @@ class BodyReader:
         return self._text(self.short())
 
     def long_string(self) -> str:
-        return self._text(self._length())
+        """The text of a statement. If the statements of the message are over the limit, raises `TooLarge` before it
+        decodes them."""
+        size, most = self._length(), self._text_bytes_max
+        self._text_bytes += size
+        if self._text_bytes > most:
+            raise TooLarge(
+                f"statements of {self._text_bytes} bytes are over limits.cql_statement_bytes_max ({most})",
+                advice="bind large values instead of writing them into the text",
+            )
+        return self._text(size)
 
     def short_bytes(self) -> bytes:
         return self._take(self.short())
@@ -79,7 +93,7 @@ class BodyReader:
         try:
             return self._take(size).decode()
         except UnicodeDecodeError as error:
-            raise BadProtocol(f"Cannot decode string as UTF8: {error}") from None
+            raise BadProtocol(f"Cannot decode string as UTF8: byte {error.start} of {size}") from None
 
     def _take(self, size: int) -> bytes:
         end = self.offset + size

@@ -1,7 +1,6 @@
 """Decodes the messages of clients. Pure; raises `BadProtocol` or `InvalidRequest`."""
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ebla.model.consistency import ConsistencyLevel
@@ -22,19 +21,9 @@ _TOO_SHORT = "The message ends too early"
 
 
 @dataclass(frozen=True, slots=True)
-class StartupRequest:
-    options: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class QueryRequest:
     text: str
     parameters: QueryParameters
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareRequest:
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +33,8 @@ class BatchRequest:
     parameters: QueryParameters
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterEventsRequest:
-    events: tuple[str, ...]
-
-
-def read_startup(reader: BodyReader) -> StartupRequest:
-    return StartupRequest(reader.string_map())
-
-
 def read_query(reader: BodyReader) -> QueryRequest:
     return QueryRequest(reader.long_string(), read_parameters(reader.body, reader.offset))
-
-
-def read_prepare(reader: BodyReader) -> PrepareRequest:
-    return PrepareRequest(reader.long_string())
 
 
 def read_execute(body: bytes, offset: int = 0) -> tuple[bytes, QueryParameters]:
@@ -70,14 +46,6 @@ def read_execute(body: bytes, offset: int = 0) -> tuple[bytes, QueryParameters]:
     start = offset + 2
     end = start + size
     return body[start:end], read_parameters(body, end)
-
-
-def read_register(reader: BodyReader) -> RegisterEventsRequest:
-    return RegisterEventsRequest(tuple(reader.string_list()))
-
-
-def read_auth_response(reader: BodyReader) -> bytes:
-    return reader.data() or b""
 
 
 def read_parameters(body: bytes, offset: int) -> QueryParameters:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.storage.random_rows import MIXED
 
-from ebla.bulk.workers.bulk_workers import BulkWorkers, ScanFailed, WorkerLimits
+from ebla.bulk.workers.bulk_workers import SCANS_MAX, BulkWorkers, ScanFailed
 from ebla.bulk.workers.messages import ScanJob
 from ebla.bulk.workers.pool import NICENESS
 from ebla.model.errors import Corruption, Overloaded, Unavailable
@@ -40,8 +40,8 @@ EMPTY_SCAN = ScanJob(MIXED, (), StoredRowsQuery(range=WHOLE_RING))
 
 
 @asynccontextmanager
-async def bulk_workers(limits: WorkerLimits | None = None) -> AsyncIterator[BulkWorkers]:
-    workers = BulkWorkers(limits)
+async def bulk_workers(scans_max: int = SCANS_MAX) -> AsyncIterator[BulkWorkers]:
+    workers = BulkWorkers(scans_max=scans_max)
     try:
         yield workers
     finally:
@@ -57,18 +57,23 @@ async def scan_nothing(workers: BulkWorkers) -> int:
     scan.close()
     scan.close()
     await asyncio.sleep(0)  # the close is carried out on the loop
-    (pid,) = workers.pool.pids
-    return pid
+    # The fork server reports births and deaths when its turn comes, which may be after the answer of a worker.
+    await wait_for(lambda: len(workers.pool.pids) == 1)
+    return workers.pool.pids[0]
 
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def wait_gone(pid: int) -> None:
+async def wait_for(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while is_alive(pid):  # noqa: ASYNC110  # the end of another process sets no event here
+        while not condition():  # noqa: ASYNC110  # other processes set no event here
             await asyncio.sleep(0.02)
+
+
+async def wait_gone(pid: int) -> None:
+    await wait_for(lambda: not is_alive(pid))
 
 
 def test_a_worker_dies_with_its_parent() -> None:
@@ -97,7 +102,7 @@ async def test_an_idle_worker_that_died_is_not_given_out() -> None:
 
 async def test_a_late_scan_frees_its_slot() -> None:
     """The thread that reads it may be held up by its peer for any time."""
-    async with bulk_workers(WorkerLimits(scans_max=1)) as workers:
+    async with bulk_workers(scans_max=1) as workers:
         late = await workers.start(0.01)
         second = await workers.start(60)
         late.close()
@@ -127,4 +132,4 @@ async def test_a_missing_layer_is_reported_and_the_worker_takes_the_next_job(tmp
                 await asyncio.to_thread(scan.ask, ScanJob(MIXED, (missing,), StoredRowsQuery(range=WHOLE_RING)))
             scan.close()
             await asyncio.sleep(0)
-        assert len(workers.pool.pids) == 1
+        await wait_for(lambda: len(workers.pool.pids) == 1)

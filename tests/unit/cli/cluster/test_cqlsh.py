@@ -1,11 +1,15 @@
+import configparser
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ebla.cli.app import app
 from ebla.cli.cluster import cqlsh
 from ebla.cli.cluster.local_cluster import LocalNode
-from ebla.model.errors import Unavailable
+from ebla.model.errors import InvalidRequest, Unavailable
 from ebla.options import ClientTls, NodeOptions
 
 
@@ -67,3 +71,35 @@ def test_what_it_is_called_with() -> None:
         "SSL_CERTFILE": str(guarded.folder.tls / "authority.pem"),
         "SSL_VALIDATE": "true",
     }
+
+
+@pytest.mark.parametrize(
+    "argument", ["-p", "-psecret", "-p=secret", "--password", "--password=secret", "--passw", "-Cp"]
+)
+def test_a_password_among_the_arguments_is_refused(argument: str) -> None:
+    with pytest.raises(InvalidRequest, match="not accepted as an argument"):
+        cqlsh.login_arguments(["-u", "admin", argument, "secret"], None)
+    result = CliRunner().invoke(app, ["cqlsh", "-u", "admin", argument, "secret"])
+    assert result.exit_code == 1
+    assert "--password-file FILE" in result.stderr
+
+
+def test_a_password_is_handed_on_by_a_file_that_cqlsh_accepts() -> None:
+    option, path = cqlsh.login_arguments(["-u", "admin", "-e", "SELECT 1"], "100% #secret; = x")
+    assert option == "--credentials"
+    # As cqlsh checks and reads it.
+    status = os.stat(path)
+    assert status.st_uid == os.getuid()
+    assert status.st_mode & 0o077 == 0
+    credentials = configparser.RawConfigParser()
+    assert credentials.read(path) == [path]
+    assert credentials.get("plain_text_auth", "password") == "100% #secret; = x"
+    assert os.get_inheritable(int(path.rpartition("/")[2])), "cqlsh, which replaces this process, has it too"
+    os.close(int(path.rpartition("/")[2]))
+
+
+def test_cqlsh_asks_itself_where_no_password_is_given() -> None:
+    assert cqlsh.login_arguments(["-u", "admin"], None) == []
+    assert cqlsh.login_arguments(["-e", "SELECT 1"], "for another command") == []
+    with pytest.raises(InvalidRequest, match="cannot hold"):
+        cqlsh.login_arguments(["-u", "admin"], "ends with a space ")

@@ -1,15 +1,18 @@
 """`ebla metrics`: errors, and JSON output."""
 
+import uuid
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
 from ebla.cli.cluster.local_cluster import NewClusterSpec, assign_identities, find_or_create_nodes
-from ebla.cli.cluster.metrics import bulk_metrics, metrics_json
+from ebla.cli.cluster.metrics import bulk_metrics, metrics_json, peer_metrics
+from ebla.model.identity import HostId
 from ebla.observe.metrics import Metrics
 from ebla.wire.metrics_messages import collect_metrics
 from ebla.wire.transfer_messages import BulkStatusAnswer
+from ebla.wire.verbs import PeerStatus, StatusAnswer
 
 
 def test_numbers_for_programs_say_where_they_are_from() -> None:
@@ -48,7 +51,28 @@ def test_nodes_that_do_not_run_have_nothing_to_tell(tmp_path: Path) -> None:
         " shard 0 of node1",
         " shard 1 of node1",
         " bulk process of node1",
+        " control process of node1",
     ]
+
+
+def test_the_clock_of_each_peer_is_a_metric() -> None:
+    def peer(address: str, offset_ms: int | None) -> PeerStatus:
+        return PeerStatus(host=None, address=address, up=True, clock_offset_ms=offset_ms)
+
+    status = StatusAnswer(
+        host=HostId(uuid.UUID(int=1)),
+        cluster=None,
+        cluster_name="ebla",
+        address="127.0.0.1:7000",
+        started_wall_us=0,
+        peers=(peer("127.0.0.2:7000", -5), peer("127.0.0.3:7000", 3_600_000), peer("127.0.0.4:7000", None)),
+    )
+    result = metrics_json([(("node1", ""), peer_metrics(status))])
+    found = {(one["name"], one["labels"]["peer"]): one["value"] for one in result}
+    assert found == {
+        ("peer_clock_offset_ms", "127.0.0.2:7000"): -5,
+        ("peer_clock_offset_ms", "127.0.0.3:7000"): 3_600_000,
+    }
 
 
 def test_what_bulk_refused_is_of_a_node_and_of_no_shard() -> None:

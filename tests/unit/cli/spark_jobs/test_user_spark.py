@@ -60,7 +60,7 @@ def test_nodes_of_this_machine_are_the_contact() -> None:
 
 def test_a_cluster_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBLA_PASSWORD", "secret")
-    flags = ClusterFlags(data=Path("d"), contact="h:1,i:2", username="ann", authority=Path("/ca.pem"))
+    flags = ClusterFlags(data=Path("d"), contact="h:1,i:2", username="ann", tls_authority=Path("/ca.pem"))
     assert source_options(flags) == {
         "contact": "h:1,i:2", "ssl": "true", "ssl.ca": "/ca.pem", "username": "ann", "password": "secret",
     }  # fmt: skip

@@ -7,12 +7,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from ebla.cli.app import app
+from ebla.control.group0.join_state import JoinState
+from ebla.journal.checked_file import replace_file
 from ebla.model.cql_types import MapType, Scalar, ScalarType
-from ebla.model.identity import TableId
+from ebla.model.identity import StoreId, TableId
 from ebla.model.rows import Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.token import WHOLE_RING, composite_key, token_of
@@ -31,7 +34,9 @@ from ebla.storage.manifest import (
     ShardManifest,
     StackEntry,
     layer_folder,
+    read_manifest,
     save_manifest,
+    with_live_files,
 )
 
 LAYOUT = (2, 3)
@@ -158,6 +163,34 @@ def test_inspect_shows_stacks_by_their_manifest(shard: Path) -> None:
     assert "shop.orders" in ask("inspect", shard, status=1)
     assert ask_json("inspect", first["folder"]) == [first]
     assert [check["rows"] for check in ask_json("verify", shard)] == [1, 1, 0, 1]
+
+
+def test_inspect_shows_the_ids_of_a_store(shard: Path) -> None:
+    async def give_ids(disk: FileDisk) -> None:
+        manifest = await read_manifest(disk, str(shard))
+        assert manifest is not None
+        store = StoreId(uuid.UUID(int=7))
+        await save_manifest(disk, str(shard), msgspec.structs.replace(manifest, store=store, log_id=9))
+        mark = msgspec.msgpack.encode(JoinState(incarnation=5))
+        await replace_file(disk, str(shard.with_name("group0-mark")), mark)
+
+    disk = FileDisk()
+    asyncio.run(give_ids(disk))
+    disk.close()
+    first, *_, stray = ask_json("inspect", shard.parent, status=1)
+    assert (first["store"], first["log"], first["incarnation"]) == (str(uuid.UUID(int=7)), f"{9:016x}", 5)
+    assert (stray["store"], stray["incarnation"]) == ("", None)
+    assert f"store {uuid.UUID(int=7)}, commit log {9:016x}, incarnation 5" in ask("inspect", shard, status=1)
+
+
+def test_a_live_layer_whose_files_are_gone_is_told(shard: Path) -> None:
+    disk = FileDisk()
+    manifest = asyncio.run(read_manifest(disk, str(shard)))
+    assert manifest is not None
+    asyncio.run(save_manifest(disk, str(shard), with_live_files(manifest, {INCARNATION})))
+    disk.close()
+    assert "its folder is missing" in ask_json("inspect", shard, status=1)[2]["problem"]
+    assert "its folder is missing" in ask_json("verify", shard, status=1)[2]["problem"]
 
 
 def test_dump_knows_the_columns_of_a_table(shard: Path) -> None:

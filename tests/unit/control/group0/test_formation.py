@@ -5,7 +5,7 @@ import uuid
 
 import msgspec
 
-from ebla.control.group0.formation import Formation, FormationConfig
+from ebla.control.group0.formation import Formation, Group0Config
 from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
 from ebla.group0.discovery import FreshNode
 from ebla.group0.members import Member, MemberRole
@@ -16,7 +16,6 @@ from ebla.sim.scenario import Scenario, run_scenario
 from ebla.sim.world import World
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import DiscoverRequest
-from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext
 
 HOST = HostId(uuid.UUID(int=1))
@@ -31,12 +30,13 @@ def formation(environment: Environment, marks: JoinStateFile) -> Formation:
         transport=environment.transport,
         rng=environment.rng,
         introduction=introduction,
-        limits=WireLimits(),
         report=discard_event,
     )
     member = Member(host=HOST, role=MemberRole.LEARNER, address=Address("10.0.0.1", 7000))
     return Formation(
-        context, marks, FormationConfig(member=member, cluster=CLUSTER, cluster_name="test", contacts=(NOWHERE,))
+        context,
+        marks,
+        Group0Config(member=member, cluster=CLUSTER, cluster_name="test", contacts=(NOWHERE,), folder="/data/group0"),
     )
 
 
@@ -84,10 +84,10 @@ def test_a_mark_survives_and_refuses_nothing_it_wrote() -> None:
             join_id=uuid.UUID(int=4),
             log_id=77,
         )
-        await marks.save(mark)
+        await marks.save(**msgspec.structs.asdict(mark))
         world.check(await JoinStateFile(disk, "/data/mark").load() == mark, "it reads back")
         newer = msgspec.structs.replace(mark, incarnation=4)
-        await marks.save(newer)
+        await marks.save(incarnation=4)
         world.check(await JoinStateFile(disk, "/data/mark").load() == newer, "it is replaced whole")
 
     outcome = run_scenario(Scenario(name="mark", summary="", seconds=5.0, run=run), 1)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from ebla.control.raft.config import RaftConfig
 from ebla.control.raft.driver import RaftDriver
-from ebla.journal.recovery import JournalLimits
 from ebla.ports.environment import Environment
 from ebla.raft.effects import LogWrite
 from ebla.raft.events import RaftEvent
@@ -85,7 +84,7 @@ class Peer:
             kept_entries=0,
             disk_full_retry_ms=50,
             read_wait_max_ms=300,
-            log_limits=JournalLimits(segment_bytes=4096),
+            log_segment_bytes=4096,
         )
         self.server: RaftDriver[RegisterContent] = RaftDriver(self.environment, setup, self.machine, self.wire)
 

@@ -168,7 +168,7 @@ async def test_nothing_is_held_from_a_peer_that_waits(world: World, /, asks_by: 
         await settled()
         assert [to for to, _, _ in appends(peer)] == [LEADER]
         if asks_by == "reading":
-            await peer.hear(ReadIndexRequest(PeerId(3), PeerId(1), b"a context"))
+            await peer.hear(ReadIndexRequest(sender=PeerId(3), to=PeerId(1), read_context=b"a context"))
         else:
             peer.server.propose(add_one(102), EntryKind.COMMAND, PeerId(3))
         await settled()

@@ -8,7 +8,8 @@ import pytest
 from tests.async_tests import runs_in
 from tests.unit.control.raft.driver_rig import ALONE, CLIENT, LEADER, THREE, Peer, add_one, running, simulate
 
-from ebla.model.errors import Unavailable
+from ebla.group0.start_record import MustNotRun
+from ebla.model.errors import Unavailable, leaf_errors
 from ebla.model.identity import HistoryId
 from ebla.raft.driver_policy import APPENDS_PER_SEND_MAX
 from ebla.raft.effects import LogWrite
@@ -19,6 +20,7 @@ from ebla.raft.messages import (
     Entry,
     EntryKind,
     Heartbeat,
+    HeartbeatResponse,
     InstallSnapshot,
     PeerId,
     ReadIndexRequest,
@@ -77,6 +79,23 @@ async def test_an_acknowledgement_leaves_after_its_sync(world: World, /) -> None
         assert AppendResponse(sender=PeerId(1), to=LEADER, term=2, index=2) in peer.wire.sent(AppendResponse)
 
     await running(peer, THREE, work)
+
+
+async def test_a_message_that_contradicts_the_log_ends_the_peer(world: World, /) -> None:
+    peer = Peer(world)
+
+    async def work() -> None:
+        await peer.hear(Heartbeat(sender=LEADER, to=PeerId(1), term=5, commit=9))
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await running(peer, THREE, work)
+    (error,) = leaf_errors(ended.value)
+    assert isinstance(error, MustNotRun)
+    assert "up to 9, and its log ends at 1" in error.message
+    assert "ebla group0 remove" in error.advice
+    assert not peer.wire.sent(HeartbeatResponse)
+    await peer.server.close()
 
 
 async def test_what_gathers_during_a_sync_shares_the_next_one(world: World, /) -> None:

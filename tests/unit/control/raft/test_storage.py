@@ -12,7 +12,6 @@ from ebla.control.raft.storage import (
     RaftRecord,
     RaftStorage,
 )
-from ebla.journal.recovery import JournalLimits
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import Corruption, DiskFull
 from ebla.raft.effects import LogWrite
@@ -21,7 +20,7 @@ from ebla.raft.state import RecoveredState
 from ebla.sim.disk import ProcessDisk
 
 FOLDER = "/data/group0"
-LIMITS = JournalLimits(segment_bytes=2048, batch_bytes_max=1 << 20)
+SEGMENT_BYTES = 2048
 MEMBERS = Membership(voters=(PeerId(1), PeerId(2), PeerId(3)))
 
 
@@ -49,7 +48,7 @@ def meta(index: int, term: int) -> SnapshotMeta:
 
 def persist(machine: Machine, *batches: Sequence[LogWrite]) -> None:
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         for batch in batches:
             await log.persist(batch)
 
@@ -58,7 +57,7 @@ def persist(machine: Machine, *batches: Sequence[LogWrite]) -> None:
 
 def recover(machine: Machine) -> RecoveredState:
     async def main(disk: ProcessDisk) -> RecoveredState:
-        return (await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS))[1]
+        return (await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES))[1]
 
     return machine.run(main)
 
@@ -97,7 +96,7 @@ def test_a_commit_index_alone_costs_no_write_and_travels_with_the_next() -> None
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1, 1), entries(1, 5, 1))])
         began = machine.loop.time()
         await log.persist([hint(3, 1, 1)])
@@ -112,7 +111,7 @@ def test_an_orderly_close_keeps_the_last_commit_index() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1, 1), entries(1, 5, 1))])
         await log.persist([hint(4, 1, 1)])
         await log.close()
@@ -126,7 +125,7 @@ def test_a_snapshot_replaces_what_it_covers_and_frees_the_disk() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         for index in range(1, 60):
             await log.persist([write(state(1, 2, index - 1), entries(index, index, 1))])
         assert len(disk.list_folder(f"{FOLDER}/log")) > 3
@@ -142,7 +141,7 @@ def test_a_snapshot_replaces_what_it_covers_and_frees_the_disk() -> None:
 
 
 async def read_content(machine: Machine, snapshot: SnapshotMeta, disk: ProcessDisk) -> bytes:
-    log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+    log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
     return b"".join([piece async for piece in log.read_snapshot(snapshot)])
 
 
@@ -150,7 +149,7 @@ def test_an_installed_snapshot_takes_a_conflicting_log_away() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1), entries(1, 30, 1))])
         await log.store_snapshot(meta(20, 3), [b"theirs"])
         await log.persist([write(state(3, 0, 20), entries(21, 22, 3), meta(20, 3))])
@@ -163,7 +162,7 @@ def test_a_snapshot_of_entries_not_yet_written_here_keeps_what_follows() -> None
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1), entries(1, 3, 1))])
         await store_and_adopt(log, meta(5, 1), [b"ahead"])
         await log.persist([write(state(1, 0, 5), entries(4, 7, 1))])
@@ -176,7 +175,7 @@ def test_a_stored_snapshot_without_a_mark_is_swept() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1), entries(1, 3, 1))])
         await log.store_snapshot(meta(2, 1), [b"never adopted"])
 
@@ -189,7 +188,7 @@ def snapshotted() -> tuple[Machine, str]:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1), entries(1, 5, 1))])
         await store_and_adopt(log, meta(4, 1), [b"content"])
 
@@ -212,7 +211,7 @@ def test_a_snapshot_of_something_else_is_an_error() -> None:
     machine, path = snapshotted()
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.store_snapshot(SnapshotMeta(9, 1, MEMBERS), [b"other"])
         disk.rename(f"{FOLDER}/snapshot-{9:020d}-1", path)
 
@@ -239,7 +238,7 @@ def test_a_mark_never_takes_a_concurrent_vote_back() -> None:
         machine = Machine(seed)
 
         async def main(disk: ProcessDisk, machine: Machine = machine) -> None:
-            log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+            log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
             await log.persist([write(state(1), entries(1, 5, 1))])
             await log.store_snapshot(meta(3, 1), [b"content"])
             async with asyncio.TaskGroup() as tasks:
@@ -254,7 +253,7 @@ def test_a_full_disk_refuses_and_the_same_write_succeeds_later() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         await log.persist([write(state(1), entries(1, 5, 1))])
         machine.disk.fill()
         with pytest.raises(DiskFull):
@@ -271,7 +270,7 @@ def test_a_mark_that_cannot_drop_old_segments_is_durable_all_the_same() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         for index in range(1, 40):
             await log.persist([write(state(1), entries(index, index, 1))])
         await log.store_snapshot(meta(35, 1), [b"content"])
@@ -288,7 +287,7 @@ def test_a_write_given_up_half_way_ends_the_log() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, LIMITS)
+        log, _ = await RaftStorage.open(disk, machine.rng, FOLDER, SEGMENT_BYTES)
         machine.disk.behaviour.sync_ms = 100.0
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):

@@ -8,7 +8,6 @@ from tests.async_tests import runs_in
 from tests.unit.control.feed_rig import FeedStore, V, in_virtual_time, state_put
 from tests.unit.topology.world import cluster
 
-from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.topology.committed_topology import CommittedTopology
 from ebla.group0.store import Group0Store, HistoryStart
 from ebla.model.identity import HistoryId
@@ -142,13 +141,3 @@ async def test_waiting_for_a_version_and_for_a_change() -> None:
     assert third.result()
     assert change.result()
     assert not await state.wait_change(state.revision, 0.5)
-
-
-def test_detached_it_follows_no_more() -> None:
-    feed_store = FeedStore()
-    feed_store.version(1)
-    state = attached(feed_store)
-    state.detach()
-    feed_store.version(2)
-    assert state.snapshot.version == 1
-    assert isinstance(feed_store.machine, Group0StateMachine)

@@ -20,7 +20,7 @@ from ebla.control.topology.join_steps import (
 )
 from ebla.model.identity import HostId
 from ebla.sim.rng import SimRng
-from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.command import apply_commands
 from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.cdc_generations import committed_generations, generation_data, is_optimal
 from ebla.topology.commands import CreateKeyspace, EnableFeatures, RefreshNode, RejectNode, RollBackNode, SubmitJoin

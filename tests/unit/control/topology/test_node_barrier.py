@@ -5,7 +5,7 @@ import uuid
 import msgspec
 import pytest
 
-from ebla.control.topology.node_barrier import barrier_waits_for, not_installed, takes_part
+from ebla.control.topology.node_barrier import barrier_waits_for, takes_part
 from ebla.model.identity import SessionId, TopologyVersion
 from ebla.wire.feed_messages import ChildReport
 
@@ -36,13 +36,13 @@ def test_each_condition_alone_holds_it_up(change: dict[str, object], words: tupl
 def test_whoever_has_not_reported_holds_it_up() -> None:
     waits = barrier_waits_for(V(7), ("bulk", "shard-0"), {"shard-0": DONE})
     assert waits == ("bulk has not reported since this control process started",)
-    assert not_installed(V(7), ("bulk", "shard-0"), {"shard-0": DONE}) == waits
+    assert barrier_waits_for(V(7), ("bulk", "shard-0"), {"shard-0": DONE}, drain=False) == waits
 
 
 def test_installed_is_less_than_drained() -> None:
     busy = msgspec.structs.replace(DONE, oldest_running=V(3), pending_replicas_open=False, closing_sessions=(SESSION,))
-    assert not_installed(V(7), ("shard-0",), {"shard-0": busy}) == ()
-    assert not_installed(V(8), ("shard-0",), {"shard-0": busy}) == ("shard-0 has version 7, not 8",)
+    assert barrier_waits_for(V(7), ("shard-0",), {"shard-0": busy}, drain=False) == ()
+    assert barrier_waits_for(V(8), ("shard-0",), {"shard-0": busy}, drain=False) == ("shard-0 has version 7, not 8",)
 
 
 def test_it_says_why_a_child_does_not_get_on() -> None:

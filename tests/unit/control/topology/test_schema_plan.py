@@ -18,7 +18,7 @@ from ebla.model.cql_types import parse_type
 from ebla.model.errors import AlreadyExists, EblaError, InvalidRequest, NotFound, Refused, Unavailable
 from ebla.model.identity import TableId
 from ebla.model.schema import Column, ColumnKind, TableOptions, TableSchema, decode_schema
-from ebla.topology.apply.command_batch import apply_commands
+from ebla.topology.apply.command import apply_commands
 from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import CreateKeyspace, CreateTable, DropKeyspace, DropTable
 from ebla.topology.snapshot import Keyspace, Replication, Snapshot

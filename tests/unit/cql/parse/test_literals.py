@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 
 from ebla.cql.parse.literals import days_of, literal_value, parse_date, parse_duration, parse_time, parse_timestamp
-from ebla.cql.parse.terms import (
-    BlobLiteral,
-    BooleanLiteral,
-    DurationLiteral,
-    Literal,
-    NumberLiteral,
-    StringLiteral,
-    UuidLiteral,
-)
+from ebla.cql.parse.terms import Literal, LiteralKind
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import Duration, decode
@@ -22,16 +14,16 @@ TIMEUUID = "8ac6d1dc-fbeb-11ed-be56-0242ac120002"
 HOUR_NS = 3_600_000_000_000
 
 
-def whole(text: str) -> NumberLiteral:
-    return NumberLiteral(text, is_integer=True)
+def whole(text: str) -> Literal:
+    return Literal(LiteralKind.INTEGER, text)
 
 
-def fraction(text: str) -> NumberLiteral:
-    return NumberLiteral(text, is_integer=False)
+def fraction(text: str) -> Literal:
+    return Literal(LiteralKind.FLOAT, text)
 
 
-def string(text: str) -> StringLiteral:
-    return StringLiteral(text)
+def string(text: str) -> Literal:
+    return Literal(LiteralKind.STRING, text)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +46,11 @@ def string(text: str) -> StringLiteral:
         ("decimal", fraction("1.50"), Decimal("1.50")),
         ("decimal", whole("7"), Decimal(7)),
         ("decimal", fraction("1e400"), Decimal("1e400")),
-        ("boolean", BooleanLiteral(True), True),
-        ("blob", BlobLiteral("00fF"), b"\0\xff"),
-        ("blob", BlobLiteral(""), b""),
-        ("uuid", UuidLiteral(TIMEUUID), uuid.UUID(TIMEUUID)),
-        ("timeuuid", UuidLiteral(TIMEUUID), uuid.UUID(TIMEUUID)),
+        ("boolean", Literal(LiteralKind.BOOLEAN, "true"), True),
+        ("blob", Literal(LiteralKind.HEX, "00fF"), b"\0\xff"),
+        ("blob", Literal(LiteralKind.HEX, ""), b""),
+        ("uuid", Literal(LiteralKind.UUID, TIMEUUID), uuid.UUID(TIMEUUID)),
+        ("timeuuid", Literal(LiteralKind.UUID, TIMEUUID), uuid.UUID(TIMEUUID)),
         ("inet", string("127.0.0.1"), "127.0.0.1"),
         ("inet", string("2001:db8::1"), "2001:db8::1"),
         ("date", string("1970-01-02"), 1),
@@ -69,7 +61,7 @@ def string(text: str) -> StringLiteral:
         ("timestamp", string("1970-01-01 00:00:01+0000"), 1000),
         ("timestamp", whole("-7"), -7),
         ("timestamp", string("1234"), 1234),
-        ("duration", DurationLiteral("1mo2d3h"), Duration(1, 2, 3 * HOUR_NS)),
+        ("duration", Literal(LiteralKind.DURATION, "1mo2d3h"), Duration(1, 2, 3 * HOUR_NS)),
     ],
 )
 def test_a_constant_of_every_type(kind: str, literal: Literal, value: Any) -> None:
@@ -89,17 +81,21 @@ def test_not_a_number_is_a_float() -> None:
         ("int", fraction("1.0"), 'Invalid FLOAT constant (1.0) for "c" of type int'),
         ("text", whole("1"), 'Invalid INTEGER constant (1) for "c" of type text'),
         ("boolean", string("true"), 'Invalid STRING constant (true) for "c" of type boolean'),
-        ("int", BooleanLiteral(False), 'Invalid BOOLEAN constant (false) for "c" of type int'),
-        ("text", UuidLiteral(TIMEUUID), f'Invalid UUID constant ({TIMEUUID}) for "c" of type text'),
-        ("text", BlobLiteral("ff"), 'Invalid HEX constant (0xff) for "c" of type text'),
-        ("blob", BlobLiteral("f"), 'Invalid HEX constant (0xf) for "c" of type blob'),
+        ("int", Literal(LiteralKind.BOOLEAN, "false"), 'Invalid BOOLEAN constant (false) for "c" of type int'),
+        ("text", Literal(LiteralKind.UUID, TIMEUUID), f'Invalid UUID constant ({TIMEUUID}) for "c" of type text'),
+        ("text", Literal(LiteralKind.HEX, "ff"), 'Invalid HEX constant (0xff) for "c" of type text'),
+        ("blob", Literal(LiteralKind.HEX, "f"), 'Invalid HEX constant (0xf) for "c" of type blob'),
         ("blob", string("f"), 'Invalid STRING constant (f) for "c" of type blob'),
-        ("int", DurationLiteral("1h"), 'Invalid DURATION constant (1h) for "c" of type int'),
+        ("int", Literal(LiteralKind.DURATION, "1h"), 'Invalid DURATION constant (1h) for "c" of type int'),
         ("decimal", fraction("NaN"), 'Invalid FLOAT constant (NaN) for "c" of type decimal'),
         ("list<int>", whole("1"), 'Invalid INTEGER constant (1) for "c" of type list<int>'),
         ("tinyint", whole("128"), "128 is not a value of type tinyint"),
         ("bigint", whole("9223372036854775808"), "is not a value of type bigint"),
-        ("timeuuid", UuidLiteral("123e4567-e89b-42d3-a456-426655440000"), "a timeuuid is a version 1 uuid"),
+        (
+            "timeuuid",
+            Literal(LiteralKind.UUID, "123e4567-e89b-42d3-a456-426655440000"),
+            "a timeuuid is a version 1 uuid",
+        ),
         ("ascii", string("é"), "is not a value of type ascii"),
         ("inet", string("1.2.3"), "Unable to make inet address from '1.2.3'"),
         ("date", string("1970-13-01"), "Unable to coerce '1970-13-01' to a formatted date (long)"),
@@ -109,7 +105,7 @@ def test_not_a_number_is_a_float() -> None:
         ("time", whole("86400000000000"), "a time lies within one day"),
         ("timestamp", string(""), "Unable to coerce '' to a formatted date (long)"),
         ("timestamp", string("1970-01-01T24:00"), "Unable to coerce '1970-01-01T24:00' to a formatted date (long)"),
-        ("duration", DurationLiteral("99999999999y"), "months and days of a duration have 32 bits"),
+        ("duration", Literal(LiteralKind.DURATION, "99999999999y"), "months and days of a duration have 32 bits"),
         ("varint", whole("1" * 5000), "digits"),
         ("decimal", fraction("1e99999999999"), "is not a value of type decimal"),
     ],

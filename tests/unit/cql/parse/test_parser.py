@@ -7,19 +7,16 @@ from ebla.cql.parse.parser import parse
 from ebla.cql.parse.terms import (
     Arithmetic,
     BindMarker,
-    BlobLiteral,
-    BooleanLiteral,
-    DurationLiteral,
+    ColumnName,
     FunctionCall,
     ListLiteral,
+    Literal,
+    LiteralKind,
     NullLiteral,
-    NumberLiteral,
     SetOrMapLiteral,
-    StringLiteral,
     Term,
     TupleLiteral,
     TypeHint,
-    UuidLiteral,
 )
 from ebla.model.cql_types import parse_type
 from ebla.model.errors import BadSyntax, InvalidRequest
@@ -32,29 +29,29 @@ def term_of(text: str) -> Term:
     return statement.values[0]
 
 
-ONE = NumberLiteral("1", is_integer=True)
+ONE = Literal(LiteralKind.INTEGER, "1")
 
 
 @pytest.mark.parametrize(
     ("text", "term"),
     [
         ("1", ONE),
-        ("-1", NumberLiteral("-1", is_integer=True)),
-        ("1.5e-3", NumberLiteral("1.5e-3", is_integer=False)),
-        ("1.", NumberLiteral("1.", is_integer=False)),
-        ("NaN", NumberLiteral("NaN", is_integer=False)),
-        ("-Infinity", NumberLiteral("-Infinity", is_integer=False)),
-        ("'it''s'", StringLiteral("it's")),
-        ("$$it's$$", StringLiteral("it's")),
-        ("''", StringLiteral("")),
-        ("true", BooleanLiteral(True)),
-        ("FALSE", BooleanLiteral(False)),
+        ("-1", Literal(LiteralKind.INTEGER, "-1")),
+        ("1.5e-3", Literal(LiteralKind.FLOAT, "1.5e-3")),
+        ("1.", Literal(LiteralKind.FLOAT, "1.")),
+        ("NaN", Literal(LiteralKind.FLOAT, "NaN")),
+        ("-Infinity", Literal(LiteralKind.FLOAT, "-Infinity")),
+        ("'it''s'", Literal(LiteralKind.STRING, "it's")),
+        ("$$it's$$", Literal(LiteralKind.STRING, "it's")),
+        ("''", Literal(LiteralKind.STRING, "")),
+        ("true", Literal(LiteralKind.BOOLEAN, "true")),
+        ("FALSE", Literal(LiteralKind.BOOLEAN, "false")),
         ("null", NullLiteral()),
-        ("0xCAFE", BlobLiteral("CAFE")),
-        ("0x", BlobLiteral("")),
-        ("550e8400-e29b-41d4-a716-446655440000", UuidLiteral("550e8400-e29b-41d4-a716-446655440000")),
-        ("1h30m", DurationLiteral("1h30m")),
-        ("-P1Y2M", DurationLiteral("-P1Y2M")),
+        ("0xCAFE", Literal(LiteralKind.HEX, "CAFE")),
+        ("0x", Literal(LiteralKind.HEX, "")),
+        ("550e8400-e29b-41d4-a716-446655440000", Literal(LiteralKind.UUID, "550e8400-e29b-41d4-a716-446655440000")),
+        ("1h30m", Literal(LiteralKind.DURATION, "1h30m")),
+        ("-P1Y2M", Literal(LiteralKind.DURATION, "-P1Y2M")),
         ("?", BindMarker(0)),
         (":name", BindMarker(0, "name")),
         (':"Name"', BindMarker(0, "Name")),
@@ -63,14 +60,14 @@ ONE = NumberLiteral("1", is_integer=True)
         ("{}", SetOrMapLiteral(())),
         ("{1}", SetOrMapLiteral(((ONE, None),))),
         ("{1:1}", SetOrMapLiteral(((ONE, ONE),))),
-        ("{'a':true}", SetOrMapLiteral(((StringLiteral("a"), BooleanLiteral(True)),))),
+        ("{'a':true}", SetOrMapLiteral(((Literal(LiteralKind.STRING, "a"), Literal(LiteralKind.BOOLEAN, "true")),))),
         ("{1: :v}", SetOrMapLiteral(((ONE, BindMarker(0, "v")),))),
         ("(1, 1)", TupleLiteral((ONE, ONE))),
         ("(int) 1", TypeHint(parse_type("int"), ONE)),
         ("(map<text, int>) ?", TypeHint(parse_type("map<text, int>"), BindMarker(0))),
         ("now()", FunctionCall("now", ())),
         ("system.now()", FunctionCall("system.now", ())),
-        ("1 + 1 * 1", Arithmetic("+", ONE, Arithmetic("*", ONE, ONE))),
+        ("1 + 1 * 1", Arithmetic(ONE, (("+", Arithmetic(ONE, (("*", ONE),))),))),
     ],
 )
 def test_a_term(text: str, term: Term) -> None:
@@ -81,7 +78,7 @@ def test_names_are_folded_unless_quoted() -> None:
     statement = parse('SELECT "Aa", Bb AS "Cc" FROM Ks."Tt"').statement
     assert isinstance(statement, s.SelectStatement)
     assert statement.table == s.TableName("ks", "Tt")
-    assert statement.selectors == (s.SelectedColumn("Aa"), s.SelectedColumn("bb", "Cc"))
+    assert statement.selectors == (s.SelectItem(ColumnName("Aa")), s.SelectItem(ColumnName("bb"), "Cc"))
 
 
 def test_markers_are_numbered_in_the_order_of_the_text() -> None:
@@ -111,39 +108,28 @@ def test_every_part_of_a_select() -> None:
     assert found.allow_filtering
     assert found.bypass_cache
     assert found.limit == BindMarker(0)
-    assert found.using.timeout == DurationLiteral("5s")
+    assert found.using.timeout == Literal(LiteralKind.DURATION, "5s")
 
 
 def test_words_that_are_columns_too() -> None:
     found = parse("SELECT json, distinct, ttl, key FROM t").statement
     assert isinstance(found, s.SelectStatement)
-    assert [one.column for one in found.selectors if isinstance(one, s.SelectedColumn)] == [
-        "json",
-        "distinct",
-        "ttl",
-        "key",
-    ]
+    assert [one.item for one in found.selectors] == [ColumnName(one) for one in ("json", "distinct", "ttl", "key")]
 
 
 def test_counts() -> None:
     for text in ("count(*)", "COUNT(1)"):
         found = parse(f"SELECT {text} FROM t").statement
         assert isinstance(found, s.SelectStatement)
-        assert found.selectors == (s.SelectedFunction(FunctionCall("count", ())),)
+        assert found.selectors == (s.SelectItem(FunctionCall("count", ())),)
 
 
 def test_assignments() -> None:
     found = parse("UPDATE t SET a = a + [1], b = [1] + b, c = c - {1}, d += {1}, e -= {1}, f = 1 WHERE k = 1").statement
     assert isinstance(found, s.UpdateStatement)
-    changes = [one.change for one in found.assignments if isinstance(one, s.ChangeCollection)]
-    assert changes == [
-        s.CollectionChange.APPEND,
-        s.CollectionChange.PREPEND,
-        s.CollectionChange.REMOVE,
-        s.CollectionChange.APPEND,
-        s.CollectionChange.REMOVE,
-    ]
-    assert found.assignments[-1] == s.AssignColumn("f", ONE)
+    kinds = [one.kind.value for one in found.assignments]
+    assert kinds == ["append", "prepend", "remove", "append", "remove", "column"]
+    assert found.assignments[-1] == s.Assignment(column="f", kind=s.AssignmentKind.COLUMN, value=ONE)
 
 
 def test_a_table() -> None:

@@ -16,9 +16,9 @@ from ebla.cql.plan.binder import (
     is_constant,
     values_in_marker_order,
 )
-from ebla.model.cql_types import SCALARS, parse_type
+from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType, parse_type
 from ebla.model.errors import InvalidRequest
-from ebla.model.values import decode, encode, validation_error
+from ebla.model.values import decode, encode, join_elements, join_fields, validation_error
 from ebla.wire.cql.messages import UNSET, BoundValue, ColumnSpec, QueryParameters
 
 INT = SCALARS["int"]
@@ -39,6 +39,35 @@ def value_of(kind: str, text: str, *values: BoundValue) -> Any:
     source = Binder(keyspace="ks", table="t", markers=markers).source(term, TermReceiver("c", parse_type(kind)))
     found = source(BoundRequest(values, 0, no_bytes))
     return decode(parse_type(kind), found) if isinstance(found, bytes) else found
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "stored"),
+    [
+        ("frozen<set<int>>", [3, 1, 2, 1], [1, 2, 3]),
+        ("frozen<map<int, int>>", [(2, 2), (1, 1)], [(1, 1), (2, 2)]),
+        ("list<frozen<set<int>>>", [[2, 1], [3]], [[1, 2], [3]]),
+        ("tuple<int, frozen<set<text>>>", (1, ["b", "a"]), (1, ["a", "b"])),
+        ("frozen<set<frozen<set<int>>>>", [[3, 2], [1], [2, 3]], [[1], [2, 3]]),
+        ("frozen<map<frozen<set<int>>, frozen<set<int>>>>", [([2, 1], [4, 3]), ([1, 2], [6, 5])], [([1, 2], [5, 6])]),
+    ],
+)
+def test_bound_sets_and_maps_are_sorted_at_any_depth(kind: str, sent: Any, stored: Any) -> None:
+    assert value_of(kind, "?", _as_sent(parse_type(kind), sent)) == stored
+
+
+def _as_sent(kind: CqlType, value: Any) -> bytes:
+    """As a driver may send it: `encode` drops duplicates."""
+    match kind:
+        case ListType(element=element) | SetType(element=element):
+            return join_elements([_as_sent(element, one) for one in value], len(value))
+        case MapType(key=key, value=inner):
+            parts = [part for left, right in value for part in (_as_sent(key, left), _as_sent(inner, right))]
+            return join_elements(parts, len(value))
+        case TupleType(elements=elements):
+            return join_fields([_as_sent(one, part) for one, part in zip(elements, value, strict=True)])
+        case _:
+            return encode(kind, value)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.unit.cql.world import Cql
 
-from ebla.cql.executor import ClientState, CqlExecutor
+from ebla.cql.executor import ClientState
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import CallStatement
-from ebla.cql.parse.terms import BindMarker, BlobLiteral
+from ebla.cql.parse.terms import BindMarker, Literal, LiteralKind
 from ebla.model.errors import BadSyntax, InvalidRequest
 from ebla.wire.cql.messages import QueryParameters, Rows
 
@@ -38,12 +38,14 @@ def calls() -> Backwards:
 @pytest.fixture
 def cql(calls: Backwards) -> Cql:
     made = Cql()
-    made.executor = CqlExecutor(replace(made.parts, calls=calls))
+    made.executor = replace(made.executor, calls=calls)
     return made
 
 
 def test_a_literal_and_a_marker_are_parsed() -> None:
-    assert parse("CALL ebla.open_read(0xCAfe)").statement == CallStatement("ebla", "open_read", BlobLiteral("CAfe"))
+    assert parse("CALL ebla.open_read(0xCAfe)").statement == CallStatement(
+        "ebla", "open_read", Literal(LiteralKind.HEX, "CAfe")
+    )
     assert parse("call Ebla.Open_Read ( ? );").statement == CallStatement("ebla", "open_read", BindMarker(0))
     assert parse("CALL ebla.x(:request)").markers == (BindMarker(0, "request"),)
 
@@ -107,4 +109,4 @@ def test_it_is_carried_out_in_a_task_of_its_own(cql: Cql) -> None:
 
 def test_its_text_is_not_kept(cql: Cql) -> None:
     cql.run("CALL ebla.other(0x00)")
-    assert len(cql.executor._statements._queries) == 0  # what is kept cannot be seen from outside
+    assert len(cql.executor._statements._compiled) == 0  # what is kept cannot be seen from outside

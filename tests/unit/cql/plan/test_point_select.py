@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from tests.unit.cql.world import Cql, python_rows
 
-from ebla.cql.catalog import StoredTable
 from ebla.cql.executor import PendingResponse
 from ebla.cql.parse.parser import parse
 from ebla.cql.parse.statements import SelectStatement
@@ -45,8 +44,7 @@ def short_way(cql: Cql, text: str) -> PointSelectPlan | None:
     assert isinstance(parsed.statement, SelectStatement)
     table = cql.view.current.snapshot.table_named("ks", "t")
     assert table is not None
-    stored = StoredTable(table.id, cql.view.current.schemas[table.id])
-    return point_select(plan_select(parsed.statement, stored, parsed.markers), stored.id)
+    return point_select(plan_select(parsed.statement, cql.view.current.schemas[table.id], parsed.markers))
 
 
 def at_once(cql: Cql, text: str, parameters: QueryParameters | None = None) -> Rows:

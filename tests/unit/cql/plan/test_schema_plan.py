@@ -10,7 +10,7 @@ from ebla.model.errors import AlreadyExists, BadConfiguration, EblaError, Invali
 from ebla.model.schema import TableSchema, TombstoneGc
 from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import Strategy
-from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult, SchemaChangeTarget, Void
+from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult, Void
 
 LOCATOR = "org.apache.cassandra.locator"
 SIMPLE = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -69,9 +69,7 @@ def test_keyspaces(
     cql: Cql, options: str, strategy: Strategy, factors: Any, on_tablets: bool, initial: int, durable: bool
 ) -> None:
     found = cql.run(f"CREATE KEYSPACE made WITH {options}")
-    assert found == SchemaChangeResult(
-        kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.KEYSPACE, keyspace="made"
-    )
+    assert found == SchemaChangeResult(SchemaChangeKind.CREATED, "made")
     made = keyspace(cql, "made")
     assert (made.replication.strategy, made.replication.factors) == (strategy, factors)
     assert (made.on_tablets, made.initial_tablets, made.durable_writes) == (on_tablets, initial, durable)
@@ -80,9 +78,7 @@ def test_keyspaces(
 def test_what_alter_does_not_name_stays(cql: Cql) -> None:
     cql.run(f"CREATE KEYSPACE made WITH replication = {SIMPLE} AND durable_writes = false")
     changed = cql.run("ALTER KEYSPACE made WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}")
-    assert changed == SchemaChangeResult(
-        kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.KEYSPACE, keyspace="made"
-    )
+    assert changed == SchemaChangeResult(SchemaChangeKind.UPDATED, "made")
     assert not keyspace(cql, "made").durable_writes
     cql.run("ALTER KEYSPACE made WITH durable_writes = true")
     assert keyspace(cql, "made").replication.factors == (("", 3),)
@@ -122,12 +118,8 @@ def test_there_and_not_there(cql: Cql) -> None:
     ):
         with pytest.raises(NotFound):
             cql.run(text)
-    assert cql.run("DROP TABLE t") == SchemaChangeResult(
-        kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.TABLE, keyspace="ks", table="t"
-    )
-    assert cql.run("DROP KEYSPACE ks") == SchemaChangeResult(
-        kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.KEYSPACE, keyspace="ks"
-    )
+    assert cql.run("DROP TABLE t") == SchemaChangeResult(SchemaChangeKind.DROPPED, "ks", "t")
+    assert cql.run("DROP KEYSPACE ks") == SchemaChangeResult(SchemaChangeKind.DROPPED, "ks")
 
 
 @pytest.mark.parametrize(
@@ -310,9 +302,7 @@ def altered(cql: Cql) -> Cql:
 )
 def test_columns_come_and_go(altered: Cql, change: str, names: list[str]) -> None:
     changed = altered.run(f"ALTER TABLE t {change}")
-    assert changed == SchemaChangeResult(
-        kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace="ks", table="t"
-    )
+    assert changed == SchemaChangeResult(SchemaChangeKind.UPDATED, "ks", "t")
     assert [column.name for column in table(altered, "t").columns] == names
 
 

@@ -22,10 +22,18 @@ from tests.unit.cql.protocol_rig import (
 
 from ebla.cql.authentication import PASSWORD_AUTHENTICATOR
 from ebla.cql.executor import StartedRequest
-from ebla.cql.server.clients import ConnectionStage
 from ebla.model.cql_types import SCALARS
 from ebla.model.error_codes import CqlCode
-from ebla.model.errors import BadCredentials, Unavailable, WriteTimeout
+from ebla.model.errors import (
+    BadCredentials,
+    Corruption,
+    DiskFull,
+    EblaError,
+    InternalError,
+    ReadFailed,
+    Unavailable,
+    WriteTimeout,
+)
 from ebla.wire.cql import notation
 from ebla.wire.cql.compression import LZ4
 from ebla.wire.cql.frames import EVENT_STREAM, FrameFlag, Opcode
@@ -55,9 +63,9 @@ async def test_options_and_startup(wired: Wired, /) -> None:
     assert (ready.opcode, ready.stream, ready.body) == (Opcode.READY, 6, b"")
     assert other.connection.client.tablet_routing
     assert not wired.connection.client.tablet_routing
-    client = other.connection.describe()
-    assert (client.stage, client.driver_name, client.driver_version) == (ConnectionStage.READY, "d", "9")
-    assert (client.peer, client.requests, client.user) == (PEER, 2, "anonymous")
+    row = other.connection.system_row()
+    assert (row["connection_stage"], row["driver_name"], row["driver_version"]) == ("READY", "d", "9")
+    assert (row["address"], row["port"], row["username"]) == (PEER.host, PEER.port, "anonymous")
 
 
 @pytest.mark.parametrize("version", [1, 2, 5, 65, 66])
@@ -111,8 +119,6 @@ async def test_a_second_startup_has_no_place(wired: Wired, /) -> None:
 
 
 class SlowAuthentication:
-    authenticator: str | None = PASSWORD_AUTHENTICATOR
-
     def __init__(self) -> None:
         self.decided: asyncio.Future[str] | None = None
 
@@ -120,14 +126,14 @@ class SlowAuthentication:
         assert self.decided is not None
         return self.decided
 
-    async def authenticate(self, _token: bytes) -> str:
+    async def authenticate(self, _token: bytes, _address: str) -> str:
         self.decided = asyncio.get_running_loop().create_future()
         return await self.decided
 
 
 def test_who_logs_in_is_let_in_and_what_follows_waits_for_it() -> None:
     login = SlowAuthentication()
-    parted = ConnectionRig(login=login)
+    parted = ConnectionRig(login=login.authenticate)
 
     async def work(wired: Wired) -> None:
         (asked,) = wired.ask(request(Opcode.STARTUP, STARTUP_BODY))
@@ -162,7 +168,7 @@ def test_who_cannot_prove_it_is_told_and_closed() -> None:
         assert error_of(answer) == (CqlCode.BAD_CREDENTIALS, "no")
         assert wired.transport.closed is not None
 
-    with_connection(work, ConnectionRig(login=login))
+    with_connection(work, ConnectionRig(login=login.authenticate))
 
 
 def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
@@ -176,7 +182,7 @@ def test_a_client_that_left_while_it_logged_in_is_not_let_in() -> None:
         await settled()
         assert not wired.connection.is_ready
 
-    with_connection(work, ConnectionRig(login=login))
+    with_connection(work, ConnectionRig(login=login.authenticate))
 
 
 # ---- requests
@@ -192,17 +198,18 @@ async def test_an_answer_at_once_leaves_in_the_same_step(wired: Wired, /) -> Non
 
 def test_answers_leave_in_the_order_in_which_requests_end() -> None:
     futures = Futures()
+    parted = ConnectionRig(execution=futures.output())
 
     async def work(wired: Wired) -> None:
         assert wired.ask(execute(b"a", stream=1), execute(b"b", stream=2), execute(b"c", stream=3)) == []
-        assert wired.connection.describe().running == 3
+        assert parted.load.bytes > 0
         for name in (b"c", b"a", b"b"):
             futures.made[name].set_result(None)
             await settled()
         assert [each.stream for each in wired.transport.taken()] == [3, 1, 2]
-        assert wired.connection.describe().running == 0
+        assert parted.load.bytes == 0
 
-    with_connection(work, ConnectionRig(execution=futures.output()))
+    with_connection(work, parted)
 
 
 def test_a_request_that_becomes_a_task() -> None:
@@ -286,6 +293,35 @@ def test_a_defect_is_told_by_a_number_and_its_trace_goes_to_the_log() -> None:
         ((event, details),) = parted.reports
         assert (event, details["id"]) == ("cql.internal_error", "beef")
         assert "a secret of ours" in str(details["trace"])
+
+
+def test_errors_of_the_server_itself_reach_only_its_log() -> None:
+    failed = ReadFailed("ONE read: 0 of 1 replicas answered", required=1)
+    failed.add_note("shard 0 of host x: layer /data/7 is damaged")
+    cases = [
+        (Corruption("layer /data/7 is damaged"), CqlCode.WRITE_FAILURE),
+        (DiskFull("/data is full"), CqlCode.WRITE_FAILURE),
+        (InternalError("'i' format requires a number of /data"), CqlCode.SERVER_ERROR),
+        (failed, CqlCode.READ_FAILURE),
+    ]
+    for error, expected in cases:
+
+        def fails(*_: object, error: EblaError = error) -> StartedRequest:
+            raise error
+
+        parted = ConnectionRig(execution=ScriptedExecutor(fails))
+
+        async def work(wired: Wired, expected: CqlCode = expected) -> None:
+            (answer,) = wired.ask(execute(stream=3))
+            code, words = error_of(answer)
+            assert code == expected
+            assert "beef" in words
+            assert "/data" not in words
+
+        with_connection(work, parted)
+        ((event, details),) = parted.reports
+        assert (event, details["id"]) == ("cql.request_failed", "beef")
+        assert "/data" in str(details["cause"])
 
 
 def test_a_shard_that_does_not_serve_says_so() -> None:

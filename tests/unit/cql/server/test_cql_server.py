@@ -33,13 +33,14 @@ from tests.unit.runtime.tls_rig import Cluster as Certificates
 
 from ebla.cql.authentication import PasswordAuthentication, hash_password
 from ebla.cql.executor import ClientState, PendingResponse, StartedRequest
-from ebla.cql.server.connection import ConnectionLimits
-from ebla.cql.server.cql_server import CqlServer, CqlServerLimits
+from ebla.cql.server.cql_server import CqlServer
 from ebla.model.cql_types import SCALARS, CqlType, SetType
 from ebla.model.error_codes import CqlCode
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
 from ebla.model.values import encode
+from ebla.observe.event_reporter import discard_event
+from ebla.options import NodeLimits
 from ebla.runtime.sockets import listen_tcp
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tls import CqlServerTls
@@ -55,10 +56,10 @@ def own_address() -> str:
 
 @asynccontextmanager
 async def serving(
-    parted: ConnectionRig, limits: CqlServerLimits | None = None, tls: Callable[[], ssl.SSLContext] | None = None
+    parted: ConnectionRig, tls: Callable[[], ssl.SSLContext] | None = None, **bounds: int
 ) -> AsyncIterator[tuple[CqlServer, Address]]:
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-        server = CqlServer(parted.parts(tasks), limits or CqlServerLimits(), tls)
+        server = CqlServer(parted.parts(tasks), tls, **bounds)
         listener = listen_tcp(Address(own_address(), 0), 64)
         server.listen(listener)
         host, port = listener.getsockname()
@@ -110,9 +111,9 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def run(work: Callable[[CqlServer, Address], Coroutine[Any, Any, None]], parted: ConnectionRig, **limits: int) -> None:
+def run(work: Callable[[CqlServer, Address], Coroutine[Any, Any, None]], parted: ConnectionRig, **bounds: int) -> None:
     async def main() -> None:
-        async with serving(parted, CqlServerLimits(**limits)) as (server, address):
+        async with serving(parted, None, **bounds) as (server, address):
             await work(server, address)
 
     asyncio.run(main())
@@ -131,16 +132,16 @@ async def test_requests_of_many_clients(server: CqlServer, address: Address, /) 
         for number in range(10):
             clients.create_task(one(number))
     await until(lambda: server.is_idle)
-    assert len(server.clients) == 0
+    assert len(server.client_rows()) == 0
 
 
 @runs_in(run, ConnectionRig())
 async def test_it_is_known_who_is_connected(server: CqlServer, address: Address, /) -> None:
     async with client_of(address) as client:
         await client.greet()
-        (known,) = list(server.clients)
-        assert known.peer.port == client.writer.get_extra_info("sockname")[1]
-        assert not known.peer.tls_protocol
+        (known,) = server.client_rows()
+        assert known["port"] == client.writer.get_extra_info("sockname")[1]
+        assert not known["ssl_enabled"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_probes_and_strangers_do_no_harm(sent: bytes) -> None:
             await stranger.writer.drain()
         async with client_of(address) as client:
             await client.greet()
-            await until(lambda: len(server.clients) == 1)
+            await until(lambda: len(server.client_rows()) == 1)
 
     run(work, ConnectionRig())
 
@@ -176,8 +177,8 @@ def test_one_connection_too_many_is_refused() -> None:
                 assert await second.is_closed()
             assert (await first.ask(query("x"))).opcode == Opcode.RESULT
 
-    parted = ConnectionRig()
-    run(work, parted, connections_max=1)
+    parted = ConnectionRig(limits=NodeLimits(cql_connections_max=1))
+    run(work, parted)
     assert [event for event, _ in parted.reports] == ["cql.connection_refused"]
 
 
@@ -202,7 +203,7 @@ def test_a_client_that_does_not_read_costs_a_bounded_memory() -> None:
                 assert len((await lazy.next()).body) > 100_000
         assert len(parted.execution.asked) == 2000
 
-    run(work, parted, write_high_bytes=200_000, write_low_bytes=50_000)
+    run(work, parted, write_high_bytes=200_000)
 
 
 def test_a_client_that_never_reads_is_cut_off() -> None:
@@ -216,12 +217,12 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
             await until(lambda: bool(server._sockets) and next(iter(server._sockets)).queued_bytes > 0)
             await until(lambda: server.is_idle)
 
-    run(work, parted, write_high_bytes=10_000, write_low_bytes=5_000, write_stall_ms=50)
+    run(work, parted, write_high_bytes=10_000, write_stall_ms=50)
     assert "cql.client_stalled" in [event for event, _ in parted.reports]
 
 
 def test_a_large_request_arrives_whole_and_one_too_large_is_refused() -> None:
-    parted = ConnectionRig(limits=ConnectionLimits(request_bytes_max=3_000_000))
+    parted = ConnectionRig(limits=NodeLimits(cql_request_bytes_max=3_000_000, cql_statement_bytes_max=3_000_000))
 
     async def work(_: CqlServer, address: Address) -> None:
         async with client_of(address) as client:
@@ -272,10 +273,10 @@ async def test_a_connection_that_somebody_else_accepted(server: CqlServer, _: Ad
     server.listen(listener, pass_on)
     async with client_of(Address(host, port)) as client:
         await until(lambda: bool(passed))
-        assert len(server.clients) == 0
+        assert len(server.client_rows()) == 0
         server.take(passed[0])
         await client.greet()
-        assert len(server.clients) == 1
+        assert len(server.client_rows()) == 1
 
 
 # ---- TLS
@@ -290,9 +291,9 @@ async def test_clients_by_tls(tmp_path: Path) -> None:
         async with client_of(address, of_client) as client:
             await client.greet()
             assert (await client.ask(query("x" * 40_000))).opcode == Opcode.RESULT
-            (known,) = list(server.clients)
-            assert known.peer.tls_protocol.startswith("TLSv1.")
-            assert known.peer.tls_cipher
+            (known,) = server.client_rows()
+            assert str(known["ssl_protocol"]).startswith("TLSv1.")
+            assert known["ssl_cipher_suite"]
         async with client_of(address) as plain:
             plain.writer.write(request(Opcode.OPTIONS))
             assert await plain.is_closed()
@@ -414,7 +415,8 @@ def test_a_driver_logs_in() -> None:
     rng = SystemRng()
 
     with_password = ConnectionRig(
-        execution=SystemExecution(), login=PasswordAuthentication({"scribe": hash_password("clay", rng)}, rng)
+        execution=SystemExecution(),
+        login=PasswordAuthentication({"scribe": hash_password("clay", rng)}, rng, discard_event).authenticate,
     )
     with in_background(with_password) as address:
         cluster = cluster_at(address, protocol_version=4, auth_provider=PlainTextAuthProvider("scribe", "clay"))
@@ -437,7 +439,7 @@ async def test_a_frame_that_is_cut_off_ends_with_its_connection(server: CqlServe
         client.writer.write(query("x" * 5000)[:4000])
         await client.writer.drain()
     await until(lambda: server.is_idle)
-    assert server.deps.in_flight.bytes == 0
+    assert server.deps.memory.bytes == 0
 
 
 def test_an_answer_larger_than_everything_is_sent_whole() -> None:
@@ -449,4 +451,4 @@ def test_an_answer_larger_than_everything_is_sent_whole() -> None:
             answer = await client.ask(execute())
             assert answer.body.endswith(struct.pack(">i", 5_000_000) + b"y" * 5_000_000)
 
-    run(work, ConnectionRig(execution=ScriptedExecutor(lambda _: huge)), write_high_bytes=1000, write_low_bytes=100)
+    run(work, ConnectionRig(execution=ScriptedExecutor(lambda _: huge)), write_high_bytes=1000)

@@ -14,8 +14,7 @@ from ebla.model.selection import ColumnSelector
 from ebla.model.token import TOKEN_MIN, WHOLE_RING, Token, TokenRange
 from ebla.model.transfers import ScanStack
 from ebla.runtime.file_disk import FileDisk
-from ebla.source.read.local_scan import open_located
-from ebla.source.read.read_only_disk import ReadOnlyDisk
+from ebla.source.read.local_scan import ReadOnlyDisk, open_located
 from ebla.storage.codec.key_codec import decode_token
 from ebla.storage.codec.row_file import ROWS_SCHEMA, items_of
 from ebla.storage.columns.chunks import KEY, ChunkShape, chunk_of, stored_values, whole_shape
@@ -76,31 +75,31 @@ def test_typed_and_stored_rows_are_those_of_the_layers(tmp_path: Path) -> None:
                 asked = TypedRowsQuery(
                     range=WHOLE_RING, columns=columns, now_s=3, conditions=conditions, partitions=partitions
                 )
-                schema, batches = scan.ask(asked)
+                schema, batches = scan(asked)
                 table = pa.Table.from_batches(list(batches), schema)
                 model = ScanQuery(schema=MIXED, columns=columns, now_s=3, conditions=conditions, partitions=partitions)
                 assert str(table.to_pylist()) == str(expected(parts, model))
-        schema, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING))
+        schema, batches = scan(StoredRowsQuery(range=WHOLE_RING))
         assert schema == ROWS_SCHEMA
         found = [item for batch in batches for item in items_of(batch)]
         assert found == list(merge_streams([items for items, _, _ in parts], MIXED))
-        _, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING, conditions=(), partitions=prefixes))
+        _, batches = scan(StoredRowsQuery(range=WHOLE_RING, conditions=(), partitions=prefixes))
         chosen = [item for batch in batches for item in items_of(batch)]
         assert chosen == [item for item in found if item[0].startswith(prefixes)]
-        schema, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING, by_column=True))
+        schema, batches = scan(StoredRowsQuery(range=WHOLE_RING, by_column=True))
         assert schema == whole_shape(MIXED).arrow_schema
         chunks = list(batches)
         values = [value for one in chunks for value in stored_values(whole_shape(MIXED), one).to_pylist()]
         assert list(zip((key for one in chunks for key in one.column(KEY).to_pylist()), values)) == found
         with pytest.raises(InvalidRequest, match="no column"):
-            scan.ask(TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("nope"),), now_s=0))
+            scan(TypedRowsQuery(range=WHOLE_RING, columns=(ColumnSelector("nope"),), now_s=0))
     assert content(tmp_path) == before
 
 
 def test_a_reader_that_stops_early_leaves_nothing_open(tmp_path: Path) -> None:
     place, _ = located(tmp_path, 2)
     with open_located(place) as scan:
-        _, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING))
+        _, batches = scan(StoredRowsQuery(range=WHOLE_RING))
         assert len(next(batches))
     for half in range(2):
         folder = place.stacks[half].layers[1][0]
@@ -140,6 +139,6 @@ def test_rows_come_as_rows_where_there_are_no_columns(tmp_path: Path) -> None:
     asyncio.run(build(tmp_path / "rows", RandomRows(4).layer(), with_sidecar=False))
     stack = ScanStack(WHOLE_RING, ((str(tmp_path / "rows"), WHOLE_RING),))
     with open_located(CheckpointFiles(machine="", folder=str(tmp_path), stacks=(stack,), schema=MIXED)) as scan:
-        schema, batches = scan.ask(StoredRowsQuery(range=WHOLE_RING, by_column=True))
+        schema, batches = scan(StoredRowsQuery(range=WHOLE_RING, by_column=True))
         assert schema == ROWS_SCHEMA
         assert [item for batch in batches for item in items_of(batch)] == RandomRows(4).layer()

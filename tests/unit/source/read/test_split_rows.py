@@ -20,7 +20,7 @@ from ebla.source.read.planner import InputSplit, SplitRange
 from ebla.source.read.split_rows import SCANS_OPEN_MAX, SplitRows, TableFlightClient
 from ebla.storage.codec.key_codec import partition_prefix
 from ebla.wire.table_calls import CheckpointFiles, ReadSource
-from ebla.wire.transfer_messages import TypedRowsQuery
+from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery
 
 SCHEMA = new_schema(
     (TableId(uuid.UUID(int=1)), "ks", "t"), (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
@@ -48,18 +48,18 @@ class Files:
     partitions: list[tuple[bytes, ...]] = field(default_factory=list)
 
     @contextmanager
-    def opened(self, located: CheckpointFiles) -> Iterator["Files"]:
+    def opened(self, located: CheckpointFiles) -> Iterator[local_scan.LocalScan]:
         self.open, self.times = self.open + 1, self.times + 1
         self.most = max(self.most, self.open)
         try:
-            yield self
+            yield self.ask
         finally:
             self.open -= 1
 
-    def ask(self, query: TypedRowsQuery) -> tuple[None, Iterator[pa.RecordBatch]]:
+    def ask(self, query: StoredRowsQuery | TypedRowsQuery) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         self.asked.append(query.range)
         self.partitions.append(query.partitions)
-        return None, iter(())
+        return pa.schema([]), iter(())
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from ebla.model.schema import Column, ColumnKind, new_schema
 from ebla.model.selection import ColumnSelector, KeyCondition, KeyOperator
 from ebla.model.token import Token, TokenRange, token_of
 from ebla.model.values import encode
-from ebla.source.read.pushdown import BaseConditions, push_filters
+from ebla.source.read.planner import KeyRestrictions
+from ebla.source.read.pushdown import push_filters
 from ebla.source.read.where_option import parse_where
 from ebla.storage.codec.key_codec import partition_prefix
 
@@ -31,13 +32,13 @@ def of_int(number: int) -> bytes:
 
 
 def test_nothing() -> None:
-    assert parse_where(SCHEMA, "") == BaseConditions()
+    assert parse_where(SCHEMA, "") == KeyRestrictions()
 
 
 def test_conditions_on_keys() -> None:
     found = parse_where(SCHEMA, "k IN (1, 2, 1) AND day >= '1970-01-02' and \"Who\" < 'it''s'")
-    assert found == BaseConditions(
-        (
+    assert found == KeyRestrictions(
+        conditions=(
             KeyCondition("k", KeyOperator.IN, (of_int(1), of_int(2))),
             KeyCondition("day", KeyOperator.GREATER_OR_EQUAL, (encode(parse_type("date"), 1),)),
             KeyCondition("Who", KeyOperator.LESS, (b"it's",)),
@@ -47,8 +48,8 @@ def test_conditions_on_keys() -> None:
 
 def test_tokens() -> None:
     found = parse_where(SCHEMA, "token(k) > -5 AND token(k) <= 9")
-    assert found == BaseConditions(ranges=(TokenRange(Token(-5), Token(9)),))
-    assert parse_where(SCHEMA, "token(k) > 5 AND token(k) < 6") == BaseConditions(ranges=())
+    assert found == KeyRestrictions(ranges=(TokenRange(Token(-5), Token(9)),))
+    assert parse_where(SCHEMA, "token(k) > 5 AND token(k) < 6") == KeyRestrictions(ranges=())
 
 
 def test_partitions_that_are_named_are_read_alone() -> None:

@@ -67,7 +67,7 @@ class Rig:
         self.written: list[pa.RecordBatch] = []
 
     def task(self, start: int, count: int, small_rows: int = 0) -> WriteTaskResult:
-        order = WriteTaskSpec(plan=self.plan, session=SESSION, small_rows=small_rows)
+        order = WriteTaskSpec(plan=self.plan, job=JOB, small_rows=small_rows)
         self.written.append(batch(start, count))
         self.tasks.append(write_rows(order, FORM, [self.written[-1]], self.nodes.connect))
         return self.tasks[-1]
@@ -218,7 +218,7 @@ def test_lists_are_always_staged() -> None:
     plan = plan_of(LISTED, TABLETS, (0,))
     form = RowEncoding(schema=LISTED, stamp=FORM.stamp)
     given = pa.record_batch({"p": pa.array([1], pa.int32()), "V": pa.array([[1, 2]])})
-    task = write_rows(WriteTaskSpec(plan=plan, session=SESSION, small_rows=10), form, [given], rig.nodes.connect)
+    task = write_rows(WriteTaskSpec(plan=plan, job=JOB, small_rows=10), form, [given], rig.nodes.connect)
     assert task.small
     deps = CommitDeps(client=rig.contact, connect=rig.nodes.connect, timeout_s=5.0)
     commit_rows(deps, JOB, plan, lambda: form, [task])

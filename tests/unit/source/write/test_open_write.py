@@ -12,9 +12,9 @@ from ebla.model.errors import InvalidRequest, NotFound, Refused
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import TableOptions, TableSchema
 from ebla.model.token import WHOLE_RING
+from ebla.source.options import NullHandling, TimestampPrecision, parse_write_options
 from ebla.source.write.encode_rows import RowEncoding, row_encoding
 from ebla.source.write.open_write import check_columns, open_write
-from ebla.source.write.write_options import NullHandling, TimestampPrecision, parse_write_options
 from ebla.storage.columns.load_encoding import WriteStamp
 from ebla.wire.table_calls import CallDone, DescribeTableAnswer
 
@@ -146,11 +146,11 @@ def test_a_write_is_described_and_opened() -> None:
     assert names(asked) == ["describe_table", "open_write"]
     request = asked.calls[-1][1]
     assert (request.job, request.level, request.life_ms) == ("nightly", ConsistencyLevel.ALL, 3_600_000)
-    assert (found.session, found.job) == (request.session, "nightly")
+    assert (found.job.session, found.job.job) == (request.session, "nightly")
 
 
 def test_without_a_name_each_run_is_another_job() -> None:
-    jobs = {opened(contact()).job for _ in range(3)}
+    jobs = {opened(contact()).job.job for _ in range(3)}
     assert len(jobs) == 3
 
 

@@ -17,6 +17,8 @@ from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import PartitionHead, Row
 from ebla.model.schema import ColumnKind, TableSchema
+from ebla.request.timestamps import WriteTimestamps
+from ebla.runtime.system_clock import SystemClock
 from ebla.source.cql_client import BoundStatement
 from ebla.source.write import small_writes
 from ebla.source.write.encode_rows import RowEncoding, encode_rows
@@ -27,6 +29,8 @@ from ebla.storage.merge.row_merge import merge_values
 
 STAMP = WriteStamp(timestamp_us=1_700_000_000_000_000, at_s=1_700_000_000)
 NARROW = table(column("p", "int", ColumnKind.PARTITION_KEY), column("v", "text"))
+
+ANY_TIMESTAMP = WriteTimestamps(SystemClock(), 0)
 
 
 def left_behind(
@@ -39,7 +43,10 @@ def left_behind(
         assert isinstance(parsed.statement, InsertStatement | DeleteStatement)
         plan = plan_modification(parsed.statement, schema, parsed.markers)
         bound = BoundRequest(statement.values, stamp.timestamp_us, bytes)
-        for mutation in plan.mutations(bound, WriteTime(stamp.timestamp_us, stamp.at_s, sequence)):
+        for mutation in plan.mutations(
+            bound,
+            WriteTime(timestamp_us=stamp.timestamp_us, now_s=stamp.at_s, timestamps=ANY_TIMESTAMP, sequence=sequence),
+        ):
             for key, value in mutation.items:
                 held[key] = merge_values(held[key], value, schema) if key in held else value
     return {
@@ -120,3 +127,39 @@ def test_null_keys_are_refused_here_too() -> None:
                 RowEncoding(schema=MIXED, stamp=STAMP), batch_of([{"p": "a", "c": None, "d": "t"}], ["p", "c", "d"])
             )
         )
+
+
+FROZEN = table(
+    column("p", "frozen<set<int>>", ColumnKind.PARTITION_KEY),
+    column("c", "frozen<map<int, frozen<set<int>>>>", ColumnKind.CLUSTERING),
+    column("v", "frozen<list<frozen<set<int>>>>"),
+    column("s", "set<int>"),
+)
+FROZEN_TYPES = pa.schema(
+    [
+        ("p", pa.list_(pa.int32())),
+        ("c", pa.map_(pa.int32(), pa.list_(pa.int32()))),
+        ("v", pa.list_(pa.list_(pa.int32()))),
+        ("s", pa.list_(pa.int32())),
+    ]
+)
+
+
+def test_equal_frozen_values_are_equal_however_a_job_spells_them() -> None:
+    """As CQL sorts them: the same row, under one key, with the same bytes."""
+    spellings = [
+        {"p": [3, 1, 2], "c": [(2, [9, 8]), (1, [])], "v": [[5, 4], [1]], "s": [2, 1]},
+        {"p": [1, 2, 3, 3, 1], "c": [(1, [7]), (2, [8, 9, 8]), (1, [])], "v": [[4, 5, 5], [1, 1]], "s": [1, 2, 2]},
+        {"p": [1, 2, 3], "c": [(1, []), (2, [8, 9])], "v": [[4, 5], [1]], "s": [1, 2]},
+    ]
+    form = RowEncoding(schema=FROZEN, stamp=STAMP)
+    staged, by_cql = [], []
+    for values in spellings:
+        batch = pa.RecordBatch.from_pylist([values], schema=FROZEN_TYPES)
+        keys, stored = encode_rows(form, batch)
+        staged.append(list(zip(keys.to_pylist(), stored.to_pylist())))
+        by_cql.append(left_behind(FROZEN, [one for _, one in to_statements(form, batch)], STAMP))
+    assert staged[0] == staged[1] == staged[2]
+    assert by_cql[0] == by_cql[1] == by_cql[2]
+    ((key, value),) = staged[0]
+    assert by_cql[0] == {key: decode_row(value, FROZEN.layouts)}

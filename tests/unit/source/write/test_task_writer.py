@@ -8,7 +8,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from tests.unit.source.write_fakes import HOSTS, SESSION, FakeNodes, down, plan_of, target
+from tests.unit.source.write_fakes import HOSTS, JOB, FakeNodes, down, plan_of, target
 from tests.unit.storage.random_rows import column, table
 
 from ebla.model.errors import DiskFull, InvalidRequest, Stale, Unreachable
@@ -56,9 +56,7 @@ def held(nodes: FakeNodes, rows: WriteTaskResult, host: int) -> dict[bytes, byte
 def write(
     nodes: FakeNodes, batches: list[pa.RecordBatch], small_rows: int = 0, run_bytes: int = 1 << 20
 ) -> WriteTaskResult:
-    order = WriteTaskSpec(
-        plan=plan_of(NARROW, TABLETS, [0, 1, 2]), session=SESSION, small_rows=small_rows, run_bytes=run_bytes
-    )
+    order = WriteTaskSpec(plan=plan_of(NARROW, TABLETS, [0, 1, 2]), job=JOB, small_rows=small_rows, run_bytes=run_bytes)
     return write_rows(order, FORM, iter(batches), nodes.connect)
 
 
@@ -98,8 +96,8 @@ def test_few_rows_go_along_with_the_message() -> None:
         *batch(0, 4).to_pylist(), *batch(4, 6).to_pylist()
     ]  # fmt: skip
     assert write(nodes, [batch(0, 11)], small_rows=10).small == b""
-    assert write(nodes, [], small_rows=10) == WriteTaskResult(session=SESSION)
-    assert write(nodes, [], small_rows=0) == WriteTaskResult(session=SESSION)
+    assert write(nodes, [], small_rows=10) == WriteTaskResult(job=JOB)
+    assert write(nodes, [], small_rows=0) == WriteTaskResult(job=JOB)
 
 
 def test_few_rows_that_are_large_are_staged() -> None:
@@ -137,7 +135,7 @@ def test_a_replica_that_goes_down_between_runs_counts_for_nothing(monkeypatch: p
                 nodes.broken[HOSTS[1]] = down()
             yield one
 
-    order = WriteTaskSpec(plan=plan_of(NARROW, TABLETS, [0, 1]), session=SESSION, run_bytes=10_000)
+    order = WriteTaskSpec(plan=plan_of(NARROW, TABLETS, [0, 1]), job=JOB, run_bytes=10_000)
     found = write_rows(order, FORM, coming(), nodes.connect)
     assert {run.host for run in found.runs} == {HOSTS[0]}
     assert len(found.lost) == len(TABLETS)

@@ -10,15 +10,16 @@ from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
-from tests.unit.source.write_fakes import HOSTS, SESSION, FakeCommit, FakeContact, FakeNodes, plan_of
+from tests.unit.source.write_fakes import HOSTS, JOB, FakeCommit, FakeContact, FakeNodes, plan_of
 from tests.unit.storage.random_rows import column, table
 
 from ebla.model.errors import EblaError, InternalError, InvalidRequest
 from ebla.model.records.write_jobs import WriteJobState
 from ebla.model.schema import ColumnKind
 from ebla.model.token import WHOLE_RING
+from ebla.source.options import parse_write_options
 from ebla.source.write import stream_writer, task_writer, writer
-from ebla.source.write.stream_writer import EblaStreamWriter, make_stream_writer, stream_batch
+from ebla.source.write.stream_writer import EblaStreamWriter, StreamWriterState, make_stream_writer, stream_batch
 from ebla.source.write.write_job import WriteTaskResult
 from ebla.source.write.writer import make_writer, task_results, to_commit_message
 from ebla.wire.table_calls import CallDone, CommitWriteAnswer, DescribeTableAnswer, OpenWriteRequest
@@ -124,7 +125,7 @@ def test_replicas_left_to_repair_are_told(world: World, caplog: pytest.LogCaptur
 
 
 def test_messages_of_tasks_that_failed_are_none() -> None:
-    rows = WriteTaskResult(session=SESSION, rows=7)
+    rows = WriteTaskResult(job=JOB, rows=7)
     assert task_results([to_commit_message(rows), None, WriterCommitMessage()]) == [rows]
 
 
@@ -218,4 +219,4 @@ def test_complete_mode_is_refused(world: World) -> None:
 
 def test_a_task_that_does_not_know_its_batch_fails() -> None:
     with pytest.raises(InternalError, match="which batch"):
-        stream_batch(uuid.uuid4(), "", "query", None)
+        stream_batch(StreamWriterState(parse_write_options(OPTIONS), NARROW.id, uuid.uuid4()), "query", None)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.async_tests import real_time, runs_in
 from tests.unit.journal.on_disks import Machine
+from tests.unit.storage.naive_compaction import collected
 from tests.unit.storage.random_rows import MIXED, Mix, RandomRows, layer_facts
 from tests.unit.storage.rigs import Rig
 
@@ -24,7 +25,7 @@ from ebla.storage.columns.sidecar import SidecarWriter, open_sidecar
 from ebla.storage.compaction import compactor
 from ebla.storage.compaction.compaction_plan import CompactionInput, CompactionJob, CompactionResult
 from ebla.storage.compaction.compactor import run_compaction
-from ebla.storage.compaction.tombstone_gc import KEEP_ALL, GcRule, GcSpan, TombstoneCollector, collected
+from ebla.storage.compaction.tombstone_gc import KEEP_ALL, GcRule, GcSpan, TombstoneCollector
 from ebla.storage.layers.layer import Item, LayerDamaged, build_layer
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.layers.memory_engine import MemoryEngine

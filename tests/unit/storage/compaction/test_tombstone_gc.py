@@ -1,11 +1,12 @@
 """When a tombstone may go. `INV-LAYER-GC` (a) and (b), and what a collector does with a row."""
 
 import pytest
+from tests.unit.storage.naive_compaction import collected
+from tests.unit.storage.small_table import CELLS, MAP, SMALL, clustering_of, head_of, key_of, value_of
 
 from ebla.model.rows import NEVER_US, Cell, CollectionCells, Deletion, PartitionHead, RangeDeletion, Row, RowMarker
 from ebla.model.schema import TableOptions, TombstoneGc
 from ebla.model.token import WHOLE_RING, Token
-from ebla.sim.workloads.small_table import CELLS, MAP, SMALL, clustering_of, head_of, key_of, value_of
 from ebla.storage.codec.row_codec import encode_head
 from ebla.storage.compaction.tombstone_gc import (
     KEEP_ALL,
@@ -14,7 +15,6 @@ from ebla.storage.compaction.tombstone_gc import (
     GcSpan,
     RepairedRange,
     TombstoneCollector,
-    collected,
     gc_rule,
 )
 from ebla.storage.layers.layer_facts import ALWAYS_US

@@ -87,5 +87,5 @@ def test_without_a_schema() -> None:
     assert naming.parse_key("ann") == b"ann"
     assert naming.partition_key(b"ann") == "ann"
     assert (naming.clustering(b""), naming.clustering(b"\x01")) == ("", "0x01")
-    assert naming.columns_of(1) is None
-    assert SchemaNames(table(INT)).columns_of(2) is None
+    assert naming.columns_of(1) == ()
+    assert SchemaNames(table(INT)).columns_of(2) == ()

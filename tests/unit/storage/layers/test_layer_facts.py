@@ -22,51 +22,19 @@ def test_a_plain_row_by_its_header() -> None:
         ),
         (
             Row(marker=RowMarker(2, 60, 100), cells={1: Cell(timestamp_us=5, value=b"x")}),
-            LayerFacts(
-                least_us=2,
-                greatest_us=5,
-                rows=1,
-                has_heads=False,
-                has_tombstones=False,
-                has_expiring=True,
-                all_plain=False,
-            ),
+            LayerFacts(least_us=2, greatest_us=5, rows=1, has_expiring=True, all_plain=False),
         ),
         (
             Row(cells={1: Cell(timestamp_us=5, value=b"x", ttl_s=60, at_s=100)}),
-            LayerFacts(
-                least_us=5,
-                greatest_us=5,
-                rows=1,
-                has_heads=False,
-                has_tombstones=False,
-                has_expiring=True,
-                all_plain=False,
-            ),
+            LayerFacts(least_us=5, greatest_us=5, rows=1, has_expiring=True, all_plain=False),
         ),
         (
             Row(cells={1: Cell(timestamp_us=5, value=None, ttl_s=0, at_s=100)}),
-            LayerFacts(
-                least_us=5,
-                greatest_us=5,
-                rows=1,
-                has_heads=False,
-                has_tombstones=True,
-                has_expiring=False,
-                all_plain=False,
-            ),
+            LayerFacts(least_us=5, greatest_us=5, rows=1, has_tombstones=True, all_plain=False),
         ),
         (
             Row(marker=None, deletion=Deletion(4, 100)),
-            LayerFacts(
-                least_us=4,
-                greatest_us=4,
-                rows=1,
-                has_heads=False,
-                has_tombstones=True,
-                has_expiring=False,
-                all_plain=False,
-            ),
+            LayerFacts(least_us=4, greatest_us=4, rows=1, has_tombstones=True, all_plain=False),
         ),
         (
             Row(
@@ -80,27 +48,11 @@ def test_a_plain_row_by_its_header() -> None:
                     )
                 }
             ),
-            LayerFacts(
-                least_us=6,
-                greatest_us=8,
-                rows=1,
-                has_heads=False,
-                has_tombstones=True,
-                has_expiring=True,
-                all_plain=False,
-            ),
+            LayerFacts(least_us=6, greatest_us=8, rows=1, has_tombstones=True, has_expiring=True, all_plain=False),
         ),
         (
             Row(collections={1: CollectionCells(Deletion(1, 9))}),
-            LayerFacts(
-                least_us=1,
-                greatest_us=1,
-                rows=1,
-                has_heads=False,
-                has_tombstones=True,
-                has_expiring=False,
-                all_plain=False,
-            ),
+            LayerFacts(least_us=1, greatest_us=1, rows=1, has_tombstones=True, all_plain=False),
         ),
     ],
 )
@@ -111,31 +63,27 @@ def test_rows(row: Row, expected: LayerFacts) -> None:
 def test_heads() -> None:
     static = Row(cells={1: Cell(timestamp_us=50, value=b"x")})
     assert head_facts(PartitionHead(static=static)) == LayerFacts(
-        least_us=50, greatest_us=50, rows=1, has_heads=True, has_tombstones=False, has_expiring=False, all_plain=False
+        least_us=50, greatest_us=50, rows=1, has_heads=True, all_plain=False
     )
     ranges = (RangeDeletion(b"a", None, Deletion(3, 9)), RangeDeletion(b"b", b"c", Deletion(70, 9)))
     assert head_facts(PartitionHead(None, ranges, static)) == LayerFacts(
-        least_us=3, greatest_us=70, rows=1, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
+        least_us=3, greatest_us=70, rows=1, has_heads=True, has_tombstones=True, all_plain=False
     )
     assert head_facts(PartitionHead(Deletion(2, 9))) == LayerFacts(
-        least_us=2, greatest_us=2, rows=1, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
+        least_us=2, greatest_us=2, rows=1, has_heads=True, has_tombstones=True, all_plain=False
     )
 
 
 def test_facts_add_up() -> None:
     plain, head = (
         LayerFacts(least_us=5, greatest_us=9, rows=3),
-        LayerFacts(
-            least_us=2, greatest_us=6, rows=1, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
-        ),
+        LayerFacts(least_us=2, greatest_us=6, rows=1, has_heads=True, has_tombstones=True, all_plain=False),
     )
     both = plain.widened(head)
     assert (
         both
         == head.widened(plain)
-        == LayerFacts(
-            least_us=2, greatest_us=9, rows=4, has_heads=True, has_tombstones=True, has_expiring=False, all_plain=False
-        )
+        == LayerFacts(least_us=2, greatest_us=9, rows=4, has_heads=True, has_tombstones=True, all_plain=False)
     )
     assert NO_FACTS.widened(plain) == plain
     assert both.covers(plain)
@@ -151,8 +99,8 @@ def test_facts_add_up() -> None:
         LayerFacts(least_us=4, greatest_us=9),
         LayerFacts(least_us=5, greatest_us=10),
         LayerFacts(least_us=5, greatest_us=9, rows=0, has_heads=True),
-        LayerFacts(least_us=5, greatest_us=9, rows=0, has_heads=False, has_tombstones=True),
-        LayerFacts(least_us=5, greatest_us=9, rows=0, has_heads=False, has_tombstones=False, has_expiring=True),
+        LayerFacts(least_us=5, greatest_us=9, rows=0, has_tombstones=True),
+        LayerFacts(least_us=5, greatest_us=9, rows=0, has_expiring=True),
         LayerFacts(least_us=5, greatest_us=9, rows=0, all_plain=False),
     ],
 )  # fmt: skip

@@ -28,9 +28,9 @@ async def test_layers_that_were_open_count_when_they_are_closed(
     monkeypatch.setattr(MallocTrimmer, "trim", lambda freed: given_back.append(freed))
     rig = Rig("rocks", tmp_path)
     for number in range(CLOSED_BETWEEN):
-        without_files = await rig.engine.create(rig.path(f"none-{number}"))
+        without_files = await rig.engine.open(rig.path(f"none-{number}"), writable=True)
         await without_files.close()
-        layer = await rig.engine.create(rig.path(str(number)))
+        layer = await rig.engine.open(rig.path(str(number)), writable=True)
         layer.put_batch(rows([1]), at(AT_US))
         assert not given_back
         await layer.discard()

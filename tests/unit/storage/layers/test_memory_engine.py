@@ -13,7 +13,7 @@ from ebla.model.errors import DiskFull, Overloaded
 from ebla.sim.disk import ProcessDisk
 from ebla.storage.layers.layer import Item, LayerDamaged, build_layer
 from ebla.storage.layers.layer_facts import LayerFacts
-from ebla.storage.layers.memory_engine import MemoryEngine, MemoryLimits
+from ebla.storage.layers.memory_engine import MemoryEngine
 
 AT_US = 1_700_000_000_000_000
 FOLDER = "/data/layer"
@@ -23,7 +23,7 @@ COPY = "/data/copy"
 async def put_and_flush(disk: ProcessDisk, flushed: list[Item]) -> None:
     """Notes what is durable; goes on for ever."""
     engine = MemoryEngine(disk)
-    layer = await engine.create(FOLDER)
+    layer = await engine.open(FOLDER, writable=True)
     for number in range(1_000_000):
         batch = rows([number % 50, number % 7], f"put {number}")
         layer.put_batch(batch, at(AT_US + number, 2))
@@ -79,7 +79,7 @@ def test_a_full_disk_refuses_puts_keeps_reading_and_comes_back() -> None:
     machine = Machine(1)
 
     async def main(disk: ProcessDisk) -> None:
-        layer = await MemoryEngine(disk).create(FOLDER)
+        layer = await MemoryEngine(disk).open(FOLDER, writable=True)
         layer.put_batch(rows(range(10)), at(AT_US, 10))
         machine.disk.fill()
         with pytest.raises(DiskFull):
@@ -103,7 +103,7 @@ def test_a_failed_sync_raises_and_the_next_flush_writes_again() -> None:
     machine = Machine(2)
 
     async def main(disk: ProcessDisk) -> None:
-        layer = await MemoryEngine(disk).create(FOLDER)
+        layer = await MemoryEngine(disk).open(FOLDER, writable=True)
         layer.put_batch(rows(range(10)), at(AT_US, 10))
         machine.disk.behaviour.fail_sync = 1.0
         with pytest.raises(OSError, match="failed"):
@@ -122,7 +122,7 @@ def test_puts_are_refused_until_a_flush() -> None:
     machine = Machine(3)
 
     async def main(disk: ProcessDisk) -> None:
-        layer = await MemoryEngine(disk, MemoryLimits(unflushed_bytes_max=500)).create(FOLDER)
+        layer = await MemoryEngine(disk, unflushed_bytes_max=500).open(FOLDER, writable=True)
         layer.put_batch(rows(range(10)), at(AT_US, 10))
         with pytest.raises(Overloaded):
             layer.put_batch(rows([11]), at(AT_US))
@@ -151,7 +151,7 @@ def test_a_missing_flush_is_damage() -> None:
     machine = Machine(4)
 
     async def main(disk: ProcessDisk) -> None:
-        layer = await MemoryEngine(disk).create(FOLDER)
+        layer = await MemoryEngine(disk).open(FOLDER, writable=True)
         for number in range(3):
             layer.put_batch(rows([number]), at(AT_US))
             await layer.flush()
@@ -170,7 +170,7 @@ def test_a_killed_flush_may_be_there_wholly_or_not_at_all() -> None:
         machine = Machine(seed)
 
         async def main(disk: ProcessDisk) -> None:
-            layer = await MemoryEngine(disk).create(FOLDER)
+            layer = await MemoryEngine(disk).open(FOLDER, writable=True)
             layer.put_batch(rows(range(10)), at(AT_US, 10))
             await layer.flush()
             layer.put_batch(rows(range(5, 15), "later"), at(AT_US, 10))
@@ -187,6 +187,6 @@ def test_a_killed_flush_may_be_there_wholly_or_not_at_all() -> None:
 @runs_in(lambda work: Machine(5).run(work))
 async def test_a_layer_is_open_once(disk: ProcessDisk, /) -> None:
     engine: Any = MemoryEngine(disk)
-    await engine.create(FOLDER)
+    await engine.open(FOLDER, writable=True)
     with pytest.raises(AssertionError, match="already open"):
         await engine.open(FOLDER, writable=False)

@@ -2,8 +2,9 @@
 
 import random
 
+from tests.unit.storage.small_table import CELLS, MAP, SMALL
+
 from ebla.model.rows import Cell, Row, RowMarker, merge_rows
-from ebla.sim.workloads.small_table import CELLS, MAP, SMALL
 from ebla.storage.codec.row_codec import decode_row, encode_row, is_plain
 from ebla.storage.merge.row_merge import merge_values
 

@@ -7,7 +7,7 @@ from tests.unit.topology.world import World, cluster, host
 
 from ebla.model.identity import Replica, ShardNumber, TableId
 from ebla.topology.apply.draft import TopologyDraft
-from ebla.topology.apply.streams import with_new_stream_set
+from ebla.topology.apply.resize import with_new_stream_set
 from ebla.topology.commands import (
     AlterTable,
     CreateKeyspace,

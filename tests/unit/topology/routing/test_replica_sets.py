@@ -9,9 +9,9 @@ from ebla.model.identity import HostId, TableId
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 from ebla.topology.node_states import NODE_TABLE
 from ebla.topology.routing.replica_sets import ReplicaSets, token_replicas
+from ebla.topology.routing.replication_strategies import RangeStream, range_streams, stream_sources
 from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.routing.vnode_ring import RING_USES, next_ring, previous_ring
-from ebla.topology.routing.vnode_streams import RangeStream, range_streams, stream_sources
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_map import ReplicaSet, TabletTransition, tablet_map
@@ -45,7 +45,7 @@ def test_at_rest_a_tablet_is_read_and_written_at_its_replicas() -> None:
 def test_in_transition_selectors_decide(kind: TransitionKind, stage: TabletStage) -> None:
     row = STAGES[kind, stage]
     snapshot = migrating(stage, kind)
-    new = snapshot.tablets[TABLE].tablet(0).transition
+    new = snapshot.tablets[TABLE].transition(0)
     assert new is not None
     found = token_replicas(snapshot, TABLE, 5)
     assert found.natural == (new.new_replicas if row.writes is Selector.NEXT else OLD)
@@ -144,8 +144,7 @@ def hosts(replicas: ReplicaSet) -> tuple[int, ...]:
 
 
 def test_there_is_a_ring_use_for_every_row_of_the_node_table_and_no_other() -> None:
-    rows = {key for key in NODE_TABLE if key[0] is not None and key[1] is not None}
-    assert RING_USES.keys() == rows
+    assert RING_USES.keys() == {transition for state, transition in NODE_TABLE if state and transition}
 
 
 @pytest.mark.parametrize(

@@ -99,12 +99,11 @@ def test_the_empty_batch() -> None:
 
 def test_startup_prepare_register_and_auth() -> None:
     startup = StartupMessage("3.0.0", {"DRIVER_NAME": "d"})
-    assert requests.read_startup(BodyReader(sent(startup))).options == {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "d"}
-    assert requests.read_prepare(BodyReader(sent(PrepareMessage("SELECT 1")))).text == "SELECT 1"
+    assert BodyReader(sent(startup)).string_map() == {"CQL_VERSION": "3.0.0", "DRIVER_NAME": "d"}
+    assert BodyReader(sent(PrepareMessage("SELECT 1"))).long_string() == "SELECT 1"
     names = notation.string_list(["SCHEMA_CHANGE", "X"])
-    assert requests.read_register(BodyReader(names)).events == ("SCHEMA_CHANGE", "X")
-    assert requests.read_auth_response(BodyReader(notation.value(None))) == b""
-    assert requests.read_auth_response(BodyReader(notation.value(b"\0a\0b"))) == b"\0a\0b"
+    assert BodyReader(names).string_list() == ["SCHEMA_CHANGE", "X"]
+    assert BodyReader(notation.value(b"\0a\0b")).data() == b"\0a\0b"
 
 
 @pytest.mark.parametrize(

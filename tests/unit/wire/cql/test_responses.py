@@ -11,7 +11,7 @@ from cassandra import WriteTimeout as DriverWriteTimeout
 from cassandra.protocol import ErrorMessage, ResultMessage, SupportedMessage
 from tests.unit.wire.cql.responses_rig import FEATURES, event
 
-from ebla.cql.system_tables.node_info import ShardingInfo, supported_options
+from ebla.cql.system_tables.node_info import supported_options
 from ebla.model import errors
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, TupleType
@@ -25,7 +25,6 @@ from ebla.wire.cql.messages import (
     Rows,
     SchemaChangeKind,
     SchemaChangeResult,
-    SchemaChangeTarget,
     Void,
 )
 from ebla.wire.cql.responses import NodeChange, WriteType
@@ -77,14 +76,14 @@ def test_metadata_that_the_client_knows_is_left_out() -> None:
 def test_void_keyspace_and_schema_changes() -> None:
     assert result(responses.result(Void())).kind == 1
     assert result(responses.result(KeyspaceSet("ks"))).new_keyspace == "ks"
-    table = SchemaChangeResult(kind=SchemaChangeKind.UPDATED, target=SchemaChangeTarget.TABLE, keyspace="ks", table="t")
+    table = SchemaChangeResult(SchemaChangeKind.UPDATED, "ks", "t")
     assert result(responses.result(table)).schema_change_event == {
         "change_type": "UPDATED",
         "target_type": "TABLE",
         "keyspace": "ks",
         "table": "t",
     }
-    keyspace = SchemaChangeResult(kind=SchemaChangeKind.DROPPED, target=SchemaChangeTarget.KEYSPACE, keyspace="ks")
+    keyspace = SchemaChangeResult(SchemaChangeKind.DROPPED, "ks")
     assert result(responses.result(keyspace)).schema_change_event["target_type"] == "KEYSPACE"
 
 
@@ -112,9 +111,7 @@ def test_a_prepared_write_has_no_columns_and_version_3_no_key_positions() -> Non
 
 
 def test_supported_options_as_drivers_read_them() -> None:
-    body = responses.supported(
-        supported_options(ShardingInfo(shard=1, shard_count=4, ignore_msb=12, shard_aware_port=19042))
-    )
+    body = responses.supported(supported_options(shard=1, shard_count=4, ignore_msb=12, shard_aware_port=19042))
     message = SupportedMessage.recv_body(io.BytesIO(body), 4, FEATURES, {}, None, None)
     assert message.cql_versions[0].startswith("3.")
     found = message.options
@@ -126,7 +123,7 @@ def test_supported_options_as_drivers_read_them() -> None:
 
 
 def test_with_tls_the_shard_aware_port_is_the_one_for_tls() -> None:
-    found = supported_options(ShardingInfo(shard=0, shard_count=1, ignore_msb=12, shard_aware_port=19042, is_tls=True))
+    found = supported_options(shard=0, shard_count=1, ignore_msb=12, shard_aware_port=19042, is_tls=True)
     assert found["SCYLLA_SHARD_AWARE_PORT_SSL"] == ("19042",)
     assert "SCYLLA_SHARD_AWARE_PORT" not in found
 
@@ -185,11 +182,7 @@ def test_a_driver_reads_every_error(kind: type[EblaError]) -> None:
 
 
 def test_events_as_drivers_read_them() -> None:
-    found = event(
-        responses.schema_event(
-            SchemaChangeResult(kind=SchemaChangeKind.CREATED, target=SchemaChangeTarget.TABLE, keyspace="ks", table="t")
-        )
-    )
+    found = event(responses.schema_event(SchemaChangeResult(SchemaChangeKind.CREATED, "ks", "t")))
     assert found.event_type == "SCHEMA_CHANGE"
     assert found.event_args["table"] == "t"
     for change in NodeChange:
