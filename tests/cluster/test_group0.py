@@ -262,7 +262,7 @@ def refused_without_its_log(group: Group, number: int) -> None:
     mark.unlink()
     group.start(number)
     assert group.processes[number].wait(30) == 1
-    assert "cannot be created: store" in group.cluster.output(number)
+    assert f"cannot be created: {folder.shard(0)} holds store" in group.cluster.output(number)
     shutil.rmtree(folder.shard(0))
     group.start(number)
     assert group.processes[number].wait(30) == 3

@@ -91,7 +91,7 @@ def test_a_node_that_lost_a_store_does_not_start(three: ThreeNodes, tmp_path: Pa
     three.refused(THIRD, 1, "shard 0: the commit log of store ", f" is missing in {folder}/shard-0")
     # The log of another store is as bad as none.
     shutil.copytree(folder / "shard-1" / "log", folder / "shard-0" / "log")
-    three.refused(THIRD, 1, "shard 0: commit log ", " is, and not ")
+    three.refused(THIRD, 1, f"shard 0: {folder}/shard-0 holds commit log ", " instead of ")
     shutil.rmtree(folder / "shard-0" / "log")
     shutil.move(aside / "log", folder / "shard-0")
 
