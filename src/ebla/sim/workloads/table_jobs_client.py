@@ -305,7 +305,7 @@ class WriteJobsClient:
 
     async def _commit(self, run: WriteJobRun) -> None:
         tokens = [_token(item) for item in run.items]
-        for _ in range(COMMITS_MAX):
+        for attempt in range(COMMITS_MAX):
             request = self._request(run)
             for transfer, items in run.expected.items():
                 self._cluster.ledger.sends_rows(transfer, items)
@@ -314,7 +314,8 @@ class WriteJobsClient:
                 answer = await self._call(self._rng.choice(self._cluster.shards()), COMMIT_WRITE, request, COMMIT_MS)
             except EblaError as error:
                 self._cluster.world.log("jobs", f"{run.job.id} not committed: {error}")
-                if error.outcome is Outcome.NOT_APPLIED:
+                # A broker that could not be reached answers for this call, not for an earlier one.
+                if error.outcome is Outcome.NOT_APPLIED and not (attempt and isinstance(error, Unreachable)):
                     self._check_unseen(run, error)
                 if isinstance(error, Stale):
                     return  # this run is over
