@@ -99,16 +99,27 @@ def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(term
 
 
 @contextmanager
+def running(command: list[str], **how: Any) -> Iterator["subprocess.Popen[Any]"]:
+    """Killed if the test fails: waiting for it would hold up all tests."""
+    with subprocess.Popen(command, **how) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def followed(terminal: Terminal, nodes: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Runs `ebla up` and waits until it has shown its last node."""
     command = terminal.command("up", *terminal.up_arguments(nodes), *arguments)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
+    with running(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
         assert following.stdout is not None
         shown: list[str] = []
         while not shown or not shown[-1].startswith(f"node{nodes} "):
             shown.append(following.stdout.readline())
             assert shown[-1], f"ended early: {shown}"
         yield following
+        following.wait(20)
     assert following.returncode == 0
     assert all(node.is_gone() for node in find_nodes(terminal.data))
 
@@ -138,7 +149,7 @@ def test_ctrl_c_is_over_in_time_where_nodes_are_killed_and_one_hangs(terminal: T
 
 
 def test_an_up_that_is_ended_while_it_starts_leaves_nothing(terminal: Terminal) -> None:
-    with subprocess.Popen(
+    with running(
         terminal.command("up", *terminal.up_arguments(1)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as starting:
         eventually(lambda: [node.running_pid() for node in find_nodes(terminal.data)] not in ([], [None]), "it runs")
@@ -153,7 +164,7 @@ def test_closing_the_terminal_stops_what_up_follows(terminal: Terminal) -> None:
     command = terminal.command("up", *terminal.up_arguments(1))
     # A new session, whose terminal this becomes with the first use: its end then sends SIGHUP.
     code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", code, *command], stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     ) as following:
         os.close(slave)

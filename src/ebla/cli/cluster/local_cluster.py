@@ -22,7 +22,7 @@ from ebla.options import NodeOptions
 from ebla.ports.clock import Clock
 from ebla.runtime import file_lock
 from ebla.runtime.bootstrap import create_cluster, join_from_folder
-from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity
+from ebla.runtime.data_folder import DataFolder, FolderRefused, NodeIdentity, write_durably
 from ebla.runtime.preflight import check_addresses, check_folder
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
@@ -201,9 +201,8 @@ def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
         )
         chosen = options.with_overrides(draft, shape.overrides, f"options of {folder.name}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / "options.toml"
-        path.touch(mode=0o600)  # it may hold the hash of the password
-        path.write_text(options.render(msgspec.structs.replace(chosen, data=".")), "utf-8")
+        # Atomic, because `ebla status` reads it meanwhile; for the owner only, because it may hold a password's hash.
+        write_durably(folder / "options.toml", options.render(msgspec.structs.replace(chosen, data=".")).encode())
     return find_nodes(data)
 
 

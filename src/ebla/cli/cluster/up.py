@@ -39,6 +39,21 @@ class StartedCluster:
 
     nodes: Sequence[LocalNode]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    is_stop_requested: bool = False
+    """By Ctrl-C, SIGTERM or the terminal's end."""
+
+    def catch_signals(self) -> None:
+        """By default these signals would end this process and leave the nodes running. A handler that raises would not
+        do: the event loop may drop its exception, and one that comes while a node is started loses its process."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._request_stop)
+
+    def _request_stop(self, *_: object) -> None:
+        self.is_stop_requested = True
+
+    async def wait_stop_requested(self) -> None:
+        while not self.is_stop_requested:  # noqa: ASYNC110  # set by a signal handler, which may not wake the loop
+            await asyncio.sleep(POLL_S)
 
     def reap(self) -> None:
         """A child that ended is a zombie until its status is read."""
@@ -49,10 +64,7 @@ class StartedCluster:
 def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluster:
     """Starts all nodes. Returns once each one runs, sees the others and has its child processes, else stops them."""
     started = StartedCluster(nodes)
-    # By default these signals would end this process and leave the nodes running. A background job of a script ignores
-    # SIGINT.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    started.catch_signals()
     try:
         for node in nodes:
             started.processes[node.name] = start(node)
@@ -93,6 +105,8 @@ async def _wait_all_up(started: StartedCluster) -> None:
             if status is not None:
                 raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
                                   f"{log_tail(node)}")  # fmt: skip
+        if started.is_stop_requested:
+            raise KeyboardInterrupt
         view = await fetch_cluster_view(started.nodes)
         if view.all_up and all([await _accepts_cql_clients(node) for node in started.nodes]):
             return
@@ -115,14 +129,11 @@ async def _accepts_cql_clients(node: LocalNode) -> bool:
 
 
 async def _follow(started: StartedCluster, console: Console) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         last_printed: tuple[object, ...] = ()
         while True:
             started.reap()
-            view = await _unless_set(stop, fetch_cluster_view(started.nodes))
+            view = await _unless_stopped(started, fetch_cluster_view(started.nodes))
             if view is not None and live is not None:
                 live.update(as_table(view), refresh=True)
             elif view is not None and view_fingerprint(view) != last_printed:
@@ -130,27 +141,21 @@ async def _follow(started: StartedCluster, console: Console) -> None:
                 last_printed = view_fingerprint(view)
                 for line in as_lines(view):
                     console.print(line, soft_wrap=True, highlight=False)
-            if await _is_set_within(stop, FOLLOW_S):
-                return
+            try:
+                async with asyncio.timeout(FOLLOW_S):
+                    return await started.wait_stop_requested()
+            except TimeoutError:
+                continue
 
 
-async def _unless_set(stop: asyncio.Event, fetch: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:
+async def _unless_stopped(started: StartedCluster, fetch: Coroutine[Any, Any, ClusterView]) -> ClusterView | None:
     """None if the stop comes first: nodes that do not answer would delay the stop for seconds."""
     async with asyncio.TaskGroup() as tasks:
-        fetching, stopped = tasks.create_task(fetch), tasks.create_task(stop.wait())
+        fetching, stopped = tasks.create_task(fetch), tasks.create_task(started.wait_stop_requested())
         await asyncio.wait([fetching, stopped], return_when=asyncio.FIRST_COMPLETED)
         fetching.cancel()
         stopped.cancel()
     return None if fetching.cancelled() else fetching.result()
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 # ---- down
