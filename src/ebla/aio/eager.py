@@ -53,7 +53,7 @@ class Suspended(Coroutine[Any, Any, T], Generic[T]):
         if not self._is_resumed:
             self._is_resumed = True
             waits_for, self._waits_for = self._waits_for, None
-            if waits_for is not None:
+            if waits_for is not None or _step.is_eager:  # awaited in an eager step, which ends with it
                 return waits_for
         return self._work.send(value)
 

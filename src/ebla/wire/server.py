@@ -343,7 +343,11 @@ class RpcServerConnection:
             self._fail(message.id, self._as_ebla_error(served.name, error))
             return
         if type(answer) is Suspended:
-            task = self._start(self._run(message.id, served.name, answer))
+            # Begun here, because the task may be cancelled before its first step. Then a coroutine that has not begun
+            # would drop `answer`, which has, without an end to what it holds.
+            running = run_eagerly(self._run(message.id, served.name, answer))
+            assert type(running) is Suspended
+            task = self._start(running)
             if task is not None:
                 self._note_running(message.id, task, call.expires_at)
         elif served.finish is not None:

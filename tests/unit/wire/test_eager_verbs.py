@@ -1,5 +1,7 @@
 """A verb served eagerly answers in the first step if it can, and as a task if it has to wait."""
 
+import gc
+
 import pytest
 from tests.async_tests import settled
 from tests.unit.wire.rig import EchoAnswer, EchoRequest, Rig, running_rig
@@ -51,3 +53,24 @@ async def test_what_goes_on_ends_with_its_deadline_and_with_its_caller() -> None
         unwanted.cancel()
         await settled()
         assert rig.slow_cancelled == ["later", "later too"]
+
+
+async def test_what_began_ends_though_the_cancellation_comes_before_its_task_runs() -> None:
+    """Its task is cancelled before the first step. What it holds must be released all the same."""
+    async with running_rig() as rig:
+        serve_either(rig)
+        caller = await rig.connect()
+        rig.client_link.held = True
+        unwanted = rig.tasks.create_task(caller.call(EITHER, EchoRequest("later"), 5_000))
+        await settled()
+        unwanted.cancel()
+        await settled()
+        gc.disable()  # it would end it too, some time
+        try:
+            rig.client_link.held = False
+            rig.client_link.flush()
+            assert rig.slow_started == ["later"]
+            await settled()
+            assert rig.slow_cancelled == ["later"]
+        finally:
+            gc.enable()
