@@ -4,8 +4,6 @@ Each move of each task attempt has its own attempt id, so no two ever write to t
 task again or twice at once.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -15,16 +13,10 @@ from ebla.model.transfers import FileMove, MoveResult
 from ebla.pipeline.task_outcome import outcome_batch
 from ebla.transfers.flight_client import CheckpointFileRef, FlightClient
 from ebla.transfers.link_path import can_link, link_files
-from ebla.transfers.spark_worker import new_attempt_id, prepare_worker
-
-_moves = msgspec.msgpack.Decoder(tuple[FileMove, ...])
+from ebla.transfers.spark_worker import new_attempt_id
 
 
-def encode_file_moves(moves: Sequence[FileMove]) -> bytes:
-    return msgspec.msgpack.encode(tuple(_trimmed(move) for move in moves))
-
-
-def _trimmed(move: FileMove) -> FileMove:
+def trim_file_move(move: FileMove) -> FileMove:
     """Without the files of other parts: otherwise each move of a checkpoint of many tablets would carry them all."""
     parts = tuple(
         part if number == move.part else msgspec.structs.replace(part, layers=())
@@ -33,20 +25,8 @@ def _trimmed(move: FileMove) -> FileMove:
     return msgspec.structs.replace(move, source=msgspec.structs.replace(move.source, parts=parts))
 
 
-@dataclass(frozen=True)
-class FileMoveTask:
-    """For `mapInArrow`: takes numbers of tasks, returns what was staged."""
-
-    tasks: tuple[bytes, ...]
-    authority: bytes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        prepare_worker()
-        with FlightClient(self.authority) as client:
-            for batch in batches:
-                for task in batch.column(0).to_pylist():
-                    for move in _moves.decode(self.tasks[task]):
-                        yield outcome_batch(partial(move_files, client, move))
+def file_move_outcome(client: FlightClient, move: FileMove) -> pa.RecordBatch:
+    return outcome_batch(partial(move_files, client, move))
 
 
 def move_files(client: FlightClient, move: FileMove) -> list[MoveResult]:

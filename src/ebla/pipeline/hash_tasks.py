@@ -4,8 +4,7 @@ Each task fetches the hashes of a range from one replica; Spark groups them by b
 differ.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 import pyarrow as pa
@@ -14,11 +13,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from ebla.model.errors import EblaError, InternalError
-from ebla.model.token import TokenRange, advance
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferResult, TransferSource
 from ebla.pipeline.task_outcome import TaskFailed
 from ebla.transfers.flight_client import FlightClient
-from ebla.transfers.spark_worker import prepare_worker
 from ebla.wire.transfer_messages import HashesQuery
 
 HASHES_SCHEMA = "range int, bucket int, replica int, host string, hash binary, rows bigint, replica_rows bigint"
@@ -35,9 +32,6 @@ class HashRead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """An estimate of what the replica reads for it."""
 
 
-_reads = msgspec.msgpack.Decoder(tuple[HashRead, ...])
-
-
 def hash_reads(ranges: Sequence[ComparisonTask]) -> list[HashRead]:
     return [
         HashRead(
@@ -52,27 +46,7 @@ def hash_reads(ranges: Sequence[ComparisonTask]) -> list[HashRead]:
     ]
 
 
-def encode_hash_reads(task: Sequence[HashRead]) -> bytes:
-    return msgspec.msgpack.encode(tuple(task))
-
-
-@dataclass(frozen=True)
-class HashTask:
-    """For `mapInArrow`: takes numbers of tasks, returns hashes."""
-
-    tasks: tuple[bytes, ...]
-    authority: bytes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        prepare_worker()
-        with FlightClient(self.authority) as client:
-            for batch in batches:
-                for task in batch.column(0).to_pylist():
-                    for read in _reads.decode(self.tasks[task]):
-                        yield _read_hashes(client, read)
-
-
-def _read_hashes(client: FlightClient, read: HashRead) -> pa.RecordBatch:
+def read_hashes(client: FlightClient, read: HashRead) -> pa.RecordBatch:
     try:
         found = client.get_hashes(read.source, read.query)
     except (EblaError, OSError) as error:
@@ -111,19 +85,15 @@ def compare_results(
         if totals[number]["hashes"] != task.buckets * len(task.sources):
             raise InternalError("a replica has not sent the hashes of all buckets")
     results: list[TransferResult] = []
+    buckets = {
+        number: ranges[number].range.split(ranges[number].buckets) for number in {row["range"] for row in different}
+    }
     for row in sorted(different, key=lambda row: (row["range"], row["bucket"])):
         task = ranges[row["range"]]
         by_replica = sorted(row["replicas"], key=lambda one: one["replica"])
         replicas = tuple((task.sources[one["replica"]].host, bytes(one["hash"]), one["rows"]) for one in by_replica)
-        results.append(BucketDifference(bucket_range(task, row["bucket"]), replicas))
+        results.append(BucketDifference(buckets[row["range"]][row["bucket"]], replicas))
     results += [
         ComparisonResult(task.range, task.buckets, totals[number]["rows"]) for number, task in enumerate(ranges)
     ]
     return results
-
-
-def bucket_range(task: ComparisonTask, bucket: int) -> TokenRange:
-    """The same cut as `TokenRange.split`, of one bucket only."""
-    width, start = task.range.width, task.range.start
-    first, last = (width * edge // task.buckets for edge in (bucket, bucket + 1))
-    return TokenRange(advance(start, first), advance(start, last))

@@ -18,16 +18,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import ebla
-from ebla.pipeline.file_tasks import FileMoveTask
-from ebla.pipeline.hash_tasks import HashTask
-from ebla.pipeline.row_tasks import RowMoveTask
+from ebla.pipeline.file_tasks import file_move_outcome
+from ebla.pipeline.hash_tasks import read_hashes
+from ebla.pipeline.row_tasks import row_move_outcome
 from ebla.pipeline.task_outcome import missing_package, parse_failure
 from ebla.ports.transfer_engine import PipelineUnavailable
 from ebla.transfers.spark_worker import prepare_worker
 
 PACKAGES = "pyarrow 'pandas<3' numpy msgspec"
 
-TASKS = (FileMoveTask, RowMoveTask, HashTask)
+TASKS = (file_move_outcome, row_move_outcome, read_hashes)
 """What runs on executors. Importing this module imports all that these tasks need, or fails."""
 
 

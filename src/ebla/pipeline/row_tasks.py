@@ -27,57 +27,39 @@ from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
 from ebla.storage.merge.chunk_merge import merge_chunks, rows_before, rows_through
 from ebla.transfers.flight_client import FlightClient
-from ebla.transfers.spark_worker import new_attempt_id, prepare_worker
+from ebla.transfers.spark_worker import new_attempt_id
 
 QUEUED_BATCHES_MAX = 4
 POLL_S = 0.5
 
-_moves = msgspec.msgpack.Decoder(tuple[RowMove, ...])
 
-
-def encode_row_moves(moves: Sequence[RowMove]) -> bytes:
-    return msgspec.msgpack.encode(tuple(_trimmed(move) for move in moves))
-
-
-def _trimmed(move: RowMove) -> RowMove:
+def trim_row_move(move: RowMove) -> RowMove:
     """Without file lists: rows are requested by range."""
     sources = tuple(msgspec.structs.replace(source, parts=()) for source in move.sources)
     return msgspec.structs.replace(move, sources=sources)
 
 
-@dataclass(frozen=True)
-class RowMoveTask:
-    """For `mapInArrow`: takes numbers of tasks, returns what was staged."""
-
-    tasks: tuple[bytes, ...]
-    authority: bytes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        prepare_worker()
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                for move in _moves.decode(self.tasks[task]):
-                    yield outcome_batch(partial(move_rows, move, self.authority))
+def row_move_outcome(client: FlightClient, move: RowMove) -> pa.RecordBatch:
+    return outcome_batch(partial(move_rows, client, move))
 
 
-def move_rows(move: RowMove, authority: bytes) -> list[MoveResult]:
+def move_rows(client: FlightClient, move: RowMove) -> list[MoveResult]:
     attempt = new_attempt_id()
     own = [to.own for to in move.targets if to.own is not None]
-    writers = [_Writer(to=to, attempt=attempt, authority=authority) for to in move.targets]
-    with FlightClient(authority) as client:
-        streams = [client.get_rows(source, move.range) for source in move.sources]
-        replicas = ReplicaMerge(streams, move.schema, own)
-        try:
-            for rows in replicas.merged():
-                lacking = {place: replicas.lacking(place, rows) for place in dict.fromkeys(own)} if len(rows) else {}
-                for writer in writers:
-                    writer.write(rows if writer.to.own is None else lacking.get(writer.to.own, rows))
-            return [writer.finish() for writer in writers]
-        except BaseException:
-            # Also if one of them fails at its end: the threads of the others would wait for more rows forever.
+    writers = [_Writer(to=to, attempt=attempt, authority=client.authority_pem) for to in move.targets]
+    streams = [client.get_rows(source, move.range) for source in move.sources]
+    replicas = ReplicaMerge(streams, move.schema, own)
+    try:
+        for rows in replicas.merged():
+            lacking = {place: replicas.lacking(place, rows) for place in dict.fromkeys(own)} if len(rows) else {}
             for writer in writers:
-                writer.abandon()
-            raise
+                writer.write(rows if writer.to.own is None else lacking.get(writer.to.own, rows))
+        return [writer.finish() for writer in writers]
+    except BaseException:
+        # Also if one of them fails at its end: the threads of the others would wait for more rows forever.
+        for writer in writers:
+            writer.abandon()
+        raise
 
 
 class _Broken(Exception):

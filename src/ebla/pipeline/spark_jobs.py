@@ -6,19 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from ebla.model.transfers import ComparisonTask, FileMove, RowMove, TransferResult, TransferTask
 from ebla.pipeline import hash_tasks
-from ebla.pipeline.file_tasks import FileMoveTask, encode_file_moves
-from ebla.pipeline.row_tasks import RowMoveTask, encode_row_moves
+from ebla.pipeline.file_tasks import file_move_outcome, trim_file_move
+from ebla.pipeline.row_tasks import row_move_outcome, trim_row_move
 from ebla.pipeline.spark_adapter import SparkAdapter
 from ebla.pipeline.spark_session import SparkRuntime
-from ebla.pipeline.task_outcome import OUTCOME_SCHEMA, parse_failure, results_of, work_failed
+from ebla.pipeline.task_outcome import OUTCOME_SCHEMA, SparkTask, parse_failure, results_of, work_failed
 from ebla.ports.transfer_engine import PipelineUnavailable
+from ebla.transfers.flight_client import FlightClient
 
+S = TypeVar("S", bound=msgspec.Struct)
 W = TypeVar("W")
 
 ROW_TASKS_MAX = 8
@@ -69,14 +73,15 @@ def run_spark_job(
 
 
 def _move_files(context: SparkJobContext, moves: Sequence[FileMove]) -> Sequence[TransferResult]:
-    tasks = pack_tasks([(move, move.size_bytes) for move in moves], context.task_bytes, context.adapter.slots())
-    return _moved(context, FileMoveTask(tuple(encode_file_moves(task) for task in tasks), context.authority))
+    sized = [(trim_file_move(move), move.size_bytes) for move in moves]
+    tasks = pack_tasks(sized, context.task_bytes, context.adapter.slots())
+    return _moved(_run_tasks(context, FileMove, file_move_outcome, tasks, OUTCOME_SCHEMA))
 
 
 def _move_rows(context: SparkJobContext, moves: Sequence[RowMove]) -> Sequence[TransferResult]:
-    sized = [(move, sum(source.estimate_bytes(move.range) for source in move.sources)) for move in moves]
+    sized = [(trim_row_move(move), sum(source.estimate_bytes(move.range) for source in move.sources)) for move in moves]
     tasks = pack_row_tasks(sized, context.task_bytes, context.adapter.slots())
-    return _moved(context, RowMoveTask(tuple(encode_row_moves(task) for task in tasks), context.authority))
+    return _moved(_run_tasks(context, RowMove, row_move_outcome, tasks, OUTCOME_SCHEMA))
 
 
 def pack_tasks(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) -> tuple[tuple[W, ...], ...]:
@@ -111,17 +116,15 @@ def pack_row_tasks(sized: Sequence[tuple[W, int]], task_bytes: int, slots: int) 
     return pack_tasks(sized, max(task_bytes, -(-total // ROW_TASKS_MAX)), ROW_TASKS_MAX)
 
 
-def _moved(context: SparkJobContext, function: FileMoveTask | RowMoveTask) -> Sequence[TransferResult]:
-    outcomes = _numbered(context, len(function.tasks)).mapInArrow(function, OUTCOME_SCHEMA)
+def _moved(outcomes: DataFrame) -> Sequence[TransferResult]:
     return results_of([bytes(row.outcome) for row in outcomes.collect()])
 
 
 def _compare(context: SparkJobContext, ranges: Sequence[ComparisonTask]) -> Sequence[TransferResult]:
     sized = [(order, order.size_bytes) for order in hash_tasks.hash_reads(ranges)]
     tasks = pack_row_tasks(sized, context.task_bytes, context.adapter.slots())
-    function = hash_tasks.HashTask(tuple(hash_tasks.encode_hash_reads(task) for task in tasks), context.authority)
     # Both queries use the hashes, which are read once.
-    hashes = _numbered(context, len(tasks)).mapInArrow(function, hash_tasks.HASHES_SCHEMA).persist()
+    hashes = _run_tasks(context, hash_tasks.HashRead, hash_tasks.read_hashes, tasks, hash_tasks.HASHES_SCHEMA).persist()
     try:
         return hash_tasks.compare_results(
             ranges, hash_tasks.differing_buckets(hashes).collect(), hash_tasks.range_totals(hashes).collect()
@@ -130,9 +133,18 @@ def _compare(context: SparkJobContext, ranges: Sequence[ComparisonTask]) -> Sequ
         hashes.unpersist()
 
 
-def _numbered(context: SparkJobContext, tasks: int) -> DataFrame:
+def _run_tasks(
+    context: SparkJobContext,
+    kind: type[S],
+    work: Callable[[FlightClient, S], pa.RecordBatch],
+    tasks: Sequence[Sequence[S]],
+    schema: str,
+) -> DataFrame:
     """One row and one partition for each task: only so does each task get exactly what was packed for it."""
-    return context.session.spark.range(0, tasks, 1, tasks).withColumnRenamed("id", "task")
+    encoded = tuple(tuple(msgspec.msgpack.encode(item) for item in task) for task in tasks)
+    function = SparkTask(kind=kind, work=work, tasks=encoded, authority=context.authority)
+    numbers = context.session.spark.range(0, len(tasks), 1, len(tasks)).withColumnRenamed("id", "task")
+    return numbers.mapInArrow(function, schema)
 
 
 def _is_lost(context: SparkJobContext) -> bool:

@@ -1,4 +1,4 @@
-"""What a task returns, and how the driver reads it: results, or the cause of a failure.
+"""What a task runs and returns, and how the driver reads it: results, or the cause of a failure.
 
 A failure that another attempt may not meet is raised, and Spark retries the task. A final one (a closed session, a
 refused ticket) is returned like a result, so that the job ends at once. A raised error reaches the driver as text
@@ -6,7 +6,9 @@ inside Spark's own texts, so it carries a marked line that the driver finds.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +16,10 @@ import pyarrow as pa
 from ebla.model.errors import EblaError, Fault
 from ebla.model.transfers import BucketDifference, ComparisonResult, MoveResult, TransferResult
 from ebla.ports.transfer_engine import WorkFailed
+from ebla.transfers.flight_client import FlightClient
+from ebla.transfers.spark_worker import prepare_worker
+
+W = TypeVar("W", bound=msgspec.Struct)
 
 OUTCOME_SCHEMA = "transfer string, attempt string, files int, rows bigint, bytes bigint, outcome binary"
 """The last column has it all; the others are for people who read Spark's pages."""
@@ -32,6 +38,25 @@ _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)): (.*)$", re.MULTILINE)
 _JAVA_RAISED = re.compile(r"^(?:: |Caused by: )([\w.$]+(?:Error|Exception)\b.*)$", re.MULTILINE)
 _STAGE_FAILURE = re.compile(r"most recent failure: (?:Lost task [^:]*: )?([^\n]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkTask(Generic[W]):
+    """For `mapInArrow`: takes numbers of tasks, and returns what `work` makes of each item of these tasks."""
+
+    kind: type[W]
+    work: Callable[[FlightClient, W], pa.RecordBatch]
+    tasks: tuple[tuple[bytes, ...], ...]
+    """The encoded items of each task: a task decodes only its own."""
+    authority: bytes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        with FlightClient(self.authority) as client:
+            for batch in batches:
+                for task in batch.column(0).to_pylist():
+                    for item in self.tasks[task]:
+                        yield self.work(client, msgspec.msgpack.decode(item, type=self.kind))
 
 
 class TaskFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

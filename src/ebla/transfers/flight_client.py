@@ -75,7 +75,7 @@ class FlightClient:
     def __init__(self, authority_pem: bytes, limits: FlightClientLimits | None = None, run: str = "") -> None:
         keep_freed_buffers()
         self._run = run
-        self._authority_pem = authority_pem
+        self.authority_pem = authority_pem
         self._limits = limits or FlightClientLimits()
         self._connections: dict[tuple[HostId, Address], flight.FlightClient] = {}
         self._pauses = threading.Event()
@@ -284,7 +284,7 @@ class FlightClient:
         if known is None:
             known = flight.FlightClient(
                 flight_uri(address),
-                tls_root_certs=self._authority_pem,
+                tls_root_certs=self.authority_pem,
                 # Certificates name hosts by their id; this is the name that is checked.
                 override_hostname=certificate_host_name(host),
                 generic_options=list(CHANNEL_OPTIONS),

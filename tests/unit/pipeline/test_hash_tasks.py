@@ -1,19 +1,15 @@
-"""Ranges of buckets, and what is made of rows that Spark has collected."""
+"""What is asked of replicas, and what is made of rows that Spark has collected."""
 
 import uuid
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from ebla.model.errors import InternalError
 from ebla.model.identity import Address, CheckpointId, HostId, TableId
-from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferSource
-from ebla.pipeline.hash_tasks import bucket_range, compare_results, hash_reads
-
-TOKENS = st.integers(-(2**63), 2**63 - 1)
+from ebla.pipeline.hash_tasks import compare_results, hash_reads
 
 
 def source(number: int) -> TransferSource:
@@ -28,15 +24,6 @@ def source(number: int) -> TransferSource:
 
 
 ASKED = ComparisonTask(range=WHOLE_RING, sources=(source(1), source(2)), buckets=4, gc_before_s=0)
-
-
-@given(TOKENS, TOKENS, st.integers(1, 50))
-def test_buckets_are_those_of_a_split(start: int, end: int, buckets: int) -> None:
-    token_range = TokenRange(Token(start), Token(end))
-    if token_range.width < buckets:
-        return
-    asked = ComparisonTask(range=token_range, sources=(), buckets=buckets, gc_before_s=0)
-    assert tuple(bucket_range(asked, one) for one in range(buckets)) == token_range.split(buckets)
 
 
 def test_every_range_is_asked_of_every_replica() -> None:

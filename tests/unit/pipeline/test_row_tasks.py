@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import RowMove, RowTarget, StagedFile, StagingKind, TransferSource, TransferTarget
 from ebla.pipeline import row_tasks
 from ebla.storage.codec.row_file import rows_batch
+from ebla.transfers.flight_client import FlightClient
 
 ROWS = rows_batch([(b"\x80" + bytes(7) + b"key", b"value")])
 GOOD, BROKEN = TransferId(uuid.UUID(int=1)), TransferId(uuid.UUID(int=2))
@@ -21,8 +23,8 @@ GOOD, BROKEN = TransferId(uuid.UUID(int=1)), TransferId(uuid.UUID(int=2))
 class Client:
     """`FlightClient`, as far as a task of rows uses it."""
 
-    def __init__(self, _authority: bytes) -> None:
-        pass
+    def __init__(self, authority_pem: bytes) -> None:
+        self.authority_pem = authority_pem
 
     def __enter__(self) -> "Client":
         return self
@@ -73,12 +75,16 @@ def without_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_tasks, "FlightClient", Client)
 
 
+def client() -> FlightClient:
+    return cast("FlightClient", Client(b""))
+
+
 def writers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rows-writer"]
 
 
 def test_every_target_gets_the_rows() -> None:
-    first, second = row_tasks.move_rows(move(GOOD, TransferId(uuid.UUID(int=4))), b"")
+    first, second = row_tasks.move_rows(client(), move(GOOD, TransferId(uuid.UUID(int=4))))
     assert (first.transfer, first.rows, len(first.files)) == (GOOD, 1, 1)
     assert second.files == first.files
     assert writers() == []
@@ -87,7 +93,7 @@ def test_every_target_gets_the_rows() -> None:
 def test_a_target_that_fails_at_the_end_leaves_no_thread_of_another() -> None:
     """A Python worker of Spark's lives on for the next task, and so would they."""
     with pytest.raises(ConnectionLost):
-        row_tasks.move_rows(move(BROKEN, GOOD), b"")
+        row_tasks.move_rows(client(), move(BROKEN, GOOD))
     for thread in writers():
         thread.join(20)
     assert writers() == []
