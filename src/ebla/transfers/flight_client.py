@@ -234,6 +234,20 @@ class FlightClient:
                 put.send(record)
             return put.finish()
 
+    def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
+        """Uploads rows as records, which can be iterated again. A node without room for another stream is retried for
+        `overload_s`: the caller holds nothing meanwhile that others might wait for. Only pauses count: an attempt may
+        take long itself, and is not waiting for room then."""
+
+        def put_once() -> StagedFile:
+            with RowUpload(self, target, attempt, self._limits) as put:
+                for record in records:
+                    put.send(record)
+                return put.finish()
+
+        # The upload itself retries after other transient errors.
+        return self.retry(put_once, attempts_max=1, overload_s=self._limits.overload_s)
+
     def get_staged_rows(
         self, target: TransferTarget, attempt: AttemptId, expected: StagedFile | None = None
     ) -> StagedRecordStream:
@@ -259,10 +273,19 @@ class FlightClient:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def retry(self, call: Callable[[], T], progress: Callable[[], int] = lambda: 0, *, overload_s: float = 0.0) -> T:
-        """Retries after a transient error, `attempts_max` times without progress. For `overload_s` an `Overloaded` node
-        does not count as an attempt. Not for a caller that holds a stream meanwhile: others may wait for that one."""
+    def retry(
+        self,
+        call: Callable[[], T],
+        progress: Callable[[], int] = lambda: 0,
+        *,
+        attempts_max: int | None = None,
+        overload_s: float = 0.0,
+    ) -> T:
+        """Retries after a transient error, `attempts_max` times without progress (by default as the limits say). For
+        `overload_s` an `Overloaded` node does not count as an attempt. Not for a caller that holds a stream meanwhile:
+        others may wait for that one."""
         limits = self._limits
+        attempts_max = attempts_max or limits.attempts_max
         backoff = Backoff(first_s=limits.pause_s, max_s=float("inf"))
         attempts, reached, waited_s = 0, progress(), 0.0
 
@@ -275,7 +298,7 @@ class FlightClient:
                 return limits.overload_pause_s
             before, reached = reached, progress()
             attempts = 1 if reached > before else attempts + 1
-            return backoff.pause_s(attempts) if attempts < limits.attempts_max else None
+            return backoff.pause_s(attempts) if attempts < attempts_max else None
 
         return retry_with_policy(call, pause_after, self._pauses.wait)
 

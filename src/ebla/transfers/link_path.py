@@ -15,7 +15,7 @@ from ebla.model.transfers import CheckpointFile, CheckpointPart, MoveResult, Sta
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COPY_BYTES = 4 << 20
 
-_NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """Another file system, one without links, or a kernel that allows links only to own files."""
 
 
@@ -66,7 +66,7 @@ def _link_or_copy(origin: Path, to: Path, name: str, file: CheckpointFile) -> St
     try:
         os.link(origin, to)
     except OSError as error:
-        if error.errno not in _NOT_LINKABLE:
+        if error.errno not in NOT_LINKABLE:
             raise
         size_bytes, checksum = _copy(origin, to)
         return StagedFile(name=name, size_bytes=size_bytes, checksum=checksum)

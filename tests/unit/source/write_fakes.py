@@ -17,10 +17,10 @@ from ebla.model.token import TokenRange
 from ebla.model.transfers import ROWS_NAME, StagedFile, StagingKind, TransferTarget
 from ebla.source.contact_points import ContactPoints, CqlClient
 from ebla.source.cql_client import BoundStatement, CqlRows
-from ebla.source.write.run_staging import FlightSink
 from ebla.source.write.write_job import WriteJob
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import decode_records
+from ebla.transfers.flight_client import FlightClient
 from ebla.transfers.flight_streams import StagedRecordStream
 from ebla.wire.table_calls import (
     CommitWriteAnswer,
@@ -111,7 +111,7 @@ class FakeStaged(StagedRecordStream):
 
 
 @dataclass
-class FakeCarrier(FlightSink):
+class FakeCarrier(FlightClient):
     nodes: FakeNodes
 
     def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
@@ -123,7 +123,10 @@ class FakeCarrier(FlightSink):
         attempts[attempt] = data
         return StagedFile(name=ROWS_NAME, size_bytes=len(data), checksum=crc32(data, 0))
 
-    def get_staged(self, target: TransferTarget, attempt: AttemptId, expected: StagedFile) -> FakeStaged:
+    def get_staged_rows(
+        self, target: TransferTarget, attempt: AttemptId, expected: StagedFile | None = None
+    ) -> FakeStaged:
+        assert expected is not None
         self.nodes.check(target.host)
         attempts = self.nodes.staged[target.transfer]
         assert crc32(attempts[attempt], 0) == expected.checksum

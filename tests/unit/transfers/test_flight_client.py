@@ -1,10 +1,15 @@
 """When a task asks a node again, without any node."""
 
+import uuid
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 
 from ebla.model.errors import EblaError, Overloaded, Unreachable
+from ebla.model.identity import AttemptId
+from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
+from ebla.transfers import flight_client
 from ebla.transfers.flight_client import FlightClient
 from ebla.transfers.flight_streams import FlightClientLimits
 
@@ -44,3 +49,56 @@ def test_other_tries_and_those_who_hold_something_are_counted(error: EblaError) 
     with FlightClient(b"", LIMITS) as client, pytest.raises(type(error)):
         client.retry(call, overload_s=overload_s)
     assert call.times == LIMITS.attempts_max
+
+
+STAGED = StagedFile(name=ROWS_NAME, size_bytes=3, checksum=7)
+ATTEMPT = AttemptId(uuid.UUID(int=1))
+
+
+@dataclass(slots=True)
+class FailingUpload:
+    """`RowUpload`."""
+
+    call: FailingCall
+
+    def __enter__(self) -> "FailingUpload":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def send(self, _record: bytes) -> None:
+        pass
+
+    def finish(self) -> StagedFile:
+        self.call()
+        return STAGED
+
+
+@pytest.mark.parametrize(
+    ("error", "fails", "times"),
+    [
+        (Overloaded("16 streams are open"), 0, 1),
+        (Overloaded("16 streams are open"), 3, 4),
+        (Overloaded("16 streams are open"), 1_000, 4),
+        (Unreachable("connection refused"), 1_000, 1),
+    ],
+)
+def test_an_upload_is_repeated_only_for_room_and_only_pauses_count(
+    error: EblaError, fails: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeats itself after other errors."""
+    call = FailingCall(error, fails)
+
+    def upload(*_: Any) -> FailingUpload:
+        return FailingUpload(call)
+
+    monkeypatch.setattr(flight_client, "RowUpload", upload)
+    limits = FlightClientLimits(overload_s=0.003, overload_pause_s=0.001)
+    with FlightClient(b"", limits) as client:
+        if fails < times:
+            assert client.put_records(cast("TransferTarget", None), ATTEMPT, [b"row"]) == STAGED
+        else:
+            with pytest.raises(type(error)):
+                client.put_records(cast("TransferTarget", None), ATTEMPT, [b"row"])
+    assert call.times == times

@@ -11,12 +11,13 @@ from ebla.model.identity import HostId
 from ebla.model.transfers import TransferTarget
 from ebla.source.write.commit import RETRY_BACKOFF
 from ebla.source.write.encode_rows import RowEncoding, encode_rows
-from ebla.source.write.run_staging import RECORD_BYTES, FlightSink, Stager
+from ebla.source.write.run_staging import RECORD_BYTES, Stager
 from ebla.source.write.small_writes import can_write_by_cql, unpack_batches, write_by_cql
 from ebla.source.write.sorted_runs import rows_within, sort_and_route
 from ebla.source.write.staged_replicas import LateTarget, StagedReplicas, choose_copy_sources
 from ebla.source.write.write_job import RUN_BYTES, CommitDeps
 from ebla.storage.codec.row_file import records_of
+from ebla.transfers.flight_client import FlightClient
 from ebla.transfers.flight_streams import StagedRecordStream
 from ebla.transfers.spark_worker import new_attempt_id
 from ebla.wire.table_calls import StagedRun, StagingPlan
@@ -94,11 +95,11 @@ def _rows_of(plan: StagingPlan, routes: Sequence[int], late: LateTarget) -> _Row
 
 
 def _copy_from(
-    client: FlightSink, source: TransferTarget, staged: StagedReplicas, late: LateTarget, row_filter: _RowFilter
+    client: FlightClient, source: TransferTarget, staged: StagedReplicas, late: LateTarget, row_filter: _RowFilter
 ) -> Iterator[StagedRun]:
     for run in [run for run in staged.counted if run.transfer == source.transfer]:
         with _source_errors(source):
-            rows = client.get_staged(source, run.attempt, run.file)
+            rows = client.get_staged_rows(source, run.attempt, run.file)
         try:
             for batches in _runs_in_memory(source, rows, row_filter):
                 attempt = new_attempt_id()

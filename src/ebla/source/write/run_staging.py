@@ -11,28 +11,24 @@ learns of it, and either copies the rows there or leaves that replica to repair.
 import errno
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ebla.aio.retry import retry_with_policy
-from ebla.model.errors import DiskFull, EblaError, Overloaded, Unavailable
+from ebla.model.errors import DiskFull, EblaError, Unavailable
 from ebla.model.identity import AttemptId, HostId, TransferId
 from ebla.model.transfers import ROWS_NAME, StagedFile, TransferTarget
 from ebla.source.write.sorted_runs import RoutedRows
 from ebla.storage.codec.checksums import crc32
 from ebla.storage.codec.row_file import Record, record_parts_of, records_of
 from ebla.transfers.flight_client import FlightClient
-from ebla.transfers.flight_streams import FlightClientLimits, RowUpload, StagedRecordStream
-from ebla.transfers.link_path import is_reachable_folder
+from ebla.transfers.link_path import NOT_LINKABLE, is_reachable_folder
 from ebla.transfers.spark_worker import new_attempt_id
 from ebla.wire.table_calls import StagedRun
 
 RECORD_BYTES = 2 << 20
 THREADS_MAX = 8
 
-_NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -63,15 +59,15 @@ class _Run:
 
 
 class Stager:
-    """For one task, or for a commit. `connect` makes a sink; each node has its own."""
+    """For one task, or for a commit. `connect` makes a client; each node has its own."""
 
     def __init__(
-        self, targets: Sequence[TransferTarget], connect: "Callable[[], FlightSink]", *, uses_local_files: bool = True
+        self, targets: Sequence[TransferTarget], connect: Callable[[], FlightClient], *, uses_local_files: bool = True
     ) -> None:
         self._targets = tuple(targets)
         self._connect = connect
         self._uses_local_files = uses_local_files
-        self._sinks: dict[HostId, FlightSink] = {}
+        self._clients: dict[HostId, FlightClient] = {}
         self._is_local: dict[TransferId, bool] = {}
         self._runs: list[StagedRun] = []
         self._lost: dict[TransferId, EblaError] = {}
@@ -105,9 +101,9 @@ class Stager:
             self._runs += run.staged
 
     def close(self) -> None:
-        for sink in self._sinks.values():
-            sink.close()
-        self._sinks.clear()
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
 
     # ---- on this machine
 
@@ -156,8 +152,8 @@ class Stager:
         if not by_host:
             return
         for host in by_host:
-            if host not in self._sinks:
-                self._sinks[host] = self._connect()
+            if host not in self._clients:
+                self._clients[host] = self._connect()
         with ThreadPoolExecutor(min(THREADS_MAX, len(by_host)), "rows") as pool:
             sent = [pool.submit(self._send_to_host, host, puts) for host, puts in by_host.items()]
             for one in sent:
@@ -165,14 +161,14 @@ class Stager:
 
     def _send_to_host(self, host: HostId, puts: Sequence[tuple[_Run, TransferTarget]]) -> dict[TransferId, EblaError]:
         """One after another. After a transient error the node is not tried again: it is down, or was too busy for as
-        long as the sink retried."""
+        long as the client retried."""
         failure: EblaError | None = None
         lost = {}
         for run, target in puts:
             attempt = new_attempt_id()
             try:
                 if failure is None:
-                    run.note(target, attempt, self._sinks[host].put_records(target, attempt, run.kept_records()))
+                    run.note(target, attempt, self._clients[host].put_records(target, attempt, run.kept_records()))
             except EblaError as error:
                 if not error.is_transient:
                     raise
@@ -181,43 +177,6 @@ class Stager:
                 lost[target.transfer] = failure
                 run.errors.append(failure)
         return lost
-
-
-class FlightSink:
-    """Stages rows on nodes over Flight. For one thread at a time."""
-
-    def __init__(self, authority: bytes, limits: FlightClientLimits | None = None) -> None:
-        self._limits = limits or FlightClientLimits()
-        self._client = FlightClient(authority, self._limits)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def put_records(self, target: TransferTarget, attempt: AttemptId, records: Iterable[bytes]) -> StagedFile:
-        """`records` can be iterated again. A node without room for another stream is retried for `overload_s`: the task
-        holds nothing meanwhile that others might wait for."""
-
-        def put_once() -> StagedFile:
-            with RowUpload(self._client, target, attempt, self._limits) as put:
-                for record in records:
-                    put.send(record)
-                return put.finish()
-
-        waited_s = 0.0
-
-        def pause_after(error: EblaError) -> float | None:
-            """Only pauses count: an attempt may take long itself, and is not waiting for room then."""
-            nonlocal waited_s
-            if not isinstance(error, Overloaded) or waited_s >= self._limits.overload_s:
-                return None
-            waited_s += self._limits.overload_pause_s
-            return self._limits.overload_pause_s
-
-        return retry_with_policy(put_once, pause_after, time.sleep)
-
-    def get_staged(self, target: TransferTarget, attempt: AttemptId, expected: StagedFile) -> StagedRecordStream:
-        """The rows an attempt has staged there, in key order; after the seal, those of all attempts that count."""
-        return self._client.get_staged_rows(target, attempt, expected)
 
 
 def _write_file(target: TransferTarget, attempt: AttemptId, records: Iterable[Record]) -> tuple[StagedFile, str]:
@@ -243,7 +202,7 @@ def _link_file(first: str, target: TransferTarget, attempt: AttemptId) -> None:
     try:
         os.link(first, path)
     except OSError as error:
-        if error.errno not in _NOT_LINKABLE:
+        if error.errno not in NOT_LINKABLE:
             raise
         shutil.copyfile(first, path)
 

@@ -6,11 +6,12 @@ import pyarrow as pa
 
 from ebla.source.options import WriteOptions
 from ebla.source.write.encode_rows import RowEncoding, encode_rows, row_encoding
-from ebla.source.write.run_staging import FlightSink, Stager
+from ebla.source.write.run_staging import Stager
 from ebla.source.write.small_writes import SMALL_BYTES_MAX, pack_batches
 from ebla.source.write.sorted_runs import sort_and_route
 from ebla.source.write.write_job import WriteTaskResult, WriteTaskSpec
 from ebla.storage.layers.malloc import use_malloc_for_arrow
+from ebla.transfers.flight_client import FlightClient
 
 RUN_BYTES_MAX = 400 << 20
 """Whatever the option says: twice that, and what the encoding adds, must fit into columns with 31-bit offsets."""
@@ -20,11 +21,11 @@ COALESCED_ROWS_MAX = 1_000_000
 
 def write_task(options: WriteOptions, spec: WriteTaskSpec, batches: Iterable[pa.RecordBatch]) -> WriteTaskResult:
     """The whole task, with Flight connections to the nodes of the plan."""
-    return write_rows(spec, row_encoding(options, spec.plan), batches, lambda: FlightSink(spec.plan.authority))
+    return write_rows(spec, row_encoding(options, spec.plan), batches, lambda: FlightClient(spec.plan.authority))
 
 
 def write_rows(
-    spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], connect: Callable[[], FlightSink]
+    spec: WriteTaskSpec, encoding: RowEncoding, batches: Iterable[pa.RecordBatch], connect: Callable[[], FlightClient]
 ) -> WriteTaskResult:
     use_malloc_for_arrow()
     pieces = coalesce_batches(batches, min(spec.run_bytes, RUN_BYTES_MAX))

@@ -17,7 +17,7 @@ from ebla.source.contact_points import CqlClient
 from ebla.wire.table_calls import StagedRun, StagingPlan
 
 if TYPE_CHECKING:
-    from ebla.source.write.run_staging import FlightSink
+    from ebla.transfers.flight_client import FlightClient
 
 RUN_BYTES = 64 << 20
 """Rows a task collects before it stages them. Encoding, sorting and sending hold about as much again, twice."""
@@ -60,7 +60,7 @@ class WriteTaskSpec(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDeps:
     client: CqlClient
-    connect: "Callable[[], FlightSink]"
+    connect: "Callable[[], FlightClient]"
     timeout_s: float
     """For calls that are answered at once."""
     uses_local_files: bool = True

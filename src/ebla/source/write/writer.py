@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ebla.source.write.encode_rows import RowEncoding
-    from ebla.source.write.run_staging import FlightSink
+    from ebla.transfers.flight_client import FlightClient
 
 _log = logging.getLogger("ebla.source")
 _messages = msgspec.msgpack.Decoder(WriteTaskResult)
@@ -146,7 +146,7 @@ def _row_encoding(options: WriteOptions, plan: StagingPlan) -> "RowEncoding":
     return row_encoding(options, plan)
 
 
-def _connect(authority: bytes) -> "FlightSink":
-    from ebla.source.write.run_staging import FlightSink  # start-up time, see above
+def _connect(authority: bytes) -> "FlightClient":
+    from ebla.transfers.flight_client import FlightClient  # start-up time, see above
 
-    return FlightSink(authority)
+    return FlightClient(authority)

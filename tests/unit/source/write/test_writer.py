@@ -50,7 +50,7 @@ class World:
         for module in (writer, stream_writer):
             monkeypatch.setattr(module, "CqlClient", lambda _: self.contact)
             monkeypatch.setattr(module, "prepare_worker", lambda: None)
-        monkeypatch.setattr(task_writer, "FlightSink", lambda _: self.nodes.connect())
+        monkeypatch.setattr(task_writer, "FlightClient", lambda _: self.nodes.connect())
 
     def _open(self, request: OpenWriteRequest) -> Any:
         is_done = (request.job, request.batch) in self.done
