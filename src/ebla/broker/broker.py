@@ -46,7 +46,7 @@ GRACE_MS = 2_000
 
 
 class TableBroker:
-    """`cql.plan.plan_call.TableCalls`."""
+    """`cql.plan.call_plan.CallService`."""
 
     def __init__(self, deps: BrokerDeps) -> None:
         self._deps = deps

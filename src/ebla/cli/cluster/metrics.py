@@ -2,17 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
-from ebla.cli.cluster.node_calls import call_socket, local_transport, run_async
+from ebla.cli.cluster.local_cluster import LocalNode
+from ebla.cli.cluster.node_calls import call_socket, choose_nodes, local_transport, run_async
 from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag
 from ebla.cli.output import print_json, reporting_errors
-from ebla.model.errors import EblaError, InvalidRequest
+from ebla.model.errors import EblaError
 from ebla.observe.exposition import expose
 from ebla.observe.metrics import Metrics
 from ebla.runtime.tcp_transport import TcpTransport
@@ -36,8 +35,7 @@ def metrics(
     each shard or node. The exit status is 1 if some process did not answer.
     """
     with reporting_errors():
-        nodes = _chosen(data, node)
-        collected, failures = run_async(_collect(nodes))
+        collected, failures = run_async(_collect(choose_nodes(data, node)))
         if as_json:
             print_json(metrics_json(collected))
         else:
@@ -65,49 +63,40 @@ def metrics_json(collected: Sequence[ProcessMetrics]) -> list[dict[str, Any]]:
     return found
 
 
-def _chosen(data: Path, name: str | None) -> list[LocalNode]:
-    nodes = find_nodes(data)
-    if name is None:
-        chosen = [node for node in nodes if node.running_pid() is not None]
-    else:
-        chosen = [node for node in nodes if node.name == name]
-    if not chosen:
-        what = f"no node of {data} runs" if name is None else f"there is no node {name!r} in {data}"
-        raise InvalidRequest(what, advice="see `ebla status`; `ebla up` starts a cluster")
-    return chosen
-
-
 async def _collect(nodes: Sequence[LocalNode]) -> tuple[list[ProcessMetrics], list[str]]:
+    """The metrics of the processes that answer, and why the others did not."""
     async with local_transport() as transport:
         async with asyncio.TaskGroup() as tasks:
             collecting = [
-                tasks.create_task(_collect_shard(transport, node, number))
+                tasks.create_task(_collect_one(node, f"shard {number}", _shard(transport, node, number), str(number)))
                 for node in nodes
                 for number in range(node.options.shards)
             ]
-            collecting += [tasks.create_task(_collect_bulk(transport, node)) for node in nodes]
-            collecting += [tasks.create_task(_collect_control(transport, node)) for node in nodes]
+            for process, read in (("bulk process", _bulk), ("control process", _control)):
+                collecting += [tasks.create_task(_collect_one(node, process, read(transport, node))) for node in nodes]
     results = [task.result() for task in collecting]
     return [each for each in results if not isinstance(each, str)], [each for each in results if isinstance(each, str)]
 
 
-async def _collect_shard(transport: TcpTransport, node: LocalNode, number: int) -> ProcessMetrics | str:
-    """Its metrics, or why there are none."""
+async def _collect_one(
+    node: LocalNode, process: str, answer: Awaitable[MetricsAnswer], shard: str = ""
+) -> ProcessMetrics | str:
     try:
-        socket = node.folder.shard_socket(number)
-        answer = await call_socket(transport, node, socket, METRICS, MetricsRequest())
+        return (node.name, shard), await answer
     except EblaError as error:
-        return f"shard {number} of {node.name}: {error}"
-    return (node.name, str(number)), answer
+        return f"{process} of {node.name}: {error}"
 
 
-async def _collect_control(transport: TcpTransport, node: LocalNode) -> ProcessMetrics | str:
-    try:
-        socket = node.folder.control_socket
-        status = await call_socket(transport, node, socket, STATUS, StatusRequest())
-    except EblaError as error:
-        return f"control process of {node.name}: {error}"
-    return (node.name, ""), peer_metrics(status)
+async def _shard(transport: TcpTransport, node: LocalNode, number: int) -> MetricsAnswer:
+    return await call_socket(transport, node, node.folder.shard_socket(number), METRICS, MetricsRequest())
+
+
+async def _bulk(transport: TcpTransport, node: LocalNode) -> MetricsAnswer:
+    return bulk_metrics(await call_socket(transport, node, node.folder.bulk_socket, BULK_STATUS, BulkStatusRequest()))
+
+
+async def _control(transport: TcpTransport, node: LocalNode) -> MetricsAnswer:
+    return peer_metrics(await call_socket(transport, node, node.folder.control_socket, STATUS, StatusRequest()))
 
 
 def peer_metrics(status: StatusAnswer) -> MetricsAnswer:
@@ -117,15 +106,6 @@ def peer_metrics(status: StatusAnswer) -> MetricsAnswer:
         if peer.clock_offset_ms is not None:
             offsets.series(peer.address).set(peer.clock_offset_ms)
     return collect_metrics(metrics)
-
-
-async def _collect_bulk(transport: TcpTransport, node: LocalNode) -> ProcessMetrics | str:
-    try:
-        socket = node.folder.bulk_socket
-        status = await call_socket(transport, node, socket, BULK_STATUS, BulkStatusRequest())
-    except EblaError as error:
-        return f"bulk process of {node.name}: {error}"
-    return (node.name, ""), bulk_metrics(status)
 
 
 SERIES_MAX = 1 << 20

@@ -70,14 +70,19 @@ async def request_stop(node: LocalNode, reason: str) -> None:
     await _call_control(node, STOP, StopRequest(reason), CALL_TIMEOUT_MS)
 
 
-def choose_node(data: Path, name: str | None) -> LocalNode:
-    """The node of that name, or the first one that runs."""
+def choose_nodes(data: Path, name: str | None) -> list[LocalNode]:
+    """The node of that name, or all that run; at least one."""
     nodes = find_nodes(data)
-    chosen = next((node for node in nodes if (node.name == name if name else node.running_pid() is not None)), None)
-    if chosen is None:
+    chosen = [node for node in nodes if (node.name == name if name else node.running_pid() is not None)]
+    if not chosen:
         what = f"there is no node {name!r} in {data}" if name else f"no node of {data} runs"
         raise InvalidRequest(what, advice="see `ebla status`; `ebla up` starts a cluster")
     return chosen
+
+
+def choose_node(data: Path, name: str | None) -> LocalNode:
+    """The node of that name, or the first one that runs."""
+    return choose_nodes(data, name)[0]
 
 
 def call_node(data: Path, name: str | None, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
