@@ -7,11 +7,16 @@ All of it happens before the node listens. The order for a store that the mark d
 3. The mark says that the store is there. From now on it is only checked, and never created again: a folder that is
    empty has lost it.
 
+Then every store is stamped with the incarnation that this start will have, and after that the mark names it: a log or
+layers from an older copy have a smaller stamp than the mark.
+
 A crash between any two steps leaves them to the next start, with the id that was drawn. In a folder of the previous
 release the format is raised after the last store, so until then the next start adopts the rest.
 """
 
 from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from ebla.control.group0.join_state import JoinStateFile, StoreMark
 from ebla.model.advice import replace_node_advice
@@ -20,7 +25,7 @@ from ebla.model.identity import HostId, ShardNumber, StoreId
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.environment import Environment
 from ebla.storage.manifest import manifest_path
-from ebla.storage.store_identity import StoreLost, adopt_store, check_store, create_store
+from ebla.storage.store_identity import StoreLost, adopt_store, check_store, create_store, stamp_store
 from ebla.version import DATA_FORMAT
 
 
@@ -46,6 +51,7 @@ class LocalStores:
         while number < max(shard_count, len(self._mark.mark.stores)) or (adopts and self._has_manifest(number)):
             await self._prepare_one(number, is_past_none if adopts else None)
             number += 1
+        await self._stamp()
         if adopts:
             await self._raise_format()
 
@@ -71,13 +77,22 @@ class LocalStores:
             raise self._lost(number, error.message) from error
         await self._save(number, StoreMark(store=store, is_created=True))
 
+    async def _stamp(self) -> None:
+        mark = self._mark.mark
+        incarnation = mark.incarnation + 1
+        for number in range(len(mark.stores)):
+            await stamp_store(self._disk, self._shard_folder(number), incarnation)
+        # After the stamps: a mark that is ahead of them would refuse a store that was there all the time.
+        await self._mark.save(stores=tuple(msgspec.structs.replace(one, stamped=incarnation) for one in mark.stores))
+
     def id_of(self, shard: ShardNumber) -> StoreId:
         return self._mark.mark.stores[shard].store
 
     async def check(self, shard: ShardNumber) -> None:
         """INV-START-3: raises `Refused` if the shard's folder no longer holds its store. Changes nothing."""
         try:
-            await check_store(self._disk, self._shard_folder(shard), self.id_of(shard))
+            mark = self._mark.mark.stores[shard]
+            await check_store(self._disk, self._shard_folder(shard), mark.store, mark.stamped)
         except StoreLost as error:
             raise self._lost(shard, error.message) from error
 

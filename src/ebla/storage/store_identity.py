@@ -3,10 +3,15 @@
 A store has an id, which stands in its manifest beside the id of its commit log. The node's mark and group 0 name the
 same id. So a folder that is empty, that belongs to another store, or whose log was lost is noticed before it serves:
 without the ids it would look like a store that has no rows yet.
+
+An id does not show that a folder is an older copy. So each start of the node stamps the folders of the log and of the
+layers with its incarnation, and then notes in its mark that it did. A folder whose stamp is below the mark's was put
+back from a copy of an earlier start.
 """
 
 import msgspec
 
+from ebla.journal.checked_file import TEMPORARY_SUFFIX, read_checked_file, replace_file
 from ebla.journal.manifest import load_manifest as load_log_manifest
 from ebla.journal.recovery import make_durable_folder
 from ebla.journal.segmented_log import SegmentedLog
@@ -26,6 +31,8 @@ from ebla.storage.manifest import (
 
 FIRST_SEGMENT_BYTES = 4096
 """Reserved for the first segment of a new log. The shard reserves more when it opens the log."""
+
+STAMP_NAME = "start"
 
 
 class StoreLost(Refused):
@@ -94,8 +101,16 @@ async def adopt_store(disk: Disk, rng: Rng, folder: str, store: StoreId) -> None
     await save_manifest(disk, folder, named)
 
 
-async def check_store(disk: Disk, folder: str, store: StoreId) -> None:
-    """Raises `StoreLost` unless the folder holds this store and its commit log. Changes nothing."""
+async def stamp_store(disk: Disk, folder: str, incarnation: int) -> None:
+    """The log and the layers were here at this start of the node. Durable on return."""
+    for part in (log_folder(folder), layers_folder(folder)):
+        await make_durable_folder(disk, part)
+        await replace_file(disk, _stamp_path(part), str(incarnation).encode())
+
+
+async def check_store(disk: Disk, folder: str, store: StoreId, stamped: int = 0) -> None:
+    """Raises `StoreLost` unless the folder holds this store and its commit log, and all of it was there at the start
+    with the incarnation `stamped`. Changes nothing."""
     manifest = await read_manifest(disk, folder)
     if manifest is None:
         raise StoreLost(folder, store, f"store {store} is missing in {folder}")
@@ -108,6 +123,33 @@ async def check_store(disk: Disk, folder: str, store: StoreId) -> None:
         raise StoreLost(
             folder, store, f"{folder} holds commit log {log.log_id:x} instead of {manifest.log_id:x} of store {store}"
         )
+    for part in (log_folder(folder), layers_folder(folder)):
+        found = await _read_stamp(disk, part)
+        # An empty folder is no older copy: missing layers are damage, and the shard quarantines them.
+        if found < stamped and disk.exists(part) and disk.list_folder(part):
+            raise StoreLost(
+                folder,
+                store,
+                f"{part} is an older copy: it ends at incarnation {found}, the node's mark has {stamped} for "
+                f"store {store}",
+            )
+
+
+def is_stamp(name: str) -> bool:
+    """Whether a name in the folder of the layers is that of the stamp, and of no layer."""
+    return name in (STAMP_NAME, STAMP_NAME + TEMPORARY_SUFFIX)
+
+
+def _stamp_path(part: str) -> str:
+    return f"{part}/{STAMP_NAME}"
+
+
+async def _read_stamp(disk: Disk, part: str) -> int:
+    """0 where there is none."""
+    try:
+        return int(await read_checked_file(disk, _stamp_path(part)))
+    except FileNotFoundError:
+        return 0
 
 
 def _has_files(disk: Disk, folder: str, stack: StackEntry) -> bool:

@@ -29,7 +29,7 @@ from ebla.storage.manifest import (
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import scratch_folder
 from ebla.storage.store import ShardStore
-from ebla.storage.store_identity import check_store, log_folder
+from ebla.storage.store_identity import check_store, is_stamp, log_folder
 from ebla.storage.store_limits import StoreLimits
 
 REPLAY_BYTES = 4 << 20
@@ -73,7 +73,7 @@ async def _sweep(disk: Disk, engine: LayerEngine, folder: str, manifest: ShardMa
     """Removes layers that no manifest names: they were never finished, or are no longer used."""
     named = {layer_name(stack.incarnation, layer.id) for stack in manifest.stacks for layer in stack.layers}
     for name in disk.list_folder(layers_folder(folder)):
-        if name not in named:
+        if name not in named and not is_stamp(name):
             await engine.drop(f"{layers_folder(folder)}/{name}")
     await disk.run(partial(disk.remove_folder, scratch_folder(folder)))
 

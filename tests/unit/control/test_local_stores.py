@@ -192,6 +192,49 @@ def test_a_foreign_store_or_log_refuses_the_start() -> None:
     folder.run(life)
 
 
+@pytest.mark.parametrize("part", ["", "/log", "/layers"])
+def test_a_store_a_log_or_layers_put_back_from_an_earlier_start_refuse_the_start(part: str) -> None:
+    folder = Folder()
+    disk_of_machine, put_back = folder.machine.disk, f"{DATA}/shard-1{part}"
+
+    async def first(disk: Disk) -> None:
+        await folder.begin(disk)
+        await folder.start(disk)
+
+    async def next_start(disk: Disk) -> None:
+        mark = JoinStateFile(disk, f"{DATA}/group0-mark")
+        await mark.save(incarnation=(await mark.load()).incarnation + 1)
+        await folder.start(disk)
+
+    async def refused(disk: Disk) -> None:
+        before = await marks(disk)
+        with pytest.raises(Refused, match=f"{DATA}/shard-1/.* is an older copy: it ends at incarnation 1, .* has 2"):
+            await folder.start(disk)
+        assert await marks(disk) == before
+
+    folder.run(first)
+    older = disk_of_machine.copy_folder(put_back)
+    folder.run(next_start)
+    newer = disk_of_machine.copy_folder(put_back)
+    disk_of_machine.put_folder(put_back, older)
+    folder.run(refused)
+    disk_of_machine.put_folder(put_back, newer)
+    folder.run(next_start)
+
+
+def test_layers_that_are_gone_do_not_refuse_the_start() -> None:
+    """The shard quarantines them."""
+    folder = Folder()
+
+    async def life(disk: Disk) -> None:
+        await folder.begin(disk)
+        await folder.start(disk)
+        disk.remove_folder(f"{DATA}/shard-1/layers")
+        await folder.start(disk)
+
+    folder.run(life)
+
+
 def test_a_previous_release_without_one_of_its_stores_is_refused_only_if_it_had_stores() -> None:
     folder = Folder()
 

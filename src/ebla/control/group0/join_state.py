@@ -34,6 +34,9 @@ class StoreMark(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     store: StoreId
     is_created: bool
     """False: it is being created, or the previous release's store is being given this id."""
+    stamped: int = 0
+    """The incarnation of the last start at which its log and its layers were there: they carry this number or a greater
+    one (`storage/store_identity.py`)."""
 
 
 class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -14,6 +14,7 @@ from ebla.sim.clusters.nodes import SimShard
 from ebla.sim.workloads.rows_table import ALL_KEYS
 from ebla.storage.codec.row_codec import decode_row, is_head
 from ebla.storage.manifest import layers_folder
+from ebla.storage.store_identity import is_stamp
 from ebla.wire.row_messages import ReadRowsAnswer, ReadRowsRequest
 
 ROWS_MAX = 10_000
@@ -54,7 +55,7 @@ def unexpected_stacks(shard: SimShard, view: View) -> str | None:
     disk = process.environment.disk
     names = disk.list_folder(folder) if disk.exists(folder) else []
     known = [f"{stack.incarnation:016x}" for stack in store.stacks.values()]
-    left = [name for name in names if name.split("-")[0] not in known]
+    left = [name for name in names if name.split("-")[0] not in known and not is_stamp(name)]
     return f"INV-ROWS-11: {shard.unit.name} has folders of no stack: {left}" if left else None
 
 

@@ -1,20 +1,26 @@
 """What a node must not do before group 0 has confirmed its start, checked from outside.
 
-INV-START-1  no row is written or routed and no barrier returns before this start is confirmed
+INV-START-1  no row is written or routed, no barrier returns and no other command is committed before this start is
+             confirmed
 INV-START-2  the committed incarnations of a host strictly grow
 INV-START-3  a shard serves only the store and the log that mark, manifest and group 0 name
 INV-START-4  a majority of voters, none of them an older copy, restarted in any order serves again without an operator
 """
 
+import uuid
 from itertools import pairwise
 
 from ebla.control.group0.join_state import JoinStateFile
-from ebla.control.group0.node import Group0Node
+from ebla.control.group0.node import Group0Node, RunningGroup0
+from ebla.group0.commands import Group0Command, decode_command
 from ebla.group0.start_record import START_PREFIX, StartRecord, start_key
 from ebla.group0.store import Group0Store
 from ebla.journal.manifest import load_manifest as load_log_manifest
 from ebla.model.identity import HostId, Replica, ShardNumber, StartId, StoreId, TopologyVersion
 from ebla.model.stored_value import decode_stored
+from ebla.model.transaction import Transaction
+from ebla.raft.membership import change_of
+from ebla.raft.messages import EntryKind
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard
 from ebla.sim.world import Unit, World
@@ -37,6 +43,10 @@ class StartsLedger(BarrierLedger):
         self._seen_since: dict[ControlLife, float] = {}
         self._recorded: dict[str, dict[int, StartRecord]] = {}
         """By key, and then by the index of the commit."""
+        self._checked_index = 0
+        """Of group 0's log: its commands up to here were checked."""
+        self._offered: set[tuple[uuid.UUID, int]] = set()
+        """Hosts and incarnations whose confirmation stands in the log up to there."""
 
     # ---- INV-START-1
 
@@ -55,6 +65,26 @@ class StartsLedger(BarrierLedger):
         if since is not None and self.world.now() - since > ANSWER_S:
             self._require_confirmed(host, "returns from a barrier")
         super().returned(host, snapshot)
+
+    def _check_commands(self, group0: RunningGroup0) -> None:
+        """The first command of each start is the one that confirms it."""
+        log = group0.raft.core.state.log
+        for index in range(max(self._checked_index + 1, log.first_index), log.applied + 1):
+            entry = log.entry_at(index)
+            data = change_of(entry).context if entry.kind is EntryKind.MEMBERS else entry.data
+            if data:
+                self._check_command(index, decode_command(data))
+            self._checked_index = index
+
+    def _check_command(self, index: int, command: Group0Command) -> None:
+        call, body = command.call, command.body
+        key = start_key(HostId(call.client))
+        if isinstance(body, Transaction) and any(change.key == key for change in body.changes):
+            self._offered.add((call.client, call.incarnation))
+        # A confirmation that was compacted away before anyone looked still shows as the record.
+        recorded = (one.incarnation for at, one in self._recorded.get(key, {}).items() if at < index)
+        if (call.client, call.incarnation) not in self._offered and call.incarnation not in recorded:
+            self.fail(f"INV-START-1: start {call.incarnation} of {call.client} commits {body} before its confirmation")
 
     def _require_confirmed(self, host: HostId, what: str) -> None:
         node = self._node_of(host)
@@ -88,6 +118,9 @@ class StartsLedger(BarrierLedger):
             for key in store.keys(START_PREFIX):
                 entry = store.entries[key]
                 self._note(key, entry.revision.index, decode_stored(StartRecord, entry.value).value)
+            group0 = _group0_of(node)
+            if group0 is not None and group0.is_running:
+                self._check_commands(group0.running)
             for shard in node.shards:
                 await self._check_store(node, shard)
 

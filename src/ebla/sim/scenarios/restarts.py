@@ -1,6 +1,6 @@
 """Four nodes that are stopped and started all the time, one or all at once, while rows are written and tablets move.
-One node at a time gets an older copy of its folder, loses a store or a commit log, or has a second process started on
-a copy. What must not run does not serve; the rest serves again without an operator."""
+One node at a time gets an older copy of its folder or of a part of it, loses a store, a commit log or layers, or has a
+second process started on a copy. What must not run does not serve; the rest serves again without an operator."""
 
 import asyncio
 from dataclasses import replace
@@ -19,6 +19,7 @@ from ebla.sim.scenario import Scenario
 from ebla.sim.scenarios.rows import check_replicas, start_nodes, start_row_clients, stop_load
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.world import Unit, World
+from ebla.storage.manifest import read_manifest
 
 NODES = 4
 CLIENTS, WORKERS = 2, 3
@@ -75,7 +76,16 @@ class _Restarts:
 
     async def strike(self) -> None:
         one = self._rng.choice(
-            (self._restart, self._restart_all, self._roll_back, self._lose_store, self._swap_logs, self._start_twice)
+            (
+                self._restart,
+                self._restart_all,
+                self._roll_back,
+                self._roll_back_part,
+                self._lose_store,
+                self._lose_layers,
+                self._swap_logs,
+                self._start_twice,
+            )
         )
         node = self._rng.choice(self._cluster.nodes)
         name = one.__name__.strip("_")
@@ -109,15 +119,51 @@ class _Restarts:
     # ---- starts that must fail
 
     async def _roll_back(self, node: SimNode) -> None:
+        await self._put_back(node, node.folder)
+
+    async def _roll_back_part(self, node: SimNode) -> None:
+        shard = f"{node.folder}/shard-{self._rng.choice(node.shards).own.shard}"
+        await self._put_back(node, self._rng.choice((shard, f"{shard}/log", f"{shard}/layers")))
+
+    async def _put_back(self, node: SimNode, folder: str) -> None:
         """The folder ends before the last confirmed start."""
         self._stop(node)
-        older = self._disk(node).copy_folder(node.folder)
+        older = self._disk(node).copy_folder(folder)
         await self._serve_again(node)
         self._stop(node)
         newest = self._disk(node).copy_folder(node.folder)
-        self._disk(node).put_folder(node.folder, older)
-        await self._must_refuse(node, "an older copy of its folder")
+        self._disk(node).put_folder(folder, older)
+        await self._must_refuse(node, f"an older copy of {folder}")
+        log_folder = f"{node.folder}/group0"
+        log = self._disk(node).copy_folder(log_folder)
         self._disk(node).put_folder(node.folder, newest)
+        if not await self._serves(node):
+            # The copy has acknowledged entries of group 0 before it was stopped, and only its log has them.
+            self._stop(node)
+            self._disk(node).put_folder(log_folder, log)
+            await self._serve_again(node)
+
+    async def _lose_layers(self, node: SimNode) -> None:
+        """Its shard starts and quarantines them. Control stays down, so that the node acknowledges nothing before the
+        layers are back."""
+        self._stop(node)
+        disk, shard = self._disk(node), self._rng.choice(node.shards)
+        folder = f"{node.folder}/shard-{shard.own.shard}"
+        whole = disk.copy_folder(node.folder)
+        manifest = await read_manifest(self._world.disk_of(node.control.machine), folder)
+        assert manifest is not None, "the shard has served"
+        lost = [one.incarnation for one in manifest.stacks if any(layer.has_files for layer in one.layers)]
+        disk.put_folder(f"{folder}/layers", None)
+        shard.unit.start()
+        await asyncio.sleep(SAMPLE_S)  # as in `_serves`
+        await self._world.wait_for(lambda: shard.taps is not None and shard.taps.replica is not None, SERVES_S)
+        assert shard.taps is not None, "it opens its store without control"
+        assert shard.taps.replica is not None, "it opens its store without control"
+        stacks = shard.taps.replica.context.store.stacks
+        used = [incarnation for incarnation in lost if not stacks[incarnation].damage]
+        self._world.check(not used, f"{shard.unit.name} uses stacks {used}, whose layers are missing")
+        self._stop(node)
+        disk.put_folder(node.folder, whole)
         await self._serve_again(node)
 
     async def _lose_store(self, node: SimNode) -> None:

@@ -24,6 +24,7 @@ from ebla.storage.inspection.value_text import SchemaNames
 from ebla.storage.layers.layer import Item, Layer, LayerEngine
 from ebla.storage.layers.layer_facts import NO_FACTS, LayerFacts
 from ebla.storage.manifest import ShardManifest, layer_folder, layers_folder, manifest_path, read_manifest
+from ebla.storage.store_identity import is_stamp
 
 LAYER_MARK = "CURRENT"
 """The file that every RocksDB folder has."""
@@ -106,7 +107,8 @@ def _is_shard(disk: Disk, folder: str) -> bool:
 
 
 async def _add_shard(disk: Disk, folder: str, found: DiscoveredLayers) -> None:
-    inside = [f"{layers_folder(folder)}/{name}" for name in _names_in(disk, layers_folder(folder))]
+    names = [name for name in _names_in(disk, layers_folder(folder)) if not is_stamp(name)]
+    inside = [f"{layers_folder(folder)}/{name}" for name in names]
     try:
         manifest = await read_manifest(disk, folder)
     except Corruption as damage:
