@@ -253,13 +253,13 @@ class World:
     def reporter(self, subject: str) -> EventReporter:
         return lambda event, details: self.log(subject, f"{event} {details}")
 
-    async def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+    async def wait_for(self, condition: Callable[[], bool], seconds: float, *, step_s: float = WAIT_STEP_S) -> bool:
         """Whether the condition holds within this time."""
         ends_at = self.now() + seconds
         while not condition():
             if self.now() >= ends_at:
                 return False
-            await asyncio.sleep(WAIT_STEP_S)
+            await asyncio.sleep(step_s)
         return True
 
     def check(self, condition: bool, text: str) -> None:

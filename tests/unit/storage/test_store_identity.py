@@ -15,6 +15,7 @@ from ebla.model.token import WHOLE_RING
 from ebla.ports.disk import Disk
 from ebla.ports.rng import Rng
 from ebla.sim.disk import ProcessDisk
+from ebla.storage.layers.memory_engine import MemoryEngine
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
@@ -28,6 +29,8 @@ from ebla.storage.manifest import (
     save_manifest,
 )
 from ebla.storage.store_identity import StoreLost, adopt_store, check_store, create_store, log_folder
+from ebla.storage.store_limits import StoreLimits
+from ebla.storage.store_recovery import open_store
 
 FOLDER = "/data/shard-0"
 STORE, OTHER = StoreId(uuid.UUID(int=7)), StoreId(uuid.UUID(int=8))
@@ -175,3 +178,14 @@ def test_a_folder_with_another_store_is_neither_created_nor_adopted() -> None:
         await check_store(disk, FOLDER, STORE)
 
     machine.run(main)
+
+
+def test_a_shard_never_creates_a_store() -> None:
+    async def life(disk: ProcessDisk) -> None:
+        engine = MemoryEngine(disk)
+        with pytest.raises(StoreLost, match="is missing"):
+            await open_store(disk, machine.rng, FOLDER, engine, StoreLimits(), store_id=STORE)
+        assert not disk.exists(FOLDER)
+
+    machine = Machine(1)
+    machine.run(life)

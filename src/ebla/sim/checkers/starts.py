@@ -94,12 +94,14 @@ class StartsLedger(BarrierLedger):
     def is_confirmed(self, node: SimNode) -> bool:
         """By the record in the node's own state: the answer to the node's call proves nothing."""
         life = (node.host, node.control_started)
-        if life not in self.confirmed:
-            store, start = _store_of(node), _start_of(node)
-            entry = None if store is None else store.get(start_key(node.host))
-            if entry is not None and decode_stored(StartRecord, entry.value).value.start == start:
-                self.confirmed[life] = None
+        if life not in self.confirmed and _knows_start(node, of=node):
+            self.confirmed[life] = None
         return life in self.confirmed
+
+    def is_recorded(self, node: SimNode) -> bool:
+        """In the state of any node."""
+        assert self.cluster is not None
+        return any(not one.control.down and _knows_start(one, of=node) for one in self.cluster.nodes)
 
     def _node_of(self, host: HostId) -> SimNode:
         assert self.cluster is not None
@@ -170,6 +172,12 @@ def _group0_of(node: SimNode) -> Group0Node | None:
 def _store_of(node: SimNode) -> Group0Store | None:
     group0 = _group0_of(node)
     return group0.running.store if group0 is not None and group0.is_running else None
+
+
+def _knows_start(node: SimNode, *, of: SimNode) -> bool:
+    store = _store_of(node)
+    entry = None if store is None else store.get(start_key(of.host))
+    return entry is not None and decode_stored(StartRecord, entry.value).value.start == _start_of(of)
 
 
 def _start_of(node: SimNode) -> StartId | None:

@@ -30,6 +30,8 @@ SERVES_S = 40.0
 """From a start until the node serves. Group 0 may have to elect a leader first."""
 REFUSED_S = 15.0
 """From a start that must fail until its control process has ended."""
+RECORDED_S, RECORDED_STEP_S = 3.0, 0.001
+"""A short step: between the commit of a start and the node's own notice of it are a few milliseconds."""
 TWINS_S = 5.0
 """For two processes of one identity to find each other. One that group 0 does not hear waits for its confirmation."""
 
@@ -100,7 +102,10 @@ class _Restarts:
         self._stop(node)
         for _ in range(self._rng.randrange(0, 4)):
             self._start(node)
-            await asyncio.sleep(self._rng.exponential(0.2))
+            if self._rng.happens(0.5):
+                await asyncio.sleep(self._rng.exponential(0.2))
+            else:
+                await self._wait_recorded(node)
             self._stop(node)
         await self._serve_again(node)
 
@@ -252,6 +257,11 @@ class _Restarts:
         for unit in self._on_machine(node):
             if unit.down:
                 unit.start()
+
+    async def _wait_recorded(self, node: SimNode) -> None:
+        """Until group 0 has committed the start. The node itself may not know it yet."""
+        await asyncio.sleep(SAMPLE_S)  # as in `_serves`
+        await self._world.wait_for(lambda: self._starts.is_recorded(node), RECORDED_S, step_s=RECORDED_STEP_S)
 
     async def _serve_again(self, *nodes: SimNode) -> None:
         names = ", ".join(node.control.name for node in nodes)
