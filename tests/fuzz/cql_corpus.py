@@ -33,6 +33,7 @@ ACCEPTED: Mapping[str, str] = {
     "a read of many keys": f"SELECT k FROM t WHERE k IN ({_numbers(TOKENS // 2 - 20)})",
     "a write of many keys": f"UPDATE t SET v = 'a' WHERE k IN ({_numbers(TOKENS // 2 - 20)})",
     "a batch": f"BEGIN UNLOGGED BATCH {'INSERT INTO t (k) VALUES (1);' * (TOKENS // 12)} APPLY BATCH",
+    "a select list": f"SELECT {','.join(['writetime(v)'] * 1_000)} FROM t",
     "many operators": f"INSERT INTO t (k) VALUES ({'1+' * 1_000}1)",
     "changes of a map": f"UPDATE t SET {','.join(f'm[{n}] = 1' for n in range(TOKENS // 7 - 20))} WHERE k = 1",
 }
@@ -68,5 +69,6 @@ REFUSED: Mapping[str, str] = {
     "conditions in parentheses": f"SELECT * FROM t WHERE {'(' * (TOKENS - 20)}",
     "columns": f"CREATE TABLE x (k int PRIMARY KEY, {','.join(f'c{n} int' for n in range(TOKENS // 3 - 20))})",
     "the same condition": f"SELECT * FROM t WHERE {' AND '.join(['k = 1'] * (TOKENS // 4 - 20))}",
+    "a long select list": f"SELECT {','.join(['v'] * (TOKENS // 2 - 20))} FROM t",
     "the same column": f"INSERT INTO t ({','.join(['k'] * (TOKENS // 4))}) VALUES ({','.join(['1'] * (TOKENS // 4))})",
 }

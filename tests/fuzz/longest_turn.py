@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 TURN_CPU_S = 0.1
 """What one request may use in one turn."""
-MARGIN = 5
-"""On a busy machine the same work costs more CPU, and a check must never depend on the machine. The statements of the
-corpus took a second and more each before they were bounded."""
+MARGIN = 2
+"""CPU time does not count waiting for the processor. But where another process shares the core or its caches, the same
+work takes up to twice as much of it, and a check must never depend on the machine."""
 
 
 class LongestTurn:

@@ -20,7 +20,7 @@ from ebla.cql.plan.point_select import PointSelectPlan
 from ebla.cql.plan.row_source import PageReader, read_known_lists
 from ebla.cql.plan.schema_plan import SchemaPlan, plan_schema
 from ebla.cql.plan.select_plan import SelectPlan
-from ebla.cql.statement_cache import CompiledStatement, StatementCache
+from ebla.cql.statement_cache import QUERY_BYTES_MAX, CompiledStatement, StatementCache
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.cql_types import SCALARS, ListType, TupleType
@@ -125,6 +125,8 @@ class CqlExecutor:
     # ---- requests of connections
 
     def begin_query(self, client: ClientState, text: str, parameters: QueryParameters) -> StartedRequest:
+        if len(text) > QUERY_BYTES_MAX:
+            return run_eagerly(self._run_large_text(client, text, parameters))
         return self._begin(client, self._statements.query(text, client.keyspace), parameters)
 
     def begin_execute(self, client: ClientState, statement_id: bytes, parameters: QueryParameters) -> StartedRequest:
@@ -156,13 +158,22 @@ class CqlExecutor:
     def _begin(self, client: ClientState, compiled: CompiledStatement, parameters: QueryParameters) -> StartedRequest:
         """Most requests need no task: they are writes that read nothing first, or reads of rows that this shard has."""
         plan = compiled.plan
-        if compiled.binds_collections and _is_large(parameters.values):
+        if _takes_long(compiled, parameters.values):
             return run_eagerly(self._run(client, compiled, parameters))
         if isinstance(plan, ModificationPlan) and not plan.lists_read:
             return self._begin_write(client, plan, self._bind(compiled, parameters), parameters)
         if compiled.point is not None and parameters.paging_state is None:
             return run_eagerly(self._select_point(client, compiled, compiled.point, parameters))
         return run_eagerly(self._run(client, compiled, parameters))
+
+    async def _run_large_text(self, client: ClientState, text: str, parameters: QueryParameters) -> CqlResponse:
+        compiled = await self._compile_aside(client, text)
+        return await self._run(client, compiled, parameters)
+
+    async def _compile_aside(self, client: ClientState, text: str, tokens_max: int | None = None) -> CompiledStatement:
+        """In a thread: a text of many tokens takes tens of milliseconds. None is kept."""
+        await needs_task()
+        return await self._lane.run(lambda: self._statements.compile(text, client.keyspace, tokens_max))
 
     async def _run(self, client: ClientState, compiled: CompiledStatement, parameters: QueryParameters) -> CqlResponse:
         plan = compiled.plan
@@ -242,7 +253,7 @@ class CqlExecutor:
         request = self._bind(compiled, parameters)
         default_ms = self.limits.read_timeout_ms if plan.restrictions.has_partition else self.limits.scan_timeout_ms
         reader = self._page_reader(parameters.level, timeout_ms(plan.timeout, request, default_ms))
-        lane = self._lane if compiled.binds_collections and _is_large(request.values) else None
+        lane = self._lane if _takes_long(compiled, request.values) else None
         if lane is not None:
             await needs_task()
         try:
@@ -299,7 +310,9 @@ class CqlExecutor:
     ) -> CqlResponse:
         """A write that first reads the lists whose elements it names, or that has many elements."""
         request = self._bind(compiled, parameters)
-        mutations = await self._mutations(plan, request, self._write_time(parameters), parameters.level)
+        takes_long = _takes_long(compiled, request.values)
+        write_time = self._write_time(parameters)
+        mutations = await self._mutations(plan, request, write_time, parameters.level, takes_long=takes_long)
         started = self._begin_write(client, plan, request, parameters, mutations)
         if isinstance(started, CqlResponse):
             return started
@@ -307,12 +320,18 @@ class CqlExecutor:
         return started.response
 
     async def _mutations(
-        self, plan: ModificationPlan, request: BoundRequest, write_time: WriteTime, level: ConsistencyLevel
+        self,
+        plan: ModificationPlan,
+        request: BoundRequest,
+        write_time: WriteTime,
+        level: ConsistencyLevel,
+        *,
+        takes_long: bool,
     ) -> list[Mutation]:
         known: KnownLists | None = None
         if plan.lists_read:
             known = await read_known_lists(plan, request, self._page_reader(level, self.limits.read_timeout_ms))
-        if not _is_large(request.values):
+        if not takes_long:
             return plan.mutations(request, write_time, known)
         await needs_task()
         return await self._lane.run(lambda: plan.mutations(request, write_time, known))
@@ -331,7 +350,7 @@ class CqlExecutor:
         pauses, tokens_left = LoopPauses(), self.limits.cql_tokens_max
         for sequence, item in enumerate(items):
             await pauses.pause()
-            compiled = self._batch_item(client, item, tokens_left)
+            compiled = await self._batch_item(client, item, max(0, tokens_left))
             if isinstance(item.query, str):
                 tokens_left -= compiled.parsed.tokens
             if not isinstance(compiled.plan, ModificationPlan):
@@ -341,13 +360,17 @@ class CqlExecutor:
             values = QueryParameters(level=parameters.level, values=item.values, names=item.names)
             request = self._bind(compiled, values)
             item_time = replace(write_time, sequence=sequence)
-            mutations += await self._mutations(compiled.plan, request, item_time, parameters.level)
+            takes_long = _takes_long(compiled, request.values)
+            plan, level = compiled.plan, parameters.level
+            mutations += await self._mutations(plan, request, item_time, level, takes_long=takes_long)
         return await self._write_batch(kind, mutations, parameters.level, self.limits.write_timeout_ms)
 
-    def _batch_item(self, client: ClientState, item: BatchItem, tokens_max: int) -> CompiledStatement:
+    async def _batch_item(self, client: ClientState, item: BatchItem, tokens_max: int) -> CompiledStatement:
         if isinstance(item.query, bytes):
             return self._statements.prepared(item.query)
-        return self._statements.compile(item.query, client.keyspace, max(0, tokens_max))
+        if len(item.query) > QUERY_BYTES_MAX:
+            return await self._compile_aside(client, item.query, tokens_max)
+        return self._statements.compile(item.query, client.keyspace, tokens_max)
 
     async def _batch_statement(
         self, compiled: CompiledStatement, plan: BatchPlan, parameters: QueryParameters
@@ -355,11 +378,11 @@ class CqlExecutor:
         write_time = self._write_time(parameters)
         request = self._bind(compiled, parameters)
         mutations: list[Mutation] = []
-        pauses = LoopPauses()
+        pauses, is_large = LoopPauses(), _is_large(request.values)
         for sequence, part in enumerate(plan.parts):
             await pauses.pause()
             part_time = replace(write_time, sequence=sequence)
-            mutations += await self._mutations(part, request, part_time, parameters.level)
+            mutations += await self._mutations(part, request, part_time, parameters.level, takes_long=is_large)
         wait_ms = timeout_ms(plan.timeout, request, self.limits.write_timeout_ms)
         return await self._write_batch(plan.kind, mutations, parameters.level, wait_ms)
 
@@ -374,6 +397,10 @@ class CqlExecutor:
             await self.router.write(merged, level, wait_ms)
         needs_warning = kind is BatchKind.LOGGED and len(merged) > 1
         return CqlResponse(Void(), (UNLOGGED_WARNING,) if needs_warning else ())
+
+
+def _takes_long(compiled: CompiledStatement, values: Sequence[BoundValue]) -> bool:
+    return compiled.has_many_elements or (compiled.binds_collections and _is_large(values))
 
 
 def _is_large(values: Sequence[BoundValue]) -> bool:

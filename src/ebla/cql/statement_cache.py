@@ -30,6 +30,8 @@ from ebla.options import NodeLimits
 
 QUERY_BYTES_MAX = 8 << 10
 """A longer text of a QUERY is not kept: the same one hardly comes twice."""
+MANY_TOKENS = 1_000
+"""Fewer tokens are parsed, planned and executed within some milliseconds."""
 _STATEMENT_BYTES, _TOKEN_BYTES, _LITERAL_COPIES = 3_000, 120, 2
 """Memory of a compiled statement, by measurement. Its text is there once, and its literals twice more."""
 
@@ -86,6 +88,12 @@ class CompiledStatement:
     """The fast path for a single row, if the plan has one."""
     binds_collections: bool
     """Whether a value of a request may have many elements."""
+
+    @property
+    def has_many_elements(self) -> bool:
+        """In its text, so that it takes long to execute, whatever is bound."""
+        return self.parsed.tokens > MANY_TOKENS
+
     valid_in: View | None = None
     """The view in which the statement was last checked to be valid."""
 

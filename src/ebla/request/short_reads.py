@@ -8,6 +8,7 @@ beyond the smallest last key of the cut pages is returned (for reversed reads, b
 With a limit per partition, every partition of a page may be cut off in the same way, even if the page is complete.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -138,18 +139,34 @@ def split_partition(
 
 
 def clip_spans(spans: Sequence[Span], limits: Span) -> tuple[Span, ...]:
-    return tuple(part for span in spans for part in clip_span(span, (limits,)))
+    """What of the spans is inside the limits. The spans are ascending and apart, and a request may have thousands of
+    them: only the first and the last that the limits touch are looked at."""
+    start, end = limits
+    first = max(0, bisect_right(spans, start, key=_start_of) - 1)
+    behind = len(spans) if end is None else bisect_left(spans, end, key=_start_of)
+    touched = tuple(spans[first:behind])
+    if len(touched) <= 2:
+        return tuple(part for span in touched for part in clip_span(span, (limits,)))
+    return (*clip_span(touched[0], (limits,)), *touched[1:-1], *clip_span(touched[-1], (limits,)))
 
 
-def contains_key(spans: Iterable[Span], key: bytes) -> bool:
-    return any(start <= key and (end is None or key < end) for start, end in spans)
+def contains_key(spans: Sequence[Span], key: bytes) -> bool:
+    """The spans are ascending and apart."""
+    position = bisect_right(spans, key, key=_start_of) - 1
+    if position < 0:
+        return False
+    end = spans[position][1]
+    return end is None or key < end
+
+
+def _start_of(span: Span) -> bytes:
+    return span[0]
 
 
 def partitions_entered_midway(spans: Sequence[Span]) -> tuple[bytes, ...]:
     """The partitions inside which a span begins and whose heads are in none of the spans."""
-    prefixes = [enclosing_partition(start) for start, _ in spans]
-    found = {prefix: None for prefix in prefixes if prefix is not None and not contains_key(spans, head_key(prefix))}
-    return tuple(found)
+    prefixes = dict.fromkeys(enclosing_partition(start) for start, _ in spans)
+    return tuple(one for one in prefixes if one is not None and not contains_key(spans, head_key(one)))
 
 
 def head_spans(prefixes: Iterable[bytes]) -> tuple[Span, ...]:

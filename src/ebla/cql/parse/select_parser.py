@@ -6,6 +6,10 @@ from ebla.cql.parse.term_parser import call, is_constant_word, simple_term
 from ebla.cql.parse.terms import ColumnName, FunctionCall, Literal, LiteralKind, Term
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 from ebla.cql.parse.where_parser import table_name, using, where
+from ebla.model.errors import TooLarge
+
+SELECTORS_MAX = 1_000
+"""As many as a table may have columns: each row of the result has a value for each selector."""
 
 
 def select(reader: TokenStream) -> SelectStatement:
@@ -16,6 +20,8 @@ def select(reader: TokenStream) -> SelectStatement:
     if distinct:
         reader.take()
     selectors = () if reader.accept_sign("*") else reader.several(_selector)
+    if len(selectors) > SELECTORS_MAX:
+        raise TooLarge(f"a SELECT has {len(selectors)} selectors; at most {SELECTORS_MAX} are allowed")
     reader.expect_word("FROM")
     table = table_name(reader)
     relations = where(reader) if reader.accept_word("WHERE") else ()
