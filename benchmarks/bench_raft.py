@@ -147,6 +147,9 @@ class InProcess:
     def __init__(self, peers: dict[PeerId, OnePeer]) -> None:
         self._peers = peers
 
+    def name_of(self, peer: PeerId) -> str:
+        return f"peer {peer}"
+
     def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
         self._peers[peer].server.post_all(messages)
         return True
@@ -293,6 +296,9 @@ class OverTcp:
         self._peers = peers
         self._hosts = hosts
         self._own_host, self._own_address = own
+
+    def name_of(self, peer: PeerId) -> str:
+        return f"peer {peer}"
 
     def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
         notice = RaftMessages(history=HISTORY, messages=tuple(messages), host=self._own_host, address=self._own_address)

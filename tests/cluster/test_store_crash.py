@@ -73,3 +73,9 @@ def test_operations_of_a_store(folder: str, operation: str, kills_min: int, last
     kills = kills_of("store_crash.py", folder, operation)
     assert len(kills) >= kills_min
     assert any(kill.startswith(f"{last} ") for kill in kills), f"no {last} was among the kills"
+
+
+def test_the_first_start_on_a_folder_of_the_previous_release(folder: str) -> None:
+    kills = kills_of("adoption_crash.py", folder)
+    assert len(kills) >= 60
+    assert any(kill.startswith("rename ") and kill.endswith("/FORMAT") for kill in kills)

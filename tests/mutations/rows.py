@@ -17,6 +17,15 @@ ROUTED_READS = PytestCheck("tests/unit/request/test_read_router.py")
 SHORT_READS = PytestCheck("tests/unit/request/test_short_reads.py", "tests/unit/request/test_reconcile.py")
 
 MUTATIONS = (
+    Mutation(
+        name="rows-value-before-expiry",
+        module="ebla.model.rows",
+        function="_rank",
+        find='cell.at_s, cell.value or b"", cell.ttl_s)',
+        replace='cell.value or b"", cell.at_s, cell.ttl_s)',
+        check=PytestCheck("tests/properties/test_rows.py"),
+        why="a cell that is about to expire wins over one of the same timestamp that lives longer",
+    ),
     # -- fences
     Mutation(
         name="rows-fence-not-rechecked-after-the-write",

@@ -40,7 +40,7 @@ from ebla.broker.write_layout import (
     write_layout,
 )
 from ebla.feed.topology_view import View
-from ebla.model.errors import EblaError, InternalError, Stale, Unavailable
+from ebla.model.errors import EblaError, Stale, Unavailable
 from ebla.model.identity import HostId, TopologyVersion
 from ebla.model.records.write_jobs import (
     WriteJobRecord,
@@ -369,7 +369,7 @@ class _HeldAdoption:
         except RuntimeError:  # the group accepts no more tasks
             work.close()
             deps.view.release(version)
-            answer.set_exception(InternalError("this shard is stopping"))
+            answer.set_exception(Unavailable("this shard is stopping", advice="nothing was sent; try again"))
         return answer
 
     async def _adopt_one(

@@ -41,10 +41,10 @@ class ContradictionKind(enum.Enum):
     """Formatted with the fields of the contradiction."""
 
     COMMIT_BEYOND_LOG = (
-        "peer {leader} says that this node has acknowledged entries up to {index}, and its log ends at {own_index}"
+        "{leader} says that this node has acknowledged entries up to {index}, and its log ends at {own_index}"
     )
     COMMITTED_ENTRY_REPLACED = (
-        "peer {leader} sends another entry {index}, and this node's log is committed up to {own_index}"
+        "{leader} sends another entry {index}, and this node's log is committed up to {own_index}"
     )
 
 
@@ -59,7 +59,11 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
     own_index: int
 
     def __str__(self) -> str:
-        return self.kind.value.format(leader=self.leader, index=self.index, own_index=self.own_index)
+        return self.text(f"peer {self.leader}")
+
+    def text(self, leader: str) -> str:
+        """For people, who know the leader by this name."""
+        return self.kind.value.format(leader=leader, index=self.index, own_index=self.own_index)
 
 
 StepOutcome = StepRefusal | Contradiction | None

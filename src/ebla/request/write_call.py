@@ -130,6 +130,11 @@ class WriteCall:
         return self._undecided > 0
 
     @property
+    def will_be_decided(self) -> bool:
+        """Whether `on_decided` is still to come, its deadline apart."""
+        return self.unmet > 0 and self._undecided > 0 and self._replies_left > 0
+
+    @property
     def failures(self) -> tuple[ReplicaWriteFailure, ...]:
         return tuple(self._failures or ())
 
@@ -146,6 +151,13 @@ class WriteCall:
         self._undecided += 1
         self._replies_left += len(rule.counts_for)
         return pending
+
+    def begin_adding(self) -> None:
+        """Mutations are added over several turns of the loop: the call does not end before `end_adding`."""
+        self._replies_left += 1
+
+    def end_adding(self) -> None:
+        self.replica_ended()
 
     def wake(self) -> None:
         """Lets `on_decided` look at the call now: its deadline has passed, say."""

@@ -18,9 +18,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ebla.aio.deadline_timer import DeadlineTimer
+from ebla.aio.long_work import LoopPauses
 from ebla.feed.topology_view import View
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import EblaError, InternalError, InvalidRequest, Overloaded, TooLarge
+from ebla.model.errors import (
+    ConnectionLost,
+    EblaError,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+)
 from ebla.model.identity import Replica, TopologyVersion
 from ebla.observe.metrics import CounterSeries, Metrics
 from ebla.request.outbox import Outbox, Outboxes, ReplicaWrite
@@ -37,6 +46,8 @@ from ebla.request.write_plan import (
 from ebla.wire.errors import failure_frame
 from ebla.wire.row_messages import RowWrite
 
+TURN_WRITES_MAX = 256
+"""More mutations of one request are sent in several turns of the loop."""
 _DEADLINE_SLACK_MS = 5
 _WRITE_OVERHEAD_BYTES = 64
 """Of a write besides its keys and values."""
@@ -104,7 +115,7 @@ class WriteRouter:
             request = _WriteRequest(
                 writes=self._sized(mutations), level=level, began_at=began_at, expires_at=began_at + timeout_ms / 1000
             )
-            call = self._start(request)
+            call = self._start(request) if len(mutations) <= TURN_WRITES_MAX else None
         except EblaError as error:
             self._metrics.failed(error)
             raise
@@ -131,7 +142,7 @@ class WriteRouter:
             task = self._deps.tasks.create_task(work)
         except RuntimeError:  # the group takes no more tasks
             work.close()
-            answer.set_exception(InternalError("this shard is stopping"))
+            answer.set_exception(_stopping_error(call))
             return
         answer.add_done_callback(lambda _: task.cancel())
         task.add_done_callback(lambda _: answer.cancel())
@@ -140,7 +151,7 @@ class WriteRouter:
         try:
             if call is None:
                 call = await self._start_when_room(request)
-                await self._wait_decided(call)
+                await self._wait_first_decided(call)
             await self._wait_acknowledged(request, call)
         except EblaError as error:
             self._metrics.failed(error)
@@ -150,6 +161,11 @@ class WriteRouter:
         else:
             self._metrics.acknowledged(self._loop.time() - request.began_at)
             _set_answer(answer, None)
+
+    async def _wait_first_decided(self, call: WriteCall) -> None:
+        """A call that took several turns to send may be decided, or over time, by now."""
+        if call.will_be_decided and self._loop.time() < call.expires_at:
+            await self._wait_decided(call)
 
     async def _wait_decided(self, call: WriteCall) -> None:
         """To be called in the step in which the call was seen undecided."""
@@ -214,24 +230,47 @@ class WriteRouter:
         return plans
 
     def _send(self, request: _WriteRequest, view: View, plans: Sequence[WriteReplicaPlan]) -> WriteCall:
+        call = self._open_call(request, view, plans)
+        for write, plan in zip(request.writes, plans):
+            self._add(call, write, plan)
+        self._metrics.in_flight.value = self._writes
+        return call
+
+    async def _send_in_turns(self, request: _WriteRequest, view: View, plans: Sequence[WriteReplicaPlan]) -> WriteCall:
+        """The same for many mutations: other work of the loop runs in between. If it is cancelled, what was sent is not
+        taken back."""
+        call = self._open_call(request, view, plans)
+        call.begin_adding()
+        pauses = LoopPauses()
+        try:
+            for write, plan in zip(request.writes, plans):
+                self._add(call, write, plan)
+                await pauses.pause()
+        finally:
+            self._metrics.in_flight.value = self._writes
+            call.end_adding()
+        return call
+
+    def _open_call(self, request: _WriteRequest, view: View, plans: Sequence[WriteReplicaPlan]) -> WriteCall:
         """Nothing awaits between taking the view and holding its version: a version that no request holds may be
         drained."""
         version, expires_at = view.version, request.expires_at
         self._require_space(len(plans), sum([size for _, size in request.writes]))
         call = WriteCall(version, expires_at, self._ended)
         self._view.hold(version)
-        for (mutation, size), plan in zip(request.writes, plans):
-            on_reply = call.add(mutation, plan.rule, size).on_reply
-            row = RowWrite(version, mutation.table, mutation.items)
-            for position, box in enumerate(self._boxes_of(plan)):
-                box.add(ReplicaWrite(row, size, on_reply, position, expires_at))
-        self._writes += len(plans)
-        self._bytes += call.size
-        self._metrics.in_flight.value = self._writes
         self._calls[call] = None
         if expires_at < self._deadlines.armed_at:
             self._deadlines.note(expires_at)
         return call
+
+    def _add(self, call: WriteCall, write: tuple[Mutation, int], plan: WriteReplicaPlan) -> None:
+        mutation, size = write
+        on_reply = call.add(mutation, plan.rule, size).on_reply
+        row = RowWrite(call.version, mutation.table, mutation.items)
+        for position, box in enumerate(self._boxes_of(plan)):
+            box.add(ReplicaWrite(row, size, on_reply, position, call.expires_at))
+        self._writes += 1
+        self._bytes += size
 
     def _require_space(self, writes: int, size: int) -> None:
         limits = self._limits
@@ -257,11 +296,11 @@ class WriteRouter:
             view, plans = self._plan(request)
             full = self._full_boxes(plans)
             if not full:
-                return self._send(request, view, plans)
+                return await self._send_in_turns(request, view, plans)
             waited = self._loop.time() >= lag_ends_at
             target = target_to_wait_for(plans, {box.target: waited or box.is_stalled() for box in full})
             if target is None:
-                return self._send_without(request, view, plans, frozenset(box.target for box in full))
+                return await self._send_without(request, view, plans, frozenset(box.target for box in full))
             if self._loop.time() >= request.expires_at:
                 raise Overloaded(
                     f"shard {target.shard} of host {target.host} lags and has no room for more",
@@ -275,14 +314,14 @@ class WriteRouter:
                 pass  # the next round decides what follows from it
 
     def _full_boxes(self, plans: Sequence[WriteReplicaPlan]) -> list[Outbox]:
-        boxes = {target: self._outboxes.of(target) for plan in plans for target in plan.targets}
+        boxes = {target: self._outboxes.of(target) for plan in dict.fromkeys(plans) for target in plan.targets}
         return [box for box in boxes.values() if box.is_full]
 
-    def _send_without(
+    async def _send_without(
         self, request: _WriteRequest, view: View, plans: Sequence[WriteReplicaPlan], skipped: frozenset[Replica]
     ) -> WriteCall:
         fewer = [plan_without(plan, skipped) for plan in plans]
-        call = self._send(request, view, fewer)
+        call = await self._send_in_turns(request, view, fewer)
         self._metrics.skipped.add(sum(len(plan.targets) for plan in plans) - sum(len(plan.targets) for plan in fewer))
         return call
 
@@ -304,7 +343,7 @@ class WriteRouter:
                 waited_ms = round((self._loop.time() - request.began_at) * 1000)
                 raise write_timeout(_progress(request, call), waited_ms)
             call = await self._send_again(request, call)
-            await self._wait_decided(call)
+            await self._wait_first_decided(call)
 
     async def _wait_newer(self, request: _WriteRequest, call: WriteCall) -> bool:
         """Whether there is a newer view. Also ends when the call is acknowledged after all."""
@@ -347,6 +386,15 @@ class WriteRouter:
             elif call.expires_at < earliest:
                 earliest = call.expires_at
         return earliest
+
+
+def _stopping_error(call: WriteCall | None) -> EblaError:
+    if call is None:
+        return Unavailable("this shard is stopping", advice="nothing was sent; send it to another node")
+    return ConnectionLost(
+        "this shard is stopping, and the write is not acknowledged yet",
+        advice="it may be there or appear later; repeat it with the same timestamp on another node",
+    )
 
 
 def _set_answer(answer: "asyncio.Future[None]", error: EblaError | None) -> None:

@@ -21,6 +21,7 @@ from tests.unit.request.write_rig import (
     running,
 )
 
+from ebla.aio import long_work
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.errors import (
     ConnectionLost,
@@ -329,6 +330,7 @@ async def test_a_shard_takes_only_so_many_writes_at_once() -> None:
     async with running(limits=RouterLimits(writes_in_flight_max=4096, target_writes_max=4096)) as rig:
         let_go = [rig.clients.hold(target) for target in (A, B, C)]
         first = rig.begin(*mutations(4000))
+        await settled()
         with pytest.raises(Overloaded, match="4000 writes are in flight") as caught:
             rig.begin(*mutations(97))
         assert caught.value.outcome is Outcome.NOT_APPLIED
@@ -337,6 +339,39 @@ async def test_a_shard_takes_only_so_many_writes_at_once() -> None:
         await first
         await settled()
         await rig.begin(*mutations(97))
+    rig.assert_all_released()
+
+
+async def test_many_mutations_are_sent_in_several_turns_and_acknowledged_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replies arrive before the last of them is sent, and nothing is released before that."""
+    async with running() as rig:
+        monkeypatch.setattr(long_work, "TURN_S", 0.0)  # no time passes in a turn of the simulated loop
+        await rig.begin(*mutations(2000))
+        assert [rig.clients.writes_to(target) for target in (A, B, C)] == [2000] * 3
+        assert len(rig.clients.sent[A][0].writes) == 1, "the first turn has sent one"
+        # Cancelled in the middle: what was sent ends, and the rest is never sent.
+        again = rig.begin(*mutations(2000))
+
+        def cancel_midway(_request: WriteRowsRequest) -> WriteRowsAnswer:
+            if rig.clients.writes_to(A) > 2500:
+                again.cancel()
+            return WriteRowsAnswer()
+
+        rig.clients.behaviours[A] = cancel_midway
+        await settled()
+        assert again.cancelled()
+        assert rig.clients.writes_to(A) < 4000
+    rig.assert_all_released()
+
+
+async def test_a_large_request_without_replicas_sends_nothing() -> None:
+    async with running() as rig:
+        rig.clients.refused = frozenset((A, B, C))
+        with pytest.raises(TooFewReplicas):
+            await rig.begin(*mutations(2000))
+        assert not rig.clients.sent
     rig.assert_all_released()
 
 

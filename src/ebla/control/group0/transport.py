@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.raft.snapshot_sender import CHUNK_DEADLINE_MS, SnapshotSender, SnapshotTransfer
-from ebla.group0.members import Member, peer_number
+from ebla.group0.members import Member, member_key, peer_number
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.raft.messages import InstallSnapshot, Message, PeerId
@@ -51,6 +51,13 @@ class Group0Transport:
 
     def host_of(self, peer: PeerId) -> HostId | None:
         return self._hosts.get(peer)
+
+    def name_of(self, peer: PeerId) -> str:
+        host = self._hosts.get(peer)
+        member = None if host is None else self._machine.store.members.get(member_key(host))
+        if member is None:
+            return f"peer {peer}" if host is None else f"host {host}"
+        return f"host {host} ({member.address})"
 
     def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
         host = self._hosts.get(peer)

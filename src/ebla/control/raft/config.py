@@ -33,6 +33,10 @@ class StateMachine(Protocol[Content]):
 
 
 class RaftTransport(Protocol):
+    def name_of(self, peer: PeerId) -> str:
+        """For messages to people."""
+        ...
+
     def send(self, peer: PeerId, messages: Sequence[Message]) -> bool:
         """False: dropped."""
         ...

@@ -232,7 +232,8 @@ class RaftDriver(Generic[Content]):
                     self._policy.peer_waits(event.sender, now_ms)
                 outcome = core.step(event, now_ms)
                 if type(outcome) is Contradiction:
-                    raise MustNotRun(f"{outcome}. Nothing was changed", advice=replace_node_advice())
+                    text = outcome.text(self._transport.name_of(outcome.leader))
+                    raise MustNotRun(f"{text}. Nothing was changed", advice=replace_node_advice())
             while core.has_effects:
                 effects = core.take()
                 self._carry_out(effects, now_ms)

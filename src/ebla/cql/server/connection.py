@@ -22,7 +22,7 @@ from ebla.cql.server.connection_deps import ClientEndpoint, ClientTransport, Con
 from ebla.cql.server.request_bounds import LARGE_FRAME_BYTES, MeteredWork, TurnBudget
 from ebla.cql.system_tables.node_info import TABLET_ROUTING
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.errors import BadProtocol, EblaError, InternalError, Overloaded, leaf_errors
+from ebla.model.errors import BadProtocol, ConnectionLost, EblaError, InternalError, Overloaded, leaf_errors
 from ebla.wire.cql import notation, requests, responses
 from ebla.wire.cql.compression import COMPRESSED_BYTES_MIN, Compression, find_compression
 from ebla.wire.cql.frames import (
@@ -439,7 +439,13 @@ class ServerConnection:
     def _write_done(self, context: RequestContext, response: CqlResponse, done: "asyncio.Future[None]") -> None:
         if done.cancelled():
             if self._stage is not ConnectionStage.CLOSING:
-                self._send_error(context, InternalError("the shard is stopping"))
+                self._send_error(
+                    context,
+                    ConnectionLost(
+                        "this shard is stopping, and the write is not acknowledged yet",
+                        advice="it may be there or appear later; repeat it with the same timestamp on another node",
+                    ),
+                )
         else:
             error = done.exception()
             if self._stage is ConnectionStage.CLOSING:

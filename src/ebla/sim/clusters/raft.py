@@ -96,6 +96,9 @@ class SimRaftWire:
             host, RAFT, RaftMessages(history=self._group.history, messages=tuple(messages), host=own, address=address)
         )
 
+    def name_of(self, peer: PeerId) -> str:
+        return f"peer {peer}"
+
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
         host = self._group.hosts.get(message.to)
         if host is None:

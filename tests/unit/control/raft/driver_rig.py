@@ -50,6 +50,9 @@ class Post:
         self.sendings.append((peer, tuple(messages)))
         return self.is_up
 
+    def name_of(self, peer: PeerId) -> str:
+        return f"peer {peer}"
+
     async def send_snapshot(self, message: InstallSnapshot, chunks: AsyncIterator[bytes]) -> None:
         assert [chunk async for chunk in chunks]
 
