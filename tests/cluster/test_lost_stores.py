@@ -1,6 +1,7 @@
 """A node never serves from a lost store or from an old copy of its folder, on real processes: INV-START-1 to
 INV-START-4 (INV-START-2: an older copy is refused at each of its starts)."""
 
+import asyncio
 import shutil
 import signal
 import subprocess
@@ -9,9 +10,24 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import LocalNodes, eventually
-from tests.cluster.rows_load import Numbers, TableSpec, create_table, read_numbers, write_numbers
+from tests.cluster.rows_load import (
+    Numbers,
+    TableSpec,
+    create_table,
+    read_numbers,
+    read_once,
+    write_numbers,
+)
 
 from ebla.model.consistency import ConsistencyLevel
+from ebla.model.errors import EblaError
+from ebla.options import NodeLimits
+from ebla.runtime.file_disk import FileDisk
+from ebla.runtime.system_rng import SystemRng
+from ebla.storage.layers.rocks_engine import RocksEngine
+from ebla.storage.manifest import read_manifest
+from ebla.storage.store_limits import StoreLimits
+from ebla.storage.store_recovery import open_store
 
 ONE, QUORUM, ALL = ConsistencyLevel.ONE, ConsistencyLevel.QUORUM, ConsistencyLevel.ALL
 KEYS = range(40)
@@ -113,6 +129,35 @@ def test_a_node_that_lost_a_store_does_not_start(three: ThreeNodes, tmp_path: Pa
     assert three.read(THIRD, QUORUM) == {2}
 
 
+def test_rows_that_a_node_missed_are_read_although_another_one_lost_its_stores(
+    three: ThreeNodes, tmp_path: Path
+) -> None:
+    folder, shards = three.folder(THIRD), ("shard-0", "shard-1")
+    three.stop(0)
+    three.write(3)
+    three.up_again(0)
+    three.stop(THIRD)
+    older = tmp_path / "older"
+    shutil.copytree(folder / "shard-1" / "log", older)
+    for shard in shards:
+        shutil.move(folder / shard, tmp_path)
+    three.refused(THIRD, 1, "shard 0: store ", f" is missing in {folder}/shard-0")
+    assert three.read(0, QUORUM) == {3}, "by the nodes that are left"
+    for shard in shards:
+        shutil.move(tmp_path / shard, folder)
+    three.up_again(THIRD)
+    assert three.read(THIRD, ONE) == {3}
+
+    # A commit log that was put back from before this start.
+    three.stop(THIRD)
+    shutil.move(folder / "shard-1" / "log", tmp_path)
+    shutil.copytree(older, folder / "shard-1" / "log")
+    three.refused(THIRD, 1, f"shard 1: {folder}/shard-1/log is an older copy: it ends at incarnation ")
+    shutil.rmtree(folder / "shard-1" / "log")
+    shutil.move(tmp_path / "log", folder / "shard-1")
+    three.up_again(THIRD)
+
+
 def test_a_whole_cluster_restarts_by_itself_and_a_lone_node_says_what_it_waits_for(three: ThreeNodes) -> None:
     three.write(4, ALL)
     for process in three.processes.values():
@@ -135,7 +180,7 @@ def test_a_whole_cluster_restarts_by_itself_and_a_lone_node_says_what_it_waits_f
 
 
 def test_an_older_copy_of_a_folder_does_not_serve(three: ThreeNodes, tmp_path: Path) -> None:
-    """The last one: the host cannot be used any more, since its copy may have voted."""
+    """The host cannot be used any more, since its copy may have voted."""
     folder, copy = three.folder(THIRD), tmp_path / "copy"
     three.stop(THIRD)
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.sock", "*.cql"))
@@ -156,3 +201,36 @@ def test_an_older_copy_of_a_folder_does_not_serve(three: ThreeNodes, tmp_path: P
     # It has counted its own starts on, and is refused again all the same.
     three.refused(THIRD, 3, "this folder is an older copy of host ", "group 0 has ")
     assert three.read(0, QUORUM) == {5}
+
+
+def test_lost_layers_are_not_served_as_empty_ones(three: ThreeNodes) -> None:
+    """The last one: a quarantined replica stays refused."""
+    (known,) = three.read(1, ONE)
+    three.stop(1)
+    for shard in ("shard-0", "shard-1"):
+        # With few rows the commit log still has them all, and replays them.
+        asyncio.run(seal_stacks(str(three.folder(1) / shard)))
+        shutil.rmtree(three.folder(1) / shard / "layers")
+    three.start(1)
+    eventually(lambda: three.nodes.view_from(0, 1).nodes[1].trouble == "", "it serves", WAIT_S)
+    assert three.read(1, ONE) == {known}, "another replica is asked"
+    with pytest.raises(EblaError):
+        read_once(three.rows, (three.nodes.nodes[1], 0), KEYS, ALL)
+    eventually(lambda: "its files are missing" in three.nodes.output(1), "the log says why", WAIT_S)
+    eventually(lambda: "replicas are refused" in " ".join(three.nodes.node(1).warnings), "so does status", WAIT_S)
+
+
+async def seal_stacks(folder: str) -> None:
+    """As the shard does once its live layers are large: the rows are in sealed layers, and the log is not needed."""
+    disk = FileDisk()
+    manifest = await read_manifest(disk, folder)
+    assert manifest is not None
+    assert manifest.store is not None
+    engine, limits = RocksEngine(disk, NodeLimits()), StoreLimits(free_bytes_min=0)
+    store = await open_store(disk, SystemRng(), folder, engine, limits, store_id=manifest.store)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(store.run())
+        for stack in list(store.stacks.values()):
+            await store.seal(stack)
+        running.cancel()
+    disk.close()

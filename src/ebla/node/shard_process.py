@@ -154,6 +154,8 @@ class ShardProcess(ChildProcess):
         self._listens = False
         self._served = False
         self._was_short = False
+        self._damaged = 0
+        """Replicas with damage, as last reported."""
         self._store: ShardStore | None = None
         # Set by `_compose`, once the store is open.
         self._replica: ReplicaServer
@@ -181,6 +183,9 @@ class ShardProcess(ChildProcess):
         store = self._store
         if store is None:
             return ""
+        return "; ".join(text for text in (self._space_warning(store), self._damage_warning(store)) if text)
+
+    def _space_warning(self, store: ShardStore) -> str:
         free_bytes, reserve_bytes = self.environment.disk.free_bytes(self.folder), store.limits.free_bytes_min
         is_short = store.shortage is not None
         if is_short != self._was_short:
@@ -190,6 +195,14 @@ class ShardProcess(ChildProcess):
         self._shard_metrics.disk_free.set(free_bytes)
         self._shard_metrics.disk_short.set(1 if is_short else 0)
         return f"less than {reserve_bytes >> 20} MiB are free: writes are refused, reads go on" if is_short else ""
+
+    def _damage_warning(self, store: ShardStore) -> str:
+        damages = [stack.damage for stack in store.stacks.values() if stack.damage]
+        if len(damages) != self._damaged:
+            self._damaged = len(damages)
+            if damages:
+                self.node.report("store.damaged", {"replicas": len(damages), "cause": damages[0]})
+        return f"{len(damages)} replicas are refused, because their layers are damaged" if damages else ""
 
     def _has_right(self) -> bool:
         follower = self._follower
