@@ -71,7 +71,7 @@ class Proxy:
     def running(self) -> Iterator["Proxy"]:
         thread = threading.Thread(target=self._thread, name="proxy")
         thread.start()
-        assert self._listening.wait(10)
+        assert self._listening.wait(60)
         try:
             yield self
         finally:

@@ -59,7 +59,7 @@ class Group:
             os.kill(self.processes[number].pid, signal.SIGKILL)
         moment = time.monotonic()
         for number in numbers:
-            self.processes[number].wait(10)
+            self.processes[number].wait(60)
         return moment
 
     def report(self, number: int) -> Group0Report | None:
@@ -236,11 +236,11 @@ def test_a_node_joins_by_token_gets_a_vote_and_a_removed_or_emptied_node_stops_w
         leaving = next(number for number in (0, 1, 2) if number != group.leader((0, 1, 2)))
         gone = run(data, "group0", "remove", str(group.host(leaving)), "--json")
         assert gone["json"]["outcome"] == "done"
-        assert group.processes[leaving].wait(30) == 3
+        assert group.processes[leaving].wait(60) == 3
         assert f"host {group.host(leaving)} was removed from the cluster" in group.cluster.output(leaving)
         eventually(lambda: roles(data, joined.name)[str(fourth.host)] == "voter", "the seat is filled again")
         group.start(leaving)
-        assert group.processes[leaving].wait(30) == 3
+        assert group.processes[leaving].wait(60) == 3
         assert "can never come back; to use this machine again, start a node with a new, empty folder" in (
             group.cluster.output(leaving)
         )
@@ -254,18 +254,18 @@ def refused_without_its_log(group: Group, number: int) -> None:
     kept = folder.group0.with_name("kept")
     folder.group0.rename(kept)
     group.start(number)
-    assert group.processes[number].wait(30) == 1
+    assert group.processes[number].wait(60) == 1
     assert "but its log in" in group.cluster.output(number)
     assert "remove the host from another node (ebla group0 remove)" in group.cluster.output(number)
     shutil.rmtree(folder.group0)
     mark = folder.group0.with_name(f"{folder.group0.name}-mark")
     mark.unlink()
     group.start(number)
-    assert group.processes[number].wait(30) == 1
+    assert group.processes[number].wait(60) == 1
     assert f"cannot be created: {folder.shard(0)} holds store" in group.cluster.output(number)
     shutil.rmtree(folder.shard(0))
     group.start(number)
-    assert group.processes[number].wait(30) == 3
+    assert group.processes[number].wait(60) == 3
     assert "so it must not start over with an empty log" in group.cluster.output(number)
 
 
@@ -290,7 +290,7 @@ def joining(group: Group, token: str) -> Iterator[LocalNode]:
         yield next(node for node in find_nodes(group.cluster.data) if node.name == "node4")
     finally:
         process.terminate()
-        process.wait(15)
+        process.wait(60)
 
 
 def roles(data: Path, node: str | None = None) -> dict[str, str]:

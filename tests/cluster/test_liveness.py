@@ -32,7 +32,7 @@ def test_peers_learn_of_stopped_killed_and_returned_nodes(make_nodes: Callable[.
     nodes.wait_all_up()
 
     processes[1].kill()
-    processes[1].wait(10)
+    processes[1].wait(60)
     eventually(
         lambda: nodes.view_from(0, 2).nodes[2].held_up_by == 0, "a killed node is held to be down by both others"
     )

@@ -164,7 +164,7 @@ def test_children_go_with_their_control_and_the_rows_are_there_after_a_new_start
     with RowsLoad(rows, cluster.shards()) as load:
         eventually(lambda: load.acknowledged > 50, "the load runs")
         cluster.processes[0].kill()
-        cluster.processes[0].wait(10)
+        cluster.processes[0].wait(60)
         assert eventually(lambda: not any(map(is_alive, children)), "the children follow their control") < 5
         eventually(cluster.node(0).is_gone, "every lock is free")
         cluster.start(0)
@@ -184,7 +184,7 @@ def test_writes_go_on_without_a_node_and_it_gets_what_it_missed_by_read_repair(c
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
         killed_at = time.monotonic()
-        cluster.processes[2].wait(10)
+        cluster.processes[2].wait(60)
         eventually(lambda: cluster.local.view_from(0, 1).nodes[2].held_up_by == 0, "both others hold it to be down")
         before = load.acknowledged
         eventually(lambda: load.acknowledged > before + 100, "writes go on without it")
@@ -232,10 +232,10 @@ def test_a_node_with_fewer_shards_than_its_tablets_need_says_so_and_stops(make_n
     rows = create_table(nodes.nodes[0], TableSpec(keyspace="one", replicas=1))
     write_numbers(rows, (nodes.nodes[0], 0), dict.fromkeys(range(20), 3), QUORUM)
     process.terminate()
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
     path = nodes.nodes[0].options_path
     path.write_text(path.read_text().replace("\nshards = 2\n", "\nshards = 1\n"))
-    assert nodes.start().wait(30) == 3
+    assert nodes.start().wait(60) == 3
     assert "tablets live on shards of" in nodes.node().trouble
     path.write_text(path.read_text().replace("\nshards = 1\n", "\nshards = 2\n"))
     nodes.start()

@@ -127,7 +127,7 @@ def followed(terminal: Terminal, nodes: int, *arguments: str) -> Iterator[subpro
 def test_ctrl_c_stops_what_up_follows(terminal: Terminal) -> None:
     with followed(terminal, 1) as following:
         following.send_signal(signal.SIGINT)
-        rest, _ = following.communicate(timeout=20)
+        rest, _ = following.communicate(timeout=60)
     assert "all nodes are stopped; their data is kept" in rest
 
 
@@ -154,7 +154,7 @@ def test_an_up_that_is_ended_while_it_starts_leaves_nothing(terminal: Terminal) 
     ) as starting:
         eventually(lambda: [node.running_pid() for node in find_nodes(terminal.data)] not in ([], [None]), "it runs")
         starting.terminate()
-        starting.wait(20)
+        starting.wait(60)
     (node,) = find_nodes(terminal.data)
     assert node.is_gone()
 
@@ -172,7 +172,7 @@ def test_closing_the_terminal_stops_what_up_follows(terminal: Terminal) -> None:
         while b"uptime" not in shown:
             shown += os.read(master, 65_536)
         os.close(master)
-        following.wait(20)
+        following.wait(60)
     (node,) = find_nodes(terminal.data)
     assert node.is_gone()
 
@@ -222,7 +222,7 @@ def test_a_node_joins_by_token_and_is_refused_without_one_or_with_a_wrong_one(
             assert json.loads(seen.stdout)["cluster"] is not None
         finally:
             joined.terminate()
-            joined.wait(10)
+            joined.wait(60)
     assert joined.returncode == 0
 
 

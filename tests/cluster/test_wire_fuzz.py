@@ -99,7 +99,7 @@ async def giant_lengths(victim: Victim) -> None:
         for before in (b"", GREETING):
             reader, writer = await victim.open()
             await write_all((reader, writer), before + struct.pack(">I", length) + b"x" * 100)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert len(await _read_until_end(reader)) < 1000
             await end((reader, writer))
 

@@ -22,7 +22,8 @@ from ebla.pipeline.java import archive_path, default_archive_folder, find_java
 from ebla.pipeline.spark_session import SPARK_HOME
 from ebla.pipeline.spark_settings import SparkOptions
 
-TRAINING_S = 300.0
+TRAINING_S = 1_200.0
+"""It takes half a minute alone, and many times that beside other work."""
 TOGETHER = {
     "test_source_jobs": "source",
     "test_source_read": "source",

@@ -68,12 +68,12 @@ class ServedNodes:
         for process in self.local.node(number).processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGKILL)
-        self.processes[number].wait(20)
+        self.processes[number].wait(60)
         slowly(self.node(number).is_gone, f"node {number} is gone")
 
     def stop_node(self, number: int) -> None:
         self.processes[number].terminate()
-        assert self.processes[number].wait(30) == 0
+        assert self.processes[number].wait(60) == 0
         slowly(self.node(number).is_gone, f"node {number} is gone")
 
     def start_node(self, number: int) -> None:

@@ -66,7 +66,7 @@ def user_spark(folder: Path, master: str, **settings: str) -> Iterator[SparkSess
         forget_spark(None)
         process = gateway.proc
         process.stdin.close()
-        assert process.wait(30) is not None
+        assert process.wait(60) is not None
         process.stdin = None
 
 

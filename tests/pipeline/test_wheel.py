@@ -80,7 +80,7 @@ class Installed:
                     break
         finally:
             shell.kill()
-            shell.wait(30)
+            shell.wait(60)
             os.close(outer)
         return shown
 

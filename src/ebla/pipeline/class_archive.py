@@ -21,7 +21,8 @@ from ebla.pipeline.spark_settings import SparkOptions
 START_AFTER_S = 60.0
 """After the session is ready: when a cluster starts, its cores have other work at first."""
 LOWEST_PRIORITY = 19
-WRITE_TIMEOUT_S = 300.0
+WRITE_TIMEOUT_S = 900.0
+"""Java writes the archive when it ends, at the lowest priority: on a loaded machine that takes minutes."""
 
 
 class ClassTraining:

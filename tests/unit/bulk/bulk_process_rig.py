@@ -54,7 +54,7 @@ class Control:
         self._answers.put_nowait(FeedAnswer(revision=at, reset=reset, changes=changes))
 
     async def reported(self, count: int) -> ChildReport:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.reports) < count:  # noqa: ASYNC110  # another task changes it, without an event
                 await asyncio.sleep(0)
         assert len(self.reports) == count

@@ -318,7 +318,7 @@ async def test_two_who_release_the_same_in_other_orders_do_not_wait_for_each_oth
     first = await rig.opened()
     second = await rig.staging.open(SESSION, TransferId(uuid.UUID(int=3)), target())
     names = [first.transfer, second.transfer]
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         async with first.changing, second.changing:  # until both have begun to wait
             asked = [tasks.create_task(rig.staging.release(SESSION, order)) for order in (names, names[::-1])]
             await asyncio.sleep(0)

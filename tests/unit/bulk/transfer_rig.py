@@ -244,7 +244,7 @@ class TransferRig:
         return self.bulk is not None and self.bulk.view.is_known
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not reached():  # noqa: ASYNC110  # real files and threads change it, without an event
                 await asyncio.sleep(0.002)
 
@@ -293,7 +293,7 @@ def with_transfers(
     story: Callable[[TransferRig], Awaitable[None]], limits: TransferLimits | None = None, *, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             rig = TransferRig(tasks, tmp_path, limits or TransferLimits(sweep_ms=50))
             await rig.transport.listen(CONTROL, rig.control.server.accept)
             await rig.transport.listen(SHARD, rig.shard.server.accept)

@@ -212,7 +212,7 @@ def with_connection(work: Callable[[Wired], Coroutine[Any, Any, None]], parted: 
     """Runs `work` on a connection after the handshake."""
 
     async def main() -> None:
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             wired = Wired(parted or ConnectionRig(), tasks)
             if parted is None or parted.login is None:
                 wired.greet()

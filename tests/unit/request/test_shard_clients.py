@@ -77,7 +77,7 @@ class ClientsRig:
 @asynccontextmanager
 async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[ClientsRig]:
     transport, local = MemoryTransport(), LocalStub()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         context = PeersContext(
             transport=transport, rng=SeededChance(), introduction=introduction(1), limits=LIMITS, report=discard_event
         )

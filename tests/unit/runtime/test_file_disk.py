@@ -96,7 +96,7 @@ def test_preallocating_keeps_the_size_and_takes_the_blocks(disk: FileDisk, tmp_p
 
 def in_loop(work: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await work()
 
     asyncio.run(main())
@@ -125,7 +125,7 @@ async def test_syncs_and_work_run_off_the_loop(disk: FileDisk, tmp_path: Path, m
 
 def test_the_loop_goes_on_during_a_sync(disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(os, "fdatasync", lambda _: let_go.wait(10))
+    monkeypatch.setattr(os, "fdatasync", lambda _: let_go.wait(60))
 
     async def work() -> None:
         file = disk.create(f"{tmp_path}/file")
@@ -240,7 +240,7 @@ async def test_a_sync_that_fails_after_its_caller_gave_up_poisons_the_file(
     let_go = threading.Event()
 
     def fdatasync(_: int) -> None:
-        let_go.wait(10)
+        let_go.wait(60)
         raise OSError(errno.EIO, "lost")
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
@@ -264,7 +264,7 @@ async def test_closing_waits_for_a_sync_that_runs(
     synced: list[str] = []
 
     def fdatasync(descriptor: int) -> None:
-        let_go.wait(10)
+        let_go.wait(60)
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
@@ -352,7 +352,7 @@ async def test_a_short_sync_is_made_on_the_loop_unless_there_is_else_to_do_or_mu
         file.append(bytes(size))
         await sync_where_it_may(file)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(disk.run(lambda: let_go.wait(10)))
+        tasks.create_task(disk.run(lambda: let_go.wait(60)))
         await asyncio.sleep(0)
         await sync_where_it_may(file)
         let_go.set()
@@ -415,7 +415,7 @@ async def test_work_that_has_begun_is_waited_for_by_a_caller_that_is_cancelled(d
 
     def slow() -> None:
         begun.set()
-        may_end.wait(10)
+        may_end.wait(60)
         order.append("work")
 
     async def call() -> None:

@@ -33,7 +33,7 @@ def test_a_held_lock_is_refused_with_the_holders_pid_and_free_once_it_is_killed(
         assert held is not None
         assert held.holder == process.pid
         process.kill()
-        process.wait(10)
+        process.wait(60)
     assert file_lock.find_held_lock(tmp_path) is None
     file_lock.acquire(path).release()
 

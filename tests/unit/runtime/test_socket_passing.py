@@ -36,7 +36,7 @@ async def two_shards(folder: Path) -> AsyncIterator[tuple[Shard, Shard]]:
     os.chmod(folder, 0o700)
     shards = Shard(folder), Shard(folder)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield shards
     finally:
         for shard in shards:

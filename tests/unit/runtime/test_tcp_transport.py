@@ -94,7 +94,7 @@ def plain(limits: TransportLimits | None = None, reports: Reports | None = None)
 
 def run(loop: Loop, body: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await body()
 
     with asyncio.Runner(loop_factory=loop) as runner:
