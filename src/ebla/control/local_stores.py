@@ -15,12 +15,13 @@ release the format is raised after the last store, so until then the next start 
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
 from ebla.control.group0.join_state import JoinStateFile, StoreMark
 from ebla.model.advice import replace_node_advice
-from ebla.model.errors import Refused
+from ebla.model.errors import DiskFull, Refused
 from ebla.model.identity import HostId, ShardNumber, StoreId
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.environment import Environment
@@ -78,6 +79,12 @@ class LocalStores:
         await self._save(number, StoreMark(store=store, is_created=True))
 
     async def _stamp(self) -> None:
+        """On a full disk the stamps of an earlier start stay. The start fails at its own incarnation a moment later,
+        and by then the node can be asked why."""
+        with suppress(DiskFull):
+            await self._stamp_all()
+
+    async def _stamp_all(self) -> None:
         mark = self._mark.mark
         incarnation = mark.incarnation + 1
         for number in range(len(mark.stores)):
