@@ -205,11 +205,12 @@ def test_merge_of_reachable_entries() -> None:
     """Commutative and idempotent; the value is one of the two; no actor is invented; row 8 keeps the clock."""
     for seed in range(30):
         cluster = ModelCluster(seed)
-        seen: list[Entry] = []
+        entries: list[Entry] = []
         for _ in range(200):
             cluster.step()
-            seen += (cluster.rng.choice(cluster.nodes).entries.get(KEYS[0]),) if cluster.rng.random() < 0.2 else ()
-        entries = [entry for entry in seen if entry is not None]
+            if cluster.rng.random() < 0.2:
+                entry = cluster.rng.choice(cluster.nodes).entries.get(KEYS[0])
+                entries += () if entry is None else (entry,)
         for local in entries:
             for remote in entries:
                 check_pair(local, remote)

@@ -10,6 +10,7 @@ from ebla.model.errors import InvalidRequest, Refused, TooLarge, Unavailable
 from ebla.model.identity import HostId
 from ebla.settings_store import node_store
 from ebla.settings_store.entry import Entry
+from ebla.settings_store.merge import merge
 from ebla.settings_store.node_store import Decision, NodeHeader, SettingsStore, Writer
 from ebla.settings_store.notation import format_entry, parse_entry
 from ebla.settings_store.registry import node_key
@@ -22,7 +23,7 @@ ANYONE = Writer()
 
 
 def new_store(**header: int) -> SettingsStore:
-    return SettingsStore(HOST, NodeHeader(actor=ME, **header))
+    return SettingsStore(HOST, msgspec.structs.replace(NodeHeader(actor=ME), **header))
 
 
 def write(store: SettingsStore, key: str, value: bytes | None, wall_us: int = WALL) -> Decision:
@@ -212,7 +213,7 @@ def test_own_entry_changed_by_a_peer() -> None:
     for text in ("0|{a:(1,9000), me:(1,1000)}|D", "50|{a:(2,9500)}|broken"):
         decision = receive(store, key, text)
         assert (decision.pushed, store.get(key)) == ((key,), b"fine")
-        assert node_store.merge(entry(text), store.entries[key], 0).entry == store.entries[key]
+        assert merge(entry(text), store.entries[key], 0).entry == store.entries[key]
 
 
 def test_own_actor_with_a_greater_counter_shows_an_older_copy() -> None:
