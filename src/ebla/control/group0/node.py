@@ -22,7 +22,7 @@ from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
 from ebla.control.raft.storage import RaftStorage
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
-from ebla.group0.members import MEMBERS_PREFIX, Member, MemberRole, member_key, peer_number
+from ebla.group0.members import Member, MemberRole, member_key, peer_number
 from ebla.group0.start_record import (
     MustNotRun,
     OwnStart,
@@ -37,6 +37,7 @@ from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, StartId
 from ebla.model.stored_value import decode_stored
+from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.ports.environment import Environment
 from ebla.raft.effects import LogWrite
 from ebla.raft.events import PeerReachable
