@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from ebla.model.identity import HostId
 from ebla.settings_store.entry import Entry, qualifies
 from ebla.settings_store.merge import descends, merge
-from ebla.settings_store.node_store import Decision, NodeHeader, SettingsStore, Writer
+from ebla.settings_store.node_store import Decision, NodeHeader, ReceivedEntries, SettingsStore, Writer
 from ebla.settings_store.purge import CollectedTombstones, qualifying_time
 
 KEYS = tuple(f"user/{name}" for name in "abcd")
@@ -20,19 +19,13 @@ SEEDS = 300
 LATE_MESSAGES_MAX = 60
 
 
-@dataclass(frozen=True)
-class Message:
-    entries: list[tuple[str, Entry]]
-    watermark_us: int
-
-
 class ModelCluster:
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.wall_us = 1_000
         self.tentative_us = self.effective_us = 0
         self.attempt = 0
-        self.late: list[Message] = []
+        self.late: list[ReceivedEntries] = []
         self.erased: dict[str, list[Entry]] = {key: [] for key in KEYS}
         self.round: Iterator[None] | None = None
         self.skews = [self.rng.randrange(-200, 200) for _ in range(self.rng.randrange(2, 7))]
@@ -62,7 +55,7 @@ class ModelCluster:
 
     def send(self, node: SettingsStore, keys: tuple[str, ...]) -> None:
         entries = [(key, node.entries[key]) for key in keys if key in node.entries]
-        self.late.append(Message(entries, node.header.watermark_us))
+        self.late.append(ReceivedEntries(entries, node.header.watermark_us))
         del self.late[:-LATE_MESSAGES_MAX]
 
     # ---- operations
@@ -88,12 +81,12 @@ class ModelCluster:
         if self.late:
             self.receive(self.rng.choice(self.nodes), self.rng.choice(self.late))
 
-    def receive(self, node: SettingsStore, message: Message) -> None:
-        self.apply(node, node.receive(message.entries, message.watermark_us, self.wall_us))
+    def receive(self, node: SettingsStore, message: ReceivedEntries) -> None:
+        self.apply(node, node.receive([message], self.wall_us))
 
     def exchange(self) -> None:
         source, target = self.rng.sample(self.nodes, 2)
-        self.receive(target, Message(list(source.entries.items()), source.header.watermark_us))
+        self.receive(target, ReceivedEntries(list(source.entries.items()), source.header.watermark_us))
 
     def learn(self) -> None:
         node = self.rng.choice(self.nodes)
@@ -109,7 +102,7 @@ class ModelCluster:
         node = self._new_node(number)
         self.apply(node, node.begin_reset(self._actor(), self.tentative_us, self.effective_us))
         copy = dict(self.rng.choice(sources).entries) if sources else None
-        self.nodes[number] = node.restored(copy, self.wall_us, joins=False)
+        self.nodes[number] = node.restored(copy, self.wall_us)
 
     # ---- purge, cut into its steps
 
@@ -169,7 +162,7 @@ class ModelCluster:
             for target in self.nodes:
                 for source in self.nodes:
                     if source is not target:
-                        self.receive(target, Message(list(source.entries.items()), source.header.watermark_us))
+                        self.receive(target, ReceivedEntries(list(source.entries.items()), source.header.watermark_us))
             if before == [node.entries for node in self.nodes]:
                 return
         pytest.fail("the nodes do not come to rest")

@@ -5,7 +5,7 @@ one at a time: nobody can see, or be sent, what a crash could take back, and a f
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
@@ -46,6 +46,14 @@ class NodeHeader(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     watermark_us: int = 0
     """Every tombstone with a timestamp up to then, on whatever node, has been merged durably here."""
     in_reset: bool = False
+    joins: bool = False
+    """It is in reset because the node joins a cluster."""
+
+
+class ReceivedEntries(NamedTuple):
+    entries: Sequence[tuple[str, Entry]]
+    watermark_us: int
+    """Of the sender, when it read them."""
 
 
 class HistoryRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -225,22 +233,27 @@ class SettingsStore:
 
     # ---- messages
 
-    def receive(self, entries: Iterable[tuple[str, Entry]], watermark_us: int, wall_us: int) -> Decision:
-        """Merges the entries of a message whose sender had this watermark when it read them."""
+    def receive(self, messages: Iterable[ReceivedEntries], wall_us: int) -> Decision:
+        """Merges messages of peers, one after another."""
         assert not self.header.in_reset, "a store in reset merges nothing"
         draft = _Draft(self, wall_us)
-        for key, remote in entries:
-            if self._knows_less(remote):
-                return Decision(older_copy=True)
-            # A frame may arrive long after it was sent. The tombstone of a value in it may be erased everywhere by now.
-            is_late = watermark_us < self.header.watermark_us and not remote.is_tombstone
-            if is_late and remote.timestamp_us <= self.header.watermark_us:
-                draft.filtered += 1
-                continue
-            draft.merge(key, remote)
+        for message in messages:
+            for key, remote in message.entries:
+                if self._knows_less(remote):
+                    return Decision(older_copy=True)
+                if self._is_late(remote, message.watermark_us):
+                    draft.filtered += 1
+                else:
+                    draft.merge(key, remote)
         return Decision(
             update=draft.update(), pushed=tuple(draft.pushed), conflicts=draft.conflicts, filtered=draft.filtered
         )
+
+    def _is_late(self, remote: Entry, watermark_us: int) -> bool:
+        """A frame may arrive long after it was sent. The tombstone of a live entry in it may be erased everywhere by
+        now. Later pulls bring what is dropped needlessly."""
+        own_us = self.header.watermark_us
+        return watermark_us < own_us and not remote.is_tombstone and remote.timestamp_us <= own_us
 
     def _knows_less(self, remote: Entry) -> bool:
         header = self.header
@@ -253,11 +266,11 @@ class SettingsStore:
         return self._with_header(tentative_us=max(self.header.tentative_us, tentative_us))
 
     def receive_tombstones(
-        self, tombstones: Iterable[tuple[str, Entry]], purged_us: int, wall_us: int, *, is_last: bool
+        self, tombstones: Sequence[tuple[str, Entry]], purged_us: int, wall_us: int, *, is_last: bool
     ) -> Decision:
         """Step 4 of a round. With the last part, every tombstone up to that time has been merged here."""
         watermark_us = max(self.header.watermark_us, purged_us)
-        decision = self.receive(tombstones, watermark_us, wall_us)
+        decision = self.receive([ReceivedEntries(tombstones, watermark_us)], wall_us)
         if decision.older_copy or not is_last or watermark_us == self.header.watermark_us:
             return decision
         update = decision.update or Update(header=self.header)
@@ -286,27 +299,28 @@ class SettingsStore:
 
     # ---- reset, join, leave
 
-    def begin_reset(self, actor: UUID, tentative_us: int, effective_us: int) -> Decision:
+    def begin_reset(self, actor: UUID, tentative_us: int, effective_us: int, *, joins: bool = False) -> Decision:
         header = NodeHeader(
             actor=actor,
             tentative_us=tentative_us,
             effective_us=effective_us,
             watermark_us=effective_us,
             in_reset=True,
+            joins=joins,
         )
         return Decision(update=Update(header=header))
 
-    def restored(self, copy: Mapping[str, Entry] | None, wall_us: int, *, joins: bool) -> "SettingsStore":
+    def restored(self, copy: Mapping[str, Entry] | None, wall_us: int) -> "SettingsStore":
         """The store after its reset: with a peer's copy, or (None) with the entries at hand. A joining node keeps its
         own entries, with new clocks, so that no clock of another cluster gets into this one."""
-        header = msgspec.structs.replace(self.header, in_reset=False)
+        header = msgspec.structs.replace(self.header, in_reset=False, joins=False)
         after = SettingsStore(self.host, header, self.registry)
         after.fill(self.entries if copy is None else copy)
         after.last_valid = dict(
             itertools.chain.from_iterable(self._last_valid_for(key, after) for key in after.entries)
         )
         after.history, after.history_records = self.history, self.history_records
-        if joins:
+        if self.header.joins:
             after._renew_own(self.own_entries(), wall_us)
         return after
 

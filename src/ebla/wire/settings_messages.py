@@ -159,6 +159,8 @@ class SettingsPullAnswer(msgspec.Struct, frozen=True, array_like=True):
     entries: bytes
     next_after: str = ""
     """For the next page; empty if this is the last one."""
+    in_reset: bool = False
+    """The node has no entries to offer: it is looking for a copy itself."""
 
 
 # ---- purge

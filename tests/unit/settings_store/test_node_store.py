@@ -11,7 +11,7 @@ from ebla.model.identity import HostId
 from ebla.settings_store import node_store
 from ebla.settings_store.entry import Entry
 from ebla.settings_store.merge import merge
-from ebla.settings_store.node_store import Decision, NodeHeader, SettingsStore, Writer
+from ebla.settings_store.node_store import Decision, NodeHeader, ReceivedEntries, SettingsStore, Writer
 from ebla.settings_store.notation import format_entry, parse_entry
 from ebla.settings_store.registry import node_key
 
@@ -37,7 +37,7 @@ def done(store: SettingsStore, decision: Decision) -> Decision:
 
 
 def receive(store: SettingsStore, key: str, text: str, watermark_us: int = 0) -> Decision:
-    return done(store, store.receive([(key, entry(text))], watermark_us, WALL))
+    return done(store, store.receive([ReceivedEntries([(key, entry(text))], watermark_us)], WALL))
 
 
 def entry(text: str) -> Entry:
@@ -282,9 +282,9 @@ def test_reset() -> None:
     assert (store.header, store.get("user/old")) == (expected, b"x")
     with pytest.raises(Unavailable):
         write(store, "user/a", b"x")
-    after = store.restored({"user/new": entry("0|{a:(2,6)}|y")}, WALL, joins=False)
+    after = store.restored({"user/new": entry("0|{a:(2,6)}|y")}, WALL)
     assert (after.header.in_reset, list(after.entries)) == (False, ["user/new"])
-    assert list(store.restored(None, WALL, joins=False).entries) == ["user/old"]
+    assert list(store.restored(None, WALL).entries) == ["user/old"]
 
 
 def test_joining_and_leaving_keep_own_entries_with_new_clocks() -> None:
@@ -294,9 +294,9 @@ def test_joining_and_leaving_keep_own_entries_with_new_clocks() -> None:
     left = store.left(uuid.UUID(int=99), 2_000)
     assert list(left.entries) == [node_key(HOST, "status")]
     assert (left.header.tentative_us, left.header.effective_us, left.header.watermark_us) == (0, 0, 0)
-    done(left, left.begin_reset(ME, 60, 40))
+    done(left, left.begin_reset(ME, 60, 40, joins=True))
     copy = {node_key(HOST, "status"): entry("40|{a:(2,6)}|theirs"), "user/b": entry("0|{a:(3,7)}|y")}
-    joined = left.restored(copy, 2_000, joins=True)
+    joined = left.restored(copy, 2_000)
     assert shown(joined, node_key(HOST, "status")) == "0|{me:(1,2000)}|mine"
     assert joined.get("user/b") == b"y"
 
