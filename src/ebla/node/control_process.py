@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from ebla.control.fault_points import FaultPoints
 from ebla.control.group0.formation import Group0Config
 from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.node import Group0Node, read_committed_store
@@ -117,6 +118,7 @@ class ControlProcess:
         self._joins: JoinDriver | None = None
         self._beats: dict[str, ChildBeatRequest] = {}
         self._stores: LocalStores | None = None
+        self.fault_points = FaultPoints(node.crash, node.report, is_enabled=node.options.fault_points)
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
         """Why this node must stop, if its cluster or its own disk requires it."""
@@ -159,6 +161,7 @@ class ControlProcess:
                 server.serve(STATUS, self._status)
                 schema.serve_on(server)
                 sessions.serve_on(server)
+            self.fault_points.serve_on(for_own)
             for_own.serve(STOP, self._stop_requested)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
