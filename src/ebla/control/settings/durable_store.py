@@ -64,6 +64,8 @@ class DurableSettings:
         self._wakeup = Wakeup()
         self._log_bytes = 0
         self._file_bytes = 0
+        self.is_new = False
+        """It was created at this start."""
         self.serial = 0
         """How many changes there were since the start."""
         self.on_change: Callable[[tuple[str, ...]], None] = _ignore
@@ -83,6 +85,7 @@ class DurableSettings:
                 # New, or killed before the first file was written: nothing was ever acknowledged.
                 store.header = NodeHeader(actor=rng.uuid(), in_reset=True)
                 await opened._write_file(store)
+                opened.is_new = True
             else:
                 await opened._load()
         except (Corruption, FileNotFoundError) as damage:

@@ -316,7 +316,8 @@ class Purger:
         limit_ms: int,
         failure: PurgeResult,
     ) -> None:
-        """At every member: one that is missing may hold the only copy of a tombstone, or a value that one supersedes."""
+        """At every member: one that is missing may hold the only copy of a tombstone, or a value that one
+        supersedes."""
         problems: dict[HostId, HostProblem] = {}
 
         async def attempt(host: HostId) -> None:
