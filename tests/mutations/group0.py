@@ -5,6 +5,8 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 STORE_TESTS = PytestCheck("tests/unit/group0/test_store.py")
 DISCOVERY_TESTS = PytestCheck("tests/properties/test_discovery.py")
 VOTER_TESTS = PytestCheck("tests/unit/control/group0/test_voter_assignment.py")
+FEATURE_TESTS = PytestCheck("tests/unit/control/group0/test_member_features.py")
+UPGRADE_TEST = PytestCheck("tests/sim/test_features.py")
 GROUP0 = SimSeeds("group0", "1-120")
 FORMATION = SimSeeds("formation", "1-200")
 
@@ -80,6 +82,42 @@ MUTATIONS = (
         replace="if False:",
         check=STORE_TESTS,
         why="indexes of two histories are compared, and a node of another line is taken for a newer one",
+    ),
+    Mutation(
+        name="features-learners-left-out",
+        module="ebla.control.group0.member_features",
+        function="why_not_in_use",
+        find="if feature not in member.features",
+        replace="if feature not in member.features and member.role == 'voter'",
+        check=FEATURE_TESTS,
+        why="a learner outside the ring receives commands that it cannot read",
+    ),
+    Mutation(
+        name="features-entry-not-updated",
+        module="ebla.control.group0.member_features",
+        function="_updated_entry",
+        find="return msgspec.structs.replace(known, features=own.features, release=own.release)",
+        replace="return None",
+        check=UPGRADE_TEST,
+        why="an upgraded node never advertises its features, and the cluster never uses them",
+    ),
+    Mutation(
+        name="features-not-checked-at-start",
+        module="ebla.control.group0.node",
+        function="Group0Node._require_features",
+        find="if missing:",
+        replace="if False:",
+        check=UPGRADE_TEST,
+        why="a downgraded member applies commands that it cannot read",
+    ),
+    Mutation(
+        name="features-not-checked-at-join",
+        module="ebla.control.group0.service",
+        function="Group0Service._join",
+        find="if missing:",
+        replace="if False:",
+        check=UPGRADE_TEST,
+        why="a node that lacks a feature becomes a member, and stops the use of the feature",
     ),
     Mutation(
         name="group0-feed-skips-on-snapshot",

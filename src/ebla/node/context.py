@@ -39,7 +39,13 @@ class NodeContext:
         return self.options.limits
 
     def introduction(self, process: str) -> Introduction:
-        return Introduction(host=self.host, cluster=self.cluster, cluster_name=self.cluster_name, process=process)
+        return Introduction(
+            host=self.host,
+            cluster=self.cluster,
+            cluster_name=self.cluster_name,
+            process=process,
+            features=self.options.features,
+        )
 
     def peers_context(self, environment: Environment, process: str) -> PeersContext:
         """For the calls of a process of this node."""

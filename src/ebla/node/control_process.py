@@ -79,6 +79,7 @@ def group0_config(node: NodeContext) -> Group0Config:
             address=options.control_address,
             datacenter=options.datacenter,
             rack=options.rack,
+            features=options.features,
             release=node.release,
         ),
         cluster=node.cluster,

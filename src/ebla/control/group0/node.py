@@ -14,6 +14,7 @@ import msgspec
 from ebla.control.group0.client import Group0Client
 from ebla.control.group0.formation import Formation, Group0Config, lost_folder_error, removed_error
 from ebla.control.group0.join_state import JoinStage, JoinStateFile
+from ebla.control.group0.member_features import FEATURES_ADVICE, keep_own_entry, missing_features
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.group0.transport import Group0Transport
 from ebla.control.group0.voter_assignment import Alive, assign_voters
@@ -166,12 +167,16 @@ class Group0Node:
         self.waits_for_start = ""
         self._context.report("start.confirmed", {"incarnation": record.incarnation, "start": str(record.start)})
         self.confirmed.set()
-        await assign_voters(running.client, running.raft.core, running.machine, alive)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(assign_voters(running.client, running.raft.core, running.machine, alive))
+            tasks.create_task(keep_own_entry(running.client, running.machine, self.config.member))
 
     async def _confirmed_by(self, running: "RunningGroup0", record: StartRecord) -> OwnStart | None:
         """None: it was offered to group 0, and the record has to be read again."""
         host, mark = self.config.member.host, self.join_state.mark
+        self._require_features(running.store)
         await running.client.read_barrier(CONFIRM_MS)
+        self._require_features(running.store)
         entry = running.store.get(start_key(host))
         stored = None if entry is None else decode_stored(StartRecord, entry.value)
         recorded = None if stored is None else stored.value
@@ -189,6 +194,14 @@ class Group0Node:
             await self.join_state.save(offered=(*mark.offered, self._start))
         await running.client.confirm_start(transaction, CONFIRM_MS)
         return None
+
+    def _require_features(self, store: Group0Store) -> None:
+        """A node without a feature in use would receive commands that it cannot read."""
+        missing = missing_features(store, self.config.member.features)
+        if missing:
+            raise MustNotRun(
+                f"the cluster uses features that this node lacks: {', '.join(missing)}", advice=FEATURES_ADVICE
+            )
 
     def _wait_for_start(self, words: str) -> None:
         if words != self.waits_for_start:
