@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from ebla.control.settings.replication import MESSAGE_BYTES_MAX
-from ebla.control.settings.settings_node import SettingsNode
+from ebla.control.settings.settings_node import SentChange, SettingsNode
 from ebla.model.errors import EblaError, InvalidRequest, Refused
 from ebla.model.identity import HostId
 from ebla.ports.clock import Clock
@@ -219,24 +219,20 @@ class SettingsService:
             changes = dict(_parsed(store, change, own) for change in request.changes)
             return store.write(changes, self._clock.wall_us(), writer)
 
-        self._node.reset.require_done()
-        decision = await self._node.change(decide, blocked_by)
-        missing = await self._wait_for_peers(decision, min(request.wait_ms, WAIT_MS_MAX, call.work_ms()))
+        sent = await self._node.change(decide, blocked_by)
+        missing = await self._wait_for_peers(sent, min(request.wait_ms, WAIT_MS_MAX, call.work_ms()))
         return SettingsWriteAnswer(
-            changed=decision.update is not None, members=max(1, len(self._cluster.members())), missing=missing
+            changed=sent.decision.update is not None, members=max(1, len(self._cluster.members())), missing=missing
         )
 
-    async def _wait_for_peers(self, decision: Decision, wait_ms: int) -> tuple[HostProblem, ...]:
-        """Sends the changed keys once more if they are on their way already; merging them twice changes nothing."""
-        if not decision.pushed:
+    async def _wait_for_peers(self, sent: SentChange, wait_ms: int) -> tuple[HostProblem, ...]:
+        if not sent.decision.pushed:
             return ()
-        up = self._cluster.up_hosts()
-        sent = self._node.replication.push(decision.pushed, up)
-        if sent:
-            await asyncio.wait(sent.values(), timeout=wait_ms / 1000)
+        if sent.acknowledged:
+            await asyncio.wait(sent.acknowledged.values(), timeout=wait_ms / 1000)
         missing = []
         for member in self._cluster.others():
-            result = sent.get(member.host)
+            result = sent.acknowledged.get(member.host)
             cause = "has not acknowledged it yet" if result is None or not result.done() else result.result()
             if cause:
                 missing.append(self._cluster.problem(member.host, cause))

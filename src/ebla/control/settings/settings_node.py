@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ebla.aio.wakeup import Wakeup
 from ebla.control.group0.join_state import JoinStage
@@ -46,6 +46,12 @@ class SettingsDeps:
     """Why the cluster must not purge yet; empty: it may."""
     reach: Callable[[str], Awaitable[None]]
     """Called at each fault point."""
+
+
+class SentChange(NamedTuple):
+    decision: Decision
+    acknowledged: "Mapping[HostId, asyncio.Future[str]]"
+    """By each peer that is up: empty once it has merged the change durably, or why it has not."""
 
 
 class SettingsNode:
@@ -139,14 +145,14 @@ class SettingsNode:
     ) -> Decision:
         """Sets and deletes (None) keys, if every key in `expected` has that value on this node (None: not set): all of
         it or nothing. Durable on return, and being sent to the peers that are up."""
-        return await self.change(lambda store, writer: store.write(changes, self._clock.wall_us(), writer, expected))
+        sent = await self.change(lambda store, writer: store.write(changes, self._clock.wall_us(), writer, expected))
+        return sent.decision
 
-    async def change(self, decide: Callable[[SettingsStore, Writer], Decision], blocked_by: str = "") -> Decision:
+    async def change(self, decide: Callable[[SettingsStore, Writer], Decision], blocked_by: str = "") -> "SentChange":
         self.reset.require_done()
         writer = Writer(removed=self.cluster.removed(), leads=self.cluster.leads, blocked_by=blocked_by)
         decision = await self.durable.run(lambda store: self._decide(store, decide, writer))
-        self.replication.push(decision.pushed, self.cluster.up_hosts())
-        return decision
+        return SentChange(decision, self.replication.push(decision.pushed, self.cluster.up_hosts()))
 
     def _decide(
         self, store: SettingsStore, decide: Callable[[SettingsStore, Writer], Decision], writer: Writer
