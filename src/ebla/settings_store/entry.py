@@ -5,6 +5,8 @@ from uuid import UUID
 
 import msgspec
 
+from ebla.model.errors import InvalidRequest
+
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The last change by one actor that an entry knows of."""
@@ -64,5 +66,8 @@ def encode_entries(entries: Iterable[tuple[str, Entry]]) -> bytes:
 
 
 def decode_entries(data: bytes) -> list[tuple[str, Entry]]:
-    """Raises `msgspec.DecodeError`."""
-    return _entries.decode(data)
+    """Raises `InvalidRequest`."""
+    try:
+        return _entries.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"these are no settings: {error}") from None

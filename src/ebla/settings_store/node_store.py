@@ -145,15 +145,17 @@ class SettingsStore:
         own = node_key(self.host, name)
         problems = []
         for key in (own, name) if self.registry.find(own) is not None else (name,):
-            value = self.get(key)
-            if value is None:
-                continue
-            if problem := self.registry.problem(key, value):
+            if problem := self.registry.problem(key, self.get(key)):
                 problems.append(problem)
-                value = self.last_valid.get(key)
+            value = self.valid_value(key)
             if value is not None:
                 return InEffect(value, key, "; ".join(problems))
         return InEffect(None, "", "; ".join(problems))
+
+    def valid_value(self, key: str) -> bytes | None:
+        """The value of a key, or the last valid one if it is not valid."""
+        value = self.get(key)
+        return self.last_valid.get(key) if self.registry.problem(key, value) else value
 
     def purgeable(self, until_us: int) -> list[tuple[str, Entry]]:
         """The tombstones that a purge up to this time erases, by key."""

@@ -75,6 +75,8 @@ class Group0Node:
         self.formation = Formation(context, self.join_state, config)
         self._running: RunningGroup0 | None = None
         self._start = StartId(environment.rng.uuid())
+        self.opened = asyncio.Event()
+        """Set once the node has its own state of group 0, which may be old."""
         self.confirmed = asyncio.Event()
         """Set once group 0 knows this start: from now on the node may serve, and act for the cluster."""
         self.waits_for_start = ""
@@ -124,6 +126,7 @@ class Group0Node:
                 tasks.create_task(running.client.run())
                 tasks.create_task(self._watch_for_removal(running))
                 self._running = running
+                self.opened.set()
                 tasks.create_task(self._lead_once_confirmed(running, alive))
                 await self._must_end.wait()
                 if self._other_process is not None:
