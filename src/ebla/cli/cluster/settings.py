@@ -240,7 +240,7 @@ def purge(
     if flags.as_json:
         print_json(_report_json(report))
     elif report.result == PurgeResult.PURGED:
-        typer.echo(f"purged: {report.tombstones} tombstones")
+        typer.echo(f"purged: {report.tombstones} tombstone{'' if report.tombstones == 1 else 's'}")
     elif is_done:
         typer.echo(_report_text(report))
     else:
