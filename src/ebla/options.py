@@ -257,6 +257,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Feature, ...],
         Meta(description="act like a release without these cluster features, in a staged upgrade or a test"),
     ] = ()
+    fault_points: Annotated[
+        bool, Meta(description="allow `ebla fault`, which stops or kills the node at named points; for tests only")
+    ] = False
     ports: NodePorts = NodePorts()
     limits: NodeLimits = NodeLimits()
     pipeline: PipelineOptions = PipelineOptions()

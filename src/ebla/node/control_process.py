@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from ebla.control.fault_points import FaultPoints
 from ebla.control.group0.formation import Group0Config
 from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.member_features import why_not_in_use
@@ -125,6 +126,7 @@ class ControlProcess:
         self._joins: JoinDriver | None = None
         self._beats: dict[str, ChildBeatRequest] = {}
         self._stores: LocalStores | None = None
+        self.fault_points = FaultPoints(node.crash, node.report, is_enabled=node.options.fault_points)
         self.settings: SettingsNode | None = None
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
@@ -170,6 +172,7 @@ class ControlProcess:
                 server.serve(STATUS, self._status)
                 schema.serve_on(server)
                 sessions.serve_on(server)
+            self.fault_points.serve_on(for_own)
             for_own.serve(STOP, self._stop_requested)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
@@ -230,7 +233,7 @@ class ControlProcess:
                 peers=peers,
                 report=node.report,
                 why_no_purge=lambda: why_not_in_use(group0.running.store, Feature.SETTINGS_PURGE),
-                reach=_no_fault_points,
+                reach=self.fault_points.reach,
             ),
         )
 
@@ -393,10 +396,6 @@ class ControlProcess:
         if not waits_for and self._joins is not None:
             waits_for = self._joins.waits_for
         return topology_status(self.topology.snapshot, waits_for)
-
-
-async def _no_fault_points(_name: str) -> None:
-    pass
 
 
 def _as_status(peer: PeerLiveness, now_ms: int, clocks: Mapping[HostId, PeerClock]) -> PeerStatus:

@@ -18,6 +18,7 @@ from ebla.wire import row_messages as rows
 from ebla.wire import settings_messages as settings
 from ebla.wire import table_calls as tables
 from ebla.wire import transfer_messages as transfers
+from ebla.wire.fault_messages import FaultAnswer, FaultRequest
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import Group0Report
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
@@ -251,7 +252,8 @@ RELEASE = _data_verb(41, "release", transfers.ReleaseRequest, EmptyAnswer)
 BULK_STATUS = _data_verb(42, "bulk_status", transfers.BulkStatusRequest, transfers.BulkStatusAnswer)
 OPEN_TABLE_READ = _data_verb(43, "open_table_read", tables.OpenTableReadRequest, tables.OpenTableReadAnswer)
 CLOSE_TABLE_READ = _data_verb(44, "close_table_read", tables.CloseTableReadRequest, EmptyAnswer)
-# 45 to 49 belong to other subjects.
+FAULT = _control_verb(45, "fault", FaultRequest, FaultAnswer)
+# 46 to 49 belong to other subjects.
 SETTINGS_LIST = _control_verb(50, "settings_list", settings.SettingsListRequest, settings.SettingsListAnswer)
 SETTINGS_GET = _control_verb(51, "settings_get", settings.SettingsGetRequest, settings.SettingView)
 SETTINGS_WRITE = _control_verb(52, "settings_write", settings.SettingsWriteRequest, settings.SettingsWriteAnswer)

@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from ebla.aio.wakeup import Wakeup
+from ebla.control.fault_points import FaultPoint
 from ebla.control.settings.cluster import SettingsCluster, StoredPurgeState
 from ebla.control.settings.durable_store import DurableSettings
 from ebla.control.settings.purge_agent import PurgeAgent, first_part
@@ -94,7 +95,7 @@ class PurgerDeps:
     setting: Callable[[], SettingsPurge]
     why_not_allowed: Callable[[], str]
     """Why the cluster must not purge yet; empty: it may."""
-    reach: Callable[[str], Awaitable[None]]
+    reach: Callable[[FaultPoint], Awaitable[None]]
     """Called at each fault point."""
 
 
@@ -204,20 +205,20 @@ class Purger:
         purged_us = round_.purged_us = self._choose(stored, age_ms, is_finishing=is_finishing)
         attempt = await self._commit_tentative(stored, purged_us)
         round_.tell(f"tentative: changes from now on are dated after {purged_us}")
-        await self._deps.reach("purge.tentative")
+        await self._deps.reach(FaultPoint.PURGE_TENTATIVE)
         present = self._cluster.store.present_members()
         request = PreparePurgeRequest(purged_us=purged_us, members_revision=present.revision, attempt=attempt)
         tombstones = await self._prepare(present.members, request)
         round_.tombstones = len(tombstones)
         round_.tell(f"prepared: {len(present.members)} nodes have {len(tombstones)} tombstones")
-        await self._deps.reach("purge.prepared")
+        await self._deps.reach(FaultPoint.PURGE_PREPARED)
         await self._push(present.members, request, tombstones)
         round_.tell(f"pushed: {len(present.members)} nodes have all of them")
-        await self._deps.reach("purge.pushed")
+        await self._deps.reach(FaultPoint.PURGE_PUSHED)
         round_.is_proposed = True
         await self._commit_effective(purged_us, attempt, present.revision)
         round_.tell(f"effective: purged up to {purged_us}")
-        await self._deps.reach("purge.effective")
+        await self._deps.reach(FaultPoint.PURGE_EFFECTIVE)
 
     def _require_lead(self) -> None:
         if not self._cluster.leads:

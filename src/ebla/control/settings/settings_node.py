@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from ebla.aio.wakeup import Wakeup
+from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.node import Group0Node
 from ebla.control.settings.cluster import Liveness, SettingsCluster
@@ -44,7 +45,7 @@ class SettingsDeps:
     report: EventReporter
     why_no_purge: Callable[[], str]
     """Why the cluster must not purge yet; empty: it may."""
-    reach: Callable[[str], Awaitable[None]]
+    reach: Callable[[FaultPoint], Awaitable[None]]
     """Called at each fault point."""
 
 

@@ -193,6 +193,7 @@ class SimCluster:
             rack=f"rack{node.number % 3}",
             shards=len(node.shards),
             hidden_features=node.hidden_features,
+            fault_points=True,
             limits=self.limits,
             pipeline=PipelineOptions(enabled=False),  # the world places them
         )
@@ -204,6 +205,7 @@ class SimCluster:
             report=self.world.reporter(name),
             pid=pid,
             release="sim",
+            crash=partial(self.world.loop.call_soon, node.control.kill, context=self.world.kernel),
         )
 
     def connection(self, environment: Environment, process: str) -> NodeConnection:
