@@ -89,7 +89,6 @@ class Rig:
                 return
         raise AssertionError(reports)
 
-
     async def restart(self, node: SimNode) -> None:
         node.control.start()
         assert await self.world.wait_for(lambda: node in self.up(), WAIT_S), node.control_process.gave_up
