@@ -91,7 +91,7 @@ class Rig:
 
     async def restart(self, node: SimNode) -> None:
         node.control.start()
-        assert await self.world.wait_for(lambda: node in self.up(), WAIT_S), node.control_process.gave_up
+        assert await self.world.wait_for(lambda: node in self.up(), WAIT_S)
         await self.wait_ready()
 
 

@@ -248,13 +248,13 @@ class SettingsReplication:
         store = self._durable.store
         header = self._cluster.header(store.header.watermark_us)
         if self._reset.in_progress:
-            return SettingsPullAnswer(header, encode_entries(()), in_reset=True)
+            return SettingsPullAnswer(header=header, entries=encode_entries(()), in_reset=True)
         keys = self._sorted_keys()
         start = bisect.bisect_right(keys, request.after) if request.after else 0
         page = next(self._parts(keys[start : start + MESSAGE_BYTES_MAX // 32]), [])
         is_last = start + len(page) >= len(keys)
         entries = encode_entries((key, store.entries[key]) for key in page)
-        return SettingsPullAnswer(header, entries, "" if is_last else page[-1])
+        return SettingsPullAnswer(header=header, entries=entries, next_after="" if is_last else page[-1])
 
     def _sorted_keys(self) -> list[str]:
         serial, keys = self._sorted
