@@ -31,8 +31,9 @@ def metrics(
 ) -> None:
     """Print the metrics of the shards: requests by outcome, latencies, retries, repairs, layers, versions.
 
-    For transfers: bytes in and out, and rejected pieces. The format is the text format of Prometheus, one series for
-    each shard or node. The exit status is 1 if some process did not answer.
+    For transfers: bytes in and out, and rejected pieces. For settings: entries, tombstones, conflicts, purge rounds.
+    The format is the text format of Prometheus, one series for each shard or node. The exit status is 1 if some process
+    did not answer.
     """
     with reporting_errors():
         collected, failures = run_async(_collect(choose_nodes(data, node)))
@@ -96,7 +97,10 @@ async def _bulk(transport: TcpTransport, node: LocalNode) -> MetricsAnswer:
 
 
 async def _control(transport: TcpTransport, node: LocalNode) -> MetricsAnswer:
-    return peer_metrics(await call_socket(transport, node, node.folder.control_socket, STATUS, StatusRequest()))
+    socket = node.folder.control_socket
+    status = await call_socket(transport, node, socket, STATUS, StatusRequest())
+    own = await call_socket(transport, node, socket, METRICS, MetricsRequest())
+    return MetricsAnswer((*peer_metrics(status).metrics, *own.metrics))
 
 
 def peer_metrics(status: StatusAnswer) -> MetricsAnswer:
