@@ -87,9 +87,9 @@ async def run(world: World) -> None:
         barriers=BarrierLedger(world.fail),
         ledger=SettingsLedger(world.fail),
     )
-    is_mixed = world.rng.happens(0.3)
+    lacks_feature = world.rng.happens(0.3)
     for _ in range(world.rng.randrange(NODES_MIN, NODES_MAX)):
-        _add_node(cluster, is_mixed=is_mixed)
+        _add_node(cluster, lacks_feature=lacks_feature)
     world.network.conditions = replace(world.network.conditions, loss=0.01, duplicate=0.03, reorder=0.08, tail=0.03)
     _set_clocks(cluster)
     for node in cluster.nodes:
@@ -103,7 +103,7 @@ async def run(world: World) -> None:
     while world.now() < ends_at:
         if world.rng.happens(0.4):
             await harsh(world, cluster.present_units(), STORM_S, pause_s=STORM_PAUSE_S)
-        if world.rng.happens(0.5):
+        if world.rng.happens(0.7):
             _set_clocks(cluster)
         await strikes.strike()
     await strikes.upgrade()
@@ -111,10 +111,9 @@ async def run(world: World) -> None:
     world.log("scenario", f"{load.answered} changes; {strikes.describe()}; {cluster.ledger.describe()}")
 
 
-def _add_node(cluster: SettingsCluster, *, is_mixed: bool) -> SimNode:
-    rng = cluster.world.rng
+def _add_node(cluster: SettingsCluster, *, lacks_feature: bool) -> SimNode:
     node = cluster.add_node(has_children=False)
-    if is_mixed and rng.happens(0.5):
+    if lacks_feature:
         node.hidden_features = (Feature.SETTINGS_PURGE,)
     return node
 
@@ -124,7 +123,7 @@ def _set_clocks(cluster: SettingsCluster) -> None:
     world = cluster.world
     purged_us = max((settings.store.header.tentative_us for settings in cluster.running().values()), default=0)
     right_us = max(EPOCH_US + int(world.now() * 1e6), purged_us + 2_000_000)
-    wrong = world.rng.choice(cluster.present()) if world.rng.happens(0.6) else None
+    wrong = world.rng.choice(cluster.present()) if world.rng.happens(0.4) else None
     for node in cluster.present():
         away_us = SKEW_US if node is wrong else 1_000_000
         wanted_us = right_us + int((2 * world.rng.random() - 1) * away_us)
@@ -194,8 +193,8 @@ class _Strikes:
             actions.append(self._join)
         if present > NODES_MIN:
             actions.append(self._remove)
-        if self._hidden():
-            actions.append(self.upgrade)
+        if self._hidden() and self._rng.happens(0.6):
+            return self.upgrade
         return self._rng.choice(actions)
 
     def _set_points(self, point: FaultPoint, *, is_set: bool) -> None:
@@ -236,7 +235,7 @@ class _Strikes:
             node.control.start()
 
     async def _join(self) -> None:
-        _add_node(self._cluster, is_mixed=bool(self._hidden())).control.start()
+        _add_node(self._cluster, lacks_feature=len(self._hidden()) > 1).control.start()
 
     async def _remove(self) -> None:
         """The host may hear nothing of its removal for a while, and go on sending."""
@@ -318,6 +317,7 @@ class _Strikes:
     async def upgrade(self) -> None:
         """One after another. Until the last one has the feature, nothing is purged."""
         for node in self._hidden():
+            await asyncio.sleep(self._rng.exponential(1.0))
             for settings in self._cluster.running().values():
                 header = settings.store.header
                 self._world.check(not header.tentative_us, f"{header} knows a purge before every node can")
