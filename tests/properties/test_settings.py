@@ -12,11 +12,11 @@ from ebla.settings_store.merge import descends, merge
 from ebla.settings_store.node_store import Decision, NodeHeader, ReceivedEntries, SettingsStore, Writer
 from ebla.settings_store.purge import CollectedTombstones, qualifying_time
 
-KEYS = tuple(f"user/{name}" for name in "abcd")
+KEYS = tuple(f"user/{name}" for name in "abcdefgh")
 VALUES = (b"x", b"y", b"z")
 OPERATIONS = 700
 SEEDS = 300
-LATE_MESSAGES_MAX = 60
+LATE_MESSAGES_MAX = 200
 
 
 class ModelCluster:
@@ -64,7 +64,7 @@ class ModelCluster:
         self.wall_us += self.rng.randrange(0, 20)
         operation = self.rng.choices(
             (self.write, self.deliver, self.exchange, self.learn, self.go_on_purging, self.lose_folder),
-            (30, 40, 8, 6, 15, 1),
+            (18, 30, 8, 6, 35, 1),
         )[0]
         operation()
 
@@ -157,6 +157,8 @@ class ModelCluster:
                 pass
         for node in self.nodes:
             self.apply(node, node.learn(self.tentative_us, self.effective_us))
+        for message in self.rng.sample(self.late, len(self.late)):
+            self.receive(self.rng.choice(self.nodes), message)
         for _ in range(20):
             before = [dict(node.entries) for node in self.nodes]
             for target in self.nodes:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli.cluster import cqlsh, fault, group0, local_cluster, metrics, ring, up
+from ebla.cli.cluster import cqlsh, fault, group0, local_cluster, metrics, ring, settings, up
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, renew_certificates
 from ebla.cli.cluster.node_calls import choose_node, fetch_cluster_view, probe_contact, run_async
 from ebla.cli.cluster.status_table import as_lines, as_table
@@ -41,6 +41,7 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla status --json          the same for programs
   ebla down                   stop the nodes; their data is kept
   ebla group0 members         the members of the Raft group, and its leader
+  ebla settings list          settings of the cluster; set, history, purge
 
 [bold]Tables[/bold]
 
@@ -85,6 +86,7 @@ app = typer.Typer(
     help=HELP,
 )
 app.add_typer(group0.app)
+app.add_typer(settings.app)
 app.add_typer(fault.app)
 app.add_typer(store.app)
 app.add_typer(table.app)

@@ -154,7 +154,7 @@ class SettingsPullRequest(msgspec.Struct, frozen=True, array_like=True):
     after: str = ""
 
 
-class SettingsPullAnswer(msgspec.Struct, frozen=True, array_like=True):
+class SettingsPullAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     header: SettingsHeader
     entries: bytes
     next_after: str = ""

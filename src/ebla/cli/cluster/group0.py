@@ -375,7 +375,8 @@ def _members_json(report: Group0Report) -> dict[str, Any]:
     for each in report.members:
         member = each.member
         place = {"address": str(member.address), "datacenter": member.datacenter, "rack": member.rack}
-        listed.append({"host": member.host, "role": member.role, **place, "release": member.release, "lag": each.lag})
+        code = {"release": member.release, "features": member.features}
+        listed.append({"host": member.host, "role": member.role, **place, **code, "lag": each.lag})
     return {**fields, "members": listed}
 
 

@@ -32,8 +32,9 @@ def metrics(
 ) -> None:
     """Print the metrics of the shards: requests by outcome, latencies, retries, repairs, layers, versions.
 
-    For transfers: bytes in and out, and rejected pieces. The format is the text format of Prometheus, one series for
-    each shard or node. The exit status is 1 if some process did not answer.
+    For transfers: bytes in and out, and rejected pieces. For settings: entries, tombstones, conflicts, purge rounds.
+    The format is the text format of Prometheus, one series for each shard or node. The exit status is 1 if some process
+    did not answer.
     """
     with reporting_errors():
         nodes = _chosen(data, node)
@@ -105,9 +106,10 @@ async def _collect_control(transport: TcpTransport, node: LocalNode) -> ProcessM
     try:
         socket = node.folder.control_socket
         status = await call_socket(transport, node, socket, STATUS, StatusRequest())
+        own = await call_socket(transport, node, socket, METRICS, MetricsRequest())
     except EblaError as error:
         return f"control process of {node.name}: {error}"
-    return (node.name, ""), peer_metrics(status)
+    return (node.name, ""), MetricsAnswer((*peer_metrics(status).metrics, *own.metrics))
 
 
 def peer_metrics(status: StatusAnswer) -> MetricsAnswer:

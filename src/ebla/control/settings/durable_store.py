@@ -21,6 +21,7 @@ import msgspec
 
 from ebla.aio.wakeup import Wakeup
 from ebla.journal.checked_file import discard_temporary, read_checked_file, replace_file
+from ebla.journal.recovery import make_durable_folder
 from ebla.journal.segmented_log import LogFailed, SegmentedLog
 from ebla.model.errors import Corruption, DiskFull, EblaError, Refused
 from ebla.model.identity import HostId
@@ -76,7 +77,7 @@ class DurableSettings:
         """Creates the store, in reset, if there is none. Raises `Corruption` if it cannot be read."""
         disk, rng = environment.disk, environment.rng
         try:
-            disk.make_folder(folder)
+            await make_durable_folder(disk, folder)
             log = await SegmentedLog.open(disk, rng, f"{folder}/{LOG_NAME}", SEGMENT_BYTES)
             store = SettingsStore(host, NodeHeader(actor=uuid.UUID(int=0)), registry)
             opened = cls(disk, folder, log, store)

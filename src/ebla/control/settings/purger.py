@@ -66,7 +66,7 @@ class RoundEnded(Exception):
         self.problems = tuple(problems)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class PurgeRound:
     """A round in progress, as its followers see it."""
 

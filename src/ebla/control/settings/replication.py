@@ -248,13 +248,13 @@ class SettingsReplication:
         store = self._durable.store
         header = self._cluster.header(store.header.watermark_us)
         if self._reset.in_progress:
-            return SettingsPullAnswer(header, encode_entries(()), in_reset=True)
+            return SettingsPullAnswer(header=header, entries=encode_entries(()), in_reset=True)
         keys = self._sorted_keys()
         start = bisect.bisect_right(keys, request.after) if request.after else 0
         page = next(self._parts(keys[start : start + MESSAGE_BYTES_MAX // 32]), [])
         is_last = start + len(page) >= len(keys)
         entries = encode_entries((key, store.entries[key]) for key in page)
-        return SettingsPullAnswer(header, entries, "" if is_last else page[-1])
+        return SettingsPullAnswer(header=header, entries=entries, next_after="" if is_last else page[-1])
 
     def _sorted_keys(self) -> list[str]:
         serial, keys = self._sorted
@@ -324,25 +324,28 @@ class SettingsReplication:
             return False
         return True
 
+    def synchronise_soon(self) -> None:
+        """With every member that is up."""
+        self._must_sync = True
+
     async def _synchronise(self) -> None:
         """With some peer at the start, with all of them after a burst or a change of history, and with new members."""
         while True:
-            await asyncio.sleep(CHECK_S if self._known else 0.1)
-            if not self._cluster.group0.is_running or self._reset.in_progress:
-                continue
-            history = self._cluster.store.chain[-1].history
-            up = self._cluster.up_hosts()
-            if self._history is not None and history != self._history:
-                self._may_push = False
-            if not self._may_push or self._must_sync:
-                self._must_sync = False
-                await self.pull_from(up)
-                self._history, self._may_push = history, True
-                await self.push_to(up)
-            elif self._history is None:
-                await self._synchronise_first(up)
-            self._history = history if self._has_started.is_set() else None
-            await self._greet_new_members(up)
+            if not self._reset.in_progress:
+                history = self._cluster.store.chain[-1].history
+                if self._history not in (None, history):
+                    self._may_push = False
+                self._history = history
+                up = self._cluster.up_hosts()
+                if not self._may_push or self._must_sync:
+                    self._must_sync = False
+                    await self.pull_from(up)
+                    self._may_push = True
+                    await self.push_to(up)
+                elif not self._has_started.is_set():
+                    await self._synchronise_first(up)
+                await self._greet_new_members(up)
+            await asyncio.sleep(CHECK_S)
 
     async def _synchronise_first(self, up: Sequence[HostId]) -> None:
         others = [member.host for member in self._cluster.others()]

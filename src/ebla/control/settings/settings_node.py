@@ -197,6 +197,7 @@ class SettingsNode:
 
     def _on_reset(self) -> None:
         self.agent.learn_soon()
+        self.replication.synchronise_soon()
         self._tidy_now.wake()
 
     # ---- own entries, and those of removed hosts
