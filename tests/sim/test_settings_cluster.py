@@ -5,11 +5,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
+import pytest
 
+from ebla.control.settings import replication
 from ebla.control.settings.settings_node import SettingsNode
+from ebla.group0.members import MemberRole, member_key
+from ebla.model.errors import Refused
 from ebla.model.identity import ClusterId
 from ebla.settings_store.purge import PurgeResult
-from ebla.settings_store.registry import ACTOR_NAME, SETTINGS_PURGE, node_key
+from ebla.settings_store.registry import ACTOR_NAME, SETTINGS_PURGE, STATUS_NAME, node_key
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.clusters.nodes import SimCluster, SimNode
 from ebla.sim.world import World
@@ -205,5 +209,52 @@ def test_lost_folder_is_reset() -> None:
         assert after.store.header.actor != before
         assert after.store.header.watermark_us == after.store.header.effective_us > 0
         assert any("no settings folder" in one for one in after.warnings())
+
+    run(test)
+
+
+def test_large_settings_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "MERGE_QUEUE_MAX", 2)
+
+    async def test(rig: Rig) -> None:
+        away = next(node for node in rig.nodes if node is not rig.leader())
+        away.control.crash()
+        taker = rig.up()[0]
+        keys = [f"user/{number}" for number in range(12)]
+        for key in keys:
+            await rig.settings(taker).write({key: key.encode() * 8_000})
+        await rig.settings(taker).write({"user/0": None})
+        await rig.restart(away)
+        for key in keys[1:]:
+            await rig.wait_values(key, key.encode() * 8_000)
+        assert await rig.settings(taker).push_to([node.host for node in rig.nodes]) == ()
+        assert await rig.settings(away).pull_from([node.host for node in rig.nodes]) == ()
+        assert rig.settings(away).store.entries == rig.settings(taker).store.entries
+        await rig.purge_all("user/0")
+
+    run(test)
+
+
+def test_entries_of_a_removed_host() -> None:
+    async def test(rig: Rig) -> None:
+        removed = next(node for node in rig.nodes if node is not rig.leader())
+        status, actor = node_key(removed.host, STATUS_NAME), node_key(removed.host, ACTOR_NAME)
+        await rig.settings(removed).write({status: b"fine", "user/a": b"before"})
+        await rig.wait_values(status, b"fine")
+        leader = rig.leader()
+        assert leader is not None
+        with pytest.raises(Refused):
+            await rig.settings(leader).write({status: b"mine now"})
+        group0 = rig.settings(leader).cluster.group0.running
+        member = group0.store.members[member_key(removed.host)]
+        gone = msgspec.structs.replace(member, role=MemberRole.REMOVED)
+        await group0.client.change_members((gone,), None, 5_000)
+        await rig.world.wait_for(lambda: removed.control.down, WAIT_S)
+        rig.nodes.remove(removed)
+        await rig.wait_values(actor, None)
+        await rig.settings(leader).write({status: b"removed"})
+        await rig.wait_values(status, b"removed")
+        await rig.wait_values("user/a", b"before")
+        await rig.purge_all(actor)
 
     run(test)

@@ -210,7 +210,7 @@ class Purger:
         request = PreparePurgeRequest(purged_us=purged_us, members_revision=present.revision, attempt=attempt)
         tombstones = await self._prepare(present.members, request)
         round_.tombstones = len(tombstones)
-        round_.tell(f"prepared: {len(present.members)} nodes have {len(tombstones)} tombstones")
+        round_.tell(f"prepared: {len(present.members)} nodes have {_tombstones(len(tombstones))}")
         await self._deps.reach(FaultPoint.PURGE_PREPARED)
         await self._push(present.members, request, tombstones)
         round_.tell(f"pushed: {len(present.members)} nodes have all of them")
@@ -365,6 +365,10 @@ def _parts(tombstones: Sequence[tuple[str, Entry]]) -> Iterator[tuple[list[tuple
         yield part, start >= len(tombstones)
         if start >= len(tombstones):
             return
+
+
+def _tombstones(count: int) -> str:
+    return "1 tombstone" if count == 1 else f"{count} tombstones"
 
 
 def _details(report: PurgeReport) -> dict[str, object]:
