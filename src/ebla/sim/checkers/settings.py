@@ -10,15 +10,19 @@ from ebla.group0.members import member_key
 from ebla.group0.store import Group0Store
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
+from ebla.model.transaction import Revision
 from ebla.ports.rng import Rng
-from ebla.settings_store.entry import Entry, Stamp
-from ebla.settings_store.merge import descends, merge
+from ebla.settings_store.entry import Entry, Stamp, decode_entries, qualifies
+from ebla.settings_store.merge import NEVER_PURGED, descends, merge
 from ebla.settings_store.node_store import NodeHeader, SettingsStore
+from ebla.wire.server import IncomingCall
 from ebla.wire.settings_messages import (
     PreparePurgeAnswer,
     PreparePurgeRequest,
     PushTombstonesRequest,
     SettingsHeader,
+    SettingsPullAnswer,
+    SettingsPullRequest,
 )
 from ebla.wire.verbs import EmptyAnswer
 
@@ -41,6 +45,16 @@ class _ActorRecord:
     """The key and timestamp of each counter."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """An attempt to purge."""
+
+    members_revision: Revision
+    prepared: list[HostId] = field(default_factory=list)
+    tombstones: list[tuple[str, Entry]] = field(default_factory=list)
+    """Of all members, as they answered."""
+
+
 class SettingsLedger:
     """What every node has stored, acknowledged and erased. Outlives all incarnations."""
 
@@ -50,6 +64,7 @@ class SettingsLedger:
         self._prepared_us: dict[HostId, int] = {}
         self._actors: dict[UUID, _ActorRecord] = {}
         self._copied_actors: set[UUID] = set()
+        self._attempts: dict[Revision, _Attempt] = {}
         self.erased: dict[str, list[Entry]] = {}
         self.refused = 0
         """Messages of removed hosts that were not merged."""
@@ -92,6 +107,7 @@ class SettingsLedger:
         settings.durable.on_change = on_change
         self._watch_merges(settings, rng)
         self._watch_rounds(settings)
+        self._watch_pulls(settings)
 
     def _check_survived(self, before: _NodeRecord, store: SettingsStore) -> None:
         """INV-SET-3. The last change may have become durable without the process knowing of it."""
@@ -127,8 +143,8 @@ class SettingsLedger:
                 continue
             record.entries.pop(key, None)
             if before is not None and is_same:
-                if not before.is_tombstone:
-                    self._fail(f"the live entry {key} of {store.host} was erased: {before}")
+                if not qualifies(before, store.header.effective_us):
+                    self._fail(f"INV-SET-2: {store.host} erases {key}, {before}, with {store.header}")
                 self._note_erased(key, before)
         record.header = store.header
         self._note_stamps(store, keys)
@@ -174,26 +190,57 @@ class SettingsLedger:
     # ---- what a process acknowledges
 
     def _watch_rounds(self, settings: SettingsNode) -> None:
-        agent, store_of = settings.agent, lambda: settings.store
+        agent = settings.agent
         prepare, push = agent.prepare, agent.push
+        received: dict[Revision, dict[str, Entry]] = {}
 
         async def watched_prepare(request: PreparePurgeRequest, deadline_ms: int) -> PreparePurgeAnswer:
             answer = await prepare(request, deadline_ms)
-            store = store_of()
-            if store.header.tentative_us < request.purged_us:
-                self._fail(f"INV-SET-3: {store.host} answers prepare_purge({request.purged_us}) without storing it")
-            self._prepared_us[store.host] = max(self._prepared_us.get(store.host, 0), request.purged_us)
+            host, header = settings.store.host, settings.store.header
+            if header.tentative_us < request.purged_us:
+                self._fail(f"INV-SET-3: {host} answers prepare_purge({request.purged_us}) without storing it")
+            self._prepared_us[host] = max(self._prepared_us.get(host, 0), request.purged_us)
+            attempt = self._attempts.setdefault(request.attempt, _Attempt(members_revision=request.members_revision))
+            attempt.tombstones += decode_entries(answer.tombstones)
+            if not answer.more:
+                attempt.prepared.append(host)
             return answer
 
         async def watched_push(request: PushTombstonesRequest) -> EmptyAnswer:
+            received.setdefault(request.attempt, {}).update(decode_entries(request.tombstones))
             answer = await push(request)
-            store = store_of()
-            if request.is_last and store.header.watermark_us < request.purged_us:
-                self._fail(f"INV-SET-3: {store.host} acknowledges a push up to {request.purged_us} without storing it")
+            if request.is_last:
+                if settings.store.header.watermark_us < request.purged_us:
+                    self._fail(f"INV-SET-3: {settings.store.host} acknowledges {request.purged_us} without storing it")
+                self._check_round(settings, request.attempt, received[request.attempt])
             return answer
 
         agent.prepare = watched_prepare  # type: ignore[method-assign]  # records, and does the same
         agent.push = watched_push  # type: ignore[method-assign]  # records, and does the same
+
+    def _check_round(self, settings: SettingsNode, revision: Revision, received: Mapping[str, Entry]) -> None:
+        """What INV-SET-2 rests on: a node raises its watermark once it has every tombstone of every member."""
+        host, attempt = settings.store.host, self._attempts[revision]
+        present = settings.cluster.store.present_members()
+        missing = [one.host for one in present.members if one.host not in attempt.prepared]
+        if missing and present.revision == attempt.members_revision:
+            self._fail(f"INV-SET-2: {host} is told that it has all tombstones, and {missing} were not asked for theirs")
+        for key, tombstone in attempt.tombstones:
+            found = received.get(key)
+            if found is None or not found.is_tombstone or merge(found, tombstone, NEVER_PURGED).entry != found:
+                self._fail(f"INV-SET-2: {host} was sent {found} for {key}, and another node has {tombstone}")
+
+    def _watch_pulls(self, settings: SettingsNode) -> None:
+        replication = settings.replication
+        answer_pull = replication._answer_pull  # noqa: SLF001  # what peers get
+
+        def watched_pull(request: SettingsPullRequest, call: IncomingCall) -> SettingsPullAnswer:
+            answer = answer_pull(request, call)
+            if settings.reset.in_progress and not answer.in_reset:
+                self._fail(f"INV-SET-2: {settings.store.host} offers its entries while it is in reset")
+            return answer
+
+        replication._answer_pull = watched_pull  # type: ignore[method-assign]  # noqa: SLF001  # records, and does the same
 
     def _watch_merges(self, settings: SettingsNode, rng: Rng) -> None:
         """Some messages arrive once more, much later, as from a link that was clogged."""
