@@ -284,7 +284,16 @@ class _Strikes:
             node.control.machine.disk.put_folder(self._folder(node), backup.folder)
             self._cluster.ledger.folder_restored(node.host, backup.actor)
 
-        await self._restart(node, restore)
+        if self._rng.happens(0.5):
+            await self._restart(node, restore)
+            return
+        # Alone and with a slow clock: it may know nothing of the round that it has taken part in.
+        node.control.machine.clock.jump(-int(self._rng.random() * SKEW_US))
+        names = [unit.name for unit in self._cluster.present_units() if unit is not node.control]
+        pairs = [pair for name in names for pair in ((name, node.control.name), (node.control.name, name))]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(cut(self._world, pairs, 1.0 + self._rng.exponential(1.0)))
+            await self._restart(node, restore)
 
     async def _lose(self) -> None:
         if not self._all_are_complete():
