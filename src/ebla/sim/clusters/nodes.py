@@ -3,7 +3,7 @@ machine. They are composed like real nodes (`ebla.node`). The layer engine keeps
 layer builds run in the bulk process itself, and Arrow Flight is simulated."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 from ebla.bulk.stream_service import StreamService
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.control.group0.join_state import JoinStateFile
+from ebla.control.group0.node import Group0Node
+from ebla.control.liveness.heartbeats import HeartbeatMonitor
+from ebla.control.settings.settings_node import SettingsNode
 from ebla.feed.topology_view import View
 from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import DiskFull, Refused
@@ -40,6 +43,7 @@ from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
 from ebla.version import Feature
 from ebla.wire.frames import Introduction
+from ebla.wire.peers import Peers
 from ebla.wire.verbs import ProcessStatus
 
 SHARDS = (ShardNumber(0), ShardNumber(1))
@@ -107,10 +111,19 @@ class SimNode:
         return [self.control, *children] if self.has_children else [self.control]
 
     @property
-    def snapshot(self) -> Snapshot | None:
+    def live_control(self) -> ControlProcess | None:
         """None while control is down or has only just started."""
         is_current = not self.control.down and self.control_started == self.control.start_count
-        return self.control_process.topology.snapshot if is_current and self.control_process is not None else None
+        return self.control_process if is_current else None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return None if self.live_control is None else self.live_control.topology.snapshot
+
+    @property
+    def settings(self) -> SettingsNode | None:
+        """None until they are read."""
+        return None if self.live_control is None else self.live_control.settings
 
 
 class SimChildren:
@@ -131,6 +144,14 @@ class SimChildren:
 
 class SimControlProcess(ControlProcess):
     num_tokens = 4
+    watch_settings: Callable[[SettingsNode], None] | None = None
+    """Called once the settings are read, before they take part in anything."""
+
+    async def _open_settings(self, group0: Group0Node, liveness: HeartbeatMonitor, peers: Peers) -> SettingsNode:
+        settings = await super()._open_settings(group0, liveness, peers)
+        if self.watch_settings is not None:
+            self.watch_settings(settings)
+        return settings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,6 +245,9 @@ class SimCluster:
         """Called in each incarnation of a shard before it serves. Subclasses observe it and add services."""
         return ()
 
+    def watch_settings(self, node: SimNode, settings: SettingsNode, environment: Environment) -> None:
+        """Called in each incarnation of control before its settings take part in anything. For subclasses."""
+
     # -- the processes -----------------------------------------------------------------------------------------------
 
     async def _run_control(self, number: int, environment: Environment) -> None:
@@ -235,6 +259,7 @@ class SimCluster:
         children = SimChildren(*names if node.has_children else ())
         stop = asyncio.Event()
         node.control_process = process = SimControlProcess(environment, own, group0, children, stop)
+        process.watch_settings = lambda settings: self.watch_settings(node, settings, environment)
         node.control_started = unit.start_count
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(process.run())
