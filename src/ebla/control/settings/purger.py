@@ -323,7 +323,12 @@ class Purger:
         supersedes."""
         problems: dict[HostId, HostProblem] = {}
 
+        up = (self._cluster.host, *self._cluster.up_hosts())
+
         async def attempt(host: HostId) -> None:
+            if host not in up:  # a stopped node keeps its connections: a call would wait for the whole limit
+                problems[host] = self._cluster.problem(host, "down")
+                return
             try:
                 async with asyncio.timeout(limit_ms / 1000):
                     await work(host)
