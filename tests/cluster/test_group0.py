@@ -1,15 +1,12 @@
 """Group 0 on real processes: acknowledged writes survive kills, stops and full disks."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,88 +14,21 @@ import pytest
 from tests.cluster.commands import run
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import PREFIX, Group0Load, Record, ask, read_all, report_of
+from tests.cluster.group0_nodes import ELECTION_MS, FASTER, Group, stopped
 from tests.cluster.small_disks import fill, move_to, small_disk
 
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.group0.commands import Done
-from ebla.group0.members import MemberRole
-from ebla.model.identity import HostId
 from ebla.model.transaction import PutKey, Transaction
-from ebla.wire.group0_messages import ExecuteRequest, Group0Report
+from ebla.wire.group0_messages import ExecuteRequest
 from ebla.wire.verbs import GROUP0_EXECUTE, STATUS, StatusRequest
 
-ELECTION_MS = 600
-FASTER = ("limits.raft_tick_ms=60", f"limits.raft_election_ms={ELECTION_MS}")
 PROMISED_S = 2 * ELECTION_MS / 1000
 """Service returns within two election timeouts of a majority being up."""
 PATIENCE = 4
 """Allowance for a busy machine; a stuck group takes forever."""
 
 Make = Callable[..., LocalNodes]
-
-
-class Group:
-    """Nodes that form a group 0, with their roles."""
-
-    def __init__(self, nodes: LocalNodes) -> None:
-        self.cluster = nodes
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    @property
-    def nodes(self) -> list[LocalNode]:
-        return self.cluster.nodes
-
-    def start(self, *numbers: int) -> None:
-        for number in numbers:
-            self.processes[number] = self.cluster.start(number)
-
-    def kill(self, *numbers: int) -> float:
-        """Kills them together; returns the time."""
-        for number in numbers:
-            os.kill(self.processes[number].pid, signal.SIGKILL)
-        moment = time.monotonic()
-        for number in numbers:
-            self.processes[number].wait(60)
-        return moment
-
-    def report(self, number: int) -> Group0Report | None:
-        return report_of(self.nodes[number])
-
-    def host(self, number: int) -> HostId:
-        identity = self.nodes[number].folder.read_identity()
-        assert identity is not None
-        return identity.host
-
-    def is_formed(self) -> bool:
-        """Waits until every member votes and has a leader."""
-        reports = [self.report(number) for number in range(len(self.nodes))]
-        return all(
-            report is not None
-            and report.leader is not None
-            and [each.member.role for each in report.members] == [MemberRole.VOTER] * len(self.nodes)
-            for report in reports
-        )
-
-    def wait_formed(self) -> None:
-        eventually(self.is_formed, "every node votes and knows the leader", 40)
-
-    def leader(self, among: Sequence[int]) -> int:
-        """The number of the leading node according to these nodes; waits until there is one."""
-        found: list[int] = []
-
-        def look() -> bool:
-            for number in among:
-                report = self.report(number)
-                if report is not None and report.role == "leader":
-                    found.append(number)
-            return bool(found)
-
-        eventually(look, f"one of {among} leads")
-        return found[0]
-
-    def wait_answers(self, *numbers: int) -> None:
-        for number in numbers:
-            eventually(partial(self.report, number), f"node {number} answers", 30)
 
 
 @pytest.fixture
@@ -110,15 +40,6 @@ def make_group(make_nodes: Make) -> Callable[..., Group]:
         return group
 
     return make
-
-
-@contextmanager
-def stopped(process: subprocess.Popen[bytes]) -> Iterator[float]:
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
-        yield time.monotonic()
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
 
 
 def check_nothing_lost(record: Record, group: Group) -> None:

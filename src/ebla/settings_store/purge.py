@@ -27,6 +27,7 @@ class PurgeResult(enum.StrEnum):
     NO_QUORUM = "no_quorum"
     NOT_LEADER = "not_leader"
     TIMED_OUT = "timed_out"
+    FAULT_INJECTED = "fault_injected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from ebla.aio.wakeup import Wakeup
-from ebla.control.fault_points import FaultPoint
+from ebla.control.fault_points import FaultInjected, FaultPoint
 from ebla.control.settings.cluster import SettingsCluster, StoredPurgeState
 from ebla.control.settings.durable_store import DurableSettings
 from ebla.control.settings.purge_agent import PurgeAgent, first_part
@@ -172,6 +172,8 @@ class Purger:
             ended = end
         except TimeoutError:
             ended = RoundEnded(PurgeResult.TIMED_OUT, f"the round did not end within {timeout_ms} ms")
+        except FaultInjected as fault:
+            ended = RoundEnded(PurgeResult.FAULT_INJECTED, fault.message)
         except EblaError as error:
             ended = RoundEnded(PurgeResult.NO_QUORUM, error.message)
         round_.report = self._report_of(round_, ended)
@@ -321,7 +323,12 @@ class Purger:
         supersedes."""
         problems: dict[HostId, HostProblem] = {}
 
+        up = (self._cluster.host, *self._cluster.up_hosts())
+
         async def attempt(host: HostId) -> None:
+            if host not in up:  # a stopped node keeps its connections: a call would wait for the whole limit
+                problems[host] = self._cluster.problem(host, "down")
+                return
             try:
                 async with asyncio.timeout(limit_ms / 1000):
                     await work(host)
@@ -353,7 +360,12 @@ class Purger:
         raise RoundEnded(PurgeResult.SUPERSEDED, "another node has started a round or a reset meanwhile")
 
 
-_UNKNOWN_AFTER_PROPOSAL = (PurgeResult.NO_QUORUM, PurgeResult.NOT_LEADER, PurgeResult.TIMED_OUT)
+_UNKNOWN_AFTER_PROPOSAL = (
+    PurgeResult.NO_QUORUM,
+    PurgeResult.NOT_LEADER,
+    PurgeResult.TIMED_OUT,
+    PurgeResult.FAULT_INJECTED,
+)
 
 
 def _parts(tombstones: Sequence[tuple[str, Entry]]) -> Iterator[tuple[list[tuple[str, Entry]], bool]]:

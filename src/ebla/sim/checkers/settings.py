@@ -234,8 +234,8 @@ class SettingsLedger:
         replication = settings.replication
         answer_pull = replication._answer_pull  # noqa: SLF001  # what peers get
 
-        def watched_pull(request: SettingsPullRequest, call: IncomingCall) -> SettingsPullAnswer:
-            answer = answer_pull(request, call)
+        def watched_pull(request: SettingsPullRequest, _call: IncomingCall) -> SettingsPullAnswer:
+            answer = answer_pull(request, _call)
             if settings.reset.in_progress and not answer.in_reset:
                 self._fail(f"INV-SET-2: {settings.store.host} offers its entries while it is in reset")
             return answer
