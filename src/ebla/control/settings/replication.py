@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ebla.aio.retry import Backoff, retry
 from ebla.aio.wakeup import Wakeup
 from ebla.control.settings.cluster import SettingsCluster
 from ebla.control.settings.durable_store import DurableSettings
@@ -37,6 +38,7 @@ PULL_EVERY_S_MIN, PULL_EVERY_S_MAX = 5, 60
 PULL_MS = 10_000
 PUSH_MS = 10_000
 SYNC_MS = 30_000
+SYNC_BACKOFF = Backoff(first_s=0.2, max_s=2.0)
 START_PEERS_MAX = 5
 CHECK_S = 1.0
 IDLE_S = 3_600.0
@@ -298,7 +300,13 @@ class SettingsReplication:
 
         async def attempt(host: HostId) -> None:
             try:
-                await work(host, SYNC_MS)
+                # A peer whose merge queue overflowed has dropped these settings, and has room again at once.
+                await retry(
+                    lambda: work(host, SYNC_MS),
+                    SYNC_BACKOFF,
+                    timeout_s=SYNC_MS / 1000,
+                    is_retryable=lambda error: isinstance(error, Overloaded),
+                )
             except EblaError:
                 missing.append(host)
 
