@@ -88,6 +88,27 @@ def test_a_reset_after_the_push_ends_the_round() -> None:
     run(test)
 
 
+def test_a_node_that_restarted_after_it_prepared_takes_no_push() -> None:
+    """It may run on an older copy of its folder by now, without the time of the round."""
+
+    async def test(rig: Rig) -> None:
+        restarted = next(node for node in rig.nodes if node is not rig.leader())
+
+        async def restart() -> None:
+            restarted.control.crash()
+            restarted.control.start()
+            assert await rig.world.wait_for(lambda: restarted in rig.up(), WAIT_S)
+            _, settings = leading(rig)
+            await settings.pull_from([restarted.host])
+
+        report = await purge_with(rig, FaultPoint.PURGE_PREPARED, restart)
+        assert report.result == PurgeResult.PUSH_FAILED
+        assert [problem.cause for problem in report.problems if "has not prepared" in problem.cause]
+        assert (await rig.purge()).result in (PurgeResult.PURGED, PurgeResult.NOTHING_TO_PURGE)
+
+    run(test)
+
+
 def test_a_late_request_of_an_earlier_attempt_does_nothing() -> None:
     async def test(rig: Rig) -> None:
         async def nothing() -> None:

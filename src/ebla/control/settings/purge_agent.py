@@ -69,15 +69,14 @@ class PurgeAgent:
             self._reset.require_done()
             self._collected = (request.attempt, self._durable.store.purgeable(request.purged_us))
         self._check_attempt(request.purged_us, request.attempt)
-        attempt, tombstones = self._collected or (None, [])
-        if attempt != request.attempt:
-            raise Stale("this node has not prepared this round", advice="start the round again")
+        tombstones = self._collected_for(request.attempt)
         page = first_part(tombstones[request.start :])
         return PreparePurgeAnswer(encode_entries(page), more=request.start + len(page) < len(tombstones))
 
     async def push(self, request: PushTombstonesRequest) -> EmptyAnswer:
         self._reset.require_done()
         self._check_attempt(request.purged_us, request.attempt)
+        self._collected_for(request.attempt)
         tombstones = decode_entries(request.tombstones)
         wall_us = self._clock.wall_us()
         decision = await self._durable.run(
@@ -89,6 +88,15 @@ class PurgeAgent:
         self._replication.count(decision)
         self._replication.push(decision.pushed, self._cluster.up_hosts())
         return EmptyAnswer()
+
+    def _collected_for(self, attempt: Revision) -> list[tuple[str, Entry]]:
+        """Raises `Stale` unless this process has prepared the attempt. While the node was down, its settings folder may
+        have been replaced by an older copy, which does not know T. A change that the node made since can qualify, and
+        no other node has seen it."""
+        prepared, tombstones = self._collected or (None, [])
+        if prepared != attempt:
+            raise Stale("this node has not prepared this round since it started", advice="start the round again")
+        return tombstones
 
     async def _wait_applied(self, request: PreparePurgeRequest, deadline_ms: int) -> None:
         needed = max(request.members_revision.index, request.attempt.index)
