@@ -94,15 +94,21 @@ class NodeProcess:
 
 
 class EblaCluster:
-    """Three nodes, and the loop of their clients."""
+    """Nodes that all vote, and the loop of their clients."""
 
     def __init__(
-        self, folder: Path, value: bytes, runner: asyncio.Runner, entry: Callable[[LocalNode], Entry] = plain_entry
+        self,
+        folder: Path,
+        value: bytes,
+        runner: asyncio.Runner,
+        entry: Callable[[LocalNode], Entry] = plain_entry,
+        *,
+        count: int = 3,
     ) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
         overrides = ("limits.free_disk_bytes_min=0", "pipeline.enabled=false")
         made = find_or_create_nodes(
-            folder, NewClusterSpec(nodes=3, shards=1, base_address=base, cluster_name="bench", overrides=overrides)
+            folder, NewClusterSpec(nodes=count, shards=1, base_address=base, cluster_name="bench", overrides=overrides)
         )
         assign_identities(made)
         self.folder = folder
@@ -140,12 +146,13 @@ class EblaCluster:
             except EblaError:
                 reports = []
             if reports and all(
-                report.leader is not None and sum(each.member.role == "voter" for each in report.members) == 3
+                report.leader is not None
+                and sum(each.member.role == "voter" for each in report.members) == len(self.nodes)
                 for report in reports
             ):
                 return
             await asyncio.sleep(0.1)
-        raise RuntimeError(f"no group of three voters after {START_S} s; see {self.folder}/node1/run/bench-output")
+        raise RuntimeError(f"not every node votes after {START_S} s; see {self.folder}/node1/run/bench-output")
 
     async def report(self, node: NodeProcess) -> Group0Report:
         async with Clients([node], 1) as (client,):
