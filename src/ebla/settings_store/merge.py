@@ -42,15 +42,17 @@ def merge(local: Entry | None, remote: Entry | None, purged_until: int) -> Merge
 
 def _resolve(local: Entry, remote: Entry) -> Merged:
     """Neither knows of the other."""
-    smaller, larger = sorted((local, remote), key=_term)
     if local.value == remote.value:
+        smaller, larger = sorted((local, remote), key=_term)
         return _joined(4, larger, smaller)
     if local.value is None or remote.value is None:
         # The clock stays as it is: the live value was written without knowledge of the deletion.
         return Merged(remote if local.value is None else local, 5)
-    if local.timestamp_us != remote.timestamp_us:
-        older, newer = sorted((local, remote), key=_recency)
+    local_us, remote_us = local.timestamp_us, remote.timestamp_us
+    if local_us != remote_us:
+        newer, older = (local, remote) if local_us > remote_us else (remote, local)
         return _joined(6, newer, older)
+    smaller, larger = sorted((local, remote), key=_term)
     return _joined(7, smaller, larger)
 
 
@@ -69,8 +71,17 @@ def _term(entry: Entry) -> tuple[list[tuple[int, int, int]], bytes]:
 
 def descends(clock: tuple[Stamp, ...], other: tuple[Stamp, ...]) -> bool:
     """Whether every actor of `other` is in `clock` with at least that counter."""
-    counters = {stamp.actor.int: stamp.counter for stamp in clock}
-    return all(counters.get(stamp.actor.int, -1) >= stamp.counter for stamp in other)
+    stamps = iter(clock)  # both are sorted by actor
+    for wanted in other:
+        actor = wanted.actor.int
+        for stamp in stamps:
+            if stamp.actor.int >= actor:
+                break
+        else:
+            return False
+        if stamp.actor.int != actor or stamp.counter < wanted.counter:
+            return False
+    return True
 
 
 def join_clocks(winner: tuple[Stamp, ...], loser: tuple[Stamp, ...]) -> tuple[Stamp, ...]:

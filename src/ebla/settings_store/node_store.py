@@ -119,6 +119,7 @@ class InEffect(NamedTuple):
 class SettingsStore:
     def __init__(self, host: HostId, header: NodeHeader, registry: Registry | None = None) -> None:
         self.host = host
+        self.own_prefix = node_key(host, "")
         self.header = header
         self.registry = registry or Registry()
         self.entries: dict[str, Entry] = {}
@@ -259,7 +260,8 @@ class SettingsStore:
 
     def _knows_less(self, remote: Entry) -> bool:
         header = self.header
-        return any(stamp.actor == header.actor and stamp.counter > header.counter for stamp in remote.clock)
+        actor = header.actor.int  # comparing UUIDs runs Python code, for every stamp
+        return any(stamp.actor.int == actor and stamp.counter > header.counter for stamp in remote.clock)
 
     # ---- purge
 
@@ -333,11 +335,10 @@ class SettingsStore:
         return after
 
     def own_entries(self) -> dict[str, bytes]:
-        prefix = node_key(self.host, "")
         return {
             key: entry.value
             for key, entry in self.entries.items()
-            if key.startswith(prefix) and entry.value is not None
+            if key.startswith(self.own_prefix) and entry.value is not None
         }
 
     def _renew_own(self, own: Mapping[str, bytes], wall_us: int) -> None:
@@ -449,7 +450,7 @@ class _Draft:
             return
         if merged.row >= FIRST_CONFLICT_ROW:
             self.conflicts += 1
-        is_own = key.startswith(node_key(self._store.host, ""))
+        is_own = key.startswith(self._store.own_prefix)
         assert merged.entry is not None
         if is_own and local is not None and merged.entry.value != local.value:
             self._keep_own(key, local, remote)
