@@ -16,7 +16,7 @@ from ebla.control.settings.cluster import SettingsCluster
 from ebla.control.settings.durable_store import DurableSettings
 from ebla.control.settings.reset import SettingsReset
 from ebla.control.settings.settings_metrics import SettingsMetrics
-from ebla.model.errors import DeadlineExceeded, EblaError, Overloaded, Unavailable
+from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Overloaded, Unavailable
 from ebla.model.identity import HistoryId, HostId
 from ebla.ports.environment import Environment
 from ebla.settings_store.entry import Entry, decode_entries, encode_entries, entry_bytes
@@ -300,12 +300,13 @@ class SettingsReplication:
 
         async def attempt(host: HostId) -> None:
             try:
-                # A peer whose merge queue overflowed has dropped these settings, and has room again at once.
+                # A peer that restarted has broken this node's connection to it, and one whose merge queue overflowed has
+                # dropped these settings: both can take them at once.
                 await retry(
                     lambda: work(host, SYNC_MS),
                     SYNC_BACKOFF,
                     timeout_s=SYNC_MS / 1000,
-                    is_retryable=lambda error: isinstance(error, Overloaded),
+                    is_retryable=lambda error: isinstance(error, ConnectionLost | Overloaded),
                 )
             except EblaError:
                 missing.append(host)
