@@ -300,8 +300,8 @@ class SettingsReplication:
 
         async def attempt(host: HostId) -> None:
             try:
-                # A peer that restarted has broken this node's connection to it, and one whose merge queue overflowed has
-                # dropped these settings: both can take them at once.
+                # A peer that restarted has broken this node's connection to it. One whose merge queue overflowed has
+                # dropped these settings. Both can take them at once.
                 await retry(
                     lambda: work(host, SYNC_MS),
                     SYNC_BACKOFF,
