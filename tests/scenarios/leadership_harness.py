@@ -21,7 +21,7 @@ from ebla.leadership.activities import (
     StartActivity,
 )
 from ebla.leadership.core import LeadershipCore, RaftFacts
-from ebla.leadership.lease_agent import LeaseAgent, LeaseCall, LeaseDecision, NodeFacts, rule_for
+from ebla.leadership.lease_agent import DAMAGED_FILE, LeaseAgent, LeaseCall, LeaseDecision, NodeFacts, rule_for
 from ebla.leadership.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import (
     DropCall,
@@ -35,6 +35,7 @@ from ebla.leadership.lease_worker import (
 from ebla.leadership.messages import (
     LeaseAnswer,
     LeaseAvailable,
+    LeaseFileContent,
     LeaseGrant,
     LeaseId,
     LeaseReply,
@@ -73,8 +74,7 @@ class LeadershipNode:
         self.names = Names()
         self.now_ms = 0
         self.core = LeadershipCore(self.host("A"))
-        self.file: SavedLease | None = None
-        self.is_damaged = False
+        self.file: LeaseFileContent | None = None
         self.members: tuple[str, ...] = ("A", "B", "C")
         self.voters: tuple[tuple[str, ...], ...] = (("A", "B", "C"),)
         self.history: str | None = "h"
@@ -185,7 +185,7 @@ class LeadershipNode:
                 case QuorumSwitched(_, error):
                     self.say(f"switched {name}" if error is None else f"not switched {error.message}")
 
-    def save(self, save: SavedLease) -> None:
+    def save(self, save: LeaseFileContent) -> None:
         self.agent.writing(save, self.now_ms)
         self.file = save
         self.agent.written(save)
@@ -325,9 +325,8 @@ def _do_restart(node: LeadershipNode, command: Command) -> None:
     node.now_ms = 0
     node.core, node.calls, node.activities = LeadershipCore(node.host("A")), {}, {}
     if "damaged" in command.words:
-        node.agent.start_blocked(node.now_ms)
-    else:
-        node.agent.start(node.file, node.host("A"), node.now_ms)
+        node.file = DAMAGED_FILE
+    node.agent.start(node.file, node.host("A"), node.now_ms)
     if node.agent.dropped is not None:
         node.say(f"dropped {node.agent.dropped}")
     _do_state(node, command)
@@ -335,7 +334,7 @@ def _do_restart(node: LeadershipNode, command: Command) -> None:
 
 def _do_state(node: LeadershipNode, _command: Command) -> None:
     content = node.agent.content(node.now_ms)
-    lease = "" if content is None else f" {content.grant.holder} {content.grant}"
+    lease = f" {content.grant.holder} {content.grant}" if isinstance(content, SavedLease) else ""
     kind = type(node.agent.state).__name__.removesuffix("Lease").lower()
     on_disk = "nothing" if node.file is None else f"{node.file.left_ms}"
     node.say(f"{kind}{lease} left={node.agent.left_ms(node.now_ms)} on disk={on_disk}")

@@ -16,11 +16,13 @@ import msgspec
 from ebla.leadership.lease_settings import PERIOD_MS_MAX, PERIOD_MS_MIN
 from ebla.leadership.messages import (
     LeaseAnswer,
+    LeaseFileContent,
     LeaseGrant,
     LeaseId,
     LeaseReply,
     LeaseRequest,
     LeaseState,
+    SavedBlock,
     SavedLease,
 )
 from ebla.model.identity import HistoryId, HostId
@@ -116,6 +118,9 @@ class EndedLease:
     refused: tuple[HostId, ...]
 
 
+DAMAGED_FILE = SavedBlock(PERIOD_MS_MAX)
+"""In place of a damaged file: the lease may be promised to anyone, for the longest period there is."""
+
 RunsUnder = Callable[[LeaseId], Sequence[str]]
 """The activities that run under a lease id on this node, for people."""
 
@@ -137,9 +142,13 @@ class LeaseAgent:
 
     # ---- start
 
-    def start(self, saved: SavedLease | None, own: HostId, now_ms: int) -> None:
+    def start(self, saved: LeaseFileContent | None, own: HostId, now_ms: int) -> None:
         """From the file of the last run. A lease that this very host held died with its renewal."""
         if saved is None:
+            return
+        if isinstance(saved, SavedBlock):
+            self.state = BlockedLease(now_ms + saved.left_ms)
+            self._saved_ms = now_ms
             return
         grant = saved.grant
         self.newest_term = saved.term
@@ -153,10 +162,6 @@ class LeaseAgent:
             self.file_left_ms = saved.left_ms
             self._saved_ms = now_ms
 
-    def start_blocked(self, now_ms: int) -> None:
-        """The file is damaged: the lease may be promised to anyone, for the longest period there is."""
-        self.state = BlockedLease(now_ms + PERIOD_MS_MAX)
-
     # ---- requests
 
     def decide(self, call: LeaseCall) -> LeaseDecision:
@@ -169,13 +174,13 @@ class LeaseAgent:
             self._refused[call.request.grant.holder] = None
         return decision
 
-    def writing(self, save: SavedLease, now_ms: int) -> None:
+    def writing(self, save: LeaseFileContent, now_ms: int) -> None:
         """Before each write. If it fails, nobody knows which of the two contents the file has."""
         self.file_left_ms = min(self.file_left_ms, save.left_ms)
         self._saved_ms = now_ms
 
-    def written(self, save: SavedLease) -> None:
-        if self._is_present(save.grant):
+    def written(self, save: LeaseFileContent) -> None:
+        if isinstance(save, SavedLease) and self._is_present(save.grant):
             self.file_left_ms = save.left_ms
 
     def complete(self, decision: LeaseDecision, now_ms: int) -> LeaseAnswer:
@@ -228,18 +233,22 @@ class LeaseAgent:
     def save_due_ms(self) -> int | None:
         """When the time left should be saved next; None if it should not."""
         state = self.state
+        if isinstance(state, BlockedLease):
+            return self._saved_ms + SAVE_EVERY_MS
         if not isinstance(state, ActiveLease):
             return None
         quiet_ms = 0 if state.renewed_ms is None else state.renewed_ms + state.promise.period_ms // 2
         return max(quiet_ms, self._saved_ms + SAVE_EVERY_MS)
 
-    def content(self, now_ms: int) -> SavedLease | None:
+    def content(self, now_ms: int) -> LeaseFileContent | None:
         """What the file should hold now; after the end of a lease that lease with time left 0. None if there was
         none."""
         match self.state:
             case ActiveLease(promise=promise) | ExpiringLease(promise):
                 return saved_lease(promise, self.left_ms(now_ms))
-            case _:
+            case BlockedLease():
+                return SavedBlock(self.left_ms(now_ms))
+            case NoLease():
                 return None if self._last is None else saved_lease(self._last, 0)
 
     # ---- what others see

@@ -76,7 +76,7 @@ class AbolishLease(msgspec.Struct, frozen=True, array_like=True):
     lease_id: LeaseId
 
 
-class SavedLease(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class SavedLease(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=True):
     """The lease file. It holds the time left and never a clock reading: the boot clock restarts with the machine."""
 
     grant: LeaseGrant
@@ -84,3 +84,12 @@ class SavedLease(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     term: int
     period_ms: int
     left_ms: int
+
+
+class SavedBlock(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The lease file after a damaged one: a restart must not shorten the time for which nobody gets the lease."""
+
+    left_ms: int
+
+
+LeaseFileContent = SavedLease | SavedBlock

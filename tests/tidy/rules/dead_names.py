@@ -13,6 +13,12 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 AWAITED_NAMES: Mapping[str, str] = {
     "ebla.sim.faults.harsh.BIT_ROT": "a fault that a scenario may choose",
     "ebla.sim.loop.PRIVATE_NAMES": "a test pins what the loop needs of asyncio, for each Python version",
+    "ebla.leadership.core": "the shells of leases and activities",
+    "ebla.leadership.lease_agent": "the shells of leases and activities",
+    "ebla.leadership.lease_settings": "the setting `leases`",
+    "ebla.leadership.messages": "the verbs of leases",
+    "ebla.leadership.quorum": "the leader's loops as activities",
+    "ebla.sim.checkers.leadership": "the simulated scenario of leases and activities",
     "ebla.topology.cdc_generations": "CDC streams, once tables are captured",
     "ebla.topology.request_queue.objections_to_submit": "the topology coordinator",
     "ebla.topology.resize": "the balancer of the topology coordinator",
