@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address
+from ebla.version import Feature
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 HASH_PATTERN = r"^(scrypt\$[0-9A-Za-z$+/=]+)?$"
@@ -252,6 +253,13 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         LogFormat, Meta(description='how the log is written: "people", aligned lines, or "json", an object a line')
     ] = LogFormat.PEOPLE
+    hidden_features: Annotated[
+        tuple[Feature, ...],
+        Meta(description="act like a release without these cluster features, in a staged upgrade or a test"),
+    ] = ()
+    fault_points: Annotated[
+        bool, Meta(description="allow `ebla fault`, which stops or kills the node at named points; for tests only")
+    ] = False
     ports: NodePorts = NodePorts()
     limits: NodeLimits = NodeLimits()
     pipeline: PipelineOptions = PipelineOptions()
@@ -259,6 +267,11 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path:
         return Path(self.data)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the node advertises, sorted."""
+        return tuple(sorted(feature.value for feature in Feature if feature not in self.hidden_features))
 
     @property
     def control_address(self) -> Address:
@@ -500,6 +513,8 @@ def _allowed(kind: type[msgspec.Struct], name: str) -> str:
         return f"allowed is one of {', '.join(repr(one.value) for one in wanted)}"
     if wanted is str:
         return f"allowed is a text in quotes{', not empty' if meta.min_length else ''}"
+    if wanted == tuple[Feature, ...]:
+        return f"allowed is a list of {', '.join(repr(one.value) for one in Feature)}"
     return 'allowed is a list of addresses, such as ["127.0.0.1", "127.0.0.2"]'
 
 

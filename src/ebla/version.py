@@ -1,9 +1,16 @@
-"""Which release of Ebla this is."""
+"""Which release of Ebla this is, and what it can do that earlier ones cannot."""
 
+import enum
 from importlib.metadata import version
 
 DATA_FORMAT = 2
 """Of a node's folder. 2: stores have ids, and the mark names them."""
+
+
+class Feature(enum.StrEnum):
+    """The cluster features of this release. One is used only once every member has it; see `topology/features.py`."""
+
+    SETTINGS_PURGE = "settings-purge"
 
 
 def release() -> str:

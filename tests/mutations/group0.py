@@ -5,6 +5,8 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 STORE_TESTS = PytestCheck("tests/unit/group0/test_store.py")
 DISCOVERY_TESTS = PytestCheck("tests/properties/test_discovery.py")
 VOTER_TESTS = PytestCheck("tests/unit/control/group0/test_voter_assignment.py")
+FEATURE_TESTS = PytestCheck("tests/unit/control/group0/test_member_features.py")
+UPGRADE_TEST = PytestCheck("tests/sim/test_features.py")
 GROUP0 = SimSeeds("group0", "1-120")
 FORMATION = SimSeeds("formation", "1-200")
 
@@ -35,6 +37,87 @@ MUTATIONS = (
         replace="refusal: CommandAnswer | None = None\nif refusal is None and",
         check=STORE_TESTS,
         why="an operator with outdated information changes the quorum",
+    ),
+    Mutation(
+        name="group0-membership-not-checked-at-apply",
+        module="ebla.group0.store",
+        function="Group0Store._first_failed",
+        find="holds = is_on_chain(self.chain, since) and actual.index <= since.index",
+        replace="holds = True",
+        check=STORE_TESTS,
+        why="a purge becomes effective although a new member has not seen its push",
+    ),
+    Mutation(
+        name="group0-membership-of-a-lost-history-counts",
+        module="ebla.group0.store",
+        function="Group0Store._first_failed",
+        find="is_on_chain(self.chain, since) and actual.index <= since.index",
+        replace="actual.index <= since.index",
+        check=STORE_TESTS,
+        why="a leader of a history that a failover ended commits with members that the cluster no longer has",
+    ),
+    Mutation(
+        name="group0-membership-revision-of-present-members",
+        module="ebla.group0.store",
+        function="Group0Store.members_revision",
+        find="for key in self.members",
+        replace="for key, member in self.members.items() if member.present",
+        check=STORE_TESTS,
+        why="a removal does not count as a membership change",
+    ),
+    Mutation(
+        name="group0-sender-revision-not-checked",
+        module="ebla.group0.store",
+        function="sender_refusal",
+        find="if members_revision.index > store.members_revision.index:",
+        replace="if True:",
+        check=STORE_TESTS,
+        why="a removed host brings back settings that the members have erased",
+    ),
+    Mutation(
+        name="group0-sender-of-an-unknown-history",
+        module="ebla.group0.store",
+        function="sender_refusal",
+        find="if not is_on_chain(store.chain, members_revision):",
+        replace="if False:",
+        check=STORE_TESTS,
+        why="indexes of two histories are compared, and a node of another line is taken for a newer one",
+    ),
+    Mutation(
+        name="features-learners-left-out",
+        module="ebla.control.group0.member_features",
+        function="why_not_in_use",
+        find="if feature not in member.features",
+        replace="if feature not in member.features and member.role == 'voter'",
+        check=FEATURE_TESTS,
+        why="a learner outside the ring receives commands that it cannot read",
+    ),
+    Mutation(
+        name="features-entry-not-updated",
+        module="ebla.control.group0.member_features",
+        function="_updated_entry",
+        find="return msgspec.structs.replace(known, features=own.features, release=own.release)",
+        replace="return None",
+        check=UPGRADE_TEST,
+        why="an upgraded node never advertises its features, and the cluster never uses them",
+    ),
+    Mutation(
+        name="features-not-checked-at-start",
+        module="ebla.control.group0.node",
+        function="Group0Node._require_features",
+        find="if missing:",
+        replace="if False:",
+        check=UPGRADE_TEST,
+        why="a downgraded member applies commands that it cannot read",
+    ),
+    Mutation(
+        name="features-not-checked-at-join",
+        module="ebla.control.group0.service",
+        function="Group0Service._join",
+        find="if missing:",
+        replace="if False:",
+        check=UPGRADE_TEST,
+        why="a node that lacks a feature becomes a member, and stops the use of the feature",
     ),
     Mutation(
         name="group0-feed-skips-on-snapshot",

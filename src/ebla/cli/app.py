@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli.cluster import cqlsh, group0, local_cluster, metrics, ring, up
+from ebla.cli.cluster import cqlsh, fault, group0, local_cluster, metrics, ring, up
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, renew_certificates
 from ebla.cli.cluster.node_calls import choose_node, fetch_cluster_view, probe_contact, run_async
 from ebla.cli.cluster.status_table import as_lines, as_table
@@ -85,6 +85,7 @@ app = typer.Typer(
     help=HELP,
 )
 app.add_typer(group0.app)
+app.add_typer(fault.app)
 app.add_typer(store.app)
 app.add_typer(table.app)
 app.add_typer(row.app)

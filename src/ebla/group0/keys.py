@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebla.group0.members import MEMBERS_PREFIX, Member
+from ebla.group0.members import Member
 from ebla.group0.start_record import START_PREFIX
 from ebla.model.identity import HostId
+from ebla.model.transaction import MEMBERS_PREFIX
 
 UNFINISHED_OPERATION_KEY = "operation/unfinished"
 PURGE_KEY = "purge/state"
@@ -39,7 +40,7 @@ class UnfinishedOperation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PurgeState(msgspec.Struct, frozen=True, array_like=True):
-    """Reserved. Up to when deleted settings are purged. Times are those of the settings' vector clocks; neither ever
+    """Up to when deleted settings are purged. Times are those of the settings' vector clocks; neither ever
     decreases.
 
     `tentative_wall_us` is written first: from then on every node stamps its changes later than that, so no new change
@@ -49,7 +50,7 @@ class PurgeState(msgspec.Struct, frozen=True, array_like=True):
     effective_wall_us: int = 0
     purger: HostId | None = None
     """The node that wrote the tentative time. Only that node may make it effective: another may have started over
-    since."""
+    since. None: a node that lost its settings cleared it, so that the round in progress cannot become effective."""
 
 
 class KeyPrefix(NamedTuple):
@@ -84,9 +85,7 @@ PREFIXES: tuple[KeyPrefix, ...] = (
         "tablet maps in chunks, transitions, resize decisions",
         "coordinator",
     ),
-    KeyPrefix(
-        PURGE_KEY, ("PurgeState",), "reserved: up to when deleted settings are purged, and by which node", "purge"
-    ),
+    KeyPrefix(PURGE_KEY, ("PurgeState",), "up to when deleted settings are purged, and by which node", "purge"),
     KeyPrefix(
         UNFINISHED_OPERATION_KEY,
         ("UnfinishedOperation",),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ebla.model.identity import Address, HostId
+from ebla.model.transaction import MEMBERS_PREFIX
 
 
 class MemberRole(enum.StrEnum):
@@ -44,9 +45,6 @@ def peer_number(host: HostId) -> int:
     A change that would give two hosts the same number is rejected when it is applied.
     """
     return (host.int >> 65) | 1
-
-
-MEMBERS_PREFIX = "members/"
 
 
 def member_key(host: HostId) -> str:

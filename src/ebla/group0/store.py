@@ -21,11 +21,22 @@ from ebla.group0.commands import (
     LockRevoked,
     Rejected,
 )
-from ebla.group0.members import MEMBERS_PREFIX, Member, member_key, why_illegal
+from ebla.group0.members import Member, member_key, why_illegal
 from ebla.group0.sorted_keys import SortedKeys
-from ebla.model.identity import HistoryId
+from ebla.model.identity import HistoryId, HostId
 from ebla.model.stored_value import StoredValue, decode_stored, encode_stored
-from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
+from ebla.model.transaction import (
+    MEMBERS_PREFIX,
+    Change,
+    Condition,
+    DeleteKey,
+    KeyMissing,
+    KeyUnchanged,
+    MembersUnchanged,
+    PutKey,
+    Revision,
+    Transaction,
+)
 
 
 class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +66,13 @@ class ApplyResult(msgspec.Struct, frozen=True, gc=False):
     members_changed: bool = False
 
 
+class PresentMembers(msgspec.Struct, frozen=True):
+    """The members that are not removed, and the revision of the last membership change, from one state of the store."""
+
+    members: tuple[Member, ...]
+    revision: Revision
+
+
 class Group0Store:
     def __init__(self, chain: tuple[HistoryStart, ...]) -> None:
         assert chain, "a store belongs to a history"
@@ -70,6 +88,16 @@ class Group0Store:
     @property
     def revision(self) -> Revision:
         return Revision(self.chain[-1].history, self.index)
+
+    @property
+    def members_revision(self) -> Revision:
+        """Of the last membership change. A removed member keeps its entry, so the newest entry is the last change."""
+        revisions = [self.entries[key].revision for key in self.members]
+        return max(revisions, key=lambda revision: revision.index, default=Revision(self.chain[0].history, 0))
+
+    def present_members(self) -> PresentMembers:
+        present = tuple(member for _, member in sorted(self.members.items()) if member.present)
+        return PresentMembers(present, self.members_revision)
 
     def get(self, key: str) -> KeyEntry | None:
         return self.entries.get(key)
@@ -175,6 +203,9 @@ class Group0Store:
                     holds = actual == expected
                 case KeyMissing():
                     holds = actual is None
+                case MembersUnchanged(revision=since):
+                    actual = self.members_revision
+                    holds = is_on_chain(self.chain, since) and actual.index <= since.index
                 case _ as never:
                     assert_never(never)
             if not holds:
@@ -237,3 +268,23 @@ def history_at(chain: tuple[HistoryStart, ...], index: int) -> HistoryId:
         if start.parent_end < index:
             return start.history
     return chain[0].history
+
+
+def is_on_chain(chain: tuple[HistoryStart, ...], revision: Revision) -> bool:
+    """Whether the revision is part of this line of histories. Not if its history is unknown, nor if a later history
+    began before it."""
+    return history_at(chain, revision.index) == revision.history
+
+
+def sender_refusal(store: Group0Store, sender: HostId, members_revision: Revision) -> str:
+    """Why this node must not merge a message of `sender`; empty: it may. `members_revision`: of the last membership
+    change that the sender has applied.
+
+    A sender that knows no more than this node must be a member here: a removed host does not know of its removal, and
+    what it sends would bring back what the members have erased. A sender that knows more may be a new member."""
+    if not is_on_chain(store.chain, members_revision):
+        return f"host {sender} follows history {members_revision.history}, which this node does not know"
+    if members_revision.index > store.members_revision.index:
+        return ""
+    known = store.members.get(member_key(sender))
+    return "" if known is not None and known.present else f"host {sender} is not a member of this cluster"

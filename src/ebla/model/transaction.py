@@ -4,6 +4,9 @@ import msgspec
 
 from ebla.model.identity import HistoryId
 
+MEMBERS_PREFIX = "members/"
+"""Group 0's keys of its members."""
+
 
 class Revision(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """When a key last changed: an index in one history. Comparable only within that history."""
@@ -25,7 +28,19 @@ class KeyMissing(msgspec.Struct, frozen=True, tag="missing", array_like=True):
     key: str
 
 
-Condition = KeyUnchanged | KeyMissing
+class MembersUnchanged(msgspec.Struct, frozen=True, tag="members_unchanged", array_like=True):
+    """No member entry was written after this revision. Earlier releases cannot decode it: a transaction may have it
+    only while every member advertises the feature that needs it."""
+
+    revision: Revision
+
+    @property
+    def key(self) -> str:
+        """Names it where conditions on keys are named."""
+        return MEMBERS_PREFIX
+
+
+Condition = KeyUnchanged | KeyMissing | MembersUnchanged
 
 
 class PutKey(msgspec.Struct, frozen=True, tag="put", array_like=True):

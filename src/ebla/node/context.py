@@ -4,6 +4,7 @@ The process classes (`*_process.py`) take it and read the node's options from it
 with simulated ports and parts, and with smaller limits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from ebla.observe.event_reporter import EventReporter
 from ebla.options import NodeLimits, NodeOptions
 from ebla.ports.environment import Environment
 from ebla.runtime.data_folder import DataFolder
+from ebla.runtime.death_signal import kill_own_process
 from ebla.transfers.cluster_client import ClusterAddresses
 from ebla.version import release
 from ebla.wire.frames import Introduction
@@ -29,6 +31,8 @@ class NodeContext:
     report: EventReporter
     pid: int
     release: str = field(default_factory=release)
+    crash: Callable[[], object] = kill_own_process
+    """Ends the process at once, as a power cut would."""
 
     @cached_property
     def folder(self) -> DataFolder:
@@ -39,7 +43,13 @@ class NodeContext:
         return self.options.limits
 
     def introduction(self, process: str) -> Introduction:
-        return Introduction(host=self.host, cluster=self.cluster, cluster_name=self.cluster_name, process=process)
+        return Introduction(
+            host=self.host,
+            cluster=self.cluster,
+            cluster_name=self.cluster_name,
+            process=process,
+            features=self.options.features,
+        )
 
     def peers_context(self, environment: Environment, process: str) -> PeersContext:
         """For the calls of a process of this node."""

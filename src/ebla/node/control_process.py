@@ -4,19 +4,24 @@ Its environment comes from outside: the same code runs on the real and the simul
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from ebla.control.fault_points import FaultPoints
 from ebla.control.group0.formation import Group0Config
 from ebla.control.group0.join_state import JoinStage
+from ebla.control.group0.member_features import why_not_in_use
 from ebla.control.group0.node import Group0Node, read_committed_store
 from ebla.control.group0.service import Group0Service, report_of
 from ebla.control.liveness.clock_skew import PeerClock
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState, down_hosts
 from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.control.local_stores import LocalStores
+from ebla.control.settings.durable_store import DurableSettings
+from ebla.control.settings.service import SettingsService
+from ebla.control.settings.settings_node import SettingsDeps, SettingsNode
 from ebla.control.topology.barrier_client import BarrierClient
 from ebla.control.topology.bulk_sessions import BulkSessionService
 from ebla.control.topology.committed_topology import CommittedTopology, topology_of
@@ -26,6 +31,7 @@ from ebla.control.topology.join_driver import JoinDriver
 from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.members import Member, MemberRole
+from ebla.journal.segmented_log import LogFailed
 from ebla.model.errors import Corruption, EblaError, Refused, leaf_errors
 from ebla.model.identity import HostId, ShardNumber
 from ebla.model.transaction import Revision
@@ -33,12 +39,15 @@ from ebla.node.context import NodeContext
 from ebla.ports.environment import Environment
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
+from ebla.version import Feature
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
+from ebla.wire.metrics_messages import collect_metrics
 from ebla.wire.peers import Peers
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import (
     CHILD_BEAT,
     IDENTITY,
+    METRICS,
     STATUS,
     STOP,
     ChildBeatAnswer,
@@ -79,6 +88,7 @@ def group0_config(node: NodeContext) -> Group0Config:
             address=options.control_address,
             datacenter=options.datacenter,
             rack=options.rack,
+            features=options.features,
             release=node.release,
         ),
         cluster=node.cluster,
@@ -116,6 +126,8 @@ class ControlProcess:
         self._joins: JoinDriver | None = None
         self._beats: dict[str, ChildBeatRequest] = {}
         self._stores: LocalStores | None = None
+        self.fault_points = FaultPoints(node.crash, node.report, is_enabled=node.options.fault_points)
+        self.settings: SettingsNode | None = None
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
         """Why this node must stop, if its cluster or its own disk requires it."""
@@ -134,11 +146,13 @@ class ControlProcess:
             self._liveness = HeartbeatMonitor(
                 peers, context, self._group0, environment.clock, node.limits, incarnation=self._started_wall_us
             )
+            self.settings = await self._open_settings(self._group0, self._liveness, peers)
             for_peers, for_own = (Server(tasks, context.introduction, node.report) for _ in range(2))
             self._liveness.serve_on(for_peers)
             group0_service = Group0Service(self._group0, peers, environment.rng)
             group0_service.serve_peers(for_peers)
             group0_service.serve_operator(for_own)
+            self._serve_settings(self.settings, peers, for_peers, for_own)
             self._feed = self._new_feed(self._group0, for_own, for_peers)
             self._liveness.on_change = self._feed.down_hosts_changed
             deps = TopologyDeps(
@@ -158,6 +172,7 @@ class ControlProcess:
                 server.serve(STATUS, self._status)
                 schema.serve_on(server)
                 sessions.serve_on(server)
+            self.fault_points.serve_on(for_own)
             for_own.serve(STOP, self._stop_requested)
             for_own.serve(CHILD_BEAT, self._child_beat)
             listening = [
@@ -172,8 +187,9 @@ class ControlProcess:
             if node.options.pipeline.enabled:
                 tasks.create_task(self._place_pipeline(self._group0))
             tasks.create_task(self._follow_topology(self._group0, self._joins))
+            tasks.create_task(self._stop_if_failed(self.settings.run()))
             try:
-                await self._run_group0(self._group0)
+                await self._stop_if_failed(self._run_group0(self._group0, self.settings))
             finally:
                 for listener in listening:
                     await listener.close()
@@ -204,15 +220,46 @@ class ControlProcess:
         await self._stores.check(shard)
         return "--store", str(self._stores.id_of(shard))
 
-    async def _run_group0(self, group0: Group0Node) -> None:
+    async def _open_settings(self, group0: Group0Node, liveness: HeartbeatMonitor, peers: Peers) -> SettingsNode:
+        """Before the node listens: one whose settings cannot be read must not take part in a purge."""
+        node = self._node
+        durable = await DurableSettings.open(self._environment, str(node.folder.settings.absolute()), node.host)
+        return SettingsNode(
+            durable,
+            SettingsDeps(
+                environment=self._environment,
+                group0=group0,
+                liveness=liveness,
+                peers=peers,
+                report=node.report,
+                why_no_purge=lambda: why_not_in_use(group0.running.store, Feature.SETTINGS_PURGE),
+                reach=self.fault_points.reach,
+            ),
+        )
+
+    def _serve_settings(self, settings: SettingsNode, peers: Peers, for_peers: Server, for_own: Server) -> None:
+        settings.serve_on(for_peers)
+        service = SettingsService(settings, peers, self._environment.clock)
+        service.serve_peers(for_peers)
+        service.serve_own(for_own)
+        for_own.serve(METRICS, lambda _request, _call: collect_metrics(settings.replication.metrics.metrics))
+
+    async def _run_group0(self, group0: Group0Node, settings: SettingsNode) -> None:
+        try:
+            await group0.run(self._is_up)
+        finally:
+            if group0.removed:
+                await settings.leave()
+
+    async def _stop_if_failed(self, work: Awaitable[None]) -> None:
         """A node that was removed, must not run as configured, or has a full or broken disk stops in order and reports
         why."""
         try:
-            await group0.run(self._is_up)
+            await work
         except* (EblaError, OSError) as refusals:
             error = next(leaf_errors(refusals))
-            self.gave_up = str(error)
-            self.failed_here = isinstance(error, Corruption | OSError)
+            self.gave_up = self.gave_up or str(error)
+            self.failed_here = isinstance(error, Corruption | LogFailed | OSError)
             self._stop.set()
         await asyncio.Event().wait()
 
@@ -328,7 +375,8 @@ class ControlProcess:
 
     def _warnings(self) -> tuple[str, ...]:
         exposure = self._node.options.cql_exposure
-        return (*((exposure,) if exposure else ()), *child_warnings(self._children.statuses(), self._beats))
+        settings = () if self.settings is None else self.settings.warnings()
+        return (*((exposure,) if exposure else ()), *child_warnings(self._children.statuses(), self._beats), *settings)
 
     def _waits_for(self) -> str:
         words = "" if self._group0 is None else self._group0.waits_for

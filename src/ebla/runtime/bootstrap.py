@@ -40,7 +40,7 @@ def join_from_folder(options: NodeOptions, member: DataFolder, clock: Clock, rng
 def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, rng: Rng) -> NodeIdentity:
     """A further node; the first of its peers that answers hands over the authority."""
     host = HostId(rng.uuid())
-    introduction = Introduction(host=host, cluster=None, cluster_name=options.cluster_name)
+    introduction = Introduction(host=host, cluster=None, cluster_name=options.cluster_name, features=options.features)
     handover = asyncio.run(_first_to_answer(introduction, rng, options.peer_addresses, token))
     identity = NodeIdentity(host, handover.cluster, handover.cluster_name)
     return _store(options, identity, Authority(handover.certificate_pem, handover.key_pem), clock)

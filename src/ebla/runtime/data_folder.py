@@ -41,6 +41,7 @@ class DataFolder:
         self.identity = path / "identity"
         self.tls = path / "tls"
         self.group0 = path / "group0"
+        self.settings = path / "settings"
         self.run = path / "run"
         self.control_socket = self.run / "control.sock"
         self.control_lock = self.run / "control.lock"

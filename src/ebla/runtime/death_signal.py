@@ -28,15 +28,15 @@ def set_death_signal(parent: int) -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     # The parent may have died between the fork and prctl; then no signal ever comes.
     if os.getppid() != parent:
-        _end()
+        kill_own_process()
 
 
 def _watch(pipe: int) -> None:
     while os.read(pipe, 1):
         pass
-    _end()
+    kill_own_process()
 
 
-def _end() -> None:
+def kill_own_process() -> None:
     """As the kernel would: without `finally`, exit hooks or a flush that could still write for a dead node."""
     os.kill(os.getpid(), signal.SIGKILL)

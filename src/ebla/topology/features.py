@@ -1,6 +1,6 @@
 """Cluster features: enabled for good once every member supports them. A node that lacks one may not join or restart."""
 
-from ebla.topology.snapshot import Snapshot
+from ebla.topology.snapshot import Snapshot, TopologyState
 from ebla.topology.states import NodeState
 
 _COUNTED = (
@@ -25,9 +25,9 @@ def features_to_enable(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(feature for feature in supported_by_all(snapshot) if feature not in snapshot.state.enabled_features)
 
 
-def missing_to_join(snapshot: Snapshot, supported: tuple[str, ...]) -> tuple[str, ...]:
+def missing_to_join(state: TopologyState, supported: tuple[str, ...]) -> tuple[str, ...]:
     """Enabled features that a node lacks."""
-    return tuple(feature for feature in snapshot.state.enabled_features if feature not in supported)
+    return tuple(feature for feature in state.enabled_features if feature not in supported)
 
 
 def missing_to_start(snapshot: Snapshot, supported: tuple[str, ...]) -> tuple[str, ...]:

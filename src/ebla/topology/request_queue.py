@@ -159,7 +159,7 @@ def _admission(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...
         return ()
     node = snapshot.node(request.host)
     objections: list[Objection] = []
-    missing = missing_to_join(snapshot, node.supported_features)
+    missing = missing_to_join(snapshot.state, node.supported_features)
     if missing:
         objections.append(Objection(Reason.FEATURES_MISSING, (node.host,), ", ".join(missing)))
     if request.replaced is not None:

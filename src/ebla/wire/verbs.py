@@ -15,8 +15,10 @@ from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionRes
 from ebla.wire import feed_messages as feed
 from ebla.wire import group0_messages as group0
 from ebla.wire import row_messages as rows
+from ebla.wire import settings_messages as settings
 from ebla.wire import table_calls as tables
 from ebla.wire import transfer_messages as transfers
+from ebla.wire.fault_messages import FaultAnswer, FaultRequest
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import Group0Report
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest
@@ -250,3 +252,20 @@ RELEASE = _data_verb(41, "release", transfers.ReleaseRequest, EmptyAnswer)
 BULK_STATUS = _data_verb(42, "bulk_status", transfers.BulkStatusRequest, transfers.BulkStatusAnswer)
 OPEN_TABLE_READ = _data_verb(43, "open_table_read", tables.OpenTableReadRequest, tables.OpenTableReadAnswer)
 CLOSE_TABLE_READ = _data_verb(44, "close_table_read", tables.CloseTableReadRequest, EmptyAnswer)
+FAULT = _control_verb(45, "fault", FaultRequest, FaultAnswer)
+# 46 to 49 belong to other subjects.
+SETTINGS_LIST = _control_verb(50, "settings_list", settings.SettingsListRequest, settings.SettingsListAnswer)
+SETTINGS_GET = _control_verb(51, "settings_get", settings.SettingsGetRequest, settings.SettingView)
+SETTINGS_WRITE = _control_verb(52, "settings_write", settings.SettingsWriteRequest, settings.SettingsWriteAnswer)
+SETTINGS_WATCH = _control_verb(53, "settings_watch", settings.SettingsWatchRequest, settings.SettingsWatchAnswer)
+SETTINGS_HISTORY = _control_verb(
+    54, "settings_history", settings.SettingsHistoryRequest, settings.SettingsHistoryAnswer
+)
+SETTINGS_PUSH = _data_verb(55, "settings_push", settings.SettingsPushRequest, EmptyAnswer)
+SETTINGS_PULL = _data_verb(56, "settings_pull", settings.SettingsPullRequest, settings.SettingsPullAnswer)
+PREPARE_PURGE = _data_verb(57, "prepare_purge", settings.PreparePurgeRequest, settings.PreparePurgeAnswer)
+PUSH_TOMBSTONES = _data_verb(58, "push_tombstones", settings.PushTombstonesRequest, EmptyAnswer)
+SETTINGS_PURGE = _control_verb(59, "settings_purge", settings.SettingsPurgeRequest, settings.SettingsPurgeAnswer)
+SETTINGS_PURGE_STATUS = _control_verb(
+    60, "settings_purge_status", settings.SettingsPurgeStatusRequest, settings.SettingsPurgeStatusAnswer
+)

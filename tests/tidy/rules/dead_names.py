@@ -19,6 +19,8 @@ AWAITED_NAMES: Mapping[str, str] = {
     "ebla.leadership.messages": "the verbs of leases",
     "ebla.leadership.quorum": "the leader's loops as activities",
     "ebla.sim.checkers.leadership": "the simulated scenario of leases and activities",
+    "ebla.control.group0.member_features.why_not_in_use": "the purge of settings",
+    "ebla.group0.store.sender_refusal": "the settings, for each message of a peer",
     "ebla.topology.cdc_generations": "CDC streams, once tables are captured",
     "ebla.topology.request_queue.objections_to_submit": "the topology coordinator",
     "ebla.topology.resize": "the balancer of the topology coordinator",

@@ -23,10 +23,20 @@ from ebla.group0.commands import (
     encode_command,
 )
 from ebla.group0.members import Member, MemberRole
-from ebla.group0.store import ApplyResult, Group0Store, HistoryStart
+from ebla.group0.store import ApplyResult, Group0Store, HistoryStart, PresentMembers, sender_refusal
 from ebla.model.errors import Corruption
 from ebla.model.identity import Address, HistoryId, HostId
-from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
+from ebla.model.transaction import (
+    Change,
+    Condition,
+    DeleteKey,
+    KeyMissing,
+    KeyUnchanged,
+    MembersUnchanged,
+    PutKey,
+    Revision,
+    Transaction,
+)
 
 HISTORY = HistoryId(uuid.UUID(int=7))
 CLIENT = uuid.UUID(int=1)
@@ -176,6 +186,94 @@ def test_an_address_belongs_to_one_member_at_a_time(driver: Driver) -> None:
 
 def test_transactions_cannot_write_member_keys(driver: Driver) -> None:
     assert isinstance(driver.do(change(PutKey(f"members/{host(1)}", b"x"))).answer, Rejected)
+
+
+def test_a_condition_on_the_members_holds_until_one_of_them_changes(driver: Driver) -> None:
+    driver.do(ChangeMembers((member(1), member(2))))
+    driver.do(change(PutKey("user/a", b"1")))
+    read = driver.store.present_members()
+    assert read == PresentMembers((member(1), member(2)), Revision(HISTORY, 1))
+    put = change(PutKey("user/b", b"1"), when=(MembersUnchanged(read.revision),))
+    assert isinstance(driver.do(put).answer, Done)
+    driver.do(ChangeMembers((member(2, MemberRole.REMOVED),)))
+    assert driver.do(put).answer == ConditionFailed("members/", Revision(HISTORY, 4))
+    assert driver.store.present_members() == PresentMembers((member(1),), Revision(HISTORY, 4))
+
+
+def test_a_rejected_membership_change_is_none(driver: Driver) -> None:
+    driver.do(ChangeMembers((member(1),)))
+    driver.do(ChangeMembers((member(9, MemberRole.REMOVED),)))
+    put = change(PutKey("user/a", b"1"), when=(MembersUnchanged(Revision(HISTORY, 1)),))
+    assert isinstance(driver.do(put).answer, Done)
+
+
+def test_a_snapshot_carries_the_revision_of_the_last_membership_change(driver: Driver) -> None:
+    driver.do(ChangeMembers((member(1), member(2))))
+    driver.do(ChangeMembers((member(2, MemberRole.REMOVED),)))
+    driver.do(change(PutKey("user/a", b"1")))
+    builder = snapshot.StoreBuilder()
+    for chunk in snapshot.encode(snapshot.freeze(driver.store)):
+        builder.add(chunk)
+    restored = builder.finish()
+    assert restored.present_members() == driver.store.present_members() == PresentMembers(
+        (member(1),), Revision(HISTORY, 2)
+    )  # fmt: skip
+
+
+NEXT_HISTORY, FOREIGN = HistoryId(uuid.UUID(int=6)), HistoryId(uuid.UUID(int=8))
+
+
+def after_failover() -> Driver:
+    """The second history began after index 3 of the first. Its last membership change, at 5, removed host 2."""
+    driver = Driver()
+    driver.do(ChangeMembers((member(1), member(2))))
+    for _ in range(2):
+        driver.do(change(PutKey("user/a", b"1")))
+    driver.store.chain = (HistoryStart(HISTORY, 0), HistoryStart(NEXT_HISTORY, 3))
+    driver.do(change(PutKey("user/a", b"2")))
+    driver.do(ChangeMembers((member(2, MemberRole.REMOVED),)))
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("since", "holds"),
+    [
+        (Revision(NEXT_HISTORY, 5), True),
+        (Revision(NEXT_HISTORY, 9), True),
+        (Revision(NEXT_HISTORY, 4), False),
+        (Revision(HISTORY, 1), False),
+        (Revision(HISTORY, 9), False),
+        (Revision(FOREIGN, 9), False),
+    ],
+)
+def test_a_condition_on_the_members_follows_the_histories(since: Revision, holds: bool) -> None:
+    driver = after_failover()
+    answer = driver.do(change(PutKey("user/b", b"1"), when=(MembersUnchanged(since),))).answer
+    assert answer == (Done(driver.store.revision) if holds else ConditionFailed("members/", Revision(NEXT_HISTORY, 5)))
+
+
+@pytest.mark.parametrize(
+    ("sender", "revision", "word"),
+    [
+        (1, Revision(NEXT_HISTORY, 5), ""),
+        (1, Revision(NEXT_HISTORY, 4), ""),
+        (1, Revision(HISTORY, 1), ""),
+        (2, Revision(NEXT_HISTORY, 5), "not a member"),
+        (2, Revision(HISTORY, 1), "not a member"),
+        (3, Revision(NEXT_HISTORY, 5), "not a member"),
+        (3, Revision(NEXT_HISTORY, 6), ""),
+        (1, Revision(HISTORY, 4), "does not know"),
+        (3, Revision(HISTORY, 9), "does not know"),
+        (1, Revision(FOREIGN, 5), "does not know"),
+        (3, Revision(FOREIGN, 9), "does not know"),
+    ],
+)
+def test_a_sender_is_a_member_or_knows_of_later_changes_in_this_line_of_histories(
+    sender: int, revision: Revision, word: str
+) -> None:
+    refusal = sender_refusal(after_failover().store, host(sender), revision)
+    assert bool(refusal) is bool(word)
+    assert word in refusal
 
 
 def test_a_repeated_call_gets_its_first_answer_and_changes_nothing(driver: Driver) -> None:

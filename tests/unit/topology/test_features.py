@@ -39,8 +39,8 @@ def test_a_joining_node_needs_only_what_is_enabled() -> None:
     world, _ = cluster(2)
     for number in (1, 2):
         world.do(refresh(number, *FEATURES, "gamma"))
-    assert missing_to_join(world.snapshot, FEATURES) == ()
-    assert missing_to_join(world.snapshot, ("beta",)) == ("alpha",)
+    assert missing_to_join(world.snapshot.state, FEATURES) == ()
+    assert missing_to_join(world.snapshot.state, ("beta",)) == ("alpha",)
 
 
 def test_a_node_that_only_asked_to_join_does_not_count() -> None:

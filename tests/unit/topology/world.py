@@ -17,7 +17,7 @@ from ebla.model.identity import (
     TableId,
     TopologyVersion,
 )
-from ebla.model.transaction import Condition, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
+from ebla.model.transaction import Condition, KeyMissing, KeyUnchanged, MembersUnchanged, PutKey, Revision, Transaction
 from ebla.topology import next_step as steps
 from ebla.topology.apply.command import Rejection, apply_command
 from ebla.topology.apply.draft import ProposedChange
@@ -118,6 +118,8 @@ class Group0:
                 return key not in self.values
             case KeyUnchanged(key, revision):
                 return key in self.values and self.values[key][1] == revision
+            case MembersUnchanged():
+                raise AssertionError("the topology has no conditions on the members")
             case _:
                 assert_never(condition)
 

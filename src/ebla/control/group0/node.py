@@ -14,6 +14,7 @@ import msgspec
 from ebla.control.group0.client import Group0Client
 from ebla.control.group0.formation import Formation, Group0Config, lost_folder_error, removed_error
 from ebla.control.group0.join_state import JoinStage, JoinStateFile
+from ebla.control.group0.member_features import FEATURES_ADVICE, keep_own_entry, missing_features
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.group0.transport import Group0Transport
 from ebla.control.group0.voter_assignment import Alive, assign_voters
@@ -22,7 +23,7 @@ from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
 from ebla.control.raft.storage import RaftStorage
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
-from ebla.group0.members import MEMBERS_PREFIX, Member, MemberRole, member_key, peer_number
+from ebla.group0.members import Member, MemberRole, member_key, peer_number
 from ebla.group0.start_record import (
     MustNotRun,
     OwnStart,
@@ -37,6 +38,7 @@ from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.errors import EblaError, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, StartId
 from ebla.model.stored_value import decode_stored
+from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.ports.environment import Environment
 from ebla.raft.effects import LogWrite
 from ebla.raft.events import PeerReachable
@@ -73,6 +75,8 @@ class Group0Node:
         self.formation = Formation(context, self.join_state, config)
         self._running: RunningGroup0 | None = None
         self._start = StartId(environment.rng.uuid())
+        self.opened = asyncio.Event()
+        """Set once the node has its own state of group 0, which may be old."""
         self.confirmed = asyncio.Event()
         """Set once group 0 knows this start: from now on the node may serve, and act for the cluster."""
         self.waits_for_start = ""
@@ -122,6 +126,7 @@ class Group0Node:
                 tasks.create_task(running.client.run())
                 tasks.create_task(self._watch_for_removal(running))
                 self._running = running
+                self.opened.set()
                 tasks.create_task(self._lead_once_confirmed(running, alive))
                 await self._must_end.wait()
                 if self._other_process is not None:
@@ -162,12 +167,16 @@ class Group0Node:
         self.waits_for_start = ""
         self._context.report("start.confirmed", {"incarnation": record.incarnation, "start": str(record.start)})
         self.confirmed.set()
-        await assign_voters(running.client, running.raft.core, running.machine, alive)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(assign_voters(running.client, running.raft.core, running.machine, alive))
+            tasks.create_task(keep_own_entry(running.client, running.machine, self.config.member))
 
     async def _confirmed_by(self, running: "RunningGroup0", record: StartRecord) -> OwnStart | None:
         """None: it was offered to group 0, and the record has to be read again."""
         host, mark = self.config.member.host, self.join_state.mark
+        self._require_features(running.store)
         await running.client.read_barrier(CONFIRM_MS)
+        self._require_features(running.store)
         entry = running.store.get(start_key(host))
         stored = None if entry is None else decode_stored(StartRecord, entry.value)
         recorded = None if stored is None else stored.value
@@ -185,6 +194,14 @@ class Group0Node:
             await self.join_state.save(offered=(*mark.offered, self._start))
         await running.client.confirm_start(transaction, CONFIRM_MS)
         return None
+
+    def _require_features(self, store: Group0Store) -> None:
+        """A node without a feature in use would receive commands that it cannot read."""
+        missing = missing_features(store, self.config.member.features)
+        if missing:
+            raise MustNotRun(
+                f"the cluster uses features that this node lacks: {', '.join(missing)}", advice=FEATURES_ADVICE
+            )
 
     def _wait_for_start(self, words: str) -> None:
         if words != self.waits_for_start:

@@ -6,6 +6,7 @@ import msgspec
 
 from ebla.aio.eager_future import EagerFuture
 from ebla.control.group0.client import revision_of
+from ebla.control.group0.member_features import FEATURES_ADVICE, missing_features
 from ebla.control.group0.node import Group0Node, RunningGroup0
 from ebla.control.group0.pages import KeySelection, PagedReads, PageLimits, change_sets_of_a_page
 from ebla.group0.change_feed import ChangeSet, changes_under
@@ -139,6 +140,11 @@ class Group0Service:
             raise InvalidRequest(
                 f"host {member.host} is a {known.role} of this cluster, so it must not start over with an empty log",
                 advice=f"remove it (ebla group0 remove {member.host}) and start the node with a new, empty folder",
+            )
+        missing = missing_features(running.store, member.features)
+        if missing:
+            raise InvalidRequest(
+                f"the cluster uses features that host {member.host} lacks: {', '.join(missing)}", advice=FEATURES_ADVICE
             )
         if known is None:
             newcomer = msgspec.structs.replace(member, role=MemberRole.LEARNER)

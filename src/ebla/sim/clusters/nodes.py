@@ -38,6 +38,7 @@ from ebla.storage.manifest import ManifestFailed
 from ebla.storage.store_limits import StoreLimits
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
+from ebla.version import Feature
 from ebla.wire.frames import Introduction
 from ebla.wire.verbs import ProcessStatus
 
@@ -98,6 +99,8 @@ class SimNode:
     bulk_process: BulkProcess | None = None
     has_children: bool = True
     """False: only control runs."""
+    hidden_features: tuple[Feature, ...] = ()
+    """Takes effect at its next start, as an upgrade does."""
 
     def units(self) -> list[Unit]:
         children = [*(shard.unit for shard in self.shards), self.bulk]
@@ -189,6 +192,8 @@ class SimCluster:
             peers=tuple(each.control.host for each in self.nodes),
             rack=f"rack{node.number % 3}",
             shards=len(node.shards),
+            hidden_features=node.hidden_features,
+            fault_points=True,
             limits=self.limits,
             pipeline=PipelineOptions(enabled=False),  # the world places them
         )
@@ -200,6 +205,7 @@ class SimCluster:
             report=self.world.reporter(name),
             pid=pid,
             release="sim",
+            crash=partial(self.world.loop.call_soon, node.control.kill, context=self.world.kernel),
         )
 
     def connection(self, environment: Environment, process: str) -> NodeConnection:

@@ -1,0 +1,141 @@
+"""Fault points: named places in the code at which a test stops, fails or kills a running node.
+
+The code calls `reach` at each of them. That does nothing unless an operator has set the point, which only a node with
+the option `fault_points` allows.
+"""
+
+import asyncio
+import difflib
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused
+from ebla.observe.event_reporter import EventReporter
+from ebla.wire.fault_messages import FaultAction, FaultAnswer, FaultKind, FaultPointView, FaultRequest
+from ebla.wire.server import Server
+from ebla.wire.verbs import FAULT
+
+PAUSE_S_MAX = 600.0
+
+
+class FaultPoint(enum.StrEnum):
+    """Each is reached after the step in its name."""
+
+    PURGE_TENTATIVE = "purge.tentative"
+    PURGE_PREPARED = "purge.prepared"
+    PURGE_PUSHED = "purge.pushed"
+    PURGE_EFFECTIVE = "purge.effective"
+
+
+class FaultInjected(EblaError):
+    """A fault point was set to fail. What came before it has happened."""
+
+    outcome = Outcome.UNKNOWN
+
+
+@dataclass(slots=True, kw_only=True)
+class _SetFault:
+    kind: FaultKind
+    once: bool
+    waiting: int = 0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FaultPoints:
+    def __init__(self, crash: Callable[[], object], report: EventReporter, *, is_enabled: bool) -> None:
+        """`crash` ends the process at the latest when the caller waits next."""
+        self._crash = crash
+        self._report = report
+        self._is_enabled = is_enabled
+        self._faults: dict[FaultPoint, _SetFault] = {}
+        self._reached = dict.fromkeys(FaultPoint, 0)
+
+    def serve_on(self, server: Server) -> None:
+        server.serve(FAULT, lambda request, _call: self.execute(request))
+
+    async def reach(self, point: FaultPoint) -> None:
+        """Raises `FaultInjected` if the point is set to fail."""
+        fault = self._faults.get(point)
+        if fault is None or (fault.once and fault.waiting):
+            return
+        self._reached[point] += 1
+        self._report("fault.reached", {"point": str(point), "kind": str(fault.kind)})
+        match fault.kind:
+            case FaultKind.PAUSE:
+                await self._pause(point, fault)
+            case FaultKind.FAIL:
+                self._forget(point, fault)
+                raise FaultInjected(f"the fault point {point} is set to fail")
+            case FaultKind.CRASH:
+                self._crash()
+                await asyncio.sleep(PAUSE_S_MAX)
+            case _ as never:
+                assert_never(never)
+
+    def set(self, point: FaultPoint, kind: FaultKind, *, once: bool = False) -> None:
+        """Replaces what was set there, and releases what waits there."""
+        self.release(point)
+        self._faults[point] = _SetFault(kind=kind, once=once)
+
+    def release(self, point: FaultPoint) -> None:
+        """Unsets the point; what waits there goes on."""
+        fault = self._faults.pop(point, None)
+        if fault is not None:
+            fault.released.set()
+
+    def points(self) -> tuple[FaultPointView, ...]:
+        return tuple(self._view(point) for point in FaultPoint)
+
+    async def _pause(self, point: FaultPoint, fault: _SetFault) -> None:
+        fault.waiting += 1
+        try:
+            async with asyncio.timeout(PAUSE_S_MAX):
+                await fault.released.wait()
+        except TimeoutError:
+            self._report("fault.pause_ended", {"point": str(point), "after_s": PAUSE_S_MAX})
+        finally:
+            fault.waiting -= 1
+            self._forget(point, fault)
+
+    def _forget(self, point: FaultPoint, fault: _SetFault) -> None:
+        """Another fault may be set at the point by now."""
+        if fault.once and self._faults.get(point) is fault:
+            del self._faults[point]
+
+    def _view(self, point: FaultPoint) -> FaultPointView:
+        fault, reached = self._faults.get(point), self._reached[point]
+        if fault is None:
+            return FaultPointView(name=point, reached=reached)
+        return FaultPointView(name=point, kind=fault.kind, once=fault.once, waiting=fault.waiting, reached=reached)
+
+    def execute(self, request: FaultRequest) -> FaultAnswer:
+        """An operator's command."""
+        if not self._is_enabled:
+            raise Refused(
+                "this node has no fault points: it runs without the option `fault_points`",
+                advice="set `fault_points = true` in the options of a test cluster and start the node again",
+            )
+        match request.action:
+            case FaultAction.LIST:
+                pass
+            case FaultAction.SET:
+                self.set(_point_of(request.name), request.kind, once=request.once)
+            case FaultAction.RELEASE:
+                self.release(_point_of(request.name))
+            case FaultAction.CLEAR:
+                for point in FaultPoint:
+                    self.release(point)
+            case _ as never:
+                assert_never(never)
+        return FaultAnswer(self.points())
+
+
+def _point_of(name: str) -> FaultPoint:
+    try:
+        return FaultPoint(name)
+    except ValueError:
+        close = difflib.get_close_matches(name, list(FaultPoint), n=1, cutoff=0.5)
+        advice = f"did you mean {close[0]}?" if close else "see `ebla fault list`"
+        raise InvalidRequest(f"there is no fault point {name!r}", advice=advice) from None
