@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebla.leadership.lease_agent import DAMAGED_FILE, LeaseAgent, LeaseCall, NodeFacts
-from ebla.leadership.lease_settings import LeaseSettings
+from ebla.model.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import DropCall, FailedCall, StartCall, WorkerEffect
 from ebla.leadership.messages import LeaseAnswer, LeaseAvailable, LeaseFileContent, LeaseGrant, LeaseId, LeaseRequest
 from ebla.leadership.renewal import LeaseRenewal

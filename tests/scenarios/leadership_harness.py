@@ -22,7 +22,7 @@ from ebla.leadership.activities import (
 )
 from ebla.leadership.core import LeadershipCore, RaftFacts
 from ebla.leadership.lease_agent import DAMAGED_FILE, LeaseAgent, LeaseCall, LeaseDecision, NodeFacts, rule_for
-from ebla.leadership.lease_settings import LeaseSettings
+from ebla.model.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import (
     DropCall,
     FailedCall,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from ebla.leadership.activities import ActivityEffect, ActivityRegistry, HeldLeases, LeadershipView
 from ebla.leadership.lease_agent import EndedLease, LeaseAgent
-from ebla.leadership.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import WorkerEffect
 from ebla.leadership.quorum import VoterSets
 from ebla.leadership.renewal import LeaseRenewal
 from ebla.model.identity import HostId
+from ebla.model.lease_settings import LeaseSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class LeadershipCore:
         self.registry = ActivityRegistry()
         self.agent = LeaseAgent(self.registry.runs_under)
         self.renewal: LeaseRenewal | None = None
+        self.failed_renewal: LeaseRenewal | None = None
+        """Ended by an unexpected error; the shell abolishes its lease id."""
 
     def view(self, raft: RaftFacts, now_ms: int) -> LeadershipView:
         held, renewal = None, self.renewal
@@ -61,8 +63,14 @@ class LeadershipCore:
     def step(self, raft: RaftFacts, now_ms: int, settings: LeaseSettings) -> StepEffects:
         """After every event. To be repeated until it returns nothing: an effect that is carried out is an event."""
         self.agent.tick(now_ms)
-        workers = [] if self.renewal is None else self.renewal.poll(now_ms, settings)
-        activities = self.registry.check(self.view(raft, now_ms))
+        activities: list[ActivityEffect] = []
+        workers: list[WorkerEffect] = []
+        try:
+            workers += [] if self.renewal is None else self.renewal.poll(now_ms, settings)
+        except Exception:
+            self.failed_renewal, self.renewal = self.renewal, None
+            activities += self.registry.renewal_died(now_ms)
+        activities += self.registry.check(self.view(raft, now_ms))
         if self.renewal is not None and not self.registry.has_ending:
             self.renewal.activities_ended()
             workers += self.renewal.poll(now_ms, settings)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ebla.leadership.lease_settings import PERIOD_MS_MAX, PERIOD_MS_MIN
 from ebla.leadership.messages import (
     LeaseAnswer,
     LeaseFileContent,
@@ -26,6 +25,7 @@ from ebla.leadership.messages import (
     SavedLease,
 )
 from ebla.model.identity import HistoryId, HostId
+from ebla.model.lease_settings import PERIOD_MS_MAX, PERIOD_MS_MIN
 
 REMEMBERED_IDS_MAX = 64
 SAVE_EVERY_MS = 1_000

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ebla.leadership.lease_settings import LeaseSettings
 from ebla.leadership.messages import LeaseAnswer, LeaseAvailable, LeaseReply
 from ebla.model.identity import HostId
+from ebla.model.lease_settings import LeaseSettings
 
 CALL_SPACING_MS = 100
 FIRST_TIMEOUT_MS = 1_000

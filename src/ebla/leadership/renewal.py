@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from ebla.leadership.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import DropCall, LeaseLost, LeaseWorker, WorkerEffect
 from ebla.leadership.messages import LeaseId
 from ebla.leadership.quorum import Deadlines
 from ebla.model.identity import HostId
+from ebla.model.lease_settings import LeaseSettings
 
 
 class LeaseRenewal:

@@ -12,7 +12,6 @@ DISCOVERED = ("ebla.sim.scenarios.", "pyspark_ebla")
 """Modules found by listing their package, or by PySpark by name, not by an import."""
 
 AWAITED: Mapping[str, str] = {
-    "ebla.leadership.core": "the shells of leases and activities",
     "ebla.sim.checkers.leadership": "the simulated scenario of leases and activities",
 }
 """Modules written before their user, with the name of that user. A module that is reached must leave the table."""
