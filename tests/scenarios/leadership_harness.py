@@ -177,7 +177,6 @@ class LeadershipNode:
                     self.say(f"start {name}")
                 case RefuseActivity(_, error):
                     self.say(f"refuse {error.message} ({error.outcome})")
-                    self.registry.over(change.number, self.now_ms, failed=True)
                 case CancelActivity(_, reason):
                     self.say(f"cancel {name}: {reason}")
                     if name not in self.stuck:

@@ -298,7 +298,7 @@ class ActivityRegistry:
         ]
 
     def over(self, number: int, now_ms: int, *, failed: bool) -> None:
-        """The activity has stopped, for whatever reason."""
+        """The activity has stopped, for whatever reason. One that was refused is over already."""
         activity = self.activities.pop(number)
         match activity.phase:
             case EndingActivity(since_ms=started_ms, reason=reason):
@@ -403,6 +403,7 @@ class ActivityRegistry:
             activity.phase = RunningActivity(view.now_ms)
             return [StartActivity(activity.number)]
         if view.now_ms >= until_ms:
+            self.over(activity.number, view.now_ms, failed=True)
             return [RefuseActivity(activity.number, activity.failure)]
         return []
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ebla.leadership.messages import LeaseAnswer, LeaseAvailable, LeaseReply
+from ebla.leadership.messages import LeaseAnswer, LeaseAvailable, LeaseGrant, LeaseId, LeaseReply
 from ebla.model.identity import HostId
 from ebla.model.lease_settings import LeaseSettings
 
@@ -162,6 +162,10 @@ class LeaseWorker:
 
     def call_timeout_ms(self, settings: LeaseSettings) -> int:
         return min(settings.period_ms, self.round_trips.timeout_ms() << min(self._timeouts, 16))
+
+    def grant_of(self, holder: HostId, lease_id: LeaseId) -> LeaseGrant:
+        """The lease that it holds or requests next."""
+        return LeaseGrant(holder, lease_id, self.grant_number)
 
     def wake_ms(self) -> int | None:
         """When `poll` has something to do by time."""

@@ -15,7 +15,7 @@ from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.member_features import why_not_in_use
 from ebla.control.group0.node import Group0Node, read_committed_store
 from ebla.control.group0.service import Group0Service, report_of
-from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode
+from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode, RunningHandle
 from ebla.control.leadership.leadership_report import leadership_report
 from ebla.control.leadership.lease_file import LeaseFile
 from ebla.control.leadership.loop_turns import LoopTurns
@@ -36,6 +36,8 @@ from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.members import Member, MemberRole
 from ebla.journal.segmented_log import LogFailed
+from ebla.leadership.activities import ActivitySpec
+from ebla.leadership.quorum import MAJORITY, MajorityOf
 from ebla.model.errors import Corruption, EblaError, Refused, leaf_errors
 from ebla.model.identity import HostId, ShardNumber
 from ebla.model.transaction import Revision
@@ -180,7 +182,7 @@ class ControlProcess:
             )
             schema = SchemaService(deps)
             sessions = BulkSessionService(deps, node.limits.bulk_job_life_ms)
-            self._joins = JoinDriver(self._own_node(), deps)
+            self._joins = JoinDriver(self._own_node(), deps, self.leadership)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
@@ -274,6 +276,25 @@ class ControlProcess:
         await leadership.load()
         return leadership
 
+    @property
+    def lease_period_ms(self) -> int:
+        return LEASES.default.period_ms if self.leadership is None else self.leadership.settings().period_ms
+
+    async def _change_voters(self, voters: tuple[HostId, ...], change: Callable[[], Awaitable[None]]) -> None:
+        """One short activity per change: under the majorities of the voters before and after it."""
+        leadership = self.leadership
+        assert leadership is not None, "it is opened before group 0 runs"
+
+        async def body(handle: RunningHandle) -> None:
+            await handle.switch_quorum((MajorityOf(), MajorityOf(voters)), leadership.settings().period_ms)
+            handle.check_effect()
+            await change()
+
+        spec = ActivitySpec(
+            name="voters", domain="membership", quorum=MAJORITY, wait_ms=leadership.settings().period_ms
+        )
+        await leadership.run_activity(spec, body)
+
     def _end_process(self, reason: str) -> None:
         self.end_process(reason)
 
@@ -296,7 +317,7 @@ class ControlProcess:
 
     async def _run_group0(self, group0: Group0Node, settings: SettingsNode) -> None:
         try:
-            await group0.run(self._is_up)
+            await group0.run(self._is_up, self._change_voters)
         finally:
             if group0.removed:
                 await settings.leave()

@@ -181,6 +181,10 @@ class LeadershipNode:
     def now_ms(self) -> int:
         return self._clock.boot_ms()
 
+    @property
+    def group0(self) -> Group0Node:
+        return self._deps.group0
+
     def settings(self) -> LeaseSettings:
         return self._deps.settings()
 
@@ -266,9 +270,9 @@ class LeadershipNode:
         for lease_id in over:
             self._stepped_down.remove(lease_id)
             for host in self._members:
-                self._send(host, lease_id)
+                self.send_abolish(host, lease_id)
 
-    def _send(self, host: HostId, lease_id: LeaseId) -> bool:
+    def send_abolish(self, host: HostId, lease_id: LeaseId) -> bool:
         if host == self._deps.own:
             self._abolish(lease_id)
             return True
@@ -478,7 +482,7 @@ class LeadershipNode:
             for host in self._present_members():
                 if host not in told:
                     self._keep_route(host)
-                    if self._send(host, lease_id):
+                    if self.send_abolish(host, lease_id):
                         told[host] = None
             await asyncio.sleep(0.1)
 
