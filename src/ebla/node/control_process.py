@@ -16,7 +16,7 @@ from ebla.control.group0.member_features import why_not_in_use
 from ebla.control.group0.node import Group0Node, read_committed_store
 from ebla.control.group0.service import Group0Service, report_of
 from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode, RunningHandle
-from ebla.control.leadership.leadership_report import leadership_report
+from ebla.control.leadership.leadership_report import LeadershipService
 from ebla.control.leadership.lease_file import LeaseFile
 from ebla.control.leadership.loop_turns import LoopTurns
 from ebla.control.liveness.clock_skew import PeerClock
@@ -48,14 +48,12 @@ from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
 from ebla.version import Feature
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
-from ebla.wire.leadership_messages import LeadershipReport, LeadershipRequest
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import (
     CHILD_BEAT,
     IDENTITY,
-    LEADERSHIP,
     METRICS,
     STATUS,
     STOP,
@@ -168,6 +166,9 @@ class ControlProcess:
             self._serve_settings(self.settings, peers, for_peers, for_own)
             self.leadership = await self._open_leadership(self._group0, self.settings, peers)
             self.leadership.serve_on(for_peers)
+            service = LeadershipService(self.leadership, peers, str(node.options.control_address), self.turns)
+            service.serve_on(for_peers)
+            service.serve_own(for_own)
             self._feed = self._new_feed(self._group0, for_own, for_peers)
             self._liveness.on_change = self._feed.down_hosts_changed
             self._liveness.on_up = self.leadership.host_came_up
@@ -186,7 +187,6 @@ class ControlProcess:
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
-                server.serve(LEADERSHIP, self._leadership_report)
                 schema.serve_on(server)
                 sessions.serve_on(server)
             self.fault_points.serve_on(for_own)
@@ -297,10 +297,6 @@ class ControlProcess:
 
     def _end_process(self, reason: str) -> None:
         self.end_process(reason)
-
-    def _leadership_report(self, _request: LeadershipRequest, _call: IncomingCall) -> LeadershipReport:
-        assert self.leadership is not None, "it is opened before the node listens"
-        return leadership_report(self.leadership, str(self._node.options.control_address), self.turns)
 
     def _serve_settings(self, settings: SettingsNode, peers: Peers, for_peers: Server, for_own: Server) -> None:
         settings.serve_on(for_peers)

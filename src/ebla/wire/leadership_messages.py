@@ -58,3 +58,18 @@ class LeadershipReport(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     ended: tuple[EndedActivityReport, ...] = ()
     slow_turns: int = 0
     longest_turn_ms: int = 0
+
+
+class ClusterLeadershipRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The reports of all members that answer this node in time."""
+
+
+class SilentNode(msgspec.Struct, frozen=True, array_like=True):
+    host: HostId
+    address: str
+    cause: str
+
+
+class ClusterLeadershipAnswer(msgspec.Struct, frozen=True, array_like=True):
+    reports: tuple[LeadershipReport, ...]
+    silent: tuple[SilentNode, ...] = ()

@@ -275,3 +275,6 @@ ACQUIRE_LEASE = Verb(number=61, name="acquire_lease", lane=Lane.LEASE, request=L
 ABOLISH_LEASE = Notice(number=62, name="abolish_lease", lane=Lane.LEASE, message=AbolishLease)
 LEASE_AVAILABLE = Notice(number=63, name="lease_available", lane=Lane.LEASE, message=LeaseAvailable)
 LEADERSHIP = _control_verb(64, "leadership", leadership.LeadershipRequest, leadership.LeadershipReport)
+CLUSTER_LEADERSHIP = _control_verb(
+    65, "cluster_leadership", leadership.ClusterLeadershipRequest, leadership.ClusterLeadershipAnswer
+)

@@ -16,6 +16,7 @@ from ebla.aio.wakeup import Wakeup
 from ebla.control.group0.node import Group0Node
 from ebla.control.leadership.leadership_metrics import LeadershipMetrics
 from ebla.control.leadership.lease_file import LeaseFile
+from ebla.group0.members import Member
 from ebla.leadership.activities import (
     Activity,
     ActivityEffect,
@@ -239,14 +240,19 @@ class LeadershipNode:
             self._members = ()
             self._deps.report("lease.renewal_started", {"lease": str(lease_id), "term": raft.term})
         if core.renewal is not None:
-            members = self._present_members()
+            members = self._present_hosts()
             if members != self._members:
                 self._members = members
                 self._carry_out(core.renewal.set_members(members, self.now_ms()))
 
-    def _present_members(self) -> tuple[HostId, ...]:
-        members = self._deps.group0.running.store.members.values()
-        return tuple(sorted(member.host for member in members if member.present))
+    def present_members(self) -> tuple[Member, ...]:
+        """As applied here; none before this node is in a cluster."""
+        group0 = self._deps.group0
+        members = group0.running.store.members.values() if group0.is_running else ()
+        return tuple(sorted((member for member in members if member.present), key=lambda member: member.host))
+
+    def _present_hosts(self) -> tuple[HostId, ...]:
+        return tuple(member.host for member in self.present_members())
 
     def _step_down(self) -> None:
         """Stops all calls at once. The abolish leaves when the activities have ended."""
@@ -407,8 +413,9 @@ class LeadershipNode:
         if not group0.is_running:
             return NodeFacts(history=None, members=(), term=0)
         running = group0.running
-        present = tuple(member.host for member in running.store.members.values() if member.present)
-        return NodeFacts(history=running.store.revision.history, members=present, term=running.raft.core.term)
+        return NodeFacts(
+            history=running.store.revision.history, members=self._present_hosts(), term=running.raft.core.term
+        )
 
     async def _write(self, content: LeaseFileContent) -> None:
         self.core.agent.writing(content, self.now_ms())
@@ -479,7 +486,7 @@ class LeadershipNode:
         until_ms = self.now_ms() + self._deps.settings().period_ms
         told: dict[HostId, None] = {self._deps.own: None}
         while self.now_ms() < until_ms and self._deps.group0.is_running:
-            for host in self._present_members():
+            for host in self._present_hosts():
                 if host not in told:
                     self._keep_route(host)
                     if self.send_abolish(host, lease_id):

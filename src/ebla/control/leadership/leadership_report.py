@@ -1,15 +1,67 @@
-"""What a node tells of its leases and activities, from its own state alone."""
+"""What a node tells of its leases and activities, and what it collects from the other members for an operator."""
 
+import asyncio
 import math
 
 from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.leadership.loop_turns import LoopTurns
+from ebla.group0.members import Member
 from ebla.leadership.activities import Activity, EndedActivity, EndingActivity, LeadershipView, WaitingActivity
 from ebla.leadership.lease_agent import STATE_OF, ActiveLease, ExpiringLease
 from ebla.leadership.lease_worker import LeaseWorker
 from ebla.leadership.quorum import describe_quorum, host_sets, leases_needed
+from ebla.model.errors import EblaError
 from ebla.model.lease_settings import LeaseSettings
-from ebla.wire.leadership_messages import ActivityReport, EndedActivityReport, HeldLeaseReport, LeadershipReport
+from ebla.wire.leadership_messages import (
+    ActivityReport,
+    ClusterLeadershipAnswer,
+    ClusterLeadershipRequest,
+    EndedActivityReport,
+    HeldLeaseReport,
+    LeadershipReport,
+    LeadershipRequest,
+    SilentNode,
+)
+from ebla.wire.peers import Peers
+from ebla.wire.server import IncomingCall, Server
+from ebla.wire.verbs import CLUSTER_LEADERSHIP, LEADERSHIP
+
+COLLECT_MS = 1_000
+
+
+class LeadershipService:
+    def __init__(self, node: LeadershipNode, peers: Peers, address: str, turns: LoopTurns) -> None:
+        self._node = node
+        self._peers = peers
+        self._address = address
+        self._turns = turns
+
+    def serve_on(self, server: Server) -> None:
+        server.serve(LEADERSHIP, lambda _request, _call: self.report())
+
+    def serve_own(self, server: Server) -> None:
+        self.serve_on(server)
+        server.serve(CLUSTER_LEADERSHIP, self._collect)
+
+    def report(self) -> LeadershipReport:
+        """From its own state alone."""
+        return leadership_report(self._node, self._address, self._turns)
+
+    async def _collect(self, _request: ClusterLeadershipRequest, _call: IncomingCall) -> ClusterLeadershipAnswer:
+        """Works without a majority: a member that does not answer in time is listed as silent."""
+        others = [one for one in self._node.present_members() if one.host != self._node.core.own]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._ask(member)) for member in others]
+        answers = [task.result() for task in asked]
+        reports = [one for one in answers if isinstance(one, LeadershipReport)]
+        silent = [one for one in answers if isinstance(one, SilentNode)]
+        return ClusterLeadershipAnswer((self.report(), *reports), tuple(silent))
+
+    async def _ask(self, member: Member) -> LeadershipReport | SilentNode:
+        try:
+            return await self._peers.call(member.host, LEADERSHIP, LeadershipRequest(), COLLECT_MS)
+        except EblaError as error:
+            return SilentNode(member.host, str(member.address), error.message)
 
 
 def leadership_report(node: LeadershipNode, address: str, turns: LoopTurns) -> LeadershipReport:
