@@ -15,7 +15,8 @@ from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.member_features import why_not_in_use
 from ebla.control.group0.node import Group0Node, read_committed_store
 from ebla.control.group0.service import Group0Service, report_of
-from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode, RunningHandle
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode
 from ebla.control.leadership.leadership_report import LeadershipService
 from ebla.control.leadership.lease_file import LeaseFile
 from ebla.control.leadership.loop_turns import LoopTurns
@@ -293,7 +294,7 @@ class ControlProcess:
         spec = ActivitySpec(
             name="voters", domain="membership", quorum=MAJORITY, wait_ms=leadership.settings().period_ms
         )
-        await leadership.run_activity(spec, body)
+        await leadership.activities.run(spec, body)
 
     def _end_process(self, reason: str) -> None:
         self.end_process(reason)

@@ -7,29 +7,19 @@ after a renewal that found the file good enough.
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 from ebla.aio.fifo_lock import FifoLock
 from ebla.aio.wakeup import Wakeup
 from ebla.control.group0.node import Group0Node
+from ebla.control.leadership.activity_tasks import ActivityTasks
 from ebla.control.leadership.leadership_metrics import LeadershipMetrics
 from ebla.control.leadership.lease_file import LeaseFile
 from ebla.group0.members import Member
 from ebla.leadership.activities import (
-    Activity,
-    ActivityEffect,
-    ActivitySpec,
-    ActivityToken,
-    CancelActivity,
-    EndingActivity,
     LeadershipView,
-    Order,
-    QuorumSwitched,
-    RefuseActivity,
-    StartActivity,
-    ended_error,
 )
 from ebla.leadership.core import LeadershipCore, RaftFacts
 from ebla.leadership.lease_agent import EndedLease, LeaseCall, NodeFacts
@@ -52,9 +42,8 @@ from ebla.leadership.messages import (
     LeaseReply,
     LeaseRequest,
 )
-from ebla.leadership.quorum import Quorum
 from ebla.leadership.renewal import LeaseRenewal
-from ebla.model.errors import DeadlineExceeded, DiskFull, EblaError, InvalidRequest, Stale, leaf_errors
+from ebla.model.errors import DeadlineExceeded, DiskFull, EblaError, InvalidRequest, leaf_errors
 from ebla.model.identity import HostId
 from ebla.model.lease_settings import LeaseSettings
 from ebla.observe.event_reporter import EventReporter
@@ -84,42 +73,6 @@ class LeadershipDeps:
     """Ends this process with its children, and starts control again. Called at most once."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    started: "asyncio.Future[None]"
-    switched: "asyncio.Future[None] | None" = None
-    task: "asyncio.Task[None] | None" = None
-
-
-class RunningHandle:
-    """What the body of an activity gets: its right to act."""
-
-    def __init__(self, node: "LeadershipNode", activity: Activity) -> None:
-        self._node = node
-        self.activity = activity
-
-    def check_effect(self) -> None:
-        """Immediately before each effect, in the same turn of the loop. Raises `ActivityEnded`."""
-        self._node.core.registry.check_effect(self.activity.number, self._node.view())
-
-    def permit_ms(self) -> int:
-        """For how long it may act without further renewals; 0: it must not act."""
-        return self._node.core.registry.permit_ms(self.activity.number, self._node.view())
-
-    def order(self, host: HostId) -> Order:
-        """For an activity verb to this host, under the lease that the leader holds of it. Raises `Stale`."""
-        self.check_effect()
-        renewal = self._node.core.renewal
-        worker = None if renewal is None else renewal.workers.get(host)
-        if worker is None or worker.deadline_ms <= self._node.now_ms():
-            raise Stale(f"this node holds no lease of {host}", advice="nothing was sent; wait for the lease")
-        return Order(self._node.core.registry.token_of(self.activity.number), worker.grant_number)
-
-    async def switch_quorum(self, quorum: Quorum, wait_ms: int) -> None:
-        """Returns once the new quorum has replaced the old one. Raises `ActivityRefused`."""
-        await self._node.switch_quorum(self.activity, quorum, wait_ms)
-
-
 class LeadershipNode:
     """`load`, then `run` until cancelled."""
 
@@ -129,7 +82,7 @@ class LeadershipNode:
         self._loop = asyncio.get_running_loop()
         self.core = LeadershipCore(deps.own)
         self.metrics = LeadershipMetrics()
-        self._waiting: dict[int, _Waiting] = {}
+        self.activities = ActivityTasks(self, self.metrics, deps.report)
         self._calls: dict[HostId, asyncio.Task[None]] = {}
         self._writing = FifoLock()
         self._wakeup = Wakeup()
@@ -156,7 +109,7 @@ class LeadershipNode:
         """An unexpected error ends the process: nobody knows what it has promised or started."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self._tasks = self.activities.tasks = tasks
                 tasks.create_task(self._follow_raft())
                 tasks.create_task(self._save_regularly())
                 tasks.create_task(self._abolish_own())
@@ -166,7 +119,7 @@ class LeadershipNode:
         except* Exception as errors:
             self._end_process(f"leases failed: {next(leaf_errors(errors))!r}")
         finally:
-            self._tasks = None
+            self._tasks = self.activities.tasks = None
 
     async def save_for_stop(self) -> None:
         """At a clean stop and before control executes itself again: the file gets the time really left."""
@@ -221,7 +174,7 @@ class LeadershipNode:
                 effects = self.core.step(self.raft_facts(), now_ms, settings)
                 self._replace_failed_renewal()
                 self._carry_out(effects.workers)
-                self._change(effects.activities)
+                self.activities.carry_out(effects.activities)
                 self._tell_ended(effects.ended)
                 if effects.is_empty:
                     break
@@ -492,106 +445,6 @@ class LeadershipNode:
                     if self.send_abolish(host, lease_id):
                         told[host] = None
             await asyncio.sleep(0.1)
-
-    # ---- activities
-
-    async def run_activity(
-        self, spec: ActivitySpec, body: Callable[[RunningHandle], Awaitable[T]], parent: RunningHandle | None = None
-    ) -> T:
-        """Runs it under its quorum. Raises `ActivityRefused` if it did not start, `ActivityEnded` if it was ended."""
-        activity = self.core.registry.submit(spec, self.view(), None if parent is None else parent.activity)
-        return await self._run(activity, body)
-
-    async def run_order(self, order: Order, spec: ActivitySpec, body: Callable[[RunningHandle], Awaitable[T]]) -> T:
-        """Work of the leader on this node. Raises `Stale` if the node's lease is another one."""
-        return await self._run(self.core.registry.submit_order(order, spec, self.view()), body)
-
-    def token_of(self, handle: RunningHandle) -> ActivityToken:
-        return self.core.registry.token_of(handle.activity.number)
-
-    async def switch_quorum(self, activity: Activity, quorum: Quorum, wait_ms: int) -> None:
-        waiting = self._waiting[activity.number]
-        waiting.switched = self._loop.create_future()
-        self.core.registry.switch_quorum(activity.number, quorum, self.view(), wait_ms)
-        self.step()
-        await waiting.switched
-
-    async def _run(self, activity: Activity, body: Callable[[RunningHandle], Awaitable[T]]) -> T:
-        assert self._tasks is not None, "activities run while the node runs"
-        waiting = self._waiting[activity.number] = _Waiting(self._loop.create_future())
-        self.step()
-        try:
-            await waiting.started
-        except BaseException:
-            self._over(activity, failed=True)
-            raise
-        done: asyncio.Future[T] = self._loop.create_future()
-        waiting.task = self._tasks.create_task(self._run_body(activity, body, done))
-        try:
-            return await asyncio.shield(done)
-        except asyncio.CancelledError:
-            waiting.task.cancel()
-            await asyncio.wait([done])
-            if not done.cancelled():
-                done.exception()  # seen: the caller is cancelled and wants no result
-            raise
-
-    async def _run_body(
-        self, activity: Activity, body: Callable[[RunningHandle], Awaitable[T]], done: "asyncio.Future[T]"
-    ) -> None:
-        """A cancellation is no error here: the registry or the caller wanted it, and gets the outcome from `done`."""
-        failed = True
-        try:
-            result = await body(RunningHandle(self, activity))
-            failed = False
-            done.set_result(result)
-        except asyncio.CancelledError:
-            phase = activity.phase
-            if isinstance(phase, EndingActivity):
-                done.set_exception(ended_error(activity, phase.reason))
-            else:
-                done.cancel()
-        except Exception as error:
-            done.set_exception(error)
-        finally:
-            self._over(activity, failed=failed)
-
-    def _over(self, activity: Activity, *, failed: bool) -> None:
-        self._waiting.pop(activity.number, None)
-        if activity.number in self.core.registry.activities:
-            self.core.registry.over(activity.number, self.now_ms(), failed=failed)
-            self.metrics.count_end(self.core.registry.ended[-1].reason)
-        self.step()
-
-    def _change(self, effects: Sequence[ActivityEffect]) -> None:
-        for effect in effects:
-            waiting = self._waiting.get(effect.number)
-            if waiting is None:
-                continue  # it has ended in the same step
-            match effect:
-                case StartActivity():
-                    if not waiting.started.done():
-                        waiting.started.set_result(None)
-                case RefuseActivity(_, error):
-                    if not waiting.started.done():
-                        waiting.started.set_exception(error)
-                case CancelActivity(_, reason):
-                    activity = self.core.registry.activities[effect.number]
-                    self._deps.report("activity.ended", {"activity": activity.name, "reason": str(reason)})
-                    if waiting.task is not None:
-                        waiting.task.cancel()
-                case QuorumSwitched(_, error):
-                    if waiting.switched is not None and not waiting.switched.done():
-                        _resolve(waiting.switched, error)
-                case _:
-                    assert_never(effect)
-
-
-def _resolve(future: "asyncio.Future[None]", error: EblaError | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
 
 
 def _stranger(peer: PeerId) -> HostId:

@@ -9,7 +9,8 @@ import asyncio
 import msgspec
 
 from ebla.control.group0.node import RunningGroup0
-from ebla.control.leadership.leadership_node import LeadershipNode, RunningHandle
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.topology.deps import TopologyDeps
 from ebla.control.topology.join_steps import (
     LeaderAction,
@@ -91,7 +92,7 @@ class JoinDriver:
                     name="admit", domain="coordinator", quorum=MAJORITY, wait_ms=self._leadership.settings().period_ms
                 )
                 try:
-                    await self._leadership.run_activity(spec, self._admit)
+                    await self._leadership.activities.run(spec, self._admit)
                 except (ActivityRefused, ActivityEnded) as error:
                     self._report_wait(error.message)
             await asyncio.sleep(CHECK_MS / 1000)

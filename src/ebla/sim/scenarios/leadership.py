@@ -5,7 +5,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ebla.control.leadership.leadership_node import LeadershipNode, RunningHandle
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.leadership.activities import ActivitySpec, Order
 from ebla.leadership.messages import LeaseAnswer, LeaseId, LeaseReply, LeaseRequest
 from ebla.leadership.quorum import FOLLOWER, MAJORITY
@@ -64,7 +65,7 @@ class LeadershipWork:
         spec = ActivitySpec(name="work", domain=domain, quorum=MAJORITY, wait_ms=3_000)
         while True:
             try:
-                await leadership.run_activity(spec, lambda handle: self._act(domain, handle))
+                await leadership.activities.run(spec, lambda handle: self._act(domain, handle))
             except EblaError:
                 pass
             await asyncio.sleep(0.2)
@@ -117,7 +118,7 @@ class LeadershipWork:
 
         spec = ActivitySpec(name="order", domain=order.token.domain, quorum=FOLLOWER, wait_ms=0)
         try:
-            await leadership.run_order(order, spec, body)
+            await leadership.activities.run_order(order, spec, body)
         except EblaError:
             pass
 
