@@ -6,7 +6,18 @@ STORIES = PytestCheck("tests/scenarios/test_leadership_transcripts.py")
 MODEL = PytestCheck("tests/properties/test_leases.py")
 TABLES = PytestCheck("tests/unit/leadership/test_lease_tables.py")
 
+NODES = "tests/sim/test_leadership.py::test_the_file_is_durable_before_the_answer"
+
 MUTATIONS = (
+    Mutation(
+        name="leases-answer-before-the-file-is-synced",
+        module="ebla.control.leadership.leadership_node",
+        function="LeadershipNode.acquire",
+        find="await self._write(decision.save)",
+        replace="self.core.agent.written(decision.save)",
+        check=PytestCheck(NODES),
+        why="a node that loses power after its answer grants its lease to another leader",
+    ),
     Mutation(
         name="leases-renewal-after-a-save-not-written",
         module="ebla.leadership.lease_agent",

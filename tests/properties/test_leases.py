@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebla.leadership.lease_agent import DAMAGED_FILE, LeaseAgent, LeaseCall, NodeFacts
-from ebla.model.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import DropCall, FailedCall, StartCall, WorkerEffect
 from ebla.leadership.messages import LeaseAnswer, LeaseAvailable, LeaseFileContent, LeaseGrant, LeaseId, LeaseRequest
 from ebla.leadership.renewal import LeaseRenewal
 from ebla.model.identity import HistoryId, HostId
+from ebla.model.lease_settings import LeaseSettings
 from ebla.sim.checkers.leadership import LeadershipRecord
 
 HISTORY = HistoryId(uuid.UUID(int=7))

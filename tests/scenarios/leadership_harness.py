@@ -22,7 +22,6 @@ from ebla.leadership.activities import (
 )
 from ebla.leadership.core import LeadershipCore, RaftFacts
 from ebla.leadership.lease_agent import DAMAGED_FILE, LeaseAgent, LeaseCall, LeaseDecision, NodeFacts, rule_for
-from ebla.model.lease_settings import LeaseSettings
 from ebla.leadership.lease_worker import (
     DropCall,
     FailedCall,
@@ -47,6 +46,7 @@ from ebla.leadership.quorum import FOLLOWER, AllOf, MajorityOf, Quorum
 from ebla.leadership.renewal import LeaseRenewal
 from ebla.model.errors import Stale
 from ebla.model.identity import HistoryId, HostId
+from ebla.model.lease_settings import LeaseSettings
 
 NAMESPACE = uuid.UUID(int=0)
 

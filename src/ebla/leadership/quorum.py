@@ -37,7 +37,6 @@ Quorum = tuple[AllOf | MajorityOf, ...]
 
 FOLLOWER: Quorum = ()
 """Needs only this node's own lease, and so no part."""
-ALL_VOTERS: Quorum = (AllOf(),)
 MAJORITY: Quorum = (MajorityOf(),)
 
 

@@ -13,7 +13,6 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 AWAITED_NAMES: Mapping[str, str] = {
     "ebla.sim.faults.harsh.BIT_ROT": "a fault that a scenario may choose",
     "ebla.sim.loop.PRIVATE_NAMES": "a test pins what the loop needs of asyncio, for each Python version",
-    "ebla.sim.checkers.leadership": "the simulated scenario of leases and activities",
     "ebla.control.group0.member_features.why_not_in_use": "the purge of settings",
     "ebla.group0.store.sender_refusal": "the settings, for each message of a peer",
     "ebla.topology.cdc_generations": "CDC streams, once tables are captured",
