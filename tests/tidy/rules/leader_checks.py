@@ -24,7 +24,7 @@ PLACES: Mapping[str, str] = {
     "src/ebla/control/settings/purger.py": "the purge: conditional commits, and nodes that check the round",
     "src/ebla/control/settings/service.py": "chooses which node answers an operator",
     "src/ebla/control/settings/settings_node.py": "tidies keys of removed nodes: correct whoever does it",
-    "src/ebla/control/topology/bulk_sessions.py": "closes overdue sessions: conditional commits, correct whoever makes them",
+    "src/ebla/control/topology/bulk_sessions.py": "closes overdue sessions: conditional commits, correct by whoever",
     "src/ebla/control/topology/join_driver.py": "asks for the activity, which then is fenced",
     "src/ebla/node/control_process.py": "places the pipeline, which acts by sessions and conditional commits",
     "src/ebla/settings_store/node_store.py": "decides from what it is told",
