@@ -58,6 +58,12 @@ class Answer:
     life: LeaseId
 
 
+@dataclass(frozen=True)
+class Notice:
+    node: HostId
+    available: LeaseAvailable
+
+
 class World:
     def __init__(self, rng: random.Random, rates: list[float]) -> None:
         self.rng = rng
@@ -148,7 +154,9 @@ class World:
                 node.agent.written(content)
         for ended in node.agent.take_ended():
             for host in ended.refused:
-                self.send(host, (node.host, LeaseAvailable(ended.promise.grant.lease_id, ended.promise.grant.number)))
+                self.send(
+                    host, Notice(node.host, LeaseAvailable(ended.promise.grant.lease_id, ended.promise.grant.number))
+                )
         if node.renewal is not None and self.rng.random() < 0.8:
             node.renewal.activities_ended()
             self.carry_out(node, node.renewal.poll(now_ms, SETTINGS))
@@ -179,7 +187,7 @@ class World:
                     self.receive(node, message.body)
                 case Answer():
                     self.answered(node, message.body)
-                case (host, notice) if node.renewal is not None:
+                case Notice(host, notice) if node.renewal is not None:
                     node.renewal.workers[host].available(notice, node.clock_ms(self.now_s))
                 case uuid.UUID():
                     node.agent.abolish(LeaseId(message.body), node.clock_ms(self.now_s))

@@ -444,7 +444,9 @@ class ControlProcess:
     def _warnings(self) -> tuple[str, ...]:
         exposure = self._node.options.cql_exposure
         settings = () if self.settings is None else self.settings.warnings()
-        return (*((exposure,) if exposure else ()), *child_warnings(self._children.statuses(), self._beats), *settings)
+        lease = "" if self.leadership is None else self.leadership.warning()
+        children = child_warnings(self._children.statuses(), self._beats)
+        return tuple(warning for warning in (exposure, *children, *settings, lease) if warning)
 
     def _waits_for(self) -> str:
         words = "" if self._group0 is None else self._group0.waits_for

@@ -105,9 +105,10 @@ async def _collect_control(transport: TcpTransport, node: LocalNode) -> ProcessM
     try:
         socket = node.folder.control_socket
         status = await call_socket(transport, node, socket, STATUS, StatusRequest())
+        own = await call_socket(transport, node, socket, METRICS, MetricsRequest())
     except EblaError as error:
         return f"control process of {node.name}: {error}"
-    return (node.name, ""), peer_metrics(status)
+    return (node.name, ""), MetricsAnswer((*peer_metrics(status).metrics, *own.metrics))
 
 
 def peer_metrics(status: StatusAnswer) -> MetricsAnswer:

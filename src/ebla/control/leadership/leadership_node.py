@@ -22,7 +22,7 @@ from ebla.leadership.activities import (
     LeadershipView,
 )
 from ebla.leadership.core import LeadershipCore, RaftFacts
-from ebla.leadership.lease_agent import EndedLease, LeaseCall, NodeFacts
+from ebla.leadership.lease_agent import BlockedLease, EndedLease, LeaseCall, NodeFacts
 from ebla.leadership.lease_worker import (
     DropCall,
     FailedCall,
@@ -138,6 +138,13 @@ class LeadershipNode:
     @property
     def group0(self) -> Group0Node:
         return self._deps.group0
+
+    def warning(self) -> str:
+        """For `ebla status`; empty if there is nothing to tell."""
+        left_ms = self.core.agent.left_ms(self.now_ms())
+        if not isinstance(self.core.agent.state, BlockedLease):
+            return ""
+        return f"the lease file was damaged, and nobody gets this node's lease for {left_ms // 1000} s; check the disk"
 
     def settings(self) -> LeaseSettings:
         return self._deps.settings()

@@ -22,8 +22,6 @@ class LeaseFile:
         self._disk = disk
         self._path = path
         self._report = report
-        self.damage = ""
-        """For people: what was wrong with the file at the start."""
 
     async def load(self) -> LeaseFileContent | None:
         """None: there is no file. A damaged one is set aside, and the block that replaces it is durable on return."""
@@ -32,9 +30,9 @@ class LeaseFile:
         except FileNotFoundError:
             return None
         except (Corruption, msgspec.MsgspecError) as error:
-            self.damage = str(error)
+            damage = str(error)
         quarantine = self._path + QUARANTINE_SUFFIX
-        self._report("lease.damaged", {"file": self._path, "cause": self.damage, "kept_as": quarantine})
+        self._report("lease.damaged", {"file": self._path, "cause": damage, "kept_as": quarantine})
         # A copy, and not a rename: a crash between a rename and the next write would leave no file, which means that
         # nothing was promised.
         if self._disk.exists(quarantine):
