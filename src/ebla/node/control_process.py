@@ -297,7 +297,8 @@ class ControlProcess:
         await leadership.activities.run(spec, body)
 
     def _end_process(self, reason: str) -> None:
-        self.end_process(reason)
+        if not self._stop.is_set():  # else it ends anyway, in order
+            self.end_process(reason)
 
     def _serve_settings(self, settings: SettingsNode, peers: Peers, for_peers: Server, for_own: Server) -> None:
         settings.serve_on(for_peers)

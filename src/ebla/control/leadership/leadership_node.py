@@ -56,7 +56,8 @@ from ebla.wire.verbs import ABOLISH_LEASE, ACQUIRE_LEASE, LEASE_AVAILABLE
 
 IDLE_S = 1.0
 """The longest wait between two steps: the boot clock and the loop's clock may differ."""
-STOP_SAVE_S = 1.0
+STOP_SAVE_S = 0.5
+STOP_CHECK_S = 0.01
 T = TypeVar("T")
 
 
@@ -92,6 +93,7 @@ class LeadershipNode:
         """Lease ids to abolish once nothing runs under them."""
         self._members: tuple[HostId, ...] = ()
         self._has_ended_process = False
+        self._is_stopping = False
 
     # ---- life
 
@@ -122,10 +124,15 @@ class LeadershipNode:
             self._tasks = self.activities.tasks = None
 
     async def save_for_stop(self) -> None:
-        """At a clean stop and before control executes itself again: the file gets the time really left."""
-        self._step_down()
+        """At a clean stop and before control executes itself again: activities end, the leases of this leader are
+        abolished, and the file gets the time really left."""
+        self._is_stopping = True
+        self.step()
         try:
             async with asyncio.timeout(STOP_SAVE_S):
+                while self._stepped_down and self._tasks is not None:
+                    await asyncio.sleep(STOP_CHECK_S)
+                    self.step()
                 await self._save()
         except (DiskFull, TimeoutError) as error:
             self._deps.report("lease.not_saved", {"cause": str(error)})
@@ -192,9 +199,9 @@ class LeadershipNode:
 
     def _follow_leadership(self) -> None:
         raft, core = self.raft_facts(), self.core
-        if core.renewal is not None and not (raft.leads and core.renewal.term == raft.term):
+        if core.renewal is not None and (self._is_stopping or not raft.leads or core.renewal.term != raft.term):
             self._step_down()
-        if core.renewal is None and raft.leads:
+        if core.renewal is None and raft.leads and not self._is_stopping:
             lease_id = LeaseId(self._deps.environment.rng.uuid())
             core.renewal = LeaseRenewal(lease_id, raft.term)
             self._members = ()
@@ -297,17 +304,16 @@ class LeadershipNode:
 
     async def _call(self, host: HostId, call: WorkerCall, renewal: LeaseRenewal) -> None:
         """The timeout covers connecting and sending. The worker ignores an answer that it does not wait for."""
-        history = self._deps.group0.running.store.revision.history
-        request = LeaseRequest(
-            grant=LeaseGrant(self._deps.own, renewal.lease_id, call.grant_number),
-            period_ms=call.period_ms,
-            history=history,
-            term=renewal.term,
-        )
         worker, began = renewal.workers[host], self._loop.time()
         settings = self._deps.settings()
         effects: list[WorkerEffect] = []
         try:
+            request = LeaseRequest(
+                grant=LeaseGrant(self._deps.own, renewal.lease_id, call.grant_number),
+                period_ms=call.period_ms,
+                history=self._deps.group0.running.store.revision.history,
+                term=renewal.term,
+            )
             if host == self._deps.own:
                 answer = await self.acquire(request, host)
             else:
