@@ -11,6 +11,7 @@ from tests.tidy.rules import (
     documents,
     imports,
     labels,
+    leader_checks,
     lengths,
     names,
     order,
@@ -37,7 +38,7 @@ def named(rule: Rule) -> str:
     return rule.__name__
 
 
-PYTHON_RULES = (lengths, names, imports, calls, order, structs, dead_names)
+PYTHON_RULES = (lengths, names, imports, calls, order, structs, dead_names, leader_checks)
 
 
 @pytest.mark.parametrize("rule", [rule for module in PYTHON_RULES for rule in module.RULES], ids=named)

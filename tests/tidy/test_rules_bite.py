@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from tests.tidy.rules import (
@@ -11,6 +12,7 @@ from tests.tidy.rules import (
     documents,
     imports,
     labels,
+    leader_checks,
     lengths,
     names,
     order,
@@ -439,3 +441,10 @@ def test_words_that_are_fine() -> None:
     """
     for rule in words.RULES:
         assert rule([sample(text)]) == []
+
+
+def test_leader_checks() -> None:
+    asks = sample("def f(group0):\n    return group0.leads\n")
+    assert lines_of(partial(leader_checks.leader_checks, places={}), asks) == [2]
+    assert leader_checks.leader_checks([asks], {asks.path: "harmless"}) == []
+    assert "asks no more" in leader_checks.leader_checks([], {asks.path: "harmless"})[0]

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebla.cli.cluster import cqlsh, fault, group0, local_cluster, metrics, ring, settings, up
+from ebla.cli.cluster import cqlsh, fault, group0, leases, local_cluster, metrics, ring, settings, up
 from ebla.cli.cluster.local_cluster import LocalNode, NewClusterSpec, find_nodes, renew_certificates
 from ebla.cli.cluster.node_calls import choose_node, fetch_cluster_view, probe_contact, run_async
 from ebla.cli.cluster.status_table import as_lines, as_table
@@ -50,6 +50,7 @@ Ebla: a replicated, tablet-sharded table store with its pipeline on Spark.
   ebla row put a.b k=1 v=hello
   ebla row get a.b k=1
   ebla ring; ebla tablets a.b   which node holds which range
+  ebla leases                 who leads, and which nodes promised to serve it; activities: what runs under that
   ebla metrics                metrics of the shards, for Prometheus
 
 [bold]Tables and Spark[/bold]
@@ -98,6 +99,7 @@ app.add_typer(spark.app)
 app.add_typer(spark_env.app)
 app.add_typer(ring.app)
 app.command("metrics")(metrics.metrics)
+app.add_typer(leases.app)
 
 CQL_PORT = 9042
 """The default port of drivers."""

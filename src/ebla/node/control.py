@@ -30,6 +30,8 @@ from ebla.runtime.bootstrap import create_cluster, join_by_token
 from ebla.runtime.data_folder import DataFolder, NodeIdentity, write_durably
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.preflight import check_addresses, check_credentials, check_folder, wait_for_predecessors
+from ebla.runtime.priorities import raise_serving_priority
+from ebla.runtime.re_execution import LoopWatchdog, ReExecution
 from ebla.runtime.supervisor import ChildCommand, Supervisor
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
@@ -67,6 +69,7 @@ def run_control(options: NodeOptions, start: StartArguments) -> int:
         folder.last_stop.unlink(missing_ok=True)
         node = node_context(options, identity, NAME)
         supervisor = Supervisor(child_commands(options, start), options.limits, SystemClock(), node.report)
+        raise_serving_priority()  # after the supervisor, which gives its children the priority from before
         try:
             stopped: tuple[str | None, int] = run_process(_run_control(node, supervisor))
         except EblaError as error:
@@ -136,9 +139,23 @@ async def _run_control(node: NodeContext, supervisor: Supervisor) -> tuple[str |
             stop,
         )
         supervisor.before_spawn = control.before_spawn
+        again = ReExecution(
+            clock.boot_ms, supervisor.kill_all, lambda reason: _store_reason(node.folder, reason, node.report)
+        )
+
+        async def restart(reason: str) -> None:
+            if control.leadership is not None:
+                await control.leadership.save_for_stop()
+            again.restart(reason, EXIT_GAVE_UP)
+
+        control.end_process = lambda reason: tasks.create_task(restart(reason))
+        watchdog = LoopWatchdog(
+            lambda: control.turns.beats, lambda: control.lease_period_ms, lambda why: again.restart(why, EXIT_GAVE_UP)
+        )
         serving = tasks.create_task(control.run())
         try:
             await control.ready.wait()
+            watchdog.start()
             node.report("node.started", {"host": str(node.host), "address": str(options.control_address)})
             if options.cql_exposure:
                 node.report("cql.exposed", {"address": options.address, "cause": options.cql_exposure})
@@ -151,6 +168,7 @@ async def _run_control(node: NodeContext, supervisor: Supervisor) -> tuple[str |
         finally:  # a part that fails ends the others too, and their end must be bounded in the same way
             _kill_after(options.limits.stop_ms)
         stop.set()
+        watchdog.stop()
         supervisor.stop()
         await asyncio.wait([children])
         serving.cancel()

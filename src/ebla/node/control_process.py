@@ -4,7 +4,7 @@ Its environment comes from outside: the same code runs on the real and the simul
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -15,6 +15,11 @@ from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.member_features import why_not_in_use
 from ebla.control.group0.node import Group0Node, read_committed_store
 from ebla.control.group0.service import Group0Service, report_of
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode
+from ebla.control.leadership.leadership_report import LeadershipService
+from ebla.control.leadership.lease_file import LeaseFile
+from ebla.control.leadership.loop_turns import LoopTurns
 from ebla.control.liveness.clock_skew import PeerClock
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState, down_hosts
 from ebla.control.liveness.heartbeats import HeartbeatMonitor
@@ -32,16 +37,19 @@ from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.members import Member, MemberRole
 from ebla.journal.segmented_log import LogFailed
+from ebla.leadership.activities import ActivitySpec
+from ebla.leadership.quorum import MAJORITY, MajorityOf
 from ebla.model.errors import Corruption, EblaError, Refused, leaf_errors
 from ebla.model.identity import HostId, ShardNumber
 from ebla.model.transaction import Revision
 from ebla.node.context import NodeContext
 from ebla.ports.environment import Environment
+from ebla.settings_store.registry import LEASES
 from ebla.topology.snapshot import Node, Snapshot
 from ebla.topology.states import NodeState
 from ebla.version import Feature
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
-from ebla.wire.metrics_messages import collect_metrics
+from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import (
@@ -128,6 +136,10 @@ class ControlProcess:
         self._stores: LocalStores | None = None
         self.fault_points = FaultPoints(node.crash, node.report, is_enabled=node.options.fault_points)
         self.settings: SettingsNode | None = None
+        self.leadership: LeadershipNode | None = None
+        self.turns = LoopTurns()
+        self.end_process: Callable[[str], object] = lambda _reason: node.crash()
+        """Ends this process with its children, and starts it again: an activity does not stop."""
         self.ready = asyncio.Event()
         self.gave_up: str | None = None
         """Why this node must stop, if its cluster or its own disk requires it."""
@@ -153,8 +165,14 @@ class ControlProcess:
             group0_service.serve_peers(for_peers)
             group0_service.serve_operator(for_own)
             self._serve_settings(self.settings, peers, for_peers, for_own)
+            self.leadership = await self._open_leadership(self._group0, self.settings, peers)
+            self.leadership.serve_on(for_peers)
+            service = LeadershipService(self.leadership, peers, str(node.options.control_address), self.turns)
+            service.serve_on(for_peers)
+            service.serve_own(for_own)
             self._feed = self._new_feed(self._group0, for_own, for_peers)
             self._liveness.on_change = self._feed.down_hosts_changed
+            self._liveness.on_up = self.leadership.host_came_up
             deps = TopologyDeps(
                 group0=self._group0,
                 topology=self.topology,
@@ -166,7 +184,7 @@ class ControlProcess:
             )
             schema = SchemaService(deps)
             sessions = BulkSessionService(deps, node.limits.bulk_job_life_ms)
-            self._joins = JoinDriver(self._own_node(), deps)
+            self._joins = JoinDriver(self._own_node(), deps, self.leadership)
             for server in (for_peers, for_own):
                 server.serve(IDENTITY, self._identity)
                 server.serve(STATUS, self._status)
@@ -188,9 +206,12 @@ class ControlProcess:
                 tasks.create_task(self._place_pipeline(self._group0))
             tasks.create_task(self._follow_topology(self._group0, self._joins))
             tasks.create_task(self._stop_if_failed(self.settings.run()))
+            tasks.create_task(self.leadership.run())
+            tasks.create_task(self.turns.run())
             try:
                 await self._stop_if_failed(self._run_group0(self._group0, self.settings))
             finally:
+                await self.leadership.save_for_stop()
                 for listener in listening:
                     await listener.close()
                 for server in (for_peers, for_own):
@@ -237,16 +258,64 @@ class ControlProcess:
             ),
         )
 
+    async def _open_leadership(self, group0: Group0Node, settings: SettingsNode, peers: Peers) -> LeadershipNode:
+        """Before the node listens: it must know what it has promised."""
+        node, environment = self._node, self._environment
+        path = str((node.folder.path / "lease").absolute())
+        leadership = LeadershipNode(
+            LeadershipDeps(
+                environment=environment,
+                group0=group0,
+                peers=peers,
+                own=node.host,
+                file=LeaseFile(environment.disk, path, node.report),
+                settings=lambda: settings.value(LEASES),
+                report=node.report,
+                end_process=self._end_process,
+            )
+        )
+        await leadership.load()
+        return leadership
+
+    @property
+    def lease_period_ms(self) -> int:
+        return LEASES.default.period_ms if self.leadership is None else self.leadership.settings().period_ms
+
+    async def _change_voters(self, voters: tuple[HostId, ...], change: Callable[[], Awaitable[None]]) -> None:
+        """One short activity per change: under the majorities of the voters before and after it."""
+        leadership = self.leadership
+        assert leadership is not None, "it is opened before group 0 runs"
+
+        async def body(handle: RunningHandle) -> None:
+            await handle.switch_quorum((MajorityOf(), MajorityOf(voters)), leadership.settings().period_ms)
+            handle.check_effect()
+            await change()
+
+        spec = ActivitySpec(
+            name="voters", domain="membership", quorum=MAJORITY, wait_ms=leadership.settings().period_ms
+        )
+        await leadership.activities.run(spec, body)
+
+    def _end_process(self, reason: str) -> None:
+        if not self._stop.is_set():  # else it ends anyway, in order
+            self.end_process(reason)
+
     def _serve_settings(self, settings: SettingsNode, peers: Peers, for_peers: Server, for_own: Server) -> None:
         settings.serve_on(for_peers)
         service = SettingsService(settings, peers, self._environment.clock)
         service.serve_peers(for_peers)
         service.serve_own(for_own)
-        for_own.serve(METRICS, lambda _request, _call: collect_metrics(settings.replication.metrics.metrics))
+        for_own.serve(METRICS, self._metrics)
+
+    def _metrics(self, _request: MetricsRequest, _call: IncomingCall) -> MetricsAnswer:
+        assert self.settings is not None, "the verbs are served after both are opened"
+        assert self.leadership is not None, "the verbs are served after both are opened"
+        parts = (self.settings.replication.metrics.metrics, self.leadership.metrics.metrics)
+        return MetricsAnswer(tuple(family for part in parts for family in collect_metrics(part).metrics))
 
     async def _run_group0(self, group0: Group0Node, settings: SettingsNode) -> None:
         try:
-            await group0.run(self._is_up)
+            await group0.run(self._is_up, self._change_voters)
         finally:
             if group0.removed:
                 await settings.leave()
@@ -376,7 +445,9 @@ class ControlProcess:
     def _warnings(self) -> tuple[str, ...]:
         exposure = self._node.options.cql_exposure
         settings = () if self.settings is None else self.settings.warnings()
-        return (*((exposure,) if exposure else ()), *child_warnings(self._children.statuses(), self._beats), *settings)
+        lease = "" if self.leadership is None else self.leadership.warning()
+        children = child_warnings(self._children.statuses(), self._beats)
+        return tuple(warning for warning in (exposure, *children, *settings, lease) if warning)
 
     def _waits_for(self) -> str:
         words = "" if self._group0 is None else self._group0.waits_for

@@ -94,5 +94,11 @@ def lower_child_priority(pid: int, niceness: int) -> None:
         pass  # it has exited already; its parent learns how when it waits for it
 
 
+def restore_child_priority(pid: int, niceness: int) -> None:
+    """Of a child that was just started by a process that raised its own priority: each child sets its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+
+
 def _sum(niceness: int, more: int) -> int:
     return min(NICENESS_MAX, niceness + more)

@@ -35,6 +35,7 @@ from ebla.runtime.child_policy import (
     Terminating,
     pid_of,
 )
+from ebla.runtime.priorities import restore_child_priority
 from ebla.wire.verbs import ProcessState, ProcessStatus
 
 TICK_MS = 100
@@ -80,6 +81,7 @@ class Supervisor:
         self._commands = {command.name: command for command in commands}
         essential = [command.name for command in commands if not command.optional]
         optional = [command.name for command in commands if command.optional]
+        self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
         self._policy = ChildPolicy(essential, limits, clock.boot_ms(), optional=optional)
         self._clock = clock
         self._report = report
@@ -162,11 +164,15 @@ class Supervisor:
                     pass
         finally:
             # Processes are left only after an error or a cancellation: `finished` means that all are reaped.
-            for process in self._processes.values():
-                kill_session(process.pid)
-                process.wait()
+            self.kill_all()
             for end in self._pipe:
                 os.close(end)
+
+    def kill_all(self) -> None:
+        """Kills and reaps every child with its session, before this process executes itself again."""
+        for process in list(self._processes.values()):
+            kill_session(process.pid)
+            process.wait()
 
     def _carry_out(self, effects: Sequence[ChildEffect]) -> None:
         for effect in effects:
@@ -208,6 +214,7 @@ class Supervisor:
             self._carry_out(self._policy.spawn_failed(command.name, str(error), self._clock.boot_ms()))
             return
         self._processes[command.name] = process
+        restore_child_priority(process.pid, self._niceness)
         self._started_wall_us[command.name] = self._clock.wall_us()
         self._report("child.started", {"child": command.name, "pid": process.pid})
         self._policy.spawned(command.name, process.pid, self._clock.boot_ms())

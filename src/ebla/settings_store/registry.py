@@ -16,6 +16,7 @@ import msgspec
 
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import HostId
+from ebla.model.lease_settings import LeaseSettings, lease_settings_problem
 
 T = TypeVar("T")
 
@@ -102,7 +103,16 @@ SETTINGS_PURGE = Setting(
     help="when deleted settings are purged: time between two rounds, age of a deletion, and whether the timer runs",
 )
 
-SETTINGS: tuple[Setting[Any], ...] = (SETTINGS_PURGE,)
+LEASES = Setting(
+    name="leases",
+    kind=LeaseSettings,
+    default=LeaseSettings(),
+    scope=Scope.CLUSTER,
+    help="leader leases: period, how long before its end the leader gives one up, time to stop, first pause",
+    problem=lease_settings_problem,
+)
+
+SETTINGS: tuple[Setting[Any], ...] = (SETTINGS_PURGE, LEASES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ class SimClock:
     def __init__(self, now: Callable[[], float], draw: Callable[[], float]) -> None:
         self._now = now
         self._rate = 1.0 + (2.0 * draw() - 1.0) * DRIFT_PPM_MAX / 1e6
+        self.boot_rate = self._rate
+        """Scenarios may set it before the first process of the machine starts."""
         self._booted_at = -draw() * 1000.0
         self._wall_offset_us = int((2.0 * draw() - 1.0) * SKEW_US_MAX)
 
     def boot_ms(self) -> int:
-        return int((self._now() - self._booted_at) * self._rate * 1000.0)
+        return int((self._now() - self._booted_at) * self.boot_rate * 1000.0)
 
     def wall_us(self) -> int:
         return EPOCH_US + self._wall_offset_us + int(self._now() * self._rate * 1e6)

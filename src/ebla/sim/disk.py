@@ -179,9 +179,10 @@ class SimDisk:
         """From now on only `left_bytes` more bytes fit."""
         self.behaviour.capacity_bytes = self.used_bytes() + left_bytes
 
-    def rot(self) -> str | None:
-        """Flips one bit of one durable file and returns where; None if there is no file."""
-        files = [(path, content) for path, content in _walk(self.root, "") if content.durable]
+    def rot(self, suffix: str = "") -> str | None:
+        """Flips one bit of one durable file, whose path ends so, and returns where; None if there is no file."""
+        found = [(path, content) for path, content in _walk(self.root, "") if content.durable]
+        files = [(path, content) for path, content in found if path.endswith(suffix)]
         if not files:
             return None
         path, content = self._rng.choice(files)

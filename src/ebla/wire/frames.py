@@ -26,6 +26,7 @@ class Lane(enum.IntEnum):
     DATA = 3
     JOIN = 4
     """For a node that has no certificate yet. Only the hand-over of the certificate authority is served here."""
+    LEASE = 5
 
 
 class RefusalReason(enum.IntEnum):

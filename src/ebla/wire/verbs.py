@@ -10,10 +10,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from ebla.leadership.messages import AbolishLease, LeaseAnswer, LeaseAvailable, LeaseRequest
 from ebla.model.identity import ClusterId, HostId, TopologyVersion
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.wire import feed_messages as feed
 from ebla.wire import group0_messages as group0
+from ebla.wire import leadership_messages as leadership
 from ebla.wire import row_messages as rows
 from ebla.wire import settings_messages as settings
 from ebla.wire import table_calls as tables
@@ -268,4 +270,11 @@ PUSH_TOMBSTONES = _data_verb(58, "push_tombstones", settings.PushTombstonesReque
 SETTINGS_PURGE = _control_verb(59, "settings_purge", settings.SettingsPurgeRequest, settings.SettingsPurgeAnswer)
 SETTINGS_PURGE_STATUS = _control_verb(
     60, "settings_purge_status", settings.SettingsPurgeStatusRequest, settings.SettingsPurgeStatusAnswer
+)
+ACQUIRE_LEASE = Verb(number=61, name="acquire_lease", lane=Lane.LEASE, request=LeaseRequest, answer=LeaseAnswer)
+ABOLISH_LEASE = Notice(number=62, name="abolish_lease", lane=Lane.LEASE, message=AbolishLease)
+LEASE_AVAILABLE = Notice(number=63, name="lease_available", lane=Lane.LEASE, message=LeaseAvailable)
+LEADERSHIP = _control_verb(64, "leadership", leadership.LeadershipRequest, leadership.LeadershipReport)
+CLUSTER_LEADERSHIP = _control_verb(
+    65, "cluster_leadership", leadership.ClusterLeadershipRequest, leadership.ClusterLeadershipAnswer
 )

@@ -17,7 +17,7 @@ from ebla.control.group0.join_state import JoinStage, JoinStateFile
 from ebla.control.group0.member_features import FEATURES_ADVICE, keep_own_entry, missing_features
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.group0.transport import Group0Transport
-from ebla.control.group0.voter_assignment import Alive, assign_voters
+from ebla.control.group0.voter_assignment import Alive, ChangeVoters, assign_voters
 from ebla.control.raft.config import RaftConfig
 from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
 from ebla.control.raft.storage import RaftStorage
@@ -111,7 +111,7 @@ class Group0Node:
         left = {member.address for member in members} - present
         return tuple(sorted((present | set(self.config.contacts)) - left - {self.config.member.address}))
 
-    async def run(self, alive: Alive) -> None:
+    async def run(self, alive: Alive, under_leases: ChangeVoters) -> None:
         config = self.config
         self._environment.disk.make_folder(config.folder)
         mark = await self.join_state.load()
@@ -127,7 +127,7 @@ class Group0Node:
                 tasks.create_task(self._watch_for_removal(running))
                 self._running = running
                 self.opened.set()
-                tasks.create_task(self._lead_once_confirmed(running, alive))
+                tasks.create_task(self._lead_once_confirmed(running, alive, under_leases))
                 await self._must_end.wait()
                 if self._other_process is not None:
                     raise self._other_process
@@ -139,7 +139,7 @@ class Group0Node:
 
     # ---- the confirmation of this start
 
-    async def _lead_once_confirmed(self, running: "RunningGroup0", alive: Alive) -> None:
+    async def _lead_once_confirmed(self, running: "RunningGroup0", alive: Alive, under_leases: ChangeVoters) -> None:
         """Until cancelled. Confirms this start first; `group0/start_record.py` has the reasons.
 
         INV-START-1: until then nothing is fed, served or committed. INV-START-2: committed incarnations of a host
@@ -168,7 +168,7 @@ class Group0Node:
         self._context.report("start.confirmed", {"incarnation": record.incarnation, "start": str(record.start)})
         self.confirmed.set()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(assign_voters(running.client, running.raft.core, running.machine, alive))
+            tasks.create_task(assign_voters(running.client, running.raft.core, running.machine, alive, under_leases))
             tasks.create_task(keep_own_entry(running.client, running.machine, self.config.member))
 
     async def _confirmed_by(self, running: "RunningGroup0", record: StartRecord) -> OwnStart | None:

@@ -1,7 +1,7 @@
 """The leader keeps the right members voting: `group0/voters.py` decides which, and changes are made one at a time."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -21,6 +21,9 @@ LAG_ENTRIES_MAX = 64
 """A learner within this distance of the leader has caught up: a busy group commits as much in a few rounds."""
 
 Alive = Callable[[HostId], bool]
+
+ChangeVoters = Callable[[tuple[HostId, ...], Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Makes a change under the leases of the present voters and of those that it leads to. Raises `EblaError`."""
 
 
 def next_voter_change(members: Mapping[str, Member], core: RaftCore, alive: Alive) -> tuple[Member, ...]:
@@ -52,13 +55,27 @@ def _may_vote(member: Member, role: Leader, core: RaftCore) -> bool:
     return progress is not None and progress.match + LAG_ENTRIES_MAX >= core.last_index and progress.match > 0
 
 
-async def assign_voters(client: Group0Client, core: RaftCore, machine: Group0StateMachine, alive: Alive) -> None:
+async def assign_voters(
+    client: Group0Client, core: RaftCore, machine: Group0StateMachine, alive: Alive, under_leases: ChangeVoters
+) -> None:
     """Until cancelled. Does nothing unless this node leads."""
+
+    async def change() -> None:
+        """Decided again: the members may have changed while the leases were collected."""
+        members = next_voter_change(machine.store.members, core, alive)
+        if members:
+            await client.change_members(members, None, CHANGE_DEADLINE_MS)
+
     while True:
         await asyncio.sleep(CHECK_MS / 1000)
-        change = next_voter_change(machine.store.members, core, alive)
-        if change:
+        wanted = next_voter_change(machine.store.members, core, alive)
+        if wanted:
             try:
-                await client.change_members(change, None, CHANGE_DEADLINE_MS)
+                await under_leases(voters_after(machine.store.members, wanted), change)
             except EblaError:
                 continue  # the next leader, or this one, tries again in a second
+
+
+def voters_after(members: Mapping[str, Member], change: tuple[Member, ...]) -> tuple[HostId, ...]:
+    after = {member.host: member.role for member in (*members.values(), *change)}
+    return tuple(sorted(host for host, role in after.items() if role is MemberRole.VOTER))

@@ -59,6 +59,8 @@ class HeartbeatMonitor:
         self._serial = 0
         self.on_change: Callable[[], None] = _nothing
         """Called when a peer went up or down."""
+        self.on_up: Callable[[HostId], None] = _nobody
+        """Called when a host came up or restarted."""
 
     def peers(self) -> tuple[PeerLiveness, ...]:
         """The state of each peer now: a reader never sees an `up` that has expired."""
@@ -174,7 +176,13 @@ class HeartbeatMonitor:
         details = {"peer": str(peer.peer), "host": str(peer.host), "round_trip_us": peer.round_trip_us}
         self._context.report(f"liveness.peer_{peer.state.value}", details)
         self.on_change()
+        if peer.state is PeerState.UP and peer.host is not None:
+            self.on_up(peer.host)
 
 
 def _nothing() -> None:
+    pass
+
+
+def _nobody(_host: HostId) -> None:
     pass

@@ -9,6 +9,8 @@ import asyncio
 import msgspec
 
 from ebla.control.group0.node import RunningGroup0
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.topology.deps import TopologyDeps
 from ebla.control.topology.join_steps import (
     LeaderAction,
@@ -19,6 +21,8 @@ from ebla.control.topology.join_steps import (
     own_problem,
     own_refusal,
 )
+from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivitySpec
+from ebla.leadership.quorum import MAJORITY
 from ebla.model.errors import EblaError
 from ebla.model.errors import Refused as NodeRefused
 from ebla.topology.commands import Command
@@ -32,9 +36,10 @@ BARRIER_MS = 5_000
 
 
 class JoinDriver:
-    def __init__(self, own: Node, deps: TopologyDeps) -> None:
+    def __init__(self, own: Node, deps: TopologyDeps, leadership: LeadershipNode) -> None:
         self._own = msgspec.structs.replace(own, supported_features=tuple(sorted(own.supported_features)))
         self._deps = deps
+        self._leadership = leadership
         self._last_reason = ""
         self.waits_for = ""
         """For people: why this node is not in the ring."""
@@ -80,31 +85,54 @@ class JoinDriver:
     # ---- the leader
 
     async def _lead(self) -> None:
+        """While this node leads, as the activity `coordinator`: it ends with the quorum, the lease and the term."""
         while True:
-            if not self._deps.group0.leads or not await self._lead_once(self._deps.group0.running):
+            if self._deps.group0.leads:
+                spec = ActivitySpec(
+                    name="admit", domain="coordinator", quorum=MAJORITY, wait_ms=self._leadership.settings().period_ms
+                )
+                try:
+                    await self._leadership.activities.run(spec, self._admit)
+                except (ActivityRefused, ActivityEnded) as error:
+                    self._report_wait(error.message)
+            await asyncio.sleep(CHECK_MS / 1000)
+
+    async def _admit(self, handle: RunningHandle) -> None:
+        """Until cancelled. First the quorum, then what a quorum of group 0 knows, then the decisions."""
+        while True:
+            try:
+                await self._deps.read(COMMIT_MS)
+                break
+            except EblaError as error:
+                self._report_wait(error.message)
+                await asyncio.sleep(CHECK_MS / 1000)
+        while True:
+            if not await self._lead_once(self._deps.group0.running, handle):
                 await asyncio.sleep(CHECK_MS / 1000)
 
-    async def _lead_once(self, running: RunningGroup0) -> bool:
+    async def _lead_once(self, running: RunningGroup0, handle: RunningHandle) -> bool:
         """Whether a step was made, so that the next one can follow at once."""
         snapshot = self._deps.topology.snapshot
         step = leader_step(snapshot, self._view(running), self._deps.rng)
         match step:
             case LeaderAction():
-                return await self._do(snapshot, step)
+                return await self._do(snapshot, step, handle)
             case LeaderIdle(why=why):
                 self._report_wait(why)
                 return False
 
-    async def _do(self, snapshot: Snapshot, action: LeaderAction) -> bool:
+    async def _do(self, snapshot: Snapshot, action: LeaderAction, handle: RunningHandle) -> bool:
         """Whether it is done. The commit has a condition on the state that the action was decided by, barrier
         included."""
         if action.barrier is not None:
             request = NodeBarrierRequest(action.barrier.version)
+            handle.check_effect()
             outcome = await self._deps.barriers.request(action.barrier.hosts, request, BARRIER_MS)
             if outcome.down or outcome.lacking:
                 missing = (*outcome.down, *(host for host, _ in outcome.lacking))
                 self._report_wait(f"the barrier of version {request.version} waits for {', '.join(map(str, missing))}")
                 return False
+        handle.check_effect()
         return not await self._commit(snapshot, action.commands)
 
     def _view(self, running: RunningGroup0) -> LeaderView:

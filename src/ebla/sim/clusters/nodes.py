@@ -164,6 +164,8 @@ class SimCluster:
     transfer_limits: TransferLimits = TRANSFERS
     stop_s: float = 0.0
     """How long a control process that must stop still serves. A real one ends its children in this time."""
+    accompany: Callable[[SimNode, ControlProcess], Coroutine[Any, Any, None]] | None = None
+    """Runs in each incarnation of a control process beside it: a scenario's own work in that process."""
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -263,6 +265,8 @@ class SimCluster:
         node.control_started = unit.start_count
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(process.run())
+            if self.accompany is not None:
+                tasks.create_task(self.accompany(node, process))
             await stop.wait()
             await asyncio.sleep(self.stop_s)
             serving.cancel()

@@ -1,0 +1,142 @@
+"""`ebla leases` and `ebla activities`: who leads, which leases it holds, and what runs under them."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.output import print_json, print_table
+from ebla.leadership.messages import LeaseState
+from ebla.model.identity import HostId
+from ebla.wire.leadership_messages import (
+    ClusterLeadershipAnswer,
+    ClusterLeadershipRequest,
+    HeldLeaseReport,
+    LeadershipReport,
+)
+from ebla.wire.verbs import CLUSTER_LEADERSHIP
+
+CALL_MS = 5_000
+DASH = "–"
+
+app = typer.Typer()
+"""Unnamed, so that `add_typer` adds its commands to the parent."""
+
+
+@add_command(app, is_change=False)
+def leases(flags: NodeFlags) -> int:
+    """Show who leads and the lease of each node. Exit status 1 if no leader holds a majority of leases."""
+    answer = flags.call(CLUSTER_LEADERSHIP, ClusterLeadershipRequest(), CALL_MS)
+    if flags.as_json:
+        print_json(msgspec.to_builtins(answer))
+    else:
+        typer.echo(headline(answer))
+        names, rows = lease_rows(answer)
+        print_table(names, rows)
+        for one in answer.reports:
+            if one.slow_turns:
+                slow = f"{one.slow_turns} turns above 100 ms, longest {one.longest_turn_ms} ms"
+                typer.echo(f"control loop of {one.address}: {slow}")
+    return 0 if has_majority(answer) else 1
+
+
+@add_command(app, is_change=False)
+def activities(
+    flags: NodeFlags, ended: Annotated[bool, typer.Option("--ended", help="Show the last ones that ended.")] = False
+) -> None:
+    """Show what runs or waits under leases, on every node."""
+    answer = flags.call(CLUSTER_LEADERSHIP, ClusterLeadershipRequest(), CALL_MS)
+    if flags.as_json:
+        print_json(msgspec.to_builtins(answer))
+        return
+    names, rows = ended_rows(answer) if ended else activity_rows(answer)
+    print_table(names, rows)
+
+
+def activity_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[list[str]]]:
+    names = ("activity", "domain", "node", "quorum", "leases", "state", "age", "waits for")
+    found = [(report.address, one) for report in answer.reports for one in report.activities]
+    return names, [
+        [
+            one.name,
+            one.domain,
+            address,
+            one.quorum,
+            f"{one.leases_held} of {one.leases_needed}" if one.leases_needed else DASH,
+            one.state,
+            _seconds(one.age_ms),
+            one.waits_for,
+        ]
+        for address, one in found
+    ]
+
+
+def ended_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[list[str]]]:
+    names = ("activity", "domain", "node", "reason", "ran", "ended")
+    found = [(report.address, one) for report in answer.reports for one in report.ended]
+    return names, [
+        [one.name, one.domain, address, one.reason, _seconds(one.ran_ms), f"{_seconds(one.ended_ms_ago)} ago"]
+        for address, one in found
+    ]
+
+
+def headline(answer: ClusterLeadershipAnswer) -> str:
+    leader = _leader(answer)
+    if leader is None:
+        return "no leader is known"
+    held = {one.host for one in leader.held if one.is_held}
+    counts = [f"{sum(host in held for host in voters)} of {len(voters)}" for voters in leader.voters]
+    needed = ", ".join(str(len(voters) // 2 + 1) for voters in leader.voters)
+    return (
+        f"leader {leader.address}, term {leader.term}, lease {leader.lease_id[:8]}, "
+        f"{' and '.join(counts)} voters ({needed} needed)"
+    )
+
+
+def has_majority(answer: ClusterLeadershipAnswer) -> bool:
+    leader = _leader(answer)
+    if leader is None:
+        return False
+    held = {one.host for one in leader.held if one.is_held}
+    return all(2 * sum(host in held for host in voters) > len(voters) for voters in leader.voters)
+
+
+def lease_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[list[str]]]:
+    leader = _leader(answer)
+    held = {} if leader is None else {one.host: one for one in leader.held}
+    addresses = {one.host: one.address for one in answer.reports}
+    addresses |= {one.host: one.address for one in answer.silent}
+    rows = [_row(one, held.get(one.host), addresses) for one in answer.reports]
+    rows += [[one.address, "", "silent", "", "", "", "", one.cause] for one in answer.silent]
+    return ("node", "held by", "state", "left", "rtt/timeout", "renewed", "on disk", "note"), sorted(rows)
+
+
+def _row(report: LeadershipReport, held: HeldLeaseReport | None, addresses: dict[HostId, str]) -> list[str]:
+    holder = report.lease.holder if report.lease is not None else None
+    ending = [one for one in report.activities if one.state == "ending"]
+    notes = [f"waits for {one.name} ({_seconds(one.age_ms)})" for one in ending]
+    if held is not None and held.trouble:
+        notes.append(held.trouble)
+    rtt_ms = None if held is None or held.rtt_us is None else f"{held.rtt_us / 1000:.1f}"
+    renewed = None if held is None or held.renewed_ms_ago is None else f"{_seconds(held.renewed_ms_ago)} ago"
+    is_promised = report.state is not LeaseState.NONE
+    return [
+        report.address,
+        DASH if holder is None else addresses.get(holder, str(holder)),
+        report.state,
+        _seconds(report.left_ms) if is_promised else DASH,
+        DASH if held is None or rtt_ms is None else f"{rtt_ms}/{held.timeout_ms} ms",
+        renewed or DASH,
+        _seconds(report.on_disk_ms),
+        "; ".join(notes),
+    ]
+
+
+def _leader(answer: ClusterLeadershipAnswer) -> LeadershipReport | None:
+    """A former leader may not know yet that it leads no more."""
+    return max((one for one in answer.reports if one.leads), key=lambda one: one.term, default=None)
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f} s"

@@ -1,0 +1,44 @@
+import subprocess
+import sys
+import threading
+
+from ebla.runtime.re_execution import LoopWatchdog, is_one_too_many, recent_restarts
+
+
+def test_the_sixth_restart_within_a_minute_is_one_too_many() -> None:
+    restarts = recent_restarts("1000,2000,3000,4000,5000", 60_999)
+    assert not is_one_too_many(restarts)
+    assert is_one_too_many((*restarts, 60_999))
+
+
+def test_a_restart_of_more_than_a_minute_ago_does_not_count() -> None:
+    assert recent_restarts("1000,2000", 61_000) == (2000,)
+
+
+def test_unreadable_times_and_those_before_a_reboot_count_as_none() -> None:
+    assert recent_restarts("x,,-5,90000", 1_000) == ()
+
+
+def test_the_watchdog_acts_on_a_loop_without_turns() -> None:
+    acted = threading.Event()
+    watchdog = LoopWatchdog(lambda: 7, lambda: 500, lambda _why: acted.set())
+    watchdog.start()
+    assert acted.wait(10.0)
+    watchdog.stop()
+
+
+def test_a_process_executes_itself_again_five_times_and_then_gives_up() -> None:
+    """The count survives in the environment, and the pid stays."""
+    program = (
+        "import os, time\n"
+        "from ebla.runtime.re_execution import ReExecution\n"
+        "print('run', os.getpid(), flush=True)\n"
+        "clock = lambda: time.monotonic_ns() // 1_000_000\n"
+        "say = lambda text='killed': print(text, flush=True)\n"
+        "ReExecution(clock, say, say).restart('hung', 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 3, done.stderr
+    assert len({line for line in lines if line.startswith("run")}) == 1
+    assert [line.split()[0] for line in lines] == ["run", "killed"] * 6 + ["hung;"]
