@@ -417,6 +417,7 @@ class _Draft:
 
     def __init__(self, store: SettingsStore, wall_us: int) -> None:
         self._store = store
+        self._own_prefix = node_key(store.host, "")
         self._wall_us = wall_us
         self._header = store.header
         self._puts: dict[str, Entry] = {}
@@ -449,7 +450,7 @@ class _Draft:
             return
         if merged.row >= FIRST_CONFLICT_ROW:
             self.conflicts += 1
-        is_own = key.startswith(node_key(self._store.host, ""))
+        is_own = key.startswith(self._own_prefix)
         assert merged.entry is not None
         if is_own and local is not None and merged.entry.value != local.value:
             self._keep_own(key, local, remote)
