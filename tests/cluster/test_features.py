@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+from tests.cluster.commands import run
 from tests.cluster.conftest import LocalNodes, eventually
-from tests.cluster.test_group0 import run
 
 HIDDEN, SHOWN = 'hidden_features = ["settings-purge"]', "hidden_features = []"
 

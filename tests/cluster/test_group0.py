@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.commands import run
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import PREFIX, Group0Load, Record, ask, read_all, report_of
 from tests.cluster.small_disks import fill, move_to, small_disk
-from typer.testing import CliRunner
 
-from ebla.cli.app import app
 from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
 from ebla.group0.commands import Done
 from ebla.group0.members import MemberRole
@@ -299,15 +298,6 @@ def roles(data: Path, node: str | None = None) -> dict[str, str]:
     if result["code"] != 0:
         return {}
     return {each["host"]: each["role"] for each in result["json"]["members"]}
-
-
-def run(data: Path, *command: str, stdin: str | None = None) -> dict[str, Any]:
-    """Runs one command in this process."""
-    done = CliRunner().invoke(app, [*command, "--data", str(data)], input=stdin)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    result = json.loads(done.stdout) if "--json" in command and "watch" not in command and done.stdout else None
-    return {"code": done.exit_code, "text": done.stdout, "errors": done.stderr, "json": result}
 
 
 def test_every_command_answers_in_json_and_tells_what_became_of_the_operation(make_group: Callable[..., Group]) -> None:
