@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Figures
@@ -37,7 +38,7 @@ from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.settings_store.entry import Entry, Stamp, decode_entries, encode_entries
 from ebla.settings_store.merge import merge
-from ebla.settings_store.node_store import ReceivedEntries
+from ebla.settings_store.node_store import ReceivedEntries, SettingsStore
 from ebla.settings_store.purge import PurgeResult
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
@@ -185,7 +186,7 @@ async def _pull_all(caller: RpcClientConnection, durable: DurableSettings) -> li
         page = await caller.call(SETTINGS_PULL, SettingsPullRequest(after), 30_000)
         pages.append(page.entries)
         received = ReceivedEntries(decode_entries(page.entries), page.header.watermark_us)
-        await durable.run(lambda store, received=received: store.receive([received], 0))  # type: ignore[misc]
+        await durable.run(partial(SettingsStore.receive, messages=[received], wall_us=0))
         after = page.next_after
         if not after:
             return pages

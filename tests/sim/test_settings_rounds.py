@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-from tests.sim.test_settings_cluster import WAIT_S, Rig, run
+from tests.sim.settings_rig import WAIT_S, Rig, run
 
 from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.member_features import why_not_in_use

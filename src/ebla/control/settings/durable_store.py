@@ -159,7 +159,8 @@ class DurableSettings:
         update = decision.update
         if update is not None:
             record = _encoder.encode(update)
-            await self._log.append([record])
+            if self._log.append_now([record]) is None:
+                await self._log.append([record])
             self._log_bytes += len(record)
             self.store.apply(update)
             self.serial += 1

@@ -84,10 +84,6 @@ class SettingsLedger:
         self._prepared_us.pop(host, None)
         self._copied_actors.add(actor)
 
-    def host_removed(self, host: HostId) -> None:
-        """Its store is emptied once it knows."""
-        self._nodes.pop(host, None)
-
     # ---- a process
 
     def watch(self, settings: SettingsNode, rng: Rng) -> None:
@@ -113,7 +109,7 @@ class SettingsLedger:
         """INV-SET-3. The last change may have become durable without the process knowing of it."""
         was, now = before.header, store.header
         if was.actor != now.actor:
-            if not now.in_reset:
+            if not now.in_reset and now.watermark_us:  # a node that has left starts from 0
                 self._fail(f"INV-SET-3: {store.host} has another actor after a crash, and is not in reset")
             return
         for name in ("counter", "last_wall_us", "tentative_us", "effective_us", "watermark_us"):
@@ -132,10 +128,10 @@ class SettingsLedger:
                 self._fail(f"INV-SET-3: {key} of {store.host} was {entry} and is {found} after a crash")
 
     def _changed(self, store: SettingsStore, keys: Sequence[str]) -> None:
-        record = self._nodes.get(store.host)
-        if record is None:
-            return  # it is removed
+        record = self._nodes[store.host]
         is_same = store.header.actor == record.header.actor and not record.header.in_reset
+        if store.header.actor != record.header.actor and not store.header.in_reset:
+            self._prepared_us.pop(store.host, None)  # it has left the cluster
         for key in dict.fromkeys(keys):
             before, now = record.entries.get(key), store.entries.get(key)
             if now is not None:
@@ -246,7 +242,6 @@ class SettingsLedger:
         """Some messages arrive once more, much later, as from a link that was clogged."""
         replication, cluster = settings.replication, settings.cluster
         merge_message = replication.merge
-        echoes: set[asyncio.Task[None]] = set()
 
         async def checked_merge(header: SettingsHeader, entries: Sequence[tuple[str, Entry]]) -> None:
             was_removed = cluster.group0.is_running and is_removed(cluster.store, header.host)
@@ -266,10 +261,9 @@ class SettingsLedger:
                 pass  # no caller waits for it
 
         async def watched_merge(header: SettingsHeader, entries: Sequence[tuple[str, Entry]]) -> None:
-            if rng.random() < ECHO_SHARE:
-                task = asyncio.get_running_loop().create_task(echo(header, entries))
-                echoes.add(task)
-                task.add_done_callback(echoes.discard)
+            tasks = replication._tasks  # noqa: SLF001  # of the process
+            if tasks is not None and rng.random() < ECHO_SHARE:
+                tasks.create_task(echo(header, entries))
             await checked_merge(header, entries)
 
         replication.merge = watched_merge  # type: ignore[method-assign]  # records, and does the same

@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-import msgspec
-
 from ebla.control.fault_points import FaultPoint
 from ebla.control.settings.settings_node import SettingsNode
-from ebla.group0.members import MemberRole, member_key, peer_number
+from ebla.group0.members import MemberRole, peer_number
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId, HostId
 from ebla.ports.environment import Environment
@@ -20,8 +18,8 @@ from ebla.raft.events import TransferLeadership
 from ebla.raft.messages import PeerId
 from ebla.settings_store.node_store import SettingsStore
 from ebla.sim.checkers.rows_barriers import BarrierLedger
-from ebla.sim.checkers.settings import SettingsLedger, find_difference
-from ebla.sim.clients import start_clients
+from ebla.sim.checkers.settings import SettingsLedger, find_difference, is_removed
+from ebla.sim.clients import NodeConnection, start_clients
 from ebla.sim.clock import EPOCH_US
 from ebla.sim.clusters.nodes import SimCluster, SimNode
 from ebla.sim.disk import FolderCopy
@@ -32,8 +30,9 @@ from ebla.sim.workloads.settings_client import SettingsClient, SettingsLoad, pur
 from ebla.sim.world import Unit, World
 from ebla.version import Feature
 from ebla.wire.fault_messages import FaultKind
+from ebla.wire.group0_messages import ChangeMemberRequest
 from ebla.wire.settings_messages import SettingsWriteRequest
-from ebla.wire.verbs import SETTINGS_WRITE
+from ebla.wire.verbs import GROUP0_CHANGE_MEMBER, SETTINGS_WRITE
 
 CLIENTS = ("c1", "c2", "c3")
 NODES_MIN, NODES_MAX = 3, 5
@@ -48,9 +47,9 @@ CALM_S = 240.0
 
 
 @dataclass(slots=True, kw_only=True)
-class SettingsCluster(SimCluster):
+class PurgingCluster(SimCluster):
     ledger: SettingsLedger
-    removed: list[HostId] = field(default_factory=list)
+    removed: dict[HostId, None] = field(default_factory=dict)
 
     def watch_settings(
         self,
@@ -61,6 +60,10 @@ class SettingsCluster(SimCluster):
         self.ledger.watch(settings, environment.rng)
 
     def present(self) -> list[SimNode]:
+        """All but those that a running node knows as removed."""
+        groups = [node.settings.cluster.group0 for node in self.nodes if node.settings is not None]
+        stores = [group0.running.store for group0 in groups if group0.is_running]
+        self.removed |= {node.host: None for node in self.nodes for store in stores if is_removed(store, node.host)}
         return [node for node in self.nodes if node.host not in self.removed]
 
     def present_units(self) -> list[Unit]:
@@ -81,7 +84,7 @@ class SettingsCluster(SimCluster):
 
 
 async def run(world: World) -> None:
-    cluster = SettingsCluster(
+    cluster = PurgingCluster(
         world=world,
         id=ClusterId(world.rng.uuid()),
         barriers=BarrierLedger(world.fail),
@@ -111,14 +114,14 @@ async def run(world: World) -> None:
     world.log("scenario", f"{load.answered} changes; {strikes.describe()}; {cluster.ledger.describe()}")
 
 
-def _add_node(cluster: SettingsCluster, *, lacks_feature: bool) -> SimNode:
+def _add_node(cluster: PurgingCluster, *, lacks_feature: bool) -> SimNode:
     node = cluster.add_node(has_children=False)
     if lacks_feature:
         node.hidden_features = (Feature.SETTINGS_PURGE,)
     return node
 
 
-def _set_clocks(cluster: SettingsCluster) -> None:
+def _set_clocks(cluster: PurgingCluster) -> None:
     """Later than the last purge. One may be hours away. If most were, no leader would choose a time to purge up to."""
     world = cluster.world
     purged_us = max((settings.store.header.tentative_us for settings in cluster.running().values()), default=0)
@@ -131,7 +134,7 @@ def _set_clocks(cluster: SettingsCluster) -> None:
         clock.jump(wanted_us - clock.wall_us())
 
 
-async def _purge_often(world: World, cluster: SettingsCluster) -> None:
+async def _purge_often(world: World, cluster: PurgingCluster) -> None:
     connection = cluster.connection(world.scenario_environment("operator"), "operator")
     request = SettingsWriteRequest(changes=(purge_change(interval_ms=1_000),))
 
@@ -158,7 +161,7 @@ class _Backup:
 class _Strikes:
     """Stops a round after one of its steps and does something there."""
 
-    def __init__(self, cluster: SettingsCluster) -> None:
+    def __init__(self, cluster: PurgingCluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._rng = self._world.rng.fork("strikes")
@@ -241,25 +244,22 @@ class _Strikes:
         """The host may hear nothing of its removal for a while, and go on sending."""
         leader = self._cluster.leader()
         node = self._rng.choice(self._cluster.present())
-        if leader is None or leader.settings is None or leader is node:
+        if leader is None or leader is node:
             return
-        client, store = leader.settings.cluster.group0.running.client, leader.settings.cluster.store
-        member = store.members.get(member_key(node.host))
-        if member is None:
-            return
-        gone = msgspec.structs.replace(member, role=MemberRole.REMOVED)
+        name = f"remove-{node.control.name}-{self._world.loop.next_number()}"
+        own = self._cluster.context(leader, name, 1)
+        request = ChangeMemberRequest(host=node.host, role=MemberRole.REMOVED)
 
-        async def change() -> None:
+        async def operate(environment: Environment) -> None:
+            connection = NodeConnection(own.peers_context(environment, name), [own.control_socket])
             try:
-                await client.change_members((gone,), None, COMMIT_MS)
+                await connection.call(GROUP0_CHANGE_MEMBER, request, COMMIT_MS)
             except EblaError as error:
-                self._world.log("scenario", f"the removal of {node.control.name}: {error}")
+                self._world.log(name, str(error))
+            connection.leave()
 
-        self._cluster.removed.append(node.host)
-        self._cluster.ledger.host_removed(node.host)
-        others = [(unit.name, node.control.name) for unit in self._cluster.present_units()]
-        # Inside the leader's process: it dies with it.
-        self._world.loop.create_task(change(), context=leader.control.incarnation.new_context())
+        self._cluster.start_beside(leader, name, operate)
+        others = [(unit.name, node.control.name) for unit in self._cluster.present_units() if unit is not node.control]
         await cut(self._world, others, self._rng.exponential(2.0))
 
     # ---- settings folders
@@ -337,7 +337,7 @@ class _Strikes:
 # ---- the end
 
 
-async def _judge(world: World, cluster: SettingsCluster, load: SettingsLoad) -> None:
+async def _judge(world: World, cluster: PurgingCluster, load: SettingsLoad) -> None:
     for unit in cluster.present_units():
         if unit.down:
             unit.start()
@@ -350,11 +350,11 @@ async def _judge(world: World, cluster: SettingsCluster, load: SettingsLoad) -> 
     world.check(load.answered > 0, "no change was ever answered")
 
 
-def _stores(cluster: SettingsCluster) -> dict[str, SettingsStore]:
+def _stores(cluster: PurgingCluster) -> dict[str, SettingsStore]:
     return {name: settings.store for name, settings in cluster.running().items()}
 
 
-def _why_not_quiet(cluster: SettingsCluster) -> str | None:
+def _why_not_quiet(cluster: PurgingCluster) -> str | None:
     running = cluster.running()
     if len(running) < len(cluster.present()):
         return f"only {', '.join(running)} run"
