@@ -82,7 +82,7 @@ MUTATIONS = (
     Mutation(
         name="supervise-cancelled-leaves-children",
         module="ebla.runtime.supervisor",
-        function="Supervisor.run",
+        function="Supervisor.kill_all",
         find="kill_session(process.pid)\nprocess.wait()",
         replace="pass",
         check=SUPERVISOR,
