@@ -184,6 +184,7 @@ MUTATIONS = (
         replace="",
         check=GROUP0,
         why="a command proposed again after a leader change overwrites later changes",
+        limit_s=300,
     ),
     Mutation(
         name="group0-missing-is-no-condition",

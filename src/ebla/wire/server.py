@@ -454,8 +454,7 @@ class RpcServerConnection:
         return True
 
     def _stop_running(self, request_id: int, cause: str) -> None:
-        """Removes the request here, not in the task's `finally`: a task cancelled before its first step never runs
-        it."""
+        """Removes it at once: its slot is free even if its task takes a while to end."""
         running = self._running.pop(request_id, None)
         if running is not None:
             running[0].cancel(cause)
