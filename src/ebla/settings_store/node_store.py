@@ -91,7 +91,7 @@ class Decision:
     """Keys to send to the peers at once: own changes and resolved conflicts."""
     conflicts: int = 0
     filtered: int = 0
-    """Entries of a message that were dropped: erased tombstones, and live entries of a late message."""
+    """Entries of a message that were dropped: erased tombstones, and old entries of a late message."""
     older_copy: bool = False
     """The own actor has been further than this store knows: it is an older copy, and must be reset."""
 
@@ -254,9 +254,11 @@ class SettingsStore:
 
     def _is_late(self, remote: Entry, watermark_us: int) -> bool:
         """A frame may arrive long after it was sent. The tombstone of a live entry in it may be erased everywhere by
-        now. Later pulls bring what is dropped needlessly."""
+        now. A tombstone in it was collected by the round that set the watermark, and is merged here already; or its
+        node ran on an older folder, and then it would be erased here without ever being seen by the others. Later
+        pulls bring what is dropped needlessly."""
         own_us = self.header.watermark_us
-        return watermark_us < own_us and not remote.is_tombstone and remote.timestamp_us <= own_us
+        return watermark_us < own_us and remote.timestamp_us <= own_us
 
     def _knows_less(self, remote: Entry) -> bool:
         header = self.header

@@ -197,13 +197,14 @@ def test_erased_tombstones_do_not_return() -> None:
     assert store.entries == {}
 
 
-def test_late_live_entries_are_dropped() -> None:
+def test_old_entries_of_a_late_message_are_dropped() -> None:
     store = new_store(watermark_us=100)
     assert receive(store, "user/a", "0|{a:(1,100)}|x", 99).filtered == 1
     assert receive(store, "user/b", "0|{a:(1,101)}|x", 99).filtered == 0
     assert receive(store, "user/c", "0|{a:(1,100)}|x", 100).filtered == 0
-    assert receive(store, "user/d", "0|{a:(1,90)}|D", 0).filtered == 0
-    assert sorted(store.entries) == ["user/b", "user/c", "user/d"]
+    assert receive(store, "user/d", "0|{a:(1,90)}|D", 0).filtered == 1
+    assert receive(store, "user/e", "0|{a:(1,101)}|D", 0).filtered == 0
+    assert sorted(store.entries) == ["user/b", "user/c", "user/e"]
 
 
 def test_own_entry_changed_by_a_peer() -> None:
