@@ -252,7 +252,7 @@ class LeadershipNode:
         try:
             return self._deps.peers.send(host, ABOLISH_LEASE, AbolishLease(lease_id))
         except EblaError:
-            return False  # no address is known: the lease runs out by itself
+            return False  # no address is known: the lease expires
 
     def _end_overdue(self, settings: LeaseSettings) -> None:
         overdue = self.core.registry.overdue(self.now_ms(), settings.activity_stop_ms)
@@ -444,19 +444,19 @@ class LeadershipNode:
 
     async def _abolish_own(self) -> None:
         """The lease that this very host held before its restart: each member that is reached within the first period
-        is told to end it."""
+        gets an abolish notice."""
         lease_id = self.core.agent.dropped
         if lease_id is None:
             return
         await self._deps.group0.opened.wait()
         until_ms = self.now_ms() + self._deps.settings().period_ms
-        told: dict[HostId, None] = {self._deps.own: None}
+        notified: dict[HostId, None] = {self._deps.own: None}
         while self.now_ms() < until_ms and self._deps.group0.is_running:
             for host in self._present_hosts():
-                if host not in told:
+                if host not in notified:
                     self._keep_route(host)
                     if self.send_abolish(host, lease_id):
-                        told[host] = None
+                        notified[host] = None
             await asyncio.sleep(0.1)
 
 

@@ -1,7 +1,7 @@
 """A node's settings on disk: a file with everything at one sequence, and a log of the updates since.
 
 One update is one record of the log, so the cost of a change does not depend on how many keys there are. When the log
-has grown as large as the file, the file is written anew: each byte of the log pays for one of the file.
+has grown as large as the file, the file is rewritten: each byte of the log pays for one of the file.
 
 A crash leaves the old file or the new one. Records that the file covers are skipped. If either is damaged or missing,
 the node does not start: damaged settings are never taken for an empty store.
@@ -35,7 +35,7 @@ LOG_NAME = "log"
 SETTINGS_FORMAT = 1
 SEGMENT_BYTES = 4 << 20
 LOG_BYTES_MIN = 1 << 20
-"""The file is not written anew for a shorter log."""
+"""The file is not rewritten for a shorter log."""
 ENTRIES_PER_PART = 500
 COMPACT_S = 5.0
 IDLE_S = 3_600.0
@@ -178,7 +178,7 @@ class DurableSettings:
     # ---- the file
 
     async def _compact(self) -> None:
-        """Writes the file anew whenever the log has grown enough."""
+        """Rewrites the file whenever the log has grown enough."""
         while True:
             if self._log_bytes > max(LOG_BYTES_MIN, self._file_bytes):
                 with suppress(DiskFull):  # the log goes on, and the next attempt may find room
