@@ -33,7 +33,6 @@ class CompactionService:
         self, runner: CompactionRunner, limits: NodeLimits, report: EventReporter, waiting_max: int = WAITING_MAX
     ) -> None:
         self._runner = runner
-        self._limits = limits
         self._report = report
         self._waiting_max = waiting_max
         self._slots = asyncio.Semaphore(limits.folds_max)
@@ -52,7 +51,7 @@ class CompactionService:
             self.waiting -= 1
         self.running += 1
         try:
-            return await self._compact(job, min(call.remaining_ms(), self._limits.fold_ms) / 1000)
+            return await self._compact(job, call.work_ms() / 1000)
         finally:
             self.running -= 1
             self._slots.release()

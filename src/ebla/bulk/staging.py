@@ -157,6 +157,7 @@ class Staging:
             _check_same(found, session, target)
             self._context.check_space(size_bytes)
             found.state = found.state.opened()
+            await self._make_seal_durable(found)
             return found
         self._check_room(size_bytes)
         folder = transfer_folder(self._root, session, transfer)
@@ -169,6 +170,13 @@ class Staging:
             session=session, transfer=transfer, folder=folder, target=target
         )
         return opened
+
+    async def _make_seal_durable(self, staged: StagedTransfer) -> None:
+        """A caller that finds it sealed does not seal it again."""
+        if staged.sealed is not None and not staged.sealed_is_durable:
+            async with staged.changing:
+                await self._disk.sync_folder(staged.folder)
+                staged.sealed_is_durable = True
 
     async def _create(self, session: SessionId, folder: str, target: TargetFile) -> None:
         disk = self._disk
@@ -194,6 +202,11 @@ class Staging:
         if found is None or found.session != session:
             raise Refused(f"no transfer {transfer} of session {session} is staged here", advice="open it first")
         return found
+
+    def is_released(self, session: SessionId, transfer: TransferId) -> bool:
+        """As far as this process remembers."""
+        found = self._transfers.get(transfer)
+        return found is not None and found.session == session and found.state.phase is TransferPhase.RELEASED
 
     async def release(self, session: SessionId, transfers: Iterable[TransferId]) -> list[TransferId]:
         """Returns those that are released now. A transfer that does not exist is no error. The next sweep removes the

@@ -1,16 +1,18 @@
 """DESCRIBE: lists schema elements, and the statements that would create them. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from ebla.cql.catalog import Catalog
 from ebla.cql.parse.statements import DescribeStatement, DescribeTarget
 from ebla.cql.parse.token_stream import quote_name
-from ebla.cql.plan.schema_plan import as_cql, quote_text
+from ebla.cql.plan.table_options import as_cql, quote_text
 from ebla.cql.system_tables.node_info import PARTITIONER
 from ebla.cql.system_tables.schema_tables import replication_map, table_row
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest, NotFound
-from ebla.model.schema import ColumnKind, TableSchema
+from ebla.model.schema import Column, ColumnKind, TableSchema, sort_columns
 from ebla.topology.snapshot import Keyspace
 from ebla.wire.cql.messages import ColumnSpec, Rows
 
@@ -41,11 +43,17 @@ def create_keyspace_statement(keyspace: Keyspace) -> str:
     )
 
 
-def create_table_statement(schema: TableSchema, *, is_virtual: bool = False, with_id: bool = False) -> str:
+def create_table_statement(schema: TableSchema, *, is_virtual: bool = False, with_internals: bool = False) -> str:
+    """`with_internals`: also the id, and the columns that were dropped, with the statements that drop them."""
     name = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
-    lines = ",\n    ".join(_column_lines(schema))
-    options = "\n    AND ".join(_option_texts(schema, is_virtual=is_virtual, with_id=with_id))
+    dropped = schema.dropped if with_internals else ()
+    lines = ",\n    ".join(_column_lines(_with_dropped(schema, dropped)))
+    options = "\n    AND ".join(_option_texts(schema, is_virtual=is_virtual, with_id=with_internals))
     text = f"CREATE TABLE {name} (\n    {lines}\n) WITH {options};"
+    for column in dropped:
+        text += f"\nALTER TABLE {name} DROP {quote_name(column.name)};"
+        if (again := schema.by_name.get(column.name)) is not None:
+            text += f"\nALTER TABLE {name} ADD {_column_line(again)};"
     return (
         f"/*\nWarning: Table {name} is a virtual table and cannot be recreated with CQL.\n{text}\n*/"
         if is_virtual
@@ -53,13 +61,23 @@ def create_table_statement(schema: TableSchema, *, is_virtual: bool = False, wit
     )
 
 
+def _with_dropped(schema: TableSchema, dropped: Sequence[Column]) -> TableSchema:
+    """With these columns, instead of those that have their names now."""
+    names = [column.name for column in dropped]
+    kept = [column for column in schema.columns if column.name not in names]
+    return msgspec.structs.replace(schema, columns=sort_columns((*kept, *dropped)))
+
+
+def _column_line(column: Column) -> str:
+    static = " static" if column.kind is ColumnKind.STATIC else ""
+    return f"{quote_name(column.name)} {column.type}{static}"
+
+
 def _column_lines(schema: TableSchema) -> list[str]:
     alone = len(schema.partition_key) == 1 and not schema.clustering
     lines = []
     for column in schema.columns:
-        line = f"{quote_name(column.name)} {column.type}"
-        if column.kind is ColumnKind.STATIC:
-            line += " static"
+        line = _column_line(column)
         if alone and column.kind is ColumnKind.PARTITION_KEY:
             line += " PRIMARY KEY"
         lines.append(line)
@@ -91,7 +109,9 @@ def _option_texts(schema: TableSchema, *, is_virtual: bool, with_id: bool) -> li
     all_options |= {option: text for option, text in options_set.items() if option != "id"}
     all_options["default_time_to_live"] = str(options.default_ttl_s)
     all_options["gc_grace_seconds"] = str(options.gc_grace_s)
-    all_options["tombstone_gc"] = f"{{'mode': '{options.tombstone_gc}'}}"
+    all_options["tombstone_gc"] = as_cql(
+        {"mode": str(options.tombstone_gc), "propagation_delay_in_seconds": str(options.propagation_s)}
+    )
     return texts + [f"{option} = {text}" for option, text in sorted(all_options.items())]
 
 
@@ -208,7 +228,7 @@ class _SchemaReader:
 
     def table_entry(self, schema: TableSchema) -> Entry:
         is_virtual = (schema.keyspace, schema.name) in self.catalog.virtual
-        text = create_table_statement(schema, is_virtual=is_virtual, with_id=self.statement.with_internals)
+        text = create_table_statement(schema, is_virtual=is_virtual, with_internals=self.statement.with_internals)
         return quote_name(schema.keyspace), "table", quote_name(schema.name), text
 
     def keyspace_entry(self, name: str) -> Entry:

@@ -37,6 +37,7 @@ from ebla.request.timestamps import WriteTimestamps
 from ebla.storage.codec.key_codec import decode_token, partition_prefix_of
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import (
+    UNSET,
     BatchItem,
     BoundValue,
     CqlResponse,
@@ -57,7 +58,7 @@ UNLOGGED_WARNING = (
 )
 LARGE_VALUES_BYTES = 16 << 10
 """Values of this size may have so many elements that taking them apart takes long."""
-BATCH_BYTES_MAX = 16 << 20
+BATCH_BYTES_WARN = 128 << 10
 TABLET_PAYLOAD_KEY = "tablets-routing-v1"
 _REPLICA_TYPE = TupleType((SCALARS["uuid"], SCALARS["int"]))
 _TABLET_TYPE = TupleType((SCALARS["bigint"], SCALARS["bigint"], ListType(_REPLICA_TYPE, True)))
@@ -391,12 +392,21 @@ class CqlExecutor:
     ) -> CqlResponse:
         merged = merge_by_partition(mutations)
         size = sum(len(key) + len(value) for one in merged for key, value in one.items)
-        if size > BATCH_BYTES_MAX:
-            raise TooLarge(f"Batch too large: {size} bytes are over {BATCH_BYTES_MAX}")
+        if size > self.limits.cql_batch_bytes_max:
+            most = self.limits.cql_batch_bytes_max
+            raise TooLarge(
+                f"Batch too large: {size} bytes are over limits.cql_batch_bytes_max ({most})",
+                advice="write fewer rows in one batch",
+            )
         if merged:
             await self.router.write(merged, level, wait_ms)
-        needs_warning = kind is BatchKind.LOGGED and len(merged) > 1
-        return CqlResponse(Void(), (UNLOGGED_WARNING,) if needs_warning else ())
+        warnings = [UNLOGGED_WARNING] if kind is BatchKind.LOGGED and len(merged) > 1 else []
+        if size > BATCH_BYTES_WARN:
+            warnings.append(
+                f"A batch of {size} bytes for {len(merged)} partitions is above the warning threshold of "
+                f"{BATCH_BYTES_WARN}; limits.cql_batch_bytes_max is {self.limits.cql_batch_bytes_max}"
+            )
+        return CqlResponse(Void(), tuple(warnings))
 
 
 def _takes_long(compiled: CompiledStatement, values: Sequence[BoundValue]) -> bool:
@@ -424,9 +434,11 @@ def merge_by_partition(mutations: Sequence[Mutation]) -> list[Mutation]:
 
 def timeout_ms(source: ValueSource | None, request: BoundRequest, default_ms: int) -> int:
     """The value of USING TIMEOUT. The router caps it."""
-    value = None if source is None else source(request)
-    if value is None or isinstance(value, Unset):
+    value = UNSET if source is None else source(request)
+    if isinstance(value, Unset):
         return default_ms
+    if value is None:
+        raise InvalidRequest("Timeout value cannot be null")
     duration = decode_duration(value)
     if duration.months or duration.days:
         raise InvalidRequest("Timeout values cannot be expressed in days/months")

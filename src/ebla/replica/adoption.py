@@ -93,7 +93,14 @@ class ShardAdoptions:
         await context.wait_version(request.version, deadline_ms)
         async with context.guards.hold_guard(request.session, deadline_ms):
             stack = self._held_stack(request.session, request.table, request.range)
-            return FindTargetAnswer(stack.incarnation, stack.entry.range, context.store.free_bytes)
+            transfer = request.transfer
+            is_adopted = transfer is not None and origin_of(request.session, transfer) in stack.entry.adopted
+            return FindTargetAnswer(
+                incarnation=stack.incarnation,
+                stack_range=stack.entry.range,
+                free_bytes=context.store.free_bytes,
+                is_adopted=is_adopted,
+            )
 
     async def adopt(self, request: AdoptRequest, deadline_ms: int) -> AdoptAnswer:
         """Durable on return. `OvertakenByFence`: the data is there, but must not be relied on."""

@@ -82,9 +82,9 @@ class ReplicaServer:
         began = self._now()
         self._check_right()
         try:
-            answer = run_eagerly(self.reader.read(request, deadline_ms))
-            if type(answer) is Suspended:
-                answer = await answer
+            answer = self.reader.read_now(request)
+            if answer is None:
+                answer = await self.reader.read(request, deadline_ms)
                 self._check_right()
         except EblaError as error:
             self._metrics.read_failed(error)

@@ -101,7 +101,7 @@ class StackPageReader:
 
     def answer(self) -> ReadRowsAnswer:
         request = self._request
-        digest = digest_rows(self._items, self._schema, request.gc_before_s)
+        digest = digest_rows(self._items, self._schema, request.gc_before_s) if request.with_digest else b""
         items = () if request.digest_only else tuple(self._items)
         last_key = b"" if self._is_whole else self._last_key
         return ReadRowsAnswer(
@@ -256,7 +256,7 @@ def read_keys(request: ReadRowsRequest, opened: OpenStack, stack: Stack) -> Read
             live_rows += 1
     if request.is_reversed:
         items.reverse()
-    digest = digest_rows(items, schema, request.gc_before_s)
+    digest = digest_rows(items, schema, request.gc_before_s) if request.with_digest else b""
     return ReadRowsAnswer(
         items=() if request.digest_only else tuple(items),
         digest=digest,

@@ -27,11 +27,7 @@ class ReplicaReader:
         self.waiting = 0
 
     async def read(self, request: ReadRowsRequest, deadline_ms: int) -> ReadRowsAnswer:
-        """Does not wait if the version is there, the layers are open and one turn is enough. Raises `Overloaded` if too
-        many reads wait already."""
-        answer = self._read_in_one_turn(request)
-        if answer is not None:
-            return answer
+        """After `read_now` returned None. Raises `Overloaded` if too many reads wait already."""
         if self.waiting >= self._limits.reads_waiting_max:
             raise Overloaded(f"{self.waiting} reads wait already", advice="try again in a moment")
         await needs_task()  # a caller that only wants what is there at once closes the coroutine here
@@ -47,8 +43,8 @@ class ReplicaReader:
             raise fenced_off(request.version, fence)
         return page.answer()
 
-    def _read_in_one_turn(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
-        """None: it has to wait."""
+    def read_now(self, request: ReadRowsRequest) -> ReadRowsAnswer | None:
+        """The answer, if the version is there, the layers are open and one turn is enough; None: it has to wait."""
         view = self._view.current
         if request.version > view.version:
             return None

@@ -13,14 +13,14 @@ class ServingRight:
         assert feed_silence_ms > 0
         self._feed_silence_ms = feed_silence_ms
         self._alive_ms: int | None = None
-        self._allowed = False
+        self._ends_ms = 0
 
     def heard(self, asked_ms: int, *, allowed: bool) -> None:
         """Control answered a request sent at `asked_ms`: the answer may be older than its arrival, but not older than
         the request."""
         if self._alive_ms is None or asked_ms >= self._alive_ms:
             self._alive_ms = asked_ms
-            self._allowed = allowed
+            self._ends_ms = asked_ms + self._feed_silence_ms if allowed else 0
 
     def silent_ms(self, now_ms: int) -> int | None:
         """None until control has answered once."""
@@ -28,5 +28,4 @@ class ServingRight:
 
     def holds(self, now_ms: int) -> bool:
         """Check it at each use: in a process that was stopped and continued no timer has run."""
-        silent_ms = self.silent_ms(now_ms)
-        return self._allowed and silent_ms is not None and silent_ms < self._feed_silence_ms
+        return now_ms < self._ends_ms

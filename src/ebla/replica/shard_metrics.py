@@ -49,6 +49,7 @@ class ShardMetrics:
         )
         self.stacks = metrics.gauge("replica_stacks", "Stacks of this shard").series()
         self.layers = metrics.gauge("replica_layers", "Layers of these stacks").series()
+        self.load = metrics.gauge("store_load_bytes", "Size of the layers and the commit log").series()
         self.doomed = metrics.gauge("replica_doomed_stacks", "Stacks that wait to be dropped").series()
         self.version = metrics.gauge("topology_version", "The installed version of the topology").series()
         self.oldest_running = metrics.gauge(

@@ -166,6 +166,7 @@ class ReadRouter:
             now_s=query.now_s,
             is_reversed=query.is_reversed,
             partition_rows_max=query.partition_rows_max,
+            with_digest=False,
         )
         try:
             answer = run_eagerly(self._deps.clients.read_own(request, timeout_ms))
@@ -176,18 +177,15 @@ class ReadRouter:
             return None
         if not answer.is_whole or query.partition_rows_max:
             return None
-        for _, value in answer.items:
+        live: list[Item] = []
+        for item in answer.items:
+            value = item[1]
             if schema_version(value) > schema.version:
                 return None
-        now_s = query.now_s
-        live = tuple(
-            [
-                item
-                for item in answer.items
-                if (has_static(item[1], schema, now_s) if is_head(item[1]) else is_live_row(item[1], schema, now_s))
-            ]
-        )
-        return ReadPage(live, b"")
+            is_live = has_static if is_head(value) else is_live_row
+            if is_live(value, schema, query.now_s):
+                live.append(item)
+        return ReadPage(tuple(live), b"")
 
     # ---- in rounds
 

@@ -80,6 +80,10 @@ class CommitLog:
         return self._segments
 
     @property
+    def size_bytes(self) -> int:
+        return self._log.size_bytes
+
+    @property
     def is_long(self) -> bool:
         return len(self._segments) > self._limits.segments_max
 

@@ -293,10 +293,10 @@ class OpenStack:
 
     @property
     def has_heads(self) -> bool:
-        return any(
-            layer.facts.has_heads if slot.has_heads is None else slot.has_heads
-            for slot, layer in zip(self._slots, self._layers)
-        )
+        for slot, layer in zip(self._slots, self._layers):
+            if layer.facts.has_heads if slot.has_heads is None else slot.has_heads:
+                return True
+        return False
 
     def scan(self, start: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
         """Merged rows and heads in key order, rows without what heads delete. Consume it before the next await."""

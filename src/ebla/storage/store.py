@@ -27,6 +27,7 @@ from ebla.storage.layers.layer import Item, Layer, LayerDamaged
 from ebla.storage.manifest import (
     Incarnation,
     LayerEntry,
+    LayerId,
     ShardManifest,
     StackEntry,
     with_table,
@@ -50,6 +51,8 @@ class ShardStore(StackChanges):
     _pressed: dict[Incarnation, Stack] = field(default_factory=dict)
     """Stacks whose live layers refused a write: a flush makes room, or shows that there is none yet."""
     _creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _live_bytes: dict[LayerId, int] = field(default_factory=dict)
+    """Sizes of live layers, by the last upkeep that found them open."""
 
     def __post_init__(self) -> None:
         self._check_space()
@@ -75,6 +78,15 @@ class ShardStore(StackChanges):
     def free_bytes(self) -> int:
         """What the disk has beyond the reserve for flushes, manifests and compactions."""
         return max(0, self.disk.free_bytes(self.folder) - self.limits.free_bytes_min)
+
+    @property
+    def load_bytes(self) -> int:
+        """The layers and the commit log. A live layer counts once it has been open since the start."""
+        layers_bytes = sum(
+            sum(base.size_bytes for base in stack.entry.bases) + self._live_bytes.get(stack.live.id, 0)
+            for stack in self._stacks.values()
+        )
+        return layers_bytes + self.log.size_bytes
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -269,7 +281,12 @@ class ShardStore(StackChanges):
                 del self._pressed[stack.incarnation]
             if stack.frozen is not None or self._live_is_large(stack):
                 await self._keep_up_one(stack, self.seal)
+        self._live_bytes = {stack.live.id: self._live_size(stack) for stack in self._stacks.values()}
         await self._shorten_log()
+
+    def _live_size(self, stack: Stack) -> int:
+        live = self.layers.find(stack.folder_of(stack.live))
+        return self._live_bytes.get(stack.live.id, 0) if live is None else live.size_bytes()
 
     def _live_is_large(self, stack: Stack) -> bool:
         live = self.layers.find(stack.folder_of(stack.live))

@@ -90,7 +90,7 @@ OPTIONS = (
     ("memtable_flush_period_in_ms", "3", 3),
     ("min_index_interval", "64", 64),
     ("max_index_interval", "1024", 1024),
-    ("speculative_retry", "'99p'", "99p"),
+    ("speculative_retry", "'99p'", "99P"),
     ("caching", "{'keys': 'NONE', 'rows_per_partition': '3'}", {"keys": "NONE", "rows_per_partition": "3"}),
     ("compaction", "{'class': 'LeveledCompactionStrategy'}", None),
     ("compression", "{'sstable_compression': 'LZ4Compressor'}", None),
@@ -179,7 +179,7 @@ def test_options_that_cannot_be(session: Any, keyspace: str) -> None:
     ):
         with pytest.raises((InvalidRequest, ConfigurationException, SyntaxException)):
             session.execute(f"CREATE TABLE {keyspace}.wrong (k int, c int, v int, PRIMARY KEY (k, c)) WITH {option}")
-    name = "n" * 49
+    name = "n" * 223
     with pytest.raises((InvalidRequest, ConfigurationException)):
         session.execute(f"CREATE TABLE {keyspace}.{name} (k int PRIMARY KEY)")
     with pytest.raises((InvalidRequest, ConfigurationException), match="no_such"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cassandra.cqltypes import lookup_casstype
 from cassandra.util import Date, Duration, Time
 
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -172,13 +173,17 @@ def test_tuples_have_nulls_and_may_be_short(session: Any, table: Table, rows: Ro
     assert rows(f"SELECT t FROM {name} WHERE k = {key}") == [((1, "a", None),)]
 
 
-def test_nulls_in_collections_are_refused(session: Any, table: Table, refused: Callable[..., str]) -> None:
+def test_nulls_in_collections_are_refused(session: Any, table: Table, rows: Rows, refused: Callable[..., str]) -> None:
     name = table(COLLECTIONS)
     wrong = (("l", "[null]"), ("s", "{null}"), ("m", "{'a': null}"), ("m", "{null: 1}"), ("fl", "[null]"))
     for column, literal in wrong:
         assert "null" in refused(f"INSERT INTO {name} (k, {column}) VALUES (1, {literal})").lower()
     insert = session.prepare(f"INSERT INTO {name} (k, l) VALUES (1, ?)")
-    assert refused(insert, ([1, None],))
+    if lookup_casstype("ListType(Int32Type)").serialize([None], 4).endswith(b"\xff" * 4):
+        assert refused(insert, ([1, None],))
+    else:  # cassandra-driver sends an empty value, which an int may have, and returns it as None
+        session.execute(insert, ([1, None],))
+        assert rows(f"SELECT l FROM {name} WHERE k = 1") == [([1, None],)]
 
 
 def test_every_type_may_be_a_key(session: Any, table: Table) -> None:

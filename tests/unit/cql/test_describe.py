@@ -16,8 +16,8 @@ TABLE = (
     "l list<frozen<map<text, int>>>, t tuple<int, frozen<set<text>>>, f frozen<list<int>>, "
     'PRIMARY KEY (("Key", b), "select", "a""b")) WITH CLUSTERING ORDER BY ("select" DESC, "a""b" ASC) '
     "AND comment = 'it''s; -- x' AND default_time_to_live = 5 AND gc_grace_seconds = 7 AND cdc = {'enabled': true} "
-    "AND tombstone_gc = {'mode': 'disabled'} AND compaction = {'class': 'it''s, a: b'} AND crc_check_chance = 0.5 "
-    "AND tablets = {'min_tablet_count': 4}"
+    "AND tombstone_gc = {'mode': 'disabled'} AND compaction = {'class': 'LeveledCompactionStrategy'} "
+    "AND crc_check_chance = 0.5 AND tablets = {'min_tablet_count': 4}"
 )
 SIMPLE = "{'class': 'SimpleStrategy', 'replication_factor': 2}"
 NETWORK = "{'class': 'NetworkTopologyStrategy', 'dc1': 1}"
@@ -96,6 +96,30 @@ def test_everything_includes_the_system(cql: Cql) -> None:
     assert not {row[0] for row in cql.rows("DESCRIBE SCHEMA")} & {"system", "system_schema"}
     virtual = [row[3] for row in full if row[0] == "system" and row[1] == "table"]
     assert all(text.startswith("/*\nWarning: Table system.") for text in virtual)
+
+
+def test_internals_include_dropped_columns_and_can_be_executed() -> None:
+    cql = Cql()
+    cql.run("CREATE TABLE t (k int, c int, v set<text>, w int, s int static, PRIMARY KEY (k, c))")
+    cql.run("ALTER TABLE t DROP (v, s)")
+    cql.run("ALTER TABLE t ADD v set<text>")
+    ((_, _, _, text),) = cql.rows("DESCRIBE TABLE t WITH INTERNALS")
+    assert "s int static," in text
+    create, *alters = text.split(";\n")
+    assert [one.rstrip(";") for one in alters] == [
+        "ALTER TABLE ks.t DROP v",
+        "ALTER TABLE ks.t ADD v set<text>",
+        "ALTER TABLE ks.t DROP s",
+    ]
+    assert "DROP" not in cql.rows("DESCRIBE TABLE t")[0][3]
+    assert sorted(cql.rows("SELECT column_name, kind, type FROM system_schema.dropped_columns")) == [
+        ("s", "static", "int"),
+        ("v", "regular", "set<text>"),
+    ]
+    again = Cql()
+    for statement in (create, *alters):
+        again.run(statement)
+    assert again.rows("DESCRIBE TABLE t") == cql.rows("DESCRIBE TABLE t")
 
 
 def test_internals(cql: Cql) -> None:

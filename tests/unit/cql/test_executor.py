@@ -250,9 +250,12 @@ def test_batches_have_a_size(cql: Cql) -> None:
     with pytest.raises(TooLarge, match="a batch of 10001 statements"):
         cql.batch(*[item] * 10_001)
     cql.run("CREATE TABLE big (k int PRIMARY KEY, v blob)")
-    large = BatchItem("INSERT INTO big (k, v) VALUES (1, ?)", (bytes(6 << 20),))
-    with pytest.raises(TooLarge, match="Batch too large"):
-        cql.batch(large, large, large)
+    large = BatchItem("INSERT INTO big (k, v) VALUES (1, ?)", (bytes(100 << 10),))
+    assert cql.batch(large).warnings == ()
+    (warning,) = cql.batch(large, large).warnings
+    assert "is above the warning threshold of 131072" in warning
+    with pytest.raises(TooLarge, match=r"Batch too large: .* limits.cql_batch_bytes_max \(1048576\)"):
+        cql.batch(*[large] * 11)
     with pytest.raises(InvalidRequest, match="counters"):
         cql.batch(kind=BatchKind.COUNTER)
 

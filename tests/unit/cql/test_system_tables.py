@@ -12,7 +12,8 @@ from ebla.model.cql_types import freeze, parse_type
 from ebla.model.identity import Address, HistoryId
 from ebla.model.schema import ColumnKind
 from ebla.model.token import TOKEN_MAX
-from ebla.topology.commands import StartMoves, TabletMove
+from ebla.topology.commands import ExcludeHosts, SetIgnoredNodes, StartMoves, TabletMove
+from ebla.topology.snapshot import Exclusion
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeRequestKind,
@@ -105,6 +106,8 @@ def test_a_join_in_the_middle(cql: Cql) -> None:
     columns = "node_state, topology_request, request_id, transition_state"
     text = f"SELECT {columns} FROM system.topology WHERE key = 'topology' AND host_id = {host(4)}"
     assert cql.rows(text) == [("bootstrapping", "join", request.id, "write_both_read_old")]
+    peers = cql.rows("SELECT host_id FROM system.peers")
+    assert (host(4),) not in peers, "drivers must not connect to it yet"
     columns = "done, outcome, request_type, target_host, end_time"
     asked = f"SELECT {columns} FROM system.topology_requests WHERE id = {request.id}"
     ((done, outcome, kind, target, end),) = cql.rows(asked)
@@ -240,6 +243,15 @@ def test_who_is_up(cql: Cql) -> None:
     cql.view.down = frozenset({host(2)})
     rows = cql.rows("SELECT host_id, up, status, shards FROM system.cluster_status")
     assert sorted(rows) == [(host(1), True, "NORMAL", 2), (host(2), False, "NORMAL", 2), (host(3), True, "NORMAL", 2)]
+
+
+def test_who_is_excluded(cql: Cql) -> None:
+    """Not every ignored node is."""
+    cql.topology.do(SetIgnoredNodes((host(2),)))
+    cql.topology.do(ExcludeHosts((Exclusion(host=host(3), since_ms=1, by=host(1)),)))
+    cql.install()
+    rows = cql.rows("SELECT host_id, excluded FROM system.cluster_status")
+    assert sorted(rows) == [(host(1), False), (host(2), False), (host(3), True)]
 
 
 def test_options_and_history(cql: Cql) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.topology.world import cluster
 
-from ebla.control.topology.schema_plan import PlanningState, plan_schema_change
+from ebla.control.topology.schema_plan import plan_schema_change
 from ebla.cql.executor import ClientState, CqlExecutor, PendingResponse, StartedRequest
 from ebla.cql.system_tables.node_info import SystemTableSources
 from ebla.cql.system_tables.schema_tables import system_tables
@@ -159,7 +159,7 @@ class Cql:
         )
 
     async def change(self, requested: SchemaChange, _deadline_ms: int) -> SchemaAnswer:
-        planned = plan_schema_change(requested, PlanningState(self.topology.snapshot), TableId(self.rng.uuid()))
+        planned = plan_schema_change(requested, self.topology.snapshot, TableId(self.rng.uuid()))
         if not planned.commands:
             return SchemaAnswer(changed=False, version=self.topology.snapshot.version, table=planned.table)
         applied = apply_commands(self.topology.snapshot, planned.commands)

@@ -126,7 +126,7 @@ class ShardRig:
         server = ReplicaServer(
             self.context, forward or unexpected_forward, ShardMetrics(Metrics()), serves=lambda: True
         )
-        self.writer, self.reader, self.streams = server.writer, server.reader, server.streams
+        self.server, self.writer, self.streams = server, server.writer, server.streams
         self.checkpoints, self.adoptions = server.checkpoints, server.adoptions
         self._index = 0
 

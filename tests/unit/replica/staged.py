@@ -1,17 +1,19 @@
 """Staging as a bulk process leaves it, written by the test itself."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
-from tests.unit.replica.shard_rig import DATA, OWN, ShardRig
+from tests.unit.replica.shard_rig import DATA, OWN, ShardRig, in_shard, small_cluster, with_sessions
 from tests.unit.storage.small_table import SMALL
-from tests.unit.storage.store_rig import Rig
+from tests.unit.storage.store_rig import Rig, limits, plain
 
 from ebla.model.identity import AttemptId, SessionId, TopologyVersion, TransferId
 from ebla.model.token import WHOLE_RING, TokenRange
 from ebla.model.transfers import StagingKind
+from ebla.options import CommitLogMode
 from ebla.ports.disk import Disk
+from ebla.replica.replica_context import ReplicaLimits
 from ebla.storage.codec.row_file import encode_rows, rows_batch
 from ebla.storage.codec.staging_format import (
     SealedFile,
@@ -24,14 +26,24 @@ from ebla.storage.codec.staging_format import (
 )
 from ebla.storage.layers.layer import Item, build_layer
 from ebla.storage.merge.row_merge import facts_of
-from ebla.topology.snapshot import Session
+from ebla.topology.snapshot import Session, Snapshot
 from ebla.topology.states import SessionKind
+from ebla.topology.tablet_map import TabletMap, tablet_map
 from ebla.wire.transfer_messages import AdoptRequest
 
 SESSION = SessionId(uuid.UUID(int=31))
 OPEN = Session(id=SESSION, kind=SessionKind.BULK_JOB, table=SMALL.id)
 TRANSFER = TransferId(uuid.UUID(int=41))
 ATTEMPT = AttemptId(uuid.UUID(int=51))
+
+
+ONE = tablet_map(SMALL.id, [(OWN,)])
+ITEMS = tuple(sorted(plain(number, 1, 5) for number in range(20)))
+AT_ONCE_MS = 1_000
+
+
+def opened(tablets: TabletMap = ONE, *, version: int = 2, fence: int = 1) -> Snapshot:
+    return with_sessions(small_cluster(tablets, version=version, fence=fence), OPEN)
 
 
 def disk_of(rig: Rig) -> Disk:
@@ -100,3 +112,14 @@ class Staging:
         count = sum(map(len, records)) if rows is None else rows
         sealed = SealedFile(attempt=ATTEMPT, rows_file="sealed/rows", rows=count, size_bytes=len(data))
         await write_sealed(disk_of(self._rig), self.folder, sealed)
+
+
+def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **bounds: int) -> None:
+    """With a session open on a table of one tablet."""
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
+
+    async def main(shard: ShardRig) -> None:
+        await shard.follow(opened())
+        await work(shard, rig, Staging(rig, shard, request_of()))
+
+    in_shard(main, rig=rig, bounds=ReplicaLimits(version_wait_ms=200, fence_wait_ms=200, **bounds))

@@ -1,8 +1,9 @@
 """Sealed staging becomes part of a stack, once, under a session that is open; everything else is refused."""
 
 import asyncio
+import dataclasses
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import pytest
@@ -16,7 +17,20 @@ from tests.unit.replica.shard_rig import (
     tablet_of,
     with_sessions,
 )
-from tests.unit.replica.staged import ATTEMPT, OPEN, SESSION, TRANSFER, Staging, disk_of, request_of
+from tests.unit.replica.staged import (
+    AT_ONCE_MS,
+    ATTEMPT,
+    ITEMS,
+    ONE,
+    OPEN,
+    SESSION,
+    TRANSFER,
+    Staging,
+    adopted_in,
+    disk_of,
+    opened,
+    request_of,
+)
 from tests.unit.storage.small_table import SMALL, key_of, value_of
 from tests.unit.storage.store_rig import Rig, limits, plain
 from tests.unit.topology.small_cluster import replica
@@ -39,6 +53,7 @@ from ebla.model.transfers import StagingKind
 from ebla.options import CommitLogMode
 from ebla.replica.adoption import PartialAdoption, chunks_of
 from ebla.replica.replica_context import ReplicaLimits
+from ebla.replica.replica_stacks import IN_TRANSITION
 from ebla.storage.codec.staging_format import SealedFile, sealed_path, write_sealed
 from ebla.storage.compaction.compaction_plan import SwapOutcome
 from ebla.storage.compaction.compactor import run_compaction
@@ -47,37 +62,20 @@ from ebla.storage.layers.layer import Item, Layer
 from ebla.storage.manifest import Incarnation
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import Adoption
-from ebla.topology.snapshot import Session, Snapshot
-from ebla.topology.states import SessionKind
-from ebla.topology.tablet_map import TabletMap, tablet_map
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Session
+from ebla.topology.states import SessionKind, TransitionState
+from ebla.topology.tablet_map import tablet_map
 from ebla.wire.transfer_messages import AdoptAnswer, FindTargetRequest
 
-ONE = tablet_map(SMALL.id, [(OWN,)])
 BOTH = tablet_map(SMALL.id, [(OWN,), (OWN,)])
 HALVES = WHOLE_RING.split(2)
-ITEMS = tuple(sorted(plain(number, 1, 5) for number in range(20)))
 DELETED = (key_of(2, 1), value_of(Row(marker=None, deletion=Deletion(9, 0), cells={})))
-AT_ONCE_MS = 1_000
 TERMS = GcContext(now_s=1_000, replication_factor=1)
 
 
-def opened(tablets: TabletMap = ONE, *, version: int = 2, fence: int = 1) -> Snapshot:
-    return with_sessions(small_cluster(tablets, version=version, fence=fence), OPEN)
-
-
 async def read_all(shard: ShardRig, version: int = 2) -> tuple[Item, ...]:
-    return (await shard.reader.read(read_of(version=version), AT_ONCE_MS)).items
-
-
-def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **bounds: int) -> None:
-    """With a session open on a table of one tablet."""
-    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
-
-    async def main(shard: ShardRig) -> None:
-        await shard.follow(opened())
-        await work(shard, rig, Staging(rig, shard, request_of()))
-
-    in_shard(main, rig=rig, bounds=ReplicaLimits(version_wait_ms=200, fence_wait_ms=200, **bounds))
+    return (await shard.server.read(read_of(version=version), AT_ONCE_MS)).items
 
 
 pytestmark = runs_in(adopted_in)
@@ -459,6 +457,40 @@ async def test_only_origins_of_open_sessions_are_remembered(shard: ShardRig, rig
 
 def find_of(token_range: TokenRange = WHOLE_RING, version: int = 2) -> FindTargetRequest:
     return FindTargetRequest(session=SESSION, table=SMALL.id, range=token_range, version=TopologyVersion(version))
+
+
+def test_a_ring_change_brings_ranges_and_tombstones_stay_until_it_ends() -> None:
+    """INV-LAYER-GC, c: the session of a topology operation has no table, and the transition holds all vnode stacks."""
+    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
+    request = Session(id=SESSION, kind=SessionKind.REQUEST)
+
+    async def main(shard: ShardRig) -> None:
+        idle = with_sessions(small_cluster(), request)
+        query = FindTargetRequest(
+            session=SESSION, table=SMALL.id, range=HALVES[0], version=TopologyVersion(2), transfer=TRANSFER
+        )
+        await shard.follow(idle)
+        await shard.stacks.confirm()
+        with pytest.raises(Refused):
+            await shard.adoptions.find_target(query, AT_ONCE_MS)
+        moving = msgspec.structs.replace(
+            idle.state, version=TopologyVersion(3), transition=TransitionState.WRITE_BOTH_READ_OLD, session=SESSION
+        )
+        await shard.follow(dataclasses.replace(idle, state=moving))
+        (stack,) = shard.store.stacks.values()
+        assert stack.gc_holds == {IN_TRANSITION}
+        assert not (await shard.adoptions.find_target(query, AT_ONCE_MS)).is_adopted
+        adopting = request_of(HALVES[0])
+        staging = Staging(rig, shard, adopting)
+        await staging.open(StagingKind.ROWS)
+        await staging.seal_layers([(HALVES[0], ITEMS)])
+        assert (await shard.adoptions.adopt(adopting, AT_ONCE_MS)).layers == 1
+        assert (await shard.adoptions.find_target(query, AT_ONCE_MS)).is_adopted
+        later = msgspec.structs.replace(moving, version=TopologyVersion(4), transition=None, session=None)
+        await shard.follow(dataclasses.replace(idle, state=later, sessions=FrozenMap()))
+        assert stack.gc_holds == set()
+
+    in_shard(main, rig=rig)
 
 
 def test_the_stack_that_will_take_it_is_told_and_held() -> None:

@@ -30,7 +30,7 @@ def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
             await shard.write(write_of(plain(number, 0, number + 1)))
             await shard.store.seal(stack)
         assert shard.store.needs_compaction(stack)
-        before = (await shard.reader.read(read_of(), 1_000)).items
+        before = (await shard.server.read(read_of(), 1_000)).items
         terms = GcContext(now_s=1_000, replication_factor=3)
         folding = CompactionLoop(shard.store, shard.stacks, Place(rig, is_there=is_there).compact, lambda _stack: terms)
         if is_there:
@@ -42,7 +42,7 @@ def test_a_grown_stack_is_folded_or_left_as_it_was(is_there: bool) -> None:
             with pytest.raises(Unreachable):
                 await folding.compact(stack)
             assert shard.store.needs_compaction(stack), "it may be tried again"
-        assert (await shard.reader.read(read_of(), 1_000)).items == before
+        assert (await shard.server.read(read_of(), 1_000)).items == before
 
     in_shard(work, rig=rig)
 

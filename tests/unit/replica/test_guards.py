@@ -47,7 +47,7 @@ def test_a_stream_is_merged_into_every_stack_it_touches() -> None:
         await shard.follow(with_sessions(small_cluster(BOTH), OPEN))
         await shard.streams.stream(stream_of(*ITEMS), 1_000)
         assert {tablet_of(BOTH, item) for item in ITEMS} == {0, 1}
-        assert (await shard.reader.read(read_of(), 1_000)).items == ITEMS
+        assert (await shard.server.read(read_of(), 1_000)).items == ITEMS
         assert shard.guards.held == 0
         assert shard.barriers.asked == 1
 
@@ -56,7 +56,7 @@ def test_a_stream_is_merged_into_every_stack_it_touches() -> None:
 
     async def after(shard: ShardRig) -> None:
         await shard.follow(small_cluster(BOTH))
-        assert (await shard.reader.read(read_of(), 1_000)).items == ITEMS, "durable before the answer, in any mode"
+        assert (await shard.server.read(read_of(), 1_000)).items == ITEMS, "durable before the answer, in any mode"
 
     in_shard(after, rig=rig)
 
@@ -70,7 +70,7 @@ async def test_a_closed_session_is_refused_even_by_a_shard_that_has_not_heard(sh
         assert not late.done(), "it waits for the revision of the barrier"
         await shard.follow(with_sessions(with_state(view.snapshot, 3, 1)))
     assert "closed" in late.result()
-    assert (await shard.reader.read(read_of(version=3), 1_000)).items == ()
+    assert (await shard.server.read(read_of(version=3), 1_000)).items == ()
 
 
 async def refused(shard: ShardRig) -> str:
@@ -140,4 +140,4 @@ async def test_rows_for_others_are_refused(shard: ShardRig, /) -> None:
         await shard.streams.stream(StreamRowsRequest(SESSION, TableId(uuid.UUID(int=5)), ITEMS), 1_000)
     assert shard.guards.held == 0
     mine = (b"", b"\x80")
-    assert (await shard.reader.read(read_of(mine), 1_000)).items == ()
+    assert (await shard.server.read(read_of(mine), 1_000)).items == ()

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.replica.compaction_rig import Place
-from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, with_sessions
-from tests.unit.replica.staged import OPEN, Staging, request_of
-from tests.unit.storage.small_table import SMALL
-from tests.unit.storage.store_rig import Rig, limits, plain
+from tests.unit.replica.shard_rig import ShardRig, read_of
+from tests.unit.replica.staged import AT_ONCE_MS, ITEMS, Staging, adopted_in, opened, request_of
+from tests.unit.storage.store_rig import Rig
 
 from ebla.model.errors import Outcome, Overloaded, Stale
 from ebla.model.identity import TopologyVersion, TransferId
@@ -19,37 +18,17 @@ from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
 from ebla.observe.event_reporter import discard_event
 from ebla.observe.metrics import Metrics
-from ebla.options import CommitLogMode
 from ebla.replica.compaction import CHECK_S, CompactionLoop
-from ebla.replica.replica_context import OvertakenByFence, ReplicaLimits
+from ebla.replica.replica_context import OvertakenByFence
 from ebla.replica.shard_metrics import ShardMetrics
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Layer
 from ebla.storage.manifest import ManifestEdit
 from ebla.storage.stack import Stack
-from ebla.topology.snapshot import Snapshot
-from ebla.topology.tablet_map import tablet_map
 from ebla.wire.transfer_messages import AdoptAnswer, AdoptRequest
 
-ONE = tablet_map(SMALL.id, [(OWN,)])
-ITEMS = tuple(sorted(plain(number, 1, 5) for number in range(20)))
-AT_ONCE_MS = 1_000
 BY_TWO = request_of(version=2)
-
-
-def opened(*, version: int = 2, fence: int = 1) -> Snapshot:
-    return with_sessions(small_cluster(ONE, version=version, fence=fence), OPEN)
-
-
-def adopted_in(work: Callable[[ShardRig, Rig, Staging], Awaitable[None]], **bounds: int) -> None:
-    rig = Rig(bounds=limits(CommitLogMode.PERIODIC, period_ms=60_000))
-
-    async def main(shard: ShardRig) -> None:
-        await shard.follow(opened())
-        await work(shard, rig, Staging(rig, shard, request_of()))
-
-    in_shard(main, rig=rig, bounds=ReplicaLimits(version_wait_ms=200, fence_wait_ms=200, **bounds))
 
 
 pytestmark = runs_in(adopted_in)
@@ -110,7 +89,7 @@ async def test_a_layer_of_a_job_is_adopted_once_whichever_versions_it_is_asked_b
     await shard.follow(opened(version=3, fence=3))
     assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
     assert shard.view.versions.oldest(TopologyVersion(3)) == 3, "nothing is held"
-    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+    assert (await shard.server.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
 
 
 async def test_a_version_below_the_fence_is_refused_on_arrival(shard: ShardRig, _rig: Rig, staging: Staging, /) -> None:
@@ -151,7 +130,7 @@ async def test_a_fence_that_rises_before_the_effect_keeps_it_out(
         held.may_go_on.set()
     assert refusing.result().outcome is Outcome.NOT_APPLIED
     assert shard.view.versions.oldest(TopologyVersion(3)) == 3
-    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ()
+    assert (await shard.server.read(read_of(version=3), AT_ONCE_MS)).items == ()
 
 
 async def test_a_fence_that_rises_behind_the_effect_takes_the_answer_away(
@@ -165,7 +144,7 @@ async def test_a_fence_that_rises_behind_the_effect_takes_the_answer_away(
         await shard.follow(opened(version=3, fence=3))
         held.may_go_on.set()
     assert refusing.result().outcome is Outcome.UNKNOWN
-    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+    assert (await shard.server.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
     assert await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS) == AdoptAnswer(0, 0)
 
 
@@ -208,9 +187,9 @@ async def test_rows_that_were_merged_in_part_when_the_fence_rose_are_merged_whol
         await shard.follow(opened(version=3, fence=3))
         held.may_go_on.set()
     assert "only some of the rows" in refusing.result().message
-    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS[:8]
+    assert (await shard.server.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS[:8]
     assert (await shard.adoptions.adopt(request_of(version=3), AT_ONCE_MS)).rows == len(ITEMS)
-    assert (await shard.reader.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
+    assert (await shard.server.read(read_of(version=3), AT_ONCE_MS)).items == ITEMS
 
 
 # -- many layers
@@ -270,7 +249,7 @@ async def test_layers_of_jobs_are_folded_like_others_while_a_session_is_open(
         await asyncio.sleep(CHECK_S / 4)
         running.cancel()
     assert len(stack.entry.bases) < 4
-    assert (await shard.reader.read(read_of(), AT_ONCE_MS)).items == ITEMS
+    assert (await shard.server.read(read_of(), AT_ONCE_MS)).items == ITEMS
     assert (await shard.adoptions.adopt(job(4), AT_ONCE_MS)).layers == 0, (
         "a layer that was compacted away is not adopted again"
     )

@@ -84,7 +84,7 @@ async def test_a_replica_that_comes_back_begins_empty(shard: ShardRig, /) -> Non
     shard.view.hold(TopologyVersion(2))
     await shard.follow(small_cluster(SECOND_ONLY, version=3))
     await shard.follow(small_cluster(BOTH, version=4))
-    assert (await shard.reader.read(read_of(version=4), 100)).items == ()
+    assert (await shard.server.read(read_of(version=4), 100)).items == ()
     shard.view.release(TopologyVersion(2))
 
 
@@ -115,7 +115,7 @@ def test_strangers_on_disk_wait_for_a_read_barrier() -> None:
         await shard.follow(small_cluster(BOTH, version=9))
         assert not strangers(shard)
         await shard.stacks.confirm()
-        found = await shard.reader.read(read_of(version=9), 100)
+        found = await shard.server.read(read_of(version=9), 100)
         assert sorted(found.items) == sorted([FIRST, SECOND])
 
     async def third(shard: ShardRig) -> None:

@@ -41,9 +41,9 @@ POINT = (ROW[0], ROW[0] + b"\0")
 async def test_an_outdated_version_is_refused_on_arrival(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(ONE, version=4, fence=3))
     with pytest.raises(Stale, match="fence"):
-        run_eagerly(shard.reader.read(read_of(POINT, version=2), 1_000))
+        run_eagerly(shard.server.read(read_of(POINT, version=2), 1_000))
     with pytest.raises(Stale, match="fence"):
-        await shard.reader.read(read_of(version=2), 1_000)
+        await shard.server.read(read_of(version=2), 1_000)
 
 
 async def test_a_fence_that_rises_during_a_read_is_noticed(shard: ShardRig, /) -> None:
@@ -56,16 +56,16 @@ async def test_a_fence_that_rises_during_a_read_is_noticed(shard: ShardRig, /) -
 
     shard.store.open = open_late  # type: ignore[method-assign] # as a layer that takes its time
     with pytest.raises(Stale, match="fence is 4"):
-        await shard.reader.read(read_of(version=3), 1_000)
+        await shard.server.read(read_of(version=3), 1_000)
 
 
 async def test_a_newer_version_is_waited_for(shard: ShardRig, /) -> None:
     view = await shard.follow(small_cluster(ONE))
     await shard.write(write_of(ROW))
     with pytest.raises(Stale, match="not come here"):
-        await shard.reader.read(read_of(POINT, version=3), 100)
+        await shard.server.read(read_of(POINT, version=3), 100)
     async with asyncio.TaskGroup() as tasks:
-        reading = tasks.create_task(shard.reader.read(read_of(POINT, version=3), 1_000))
+        reading = tasks.create_task(shard.server.read(read_of(POINT, version=3), 1_000))
         await asyncio.sleep(0.05)
         await shard.follow(with_state(view.snapshot, 3, 1))
     assert reading.result().items == (ROW,)
@@ -73,11 +73,11 @@ async def test_a_newer_version_is_waited_for(shard: ShardRig, /) -> None:
 
 async def test_a_point_read_needs_no_waiting_once_layers_are_open(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(ONE))
-    first = run_eagerly(shard.reader.read(read_of(POINT, rows_max=1), 1_000))
+    first = run_eagerly(shard.server.read(read_of(POINT, rows_max=1), 1_000))
     assert isinstance(first, Suspended)
     assert (await first).items == ()
     await shard.write(write_of(ROW))
-    found = run_eagerly(shard.reader.read(read_of(POINT, rows_max=1), 1_000))
+    found = run_eagerly(shard.server.read(read_of(POINT, rows_max=1), 1_000))
     assert not isinstance(found, Suspended)
     assert (found.items, found.is_whole, found.live_rows) == ((ROW,), True, 1)
 
@@ -87,14 +87,14 @@ async def test_what_is_not_here_is_told(shard: ShardRig, /) -> None:
     items = [plain(number, 0, 5) for number in range(40)]
     there = next(item for item in items if tablet_of(TWO, item) == 1)
     with pytest.raises(Stale, match="no replica"):
-        run_eagerly(shard.reader.read(read_of((there[0], there[0] + b"\0")), 1_000))
+        run_eagerly(shard.server.read(read_of((there[0], there[0] + b"\0")), 1_000))
     with pytest.raises(Stale, match="no replica"):
-        await shard.reader.read(read_of((there[0], None)), 100)
+        await shard.server.read(read_of((there[0], None)), 100)
     with pytest.raises(NotFound):
-        await shard.reader.read(read_of(table=TableId(uuid.UUID(int=5))), 100)
+        await shard.server.read(read_of(table=TableId(uuid.UUID(int=5))), 100)
     with pytest.raises(InvalidRequest):
-        await shard.reader.read(read_of(rows_max=0), 100)
-    here = await shard.reader.read(read_of(), 100)
+        await shard.server.read(read_of(rows_max=0), 100)
+    here = await shard.server.read(read_of(), 100)
     assert not here.is_whole, "a page ends before a tablet that is elsewhere"
     assert here.last_key == b"\x80" + bytes(7)
 
@@ -115,7 +115,7 @@ async def test_many_tombstones_end_a_page_and_not_the_turn_of_others(shard: Shar
 
     async with asyncio.TaskGroup() as tasks:
         counting = tasks.create_task(count_turns())
-        page = await shard.reader.read(read_of(rows_max=10), 1_000)
+        page = await shard.server.read(read_of(rows_max=10), 1_000)
         counting.cancel()
     assert turns > 1
     assert not page.is_whole
@@ -131,7 +131,7 @@ async def test_rows_that_their_head_deletes_are_counted_as_looked_at(shard: Shar
     inside = (row_key(prefix_of(1)), prefix_end(prefix_of(1)))
     await shard.follow(small_cluster(ONE))
     await shard.write(write_of(head, *[plain(1, row, 5) for row in range(128)]))
-    page = await shard.reader.read(read_of(inside, rows_max=10), 1_000)
+    page = await shard.server.read(read_of(inside, rows_max=10), 1_000)
     assert (page.items, page.is_whole) == ((), False)
     assert page.last_key > inside[0]
 
@@ -140,18 +140,18 @@ async def test_rows_that_their_head_deletes_are_counted_as_looked_at(shard: Shar
 async def test_so_many_reads_may_wait(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(ONE))
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
+        waiting = tasks.create_task(shard.server.read(read_of(version=9), 1_000))
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded):
-            await shard.reader.read(read_of(version=9), 1_000)
+            await shard.server.read(read_of(version=9), 1_000)
         waiting.cancel()
-    assert shard.reader.waiting == 0
+    assert shard.server.reader.waiting == 0
 
 
 async def test_a_read_holds_no_version(shard: ShardRig, /) -> None:
     await shard.follow(small_cluster(ONE))
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(shard.reader.read(read_of(version=9), 1_000))
+        waiting = tasks.create_task(shard.server.read(read_of(version=9), 1_000))
         await asyncio.sleep(0.05)
         assert shard.view.versions.oldest(TopologyVersion(7)) == 7
         waiting.cancel()

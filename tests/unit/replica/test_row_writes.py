@@ -40,7 +40,7 @@ THERE = next(item for item in ITEMS if tablet_of(TWO, item) == 1)
 
 
 async def stored(shard: ShardRig, version: int = 2) -> tuple[tuple[bytes, bytes], ...]:
-    return (await shard.reader.read(read_of((b"", b"\x80"), version=version), 1_000)).items
+    return (await shard.server.read(read_of((b"", b"\x80"), version=version), 1_000)).items
 
 
 def oldest_running(shard: ShardRig) -> int:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import pytest
 from tests.unit.request.write_rig import mutation
 from tests.unit.topology.small_cluster import cluster, node, replica
-from tests.unit.wire.rig import MemoryTransport, SeededChance, introduction
+from tests.unit.wire.rig import MemoryTransport, introduction
 
 from ebla.feed.shard_peers import ShardAddresses
 from ebla.model.errors import DeadlineExceeded, Unreachable
 from ebla.model.identity import Address, Replica, TopologyVersion
 from ebla.observe.event_reporter import discard_event
 from ebla.request.shard_clients import ShardClients
+from ebla.sim.rng import SimRng
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
 from ebla.wire.limits import WireLimits
@@ -79,7 +80,7 @@ async def running(snapshot: Snapshot = TWO_NODES) -> AsyncIterator[ClientsRig]:
     transport, local = MemoryTransport(), LocalStub()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         context = PeersContext(
-            transport=transport, rng=SeededChance(), introduction=introduction(1), limits=LIMITS, report=discard_event
+            transport=transport, rng=SimRng("test"), introduction=introduction(1), limits=LIMITS, report=discard_event
         )
         addresses = ShardAddresses(
             own=OWN.host,

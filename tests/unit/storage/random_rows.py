@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ebla.model.byte_comparable import canonical
-from ebla.model.cql_types import CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
+from ebla.model.cql_types import EMPTIABLE, CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
 from ebla.model.cql_types import parse_type as kind_of
 from ebla.model.identity import TableId
 from ebla.model.rows import (
@@ -142,6 +142,8 @@ class Mix:
     partitions: int = 6
     rows: int = 25
     times: int = 6
+    empty: float = 0.05
+    """How often a number is empty."""
 
 
 class RandomRows:
@@ -173,7 +175,12 @@ class RandomRows:
         return self.rng.randrange(1, self.mix.times)
 
     def _value(self, name: str) -> bytes:
-        return random_value(self.rng, self.schema.column(name).type)
+        return self._or_empty(self.schema.column(name).type)
+
+    def _or_empty(self, kind: CqlType) -> bytes:
+        value = random_value(self.rng, kind)
+        may_be_empty = isinstance(kind, ScalarType) and kind.scalar in EMPTIABLE
+        return b"" if may_be_empty and self.rng.random() < self.mix.empty else value
 
     def _plain(self) -> Row:
         time = self._time()
@@ -214,7 +221,7 @@ class RandomRows:
 
     def _elements(self, name: str) -> CollectionCells:
         deletion = self._deletion() if self.rng.random() < 0.5 else None
-        number = random_value(self.rng, ScalarType(Scalar.INT))
+        number = self._or_empty(ScalarType(Scalar.INT))
         cells = {path: Cell(timestamp_us=self._time(), value=number) for path in self.rng.sample([b"a", b"b", b"c"], 2)}
         if name == "m" and self.rng.random() < 0.3:
             cells[b"d"] = Cell(timestamp_us=self._time(), value=None, ttl_s=0, at_s=self._at())

@@ -566,3 +566,23 @@ def test_a_close_waits_for_the_upkeep_that_holds_layers() -> None:
 
     rig.life(write_and_close)
     assert rig.life(read).cells[A] == Cell(timestamp_us=5, value=(1).to_bytes(4))
+
+
+def test_the_load_is_that_of_the_layers_and_the_commit_log() -> None:
+    rig = Rig()
+
+    async def grow(store: ShardStore) -> tuple[int, int, int]:
+        stack = await small_stack(store)
+        empty = store.load_bytes
+        await store.write(stack, [plain(1, 1, 5)])
+        written = store.load_bytes
+        await store.seal(stack)
+        return empty, written, store.load_bytes
+
+    empty, written, sealed = rig.life(grow)
+    assert 0 < empty < written < sealed, "a record of the log, then a base beside it"
+
+    async def load(store: ShardStore) -> int:
+        return store.load_bytes - store.log.size_bytes
+
+    assert rig.life(load) > 0, "bases count at once after a restart"

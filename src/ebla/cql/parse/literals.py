@@ -19,8 +19,10 @@ _EPOCH_DAY = datetime.date(1970, 1, 1)
 
 _TIMESTAMP = re.compile(
     r"([+-]?\d{4,9})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?)?\s*"
-    r"(Z|GMT|UTC|[+-]\d{2}:?\d{2}|[+-]\d{2})?"
+    r"(Z|GMT|UTC|[+-]\d{2}:?\d{2}|[+-]\d{2})?",
+    re.IGNORECASE,
 )
+_NUMBER = re.compile(r"[+-]?\d+")
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?")
 _DATE = re.compile(r"([+-]?\d{1,9})-(\d{1,2})-(\d{1,2})")
 _PARTS = re.compile(r"(\d+)(y|mo|w|d|h|ms|m|s|us|µs|ns)", re.IGNORECASE)
@@ -45,11 +47,26 @@ _UNITS: dict[str, tuple[int, int, int]] = {
     "µs": (0, 0, 1_000),
     "ns": (0, 0, 1),
 }
+"""Months, days and nanoseconds of each unit, the longest first."""
+_UNIT_NAMES = {
+    "y": "years",
+    "mo": "months",
+    "w": "weeks",
+    "d": "days",
+    "h": "hours",
+    "m": "minutes",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "µs": "microseconds",
+    "ns": "nanoseconds",
+}
+_UNIT_ORDER = {unit: list(dict.fromkeys(_UNIT_NAMES.values())).index(name) for unit, name in _UNIT_NAMES.items()}
 
 
 def parse_timestamp(text: str) -> int:
     """Milliseconds since 1970. Raises `ValueError`."""
-    if re.fullmatch(r"[+-]?\d+", text):
+    if _NUMBER.fullmatch(text):
         return int(text)
     found = _TIMESTAMP.fullmatch(text.strip())
     if found is None:
@@ -66,7 +83,7 @@ def parse_timestamp(text: str) -> int:
 
 
 def _zone_seconds(zone: str | None) -> int:
-    if zone is None or zone in ("Z", "GMT", "UTC"):
+    if zone is None or zone.upper() in ("Z", "GMT", "UTC"):
         return 0
     digits = zone[1:].replace(":", "").ljust(4, "0")
     seconds = int(digits[:2]) * 3600 + int(digits[2:]) * 60
@@ -74,7 +91,9 @@ def _zone_seconds(zone: str | None) -> int:
 
 
 def parse_date(text: str) -> int:
-    """Days since 1970. Raises `ValueError`."""
+    """Days since 1970, of a date or of a number as in the wire form. Raises `ValueError`."""
+    if _NUMBER.fullmatch(text):
+        return _days_of_number(text)
     found = _DATE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"Unable to coerce '{text}' to a formatted date (long)")
@@ -82,6 +101,14 @@ def parse_date(text: str) -> int:
         return days_of(int(found[1]), int(found[2]), int(found[3]))
     except ValueError as error:
         raise ValueError(f"Unable to coerce '{text}' to a formatted date (long)") from error
+
+
+def _days_of_number(text: str) -> int:
+    """As a number, a date counts from the earliest date, as in the wire form."""
+    number = int(text)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"Unable to make unsigned int (for date) from: '{text}'")
+    return number - (1 << 31)
 
 
 def days_of(year: int, month: int, day: int) -> int:
@@ -123,15 +150,28 @@ def parse_duration(text: str) -> Duration:
 def _unit_duration(text: str) -> tuple[int, int, int]:
     totals = [0, 0, 0]
     end = 0
+    before = ""
     for found in _PARTS.finditer(text):
         if found.start() != end:
             break
         end = found.end()
-        for place, weight in enumerate(_UNITS[found[2].lower()]):
+        unit = found[2].lower()
+        _check_unit_order(text, before, unit)
+        before = unit
+        for place, weight in enumerate(_UNITS[unit]):
             totals[place] += int(found[1]) * weight
     if end != len(text) or not text:
         raise ValueError(f"Unable to convert '{text}' to a duration")
     return totals[0], totals[1], totals[2]
+
+
+def _check_unit_order(text: str, before: str, unit: str) -> None:
+    """Each unit once, the longest first."""
+    if not before or _UNIT_ORDER[before] < _UNIT_ORDER[unit]:
+        return
+    if _UNIT_NAMES[before] == _UNIT_NAMES[unit]:
+        raise ValueError(f"Invalid duration {text}: the {_UNIT_NAMES[unit]} are set multiple times")
+    raise ValueError(f"Invalid duration {text}: the {_UNIT_NAMES[before]} should be after {_UNIT_NAMES[unit]}")
 
 
 def _iso_duration(text: str) -> tuple[int, int, int]:
@@ -163,8 +203,7 @@ _CONVERSIONS: dict[tuple[LiteralKind, Scalar], Callable[[str], object]] = {
     (LiteralKind.INTEGER, Scalar.VARINT): int,
     (LiteralKind.INTEGER, Scalar.TIMESTAMP): int,
     (LiteralKind.INTEGER, Scalar.TIME): int,
-    # As a number, a date counts from the earliest date, as in the wire form.
-    (LiteralKind.INTEGER, Scalar.DATE): lambda text: int(text) - (1 << 31),
+    (LiteralKind.INTEGER, Scalar.DATE): _days_of_number,
     (LiteralKind.INTEGER, Scalar.FLOAT): float,
     (LiteralKind.INTEGER, Scalar.DOUBLE): float,
     (LiteralKind.INTEGER, Scalar.DECIMAL): Decimal,

@@ -20,9 +20,10 @@ from ebla.cql.parse.statements import (
     SchemaStatement,
     TableName,
 )
-from ebla.cql.parse.term_parser import type_name
+from ebla.cql.parse.term_parser import is_constant_word, type_name
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 from ebla.cql.parse.where_parser import table_name
+from ebla.model.errors import InvalidRequest
 
 UNSUPPORTED_OBJECTS = {
     "INDEX": "indexes",
@@ -106,9 +107,9 @@ def _create_table(reader: TokenStream) -> CreateTableStatement:
     exists = _accept_if(reader, "NOT", "EXISTS")
     table = table_name(reader)
     parts = _TableParts()
-    reader.in_parentheses(lambda _: _table_part(reader, parts))
+    _table_parts(reader, parts)
     if parts.keys > 1:
-        raise reader.failure("after a table with more than one PRIMARY KEY")
+        raise InvalidRequest("Multiple PRIMARY KEYs specified (exactly one required)")
     order, properties, compact = _table_options(reader)
     return CreateTableStatement(
         table=table,
@@ -120,6 +121,16 @@ def _create_table(reader: TokenStream) -> CreateTableStatement:
         compact_storage=compact,
         if_not_exists=exists,
     )
+
+
+def _table_parts(reader: TokenStream, parts: _TableParts) -> None:
+    """Commas may follow each other or end the list, as in Cassandra."""
+    reader.expect_sign("(")
+    _table_part(reader, parts)
+    while reader.accept_sign(","):
+        if not reader.at_sign(",") and not reader.at_sign(")"):
+            _table_part(reader, parts)
+    reader.expect_sign(")")
 
 
 def _table_part(reader: TokenStream, parts: _TableParts) -> None:
@@ -222,34 +233,31 @@ def _property(reader: TokenStream) -> tuple[str, PropertyValue]:
     name = reader.name("an option")
     reader.expect_sign("=")
     if not reader.accept_sign("{"):
-        return name, _plain(reader)
+        return name, _constant(reader)
     entries: dict[str, str] = {}
     while not reader.accept_sign("}"):
         if entries:
             reader.expect_sign(",")
-        key = _plain(reader)
+        key = _constant(reader)
         reader.expect_sign(":")
         if key in entries:
             raise reader.failure(f"after a second '{key}'")
-        entries[key] = _plain(reader)
+        entries[key] = _constant(reader)
     return name, entries
 
 
-def _plain(reader: TokenStream) -> str:
+_CONSTANTS = (TokenKind.STRING, TokenKind.INTEGER, TokenKind.DECIMAL, TokenKind.DURATION, TokenKind.UUID)
+
+
+def _constant(reader: TokenStream) -> str:
+    """The text of a constant. Other words have to be in quotes."""
     sign = "-" if reader.accept_sign("-") else ""
     token = reader.token
-    allowed = (
-        TokenKind.STRING,
-        TokenKind.INTEGER,
-        TokenKind.DECIMAL,
-        TokenKind.DURATION,
-        TokenKind.UUID,
-        TokenKind.NAME,
-    )
-    if token.kind not in allowed:
-        raise reader.failure("expecting a value")
-    reader.take()
-    return sign + (token.text.lower() if token.kind is TokenKind.NAME else token.text)
+    if token.kind in _CONSTANTS:
+        return sign + reader.take().text
+    if is_constant_word(token):
+        return sign + reader.take().text.lower()
+    raise reader.failure()
 
 
 # ---- DESCRIBE

@@ -2,7 +2,15 @@
 
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.statements import Ordering, SelectItem, SelectStatement
-from ebla.cql.parse.term_parser import call, is_constant_word, simple_term
+from ebla.cql.parse.term_parser import (
+    COLUMN_ARITHMETIC,
+    COLUMN_ELEMENTS,
+    at_operator,
+    call,
+    is_column_name,
+    is_constant_word,
+    simple_term,
+)
 from ebla.cql.parse.terms import ColumnName, FunctionCall, Literal, LiteralKind, Term
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, column_name
 from ebla.cql.parse.where_parser import table_name, using, where
@@ -70,6 +78,8 @@ def _is_column(reader: TokenStream) -> bool:
 
 def _selector(reader: TokenStream) -> SelectItem:
     item = _selected(reader)
+    if at_operator(reader):
+        raise UnsupportedFeature(COLUMN_ARITHMETIC)
     return SelectItem(item, reader.name("an alias") if reader.accept_word("AS") else None)
 
 
@@ -79,13 +89,15 @@ def _selected(reader: TokenStream) -> Term | ColumnName:
         raise UnsupportedFeature("CAST")
     if token.upper == "COUNT" and reader.next_is_sign("("):
         return _count(reader)
+    if token.text == "-" and is_column_name(reader.peek()):
+        raise UnsupportedFeature(COLUMN_ARITHMETIC)
     if token.kind not in (TokenKind.NAME, TokenKind.QUOTED_NAME) or is_constant_word(token):
         return simple_term(reader)
     if reader.next_is_sign("(") or (reader.next_is_sign(".") and reader.peek(3).text == "("):
         return call(reader)
     column = column_name(reader)
     if reader.at_sign("[") or reader.at_sign("."):
-        raise UnsupportedFeature("selecting an element or field of a column")
+        raise UnsupportedFeature(COLUMN_ELEMENTS)
     return ColumnName(column)
 
 

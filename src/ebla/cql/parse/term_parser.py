@@ -21,6 +21,8 @@ from ebla.model.cql_types import SCALARS, CqlType, parse_type
 from ebla.model.errors import TooLarge
 
 TYPE_NESTING_MAX = 32
+COLUMN_ARITHMETIC = "arithmetic on columns"
+COLUMN_ELEMENTS = "selecting an element or field of a column"
 
 _TYPE_WORDS = frozenset({"LIST", "SET", "MAP", "TUPLE", "FROZEN"})
 _ADDITIVE = ("+", "-")
@@ -221,10 +223,22 @@ def arguments(reader: TokenStream) -> tuple[Term | ColumnName, ...]:
 
 def argument(reader: TokenStream) -> Term | ColumnName:
     """A term, or a column if no bracket follows its name."""
-    token = reader.token
-    if token.kind is TokenKind.QUOTED_NAME and not reader.next_is_sign("("):
-        return ColumnName(reader.name())
+    is_call = reader.next_is_sign("(") or (reader.next_is_sign(".") and reader.token.kind is TokenKind.NAME)
+    if is_call or not is_column_name(reader.token):
+        return term(reader)
+    column = ColumnName(reader.name())
+    if reader.at_sign("["):
+        raise UnsupportedFeature(COLUMN_ELEMENTS)
+    if at_operator(reader):
+        raise UnsupportedFeature(COLUMN_ARITHMETIC)
+    return column
+
+
+def is_column_name(token: LexToken) -> bool:
+    """Whether a token can be the name of a column; followed by a bracket it is that of a function."""
     plain = token.kind is TokenKind.NAME and not is_constant_word(token) and token.upper != "TOKEN"
-    if plain and not reader.next_is_sign("(") and not reader.next_is_sign("."):
-        return ColumnName(reader.name())
-    return term(reader)
+    return plain or token.kind is TokenKind.QUOTED_NAME
+
+
+def at_operator(reader: TokenStream) -> bool:
+    return reader.token.kind is TokenKind.SIGN and reader.token.text in (*_ADDITIVE, *_MULTIPLICATIVE)

@@ -126,8 +126,11 @@ class TokenStream:
                 self.fail(f"expecting {what}, which cannot be empty")
             self._at += 1
             return token.text
+        if self.at_marker:
+            noun = what.split(" ", 1)[1]
+            raise BadSyntax(f"{text_position(self._text, token.start)} Bind variables cannot be used for {noun} names")
         if token.kind is not TokenKind.NAME or token.upper in RESERVED_WORDS:
-            self.fail(f"expecting {what}")
+            raise BadSyntax(f"{self.failure().message}, expecting {what}")
         self._at += 1
         return token.text.lower()
 

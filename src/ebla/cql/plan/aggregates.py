@@ -11,7 +11,6 @@ from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
 from ebla.model.values import decode, encode
 
-AGGREGATE_NAMES = frozenset({"count", "min", "max", "sum", "avg"})
 _BITS = {Scalar.TINYINT: 8, Scalar.SMALLINT: 16, Scalar.INT: 32, Scalar.BIGINT: 64}
 _EXACT = Context(prec=1_000, Emin=-999_999_999, Emax=999_999_999)
 """Sums of decimals are exact up to this many digits, and rounded beyond."""
@@ -70,7 +69,7 @@ class SumAccumulator:
         self._count = 0
 
     def add(self, value: bytes | None) -> None:
-        if value is not None:
+        if value:  # neither null nor empty
             with localcontext(_EXACT):
                 self._total += decode(self._kind, value)
             self._count += 1

@@ -26,10 +26,12 @@ from ebla.cql.parse.terms import (
     TupleLiteral,
     TypeHint,
 )
-from ebla.cql.plan.functions import CqlFunction, overloads_of
+from ebla.cql.plan.functions import CqlFunction, overloads_of, token_function
 from ebla.model.byte_comparable import canonical, encode_comparable, has_other_forms
 from ebla.model.cql_types import (
+    EMPTIABLE,
     FIXED_BYTES,
+    SCALARS,
     CqlType,
     ListType,
     MapType,
@@ -38,11 +40,21 @@ from ebla.model.cql_types import (
     SetType,
     TupleType,
     contains,
-    freeze,
     inner_types,
+    is_assignable,
 )
 from ebla.model.errors import InvalidRequest, TooLarge
-from ebla.model.values import decode, encode, join_elements, join_fields, split_elements, split_fields, validation_error
+from ebla.model.schema import TableSchema
+from ebla.model.values import (
+    decode,
+    decode_or_none,
+    encode,
+    join_elements,
+    join_fields,
+    split_elements,
+    split_fields,
+    validation_error,
+)
 from ebla.options import DEFAULT_LIMITS
 from ebla.wire.cql.messages import UNSET, BoundValue, ColumnSpec, QueryParameters, Unset
 
@@ -79,6 +91,8 @@ class Binder:
     markers: tuple[BindMarker, ...]
     elements_max: int = DEFAULT_LIMITS.cql_elements_max
     """Of a collection, or of the list of an IN."""
+    partition_key: tuple[CqlType, ...] = ()
+    """The types of the table's partition key, which are the arguments of token()."""
     _receivers: dict[int, TermReceiver] = field(default_factory=dict)
 
     def variables(self, *, all_known: bool = True) -> tuple[ColumnSpec, ...]:
@@ -218,32 +232,44 @@ class Binder:
     # ---- functions
 
     def _call(self, call: FunctionCall, receiver: TermReceiver) -> ValueSource:
-        if call.name.removeprefix("system.") == "token":
-            raise InvalidRequest(
-                f'Type error: token() gives a bigint that "{receiver.name}" cannot be compared to here'
-            )
-        fitting = [one for one in overloads_of(call.name) if is_assignable(one.result, receiver.type)]
+        known = self.overloads(call)
+        fitting = [one for one in known if is_assignable(one.result, receiver.type)]
         if not fitting:
-            found = overloads_of(call.name)[0]
             raise InvalidRequest(
-                f"Type error: cannot assign result of function {call.name} (type {found.result}) to "
+                f"Type error: cannot assign result of function {call.name} (type {known[0].result}) to "
                 f'"{receiver.name}" of type {receiver.type}'
             )
-        function = self.choose_overload(call, fitting)
-        return self._applied(function, [self._argument(one) for one in call.arguments])
-
-    def choose_overload(self, call: FunctionCall, among: Sequence[CqlFunction]) -> CqlFunction:
-        """The overload that accepts these arguments."""
         arguments = [self._argument(one) for one in call.arguments]
-        for function in among:
-            if len(function.arguments) == len(arguments) and all(
-                self.could_have_type(one, kind) for one, kind in zip(arguments, function.arguments)
-            ):
-                return function
-        signatures = "; ".join(f"({', '.join(map(str, one.arguments))})" for one in among)
-        raise InvalidRequest(
-            f"Invalid call to function {call.name}, none of its type signatures match (known: {signatures})"
+        function = choose_overload(
+            call,
+            fitting,
+            [partial(self.could_have_type, one) for one in arguments],
+            [self._known_type(one) for one in arguments],
         )
+        return self._applied(function, arguments)
+
+    def overloads(self, call: FunctionCall) -> tuple[CqlFunction, ...]:
+        """Those with as many arguments. Raises `InvalidRequest` if there are none."""
+        if call.name.removeprefix("system.") == "token" and self.partition_key:
+            known: tuple[CqlFunction, ...] = (token_function(self.partition_key),)
+        else:
+            known = overloads_of(call.name)
+        found = tuple(one for one in known if len(one.arguments) == len(call.arguments))
+        if not found:
+            raise InvalidRequest(
+                f"Invalid number of arguments in call to function {call.name}: {len(known[0].arguments)} required but "
+                f"{len(call.arguments)} provided"
+            )
+        return found
+
+    def _known_type(self, term: Term) -> CqlType | None:
+        """The type of a term that has one whatever receives it."""
+        if isinstance(term, TypeHint):
+            return term.type
+        if isinstance(term, FunctionCall):
+            results = {one.result for one in self.overloads(term)}
+            return results.pop() if len(results) == 1 else None
+        return None
 
     def _argument(self, argument: Term | ColumnName) -> Term:
         if isinstance(argument, ColumnName):
@@ -268,8 +294,8 @@ class Binder:
                 return True
             case TypeHint(type=hinted):
                 return is_assignable(hinted, kind)
-            case FunctionCall(name=name):
-                return any(is_assignable(one.result, kind) for one in overloads_of(name))
+            case FunctionCall():
+                return any(is_assignable(one.result, kind) for one in self.overloads(term))
             case _:
                 try:
                     Binder(keyspace="", table="", markers=()).source(term, TermReceiver("", kind))
@@ -281,21 +307,26 @@ class Binder:
 
     def _arithmetic(self, term: Arithmetic, receiver: TermReceiver) -> ValueSource:
         kind = receiver.type
+        if kind in (SCALARS["timestamp"], SCALARS["date"]):
+            raise InvalidRequest(f"arithmetic on values of type {kind}: not supported in this release")
         if not isinstance(kind, ScalarType) or kind.scalar not in NUMBERS:
             raise InvalidRequest(f"the '{term.rest[0][0]}' operation is not supported for values of type {kind}")
-        first = self.source(term.first, receiver)
-        rest = [(operator, self.source(operand, receiver)) for operator, operand in term.rest]
+        # Not the receiver's own name: drivers would take an operand for the column, and compute a token from it.
+        first = self.source(term.first, TermReceiver(f"arg0({_OPERATIONS[term.rest[0][0]]})", kind))
+        rest = [
+            (operator, self.source(operand, TermReceiver(f"arg1({_OPERATIONS[operator]})", kind)))
+            for operator, operand in term.rest
+        ]
         whole = kind.scalar not in (Scalar.FLOAT, Scalar.DOUBLE, Scalar.DECIMAL)
 
         def bound(request: BoundRequest) -> BoundValue:
-            one = _require_set(first(request))
-            found = None if one is None else _check_digits(decode(kind, one))
+            found = _check_digits(decode_or_none(kind, _require_set(first(request))))
             for operator, source in rest:
-                other = _require_set(source(request))
+                other = _check_digits(decode_or_none(kind, _require_set(source(request))))
                 if found is None or other is None:
                     return None
                 try:
-                    found = _calculate(operator, found, _check_digits(decode(kind, other)), whole)
+                    found = _calculate(operator, found, other, whole)
                 except (DecimalException, OverflowError, ValueError) as error:
                     raise InvalidRequest(f"the '{operator}' operation has no {kind} as its result") from error
                 # Rounded and of the size of its type after each operation, as if each were a statement of its own.
@@ -303,6 +334,45 @@ class Binder:
             return None if found is None else encode(kind, found)
 
         return _evaluate_if_constant(bound, is_constant(first) and all(is_constant(source) for _, source in rest))
+
+
+def table_binder(schema: TableSchema, markers: tuple[BindMarker, ...], elements_max: int) -> Binder:
+    return Binder(
+        keyspace=schema.keyspace,
+        table=schema.name,
+        markers=markers,
+        elements_max=elements_max,
+        partition_key=tuple(column.type for column in schema.partition_key),
+    )
+
+
+def choose_overload(
+    call: FunctionCall,
+    among: Sequence[CqlFunction],
+    tests: Sequence[Callable[[CqlType], bool]],
+    types: Sequence[CqlType | None],
+) -> CqlFunction:
+    """The overload that accepts these arguments: for each the test whether it can have a type, and its type if that is
+    known. An exact match has precedence over compatible types; a marker must have one possible type."""
+    for function in among:
+        if function.arguments == tuple(types):
+            return function
+    found = [one for one in among if all(test(kind) for test, kind in zip(tests, one.arguments, strict=True))]
+    is_marked = any(isinstance(one, BindMarker) for one in call.arguments)
+    if found and (len(found) == 1 or not is_marked):
+        return found[0]
+    signatures = "; ".join(f"({', '.join(map(str, one.arguments))})" for one in found or among)
+    if found:
+        raise InvalidRequest(
+            f"Ambiguous call to function {call.name} (can be matched by following signatures: {signatures}): use type "
+            "casts to disambiguate"
+        )
+    raise InvalidRequest(
+        f"Invalid call to function {call.name}, none of its type signatures match (known: {signatures})"
+    )
+
+
+_OPERATIONS = {"+": "_add", "-": "_subtract", "*": "_multiply", "/": "_divide", "%": "_modulo"}
 
 
 def _check_digits(number: Any) -> Any:
@@ -372,29 +442,6 @@ def _join_canonical(kind: CqlType, per_item: int, parts: list[bytes | None]) -> 
     return canonical(kind, join_elements(parts, len(parts) // per_item))
 
 
-def is_assignable(source: CqlType, target: CqlType) -> bool:
-    """Whether every value of one type is a value of the other, with the same bytes."""
-    one, other = freeze(source), freeze(target)
-    if one == other:
-        return True
-    if isinstance(one, ScalarType) and isinstance(other, ScalarType):
-        return (one.scalar, other.scalar) in _WIDER
-    inner, other_inner = inner_types(one), inner_types(other)
-    return type(one) is type(other) and len(inner) == len(other_inner) and all(map(is_assignable, inner, other_inner))
-
-
-_WIDER = frozenset(
-    {
-        (Scalar.ASCII, Scalar.TEXT),
-        (Scalar.ASCII, Scalar.BLOB),
-        (Scalar.TEXT, Scalar.BLOB),
-        (Scalar.TIMEUUID, Scalar.UUID),
-        (Scalar.INT, Scalar.VARINT),
-        (Scalar.BIGINT, Scalar.VARINT),
-    }
-)
-
-
 # ---- values of requests
 
 
@@ -403,9 +450,9 @@ def invalid_value_test(kind: CqlType) -> Callable[[bytes], bool]:
     if isinstance(kind, ScalarType):
         if kind.scalar is Scalar.BLOB:
             return _never
-        size = FIXED_BYTES.get(kind.scalar)
+        size, may_be_empty = FIXED_BYTES.get(kind.scalar), kind.scalar in EMPTIABLE
         if size is not None and kind.scalar not in (Scalar.TIME, Scalar.TIMEUUID):
-            return lambda data: len(data) != size
+            return lambda data: len(data) != size and (bool(data) or not may_be_empty)
         if kind.scalar is Scalar.TEXT:
             return _is_no_text
     return lambda data: validation_error(kind, data) is not None

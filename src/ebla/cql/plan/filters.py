@@ -118,8 +118,7 @@ class FilterBuilder:
     def _element(self, relation: ElementRelation) -> RowFilter:
         column = self._schema.by_name[relation.column]
         kind = column.type
-        if not isinstance(kind, MapType):
-            raise InvalidRequest(f"Column {column.name} is no map: its elements cannot be compared")
+        assert isinstance(kind, MapType), "checked with all relations"
         index, compare, element = self._index(column), _COMPARE[relation.operator], kind.value
         key_source = self._source(relation.key, f"key({column.name})", kind.key)
         source = self._source(relation.value, f"value({column.name})", element)
@@ -141,7 +140,7 @@ class FilterBuilder:
     def _token(self, relation: TokenRelation) -> RowFilter:
         columns = self._schema.partition_key
         indexes = [self._index(column) for column in columns]
-        source = token_source(self._binder, columns, relation.value)
+        source = token_source(self._binder, relation.value)
 
         def token(values: RowValues) -> int:
             return int(token_of(composite_key([values[index] or b"" for index in indexes])))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ebla.model.cql_types import SCALARS, CqlType, Scalar, ScalarType
 from ebla.model.errors import InvalidRequest
+from ebla.model.token import composite_key, token_of
 from ebla.model.values import validation_error
 
 _UUID_EPOCH_100NS = 0x01B21DD213814000
@@ -66,7 +67,7 @@ def _bound_timeuuid(rest: bytes) -> FunctionBody:
     """The lowest or highest timeuuid of a millisecond, in Cassandra's order of signed bytes."""
 
     def work(values: Values, _context: CallContext) -> bytes | None:
-        if values[0] is None:
+        if not values[0]:
             return None
         milliseconds = int.from_bytes(values[0], signed=True)
         ticks = milliseconds * 10_000 + _UUID_EPOCH_100NS + (9_999 if rest[0] == 0x7F else 0)
@@ -92,7 +93,7 @@ def _date_ms(data: bytes) -> int:
 
 def _conversion(number: Callable[[bytes], int], shape: Callable[[int], bytes]) -> FunctionBody:
     def work(values: Values, _context: CallContext) -> bytes | None:
-        return None if values[0] is None else shape(number(values[0]))
+        return shape(number(values[0])) if values[0] else None
 
     return work
 
@@ -158,6 +159,16 @@ def _random_uuid(context: CallContext) -> bytes:
     return uuid.UUID(bytes=context.random_bytes(16), version=4).bytes
 
 
+def token_function(partition_key: tuple[CqlType, ...]) -> CqlFunction:
+    """token() of a table: it takes values of the types of the partition key."""
+
+    def work(values: Values, _context: CallContext) -> bytes | None:
+        parts = [value for value in values if value is not None]
+        return _long(int(token_of(composite_key(parts)))) if len(parts) == len(values) else None
+
+    return CqlFunction(name="token", arguments=partition_key, result=_BIGINT, work=work)
+
+
 # ---- blobs
 
 
@@ -200,9 +211,15 @@ FUNCTIONS = MappingProxyType(_by_name([*_current(), *_conversions(), *_blobs()])
 """The overloads of each name."""
 
 
+AGGREGATE_NAMES = frozenset({"count", "min", "max", "sum", "avg"})
+
+
 def overloads_of(name: str) -> tuple[CqlFunction, ...]:
-    """Raises `InvalidRequest` for an unknown name."""
-    found = FUNCTIONS.get(name.removeprefix("system."))
+    """Raises `InvalidRequest` for an unknown name, and for an aggregate, which has a value only in a select list."""
+    bare = name.removeprefix("system.")
+    found = FUNCTIONS.get(bare)
+    if bare in AGGREGATE_NAMES:
+        raise InvalidRequest(f"Aggregation functions are not supported in the where clause or as values: {name}")
     if found is None:
         raise InvalidRequest(f"Unknown function '{name}'")
     return found

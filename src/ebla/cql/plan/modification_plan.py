@@ -21,11 +21,13 @@ from ebla.cql.parse.statements import (
 )
 from ebla.cql.parse.terms import BindMarker, Term
 from ebla.cql.plan import row_changes
-from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, table_binder
 from ebla.cql.plan.key_spans import row_spans
 from ebla.cql.plan.restrictions import (
+    CONTAINS_OPERATORS,
     KeyValueSource,
     Restrictions,
+    check_clustering_key,
     check_filtering,
     check_partition_key,
     classify_relations,
@@ -33,12 +35,11 @@ from ebla.cql.plan.restrictions import (
     row_key_sources,
 )
 from ebla.cql.plan.row_changes import CellTimes, ListElements, RowBuilder, RowChange
-from ebla.cql.plan.schema_plan import TTL_S_MAX
 from ebla.model.cql_types import SCALARS, CqlType, ListType, MapType, SetType, is_multi_cell
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import EMPTY_HEAD, PartitionHead, RangeDeletion, Row
 from ebla.model.rows import RowMarker as RowMarker
-from ebla.model.schema import Column, ColumnKind, TableSchema
+from ebla.model.schema import TTL_S_MAX, Column, ColumnKind, TableSchema
 from ebla.model.token import composite_key, token_of
 from ebla.options import DEFAULT_LIMITS
 from ebla.request.router_types import Mutation
@@ -139,7 +140,7 @@ class ModificationPlan:
         first = row_key(prefix)
         last = prefix + bytes((first[-1] + 1,))
         for values in self.restrictions.clustering_values(request):
-            for start, end in row_spans(self.schema.clustering, prefix, values, ends):
+            for start, end in row_spans(self.schema.clustering, prefix, check_clustering_key(values), ends):
                 stop = None if end is None or end == last else end[len(first) :]
                 ranges.append(RangeDeletion(start[len(first) :], stop, times.deletion()))
         return PartitionHead(ranges=tuple(sorted(ranges, key=lambda one: one.sort_key)))
@@ -149,7 +150,7 @@ class ModificationPlan:
             return
         schema = self.schema
         keys = [
-            row_key(prefix, encode_clustering(schema.clustering, values))
+            row_key(prefix, encode_clustering(schema.clustering, check_clustering_key(values)))
             for values in self.restrictions.clustering_values(request)
         ]
         if self.lists_read:
@@ -236,7 +237,8 @@ class PlainInsert:
         token = token_of(key)
         clustering = b""
         if self.clustering:
-            clustering = encode_clustering(schema.clustering, [part(request) for part in self.clustering])
+            values = check_clustering_key([part(request) for part in self.clustering])
+            clustering = encode_clustering(schema.clustering, values)
         stored_key = row_key(partition_prefix(token, key), clustering)
         return Mutation(
             schema.id, token, ((stored_key, encode_plain(schema.version, timestamp_us, cells, marked=self.marked)),)
@@ -257,7 +259,7 @@ def plan_modification(
     """Raises `InvalidRequest`. A statement of a batch may use only some of the `markers`."""
     builder = _PlanBuilder(
         schema=schema,
-        binder=Binder(keyspace=schema.keyspace, table=schema.name, markers=markers, elements_max=elements_max),
+        binder=table_binder(schema, markers, elements_max),
         part_of_batch=part_of_batch,
     )
     match statement:
@@ -301,7 +303,9 @@ class _PlanBuilder:
     def update(self, statement: UpdateStatement) -> ModificationPlan:
         for assignment in statement.assignments:
             self._change(assignment)
-        restrictions = self._where(statement.where)
+        restrictions = self._where(
+            statement.where, "UPDATE", "Slice restrictions are not supported on the clustering columns in UPDATE"
+        )
         self._check_key(restrictions)
         self._check_statics(restrictions, "UPDATE")
         return self._plan(restrictions, statement.using)
@@ -316,7 +320,8 @@ class _PlanBuilder:
             else:
                 self._add(column, row_changes.delete_element(column, self._key_source(column, deleted.key)))
         self.plain_sources = None
-        restrictions = self._where(statement.where, slices=not statement.columns)
+        no_slices = "Range deletions are not supported for specific columns" if statement.columns else ""
+        restrictions = self._where(statement.where, "DELETE", no_slices)
         if statement.columns:
             self._check_key(restrictions)
             self._check_statics(restrictions, "DELETE")
@@ -395,12 +400,15 @@ class _PlanBuilder:
 
     # ---- keys
 
-    def _where(self, relations: Sequence[Relation], *, slices: bool = False) -> Restrictions:
+    def _where(self, relations: Sequence[Relation], word: str, no_slices: str) -> Restrictions:
+        """`no_slices`: why the statement takes no slice of rows; empty if it does."""
         found = classify_relations(self.schema, relations, self.binder)
         if found.tokens:
             raise InvalidRequest("The token function cannot be used in WHERE clauses for UPDATE and DELETE statements")
-        if found.ends and not slices:
-            raise InvalidRequest("Slice restrictions are not supported on the clustering columns in this statement")
+        if any(one.operator in CONTAINS_OPERATORS for one in relations):
+            raise InvalidRequest(f"Cannot use {word} with CONTAINS")
+        if found.ends and no_slices:
+            raise InvalidRequest(no_slices)
         if found.filters:
             self._raise_for_filters(found)
         return found
@@ -423,8 +431,9 @@ class _PlanBuilder:
 
     def _check_partition(self, found: Restrictions) -> None:
         if not found.has_partition:
-            names = ", ".join(column.name for column in self.schema.partition_key)
-            raise InvalidRequest(f"Some partition key parts are missing: {names}")
+            restricted = {name for relation in found.filters for name in columns_of(relation)}
+            missing = [column.name for column in self.schema.partition_key if column.name not in restricted]
+            raise InvalidRequest(f"Some partition key parts are missing: {', '.join(missing)}")
 
     def _check_key(self, found: Restrictions) -> None:
         """Requires the full primary key, or the partition key if only static columns change."""

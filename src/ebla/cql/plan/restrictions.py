@@ -15,25 +15,27 @@ from ebla.cql.parse.statements import (
     Relation,
     TokenRelation,
 )
-from ebla.cql.parse.terms import BindMarker, FunctionCall, Term, TupleLiteral
+from ebla.cql.parse.terms import BindMarker, Term, TupleLiteral
 from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, contains_duration, invalid_value_test
 from ebla.cql.plan.key_spans import SliceBound
-from ebla.model.cql_types import SCALARS, ListType, MapType, TupleType, is_multi_cell
+from ebla.model.cql_types import SCALARS, ListType, MapType, ScalarType, TupleType, is_multi_cell
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.model.token import composite_key, token_of
-from ebla.model.values import split_elements, split_fields
+from ebla.model.token import composite_key
+from ebla.model.values import holds_empty, split_elements, split_fields
 from ebla.wire.cql.messages import Unset
 
 FILTERING_ERROR = (
     "Cannot execute this query as it might involve data filtering and thus may have unpredictable performance. "
     "If you want to execute this query despite the performance unpredictability, use ALLOW FILTERING"
 )
+KEY_BYTES_MAX = 65_535
 CARTESIAN_PRODUCT_MAX = 10_000
 """Limit on the partitions, or rows of each, that IN relations name in one statement."""
 
 _SLICES = (Operator.LESS, Operator.AT_MOST, Operator.GREATER, Operator.AT_LEAST)
 _LOWER = (Operator.GREATER, Operator.AT_LEAST)
+CONTAINS_OPERATORS = (Operator.CONTAINS, Operator.CONTAINS_KEY)
 _INCLUSIVE = (Operator.AT_MOST, Operator.AT_LEAST)
 
 ComparedRelation = ColumnRelation | MultiColumnRelation
@@ -47,7 +49,7 @@ class KeyRestriction(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     choices: ComparedValues
     is_single: bool
-    """By `=`: always exactly one choice."""
+    """By `=`, or IN with one written value: always exactly one choice."""
     position: int | None = None
     """The number of the marker, if the value is a single marker."""
 
@@ -172,13 +174,13 @@ def row_key_sources(schema: TableSchema, restrictions: Restrictions) -> RowKeySo
 def _key_value_source(group: KeyRestriction, column: Column) -> KeyValueSource:
     """With a fast path for a bound value."""
     choices, number = group.choices, group.position
-    if number is None:
+    if number is None or not isinstance(column.type, ScalarType):
         return lambda request: choices(request)[0][0]
     is_wrong = invalid_value_test(column.type)
 
     def bound(request: BoundRequest) -> bytes:
         value = request.values[number]
-        if type(value) is bytes and not is_wrong(value):
+        if value and type(value) is bytes and not is_wrong(value):
             return value
         return choices(request)[0][0]  # raises the right error
 
@@ -188,9 +190,19 @@ def _key_value_source(group: KeyRestriction, column: Column) -> KeyValueSource:
 def check_partition_key(key: bytes) -> bytes:
     if not key:
         raise InvalidRequest("Key may not be empty")
-    if len(key) > 65_535:
-        raise InvalidRequest(f"Key length of {len(key)} is longer than maximum of 65535")
+    _check_key_length(len(key))
     return key
+
+
+def check_clustering_key(values: Sequence[bytes]) -> Sequence[bytes]:
+    """Of a write. A read may name a longer key: no row has it."""
+    _check_key_length(sum(map(len, values)))
+    return values
+
+
+def _check_key_length(length: int) -> None:
+    if length > KEY_BYTES_MAX:
+        raise InvalidRequest(f"Key length of {length} is longer than maximum of {KEY_BYTES_MAX}")
 
 
 def require_value(value: bytes | Unset | None, name: str) -> bytes:
@@ -216,6 +228,24 @@ def compared_values(binder: Binder, columns: Sequence[Column], relation: Compare
         return lambda request: [(require_value(source(request), column.name),) for source in sources]
     tuples = [_tuple_source(binder, columns, term, is_slice=relation.operator in _SLICES) for term in terms]
     return lambda request: [one(request) for one in tuples]
+
+
+def _key_values(binder: Binder, columns: Sequence[Column], relation: ComparedRelation) -> ComparedValues:
+    """As `compared_values`, without empty values of numbers, times and the like: stored keys have no form for them."""
+    compared = compared_values(binder, columns, relation)
+
+    def checked(request: BoundRequest) -> list[tuple[bytes, ...]]:
+        found = compared(request)
+        for values in found:
+            for column, value in zip(columns, values):
+                if holds_empty(column.type, value):
+                    raise InvalidRequest(
+                        f"Key may not be empty: column {column.name} of type {column.type} is part of the key, and "
+                        "keys hold no empty values of this type"
+                    )
+        return found
+
+    return checked
 
 
 def _bound_list(binder: Binder, columns: Sequence[Column], relation: ComparedRelation) -> ComparedValues:
@@ -305,6 +335,8 @@ def _check_columns(schema: TableSchema, relations: Sequence[Relation]) -> None:
             _check_multi_column(schema, relation)
         if isinstance(relation, ColumnRelation):
             _check_operator(schema.by_name[relation.column], relation)
+        if isinstance(relation, ElementRelation):
+            _check_element(schema.by_name[relation.column])
     _check_once(relations)
 
 
@@ -342,8 +374,8 @@ def _check_operator(column: Column, relation: ColumnRelation) -> None:
         )
     if operator is Operator.IS_NOT_NULL:
         raise InvalidRequest("IS NOT NULL is for materialized views, which this release does not have")
-    is_collection = operator in (Operator.CONTAINS, Operator.CONTAINS_KEY)
-    if is_collection and isinstance(column.type, type(SCALARS["int"])):
+    is_collection = operator in CONTAINS_OPERATORS
+    if is_collection and isinstance(column.type, ScalarType):
         raise InvalidRequest(f"Cannot use {operator} on non-collection column {column.name}")
     if operator is Operator.CONTAINS_KEY and not isinstance(column.type, MapType):
         raise InvalidRequest(f"Cannot use CONTAINS KEY on non-map column {column.name}")
@@ -355,10 +387,17 @@ def _check_operator(column: Column, relation: ColumnRelation) -> None:
         )
 
 
+def _check_element(column: Column) -> None:
+    if not isinstance(column.type, MapType):
+        raise InvalidRequest(f"Column {column.name} is no map: its elements cannot be compared")
+    if column.type.frozen:
+        raise InvalidRequest(f"Map-entry equality predicates on frozen map column {column.name} are not supported")
+
+
 def _check_once(relations: Sequence[Relation]) -> None:
     seen: dict[str, list[Operator]] = {}
     for relation in relations:
-        if not isinstance(relation, ColumnRelation) or relation.operator in (Operator.CONTAINS, Operator.CONTAINS_KEY):
+        if not isinstance(relation, ColumnRelation) or relation.operator in CONTAINS_OPERATORS:
             continue
         before = seen.setdefault(relation.column, [])
         if before and (relation.operator not in _SLICES or any(one not in _SLICES for one in before)):
@@ -396,12 +435,12 @@ class _RelationClassifier:
 
     def _use(self, columns: Sequence[Column], relation: ComparedRelation) -> KeyRestriction:
         self.left = [one for one in self.left if one is not relation]
-        is_single = relation.operator is Operator.EQUAL
-        marker = relation.value if is_single and isinstance(relation, ColumnRelation) else None
+        is_equal = relation.operator is Operator.EQUAL
+        marker = relation.value if is_equal and isinstance(relation, ColumnRelation) else None
         return KeyRestriction(
             width=len(columns),
-            choices=compared_values(self.binder, columns, relation),
-            is_single=is_single,
+            choices=_key_values(self.binder, columns, relation),
+            is_single=is_equal or len(relation.values or ()) == 1,
             position=marker.number if isinstance(marker, BindMarker) else None,
         )
 
@@ -409,11 +448,7 @@ class _RelationClassifier:
         found = [one for one in self.left if isinstance(one, TokenRelation)]
         names = tuple(column.name for column in self.schema.partition_key)
         for relation in found:
-            if relation.columns != names:
-                raise InvalidRequest(
-                    "The token() function must be applied to all partition key components or none of them: "
-                    f"{', '.join(names)}"
-                )
+            _check_token_arguments(relation.columns, names)
             if relation.operator not in (*_SLICES, Operator.EQUAL):
                 raise InvalidRequest(f"{relation.operator} cannot be used with the token function")
         if found and has_partition:
@@ -421,8 +456,7 @@ class _RelationClassifier:
                 f'Columns "{", ".join(names)}" cannot be restricted by both a normal relation and a token relation'
             )
         self.left = [one for one in self.left if not isinstance(one, TokenRelation)]
-        columns = self.schema.partition_key
-        return tuple(TokenRestriction(token_source(self.binder, columns, one.value), one.operator) for one in found)
+        return tuple(TokenRestriction(token_source(self.binder, one.value), one.operator) for one in found)
 
     # ---- rows in a partition
 
@@ -463,7 +497,7 @@ class _RelationClassifier:
             ends.append(
                 SliceRestriction(
                     column=columns[0],
-                    values=compared_values(self.binder, columns[: len(names)], relation),
+                    values=_key_values(self.binder, columns[: len(names)], relation),
                     is_lower=relation.operator in _LOWER,
                     inclusive=relation.operator in _INCLUSIVE,
                 )
@@ -472,23 +506,27 @@ class _RelationClassifier:
         return tuple(ends)
 
 
-def token_source(binder: Binder, columns: Sequence[Column], term: Term) -> ValueSource:
-    """A number, or `token(…)` of values. `columns` is the partition key."""
-    if not (isinstance(term, FunctionCall) and term.name.removeprefix("system.") == "token"):
-        return binder.source(term, TermReceiver("partition key token", SCALARS["bigint"]))
-    if len(term.arguments) != len(columns):
-        raise InvalidRequest(f"Invalid number of arguments in call to function token: {len(columns)} required")
-    sources = []
-    for argument, column in zip(term.arguments, columns):
-        if not isinstance(argument, Term):
-            raise InvalidRequest("a column is not allowed here, only values are")
-        sources.append(binder.source(argument, TermReceiver(column.name, column.type)))
+def _check_token_arguments(columns: Sequence[str], partition_key: Sequence[str]) -> None:
+    for name in columns:
+        if name not in partition_key:
+            raise InvalidRequest(f"The token() function must contain only partition key components, and {name} is none")
+    for name in partition_key:
+        if name not in columns:
+            raise InvalidRequest(
+                f"The token() function must be applied to all partition key components or none of them: {name} is "
+                "missing"
+            )
+    if tuple(columns) != tuple(partition_key):
+        wrong = next(one for one, other in itertools.zip_longest(columns, partition_key) if one != other)
+        raise InvalidRequest(
+            f"The token() function arguments must be in the partition key order ({', '.join(partition_key)}): {wrong} "
+            "is out of order"
+        )
 
-    def token(request: BoundRequest) -> bytes:
-        parts = [require_value(source(request), column.name) for source, column in zip(sources, columns)]
-        return int(token_of(composite_key(parts))).to_bytes(8, signed=True)
 
-    return token
+def token_source(binder: Binder, term: Term) -> ValueSource:
+    """A number, or `token(…)` of values."""
+    return binder.source(term, TermReceiver("partition key token", SCALARS["bigint"]))
 
 
 def _check_ends(ends: Sequence[SliceRestriction]) -> None:
@@ -503,11 +541,36 @@ def check_filtering(schema: TableSchema, found: Restrictions) -> None:
     """For a statement without ALLOW FILTERING: raises with the reason why it needs it, in Cassandra's words."""
     if not found.filters:
         return
+    contains = [one for one in found.filters if one.operator in CONTAINS_OPERATORS]
+    if any(schema.by_name[name].kind is ColumnKind.CLUSTERING for one in contains for name in columns_of(one)):
+        raise InvalidRequest(
+            "Clustering columns can only be restricted with CONTAINS with a secondary index or filtering"
+        )
     if found.has_partition:
         for relation in found.filters:
             for name in columns_of(relation):
                 _check_clustering_filter(schema, found, schema.by_name[name])
-    raise InvalidRequest(FILTERING_ERROR)
+    else:
+        _check_sliced_clustering(schema, found.filters)
+    because = f" (because of {contains[0].operator} on {columns_of(contains[0])[0]})" if contains else ""
+    raise InvalidRequest(FILTERING_ERROR + because)
+
+
+def _check_sliced_clustering(schema: TableSchema, relations: Sequence[Relation]) -> None:
+    """Of a statement without a partition key: no clustering column after one with a slice."""
+    columns = [(schema.by_name[columns_of(one)[0]], one.operator in _SLICES) for one in relations]
+    clustering = [(column, sliced) for column, sliced in columns if column.kind is ColumnKind.CLUSTERING]
+    for before, sliced in clustering:
+        for column, _ in clustering:
+            if sliced and before.position < column.position:
+                raise _after_slice(column, before)
+
+
+def _after_slice(column: Column, before: Column) -> InvalidRequest:
+    return InvalidRequest(
+        f'Clustering column "{column.name}" cannot be restricted (preceding column "{before.name}" is restricted by a '
+        "non-EQ relation)"
+    )
 
 
 def _check_clustering_filter(schema: TableSchema, found: Restrictions, column: Column) -> None:
@@ -519,10 +582,7 @@ def _check_clustering_filter(schema: TableSchema, found: Restrictions, column: C
         return
     before = schema.clustering[found.clustering_width]
     if found.ends:
-        raise InvalidRequest(
-            f'Clustering column "{column.name}" cannot be restricted (preceding column "{before.name}" is restricted '
-            f"by a non-EQ relation)"
-        )
+        raise _after_slice(column, before)
     raise InvalidRequest(
         f'PRIMARY KEY column "{column.name}" cannot be restricted as preceding column "{before.name}" is not restricted'
     )

@@ -17,7 +17,6 @@ from ebla.model.values import split_elements
 from ebla.wire.cql.messages import Unset
 
 PREPENDED = 1 << 63
-ELEMENT_BYTES_MAX = 65_535
 _PLACE_BITS, _TURN_BITS, _ORDER_BITS = 24, 16, 39
 """The lower half of a list element's path: the change that wrote it, and the position in that change."""
 
@@ -115,11 +114,11 @@ def element_cells(column: Column, kind: CqlType, value: bytes, builder: RowBuild
             first = builder.order << _PLACE_BITS
             return {list_path(times.timestamp_us, first + place): times.live(part) for place, part in enumerate(parts)}
         case SetType():
-            return {_path(column, part): times.live(b"") for part in split_elements(value, 1)}
+            return {_element(column, part): times.live(b"") for part in split_elements(value, 1)}
         case MapType():
             parts_of_map = split_elements(value, 2)
             return {
-                _path(column, key): times.live(_element(column, part))
+                _element(column, key): times.live(_element(column, part))
                 for key, part in zip(parts_of_map[::2], parts_of_map[1::2])
             }
         case _:
@@ -130,16 +129,6 @@ def _element(column: Column, part: bytes | None) -> bytes:
     if part is None:
         raise InvalidRequest(f"null is not supported inside collections ({column.name})")
     return part
-
-
-def _path(column: Column, part: bytes | None) -> bytes:
-    found = _element(column, part)
-    if len(found) > ELEMENT_BYTES_MAX:
-        what = "Map keys" if isinstance(column.type, MapType) else "Set elements"
-        raise InvalidRequest(
-            f"{what} of {column.name} are limited to {ELEMENT_BYTES_MAX} bytes but {len(found)} bytes were provided"
-        )
-    return found
 
 
 # ---- changes of elements
@@ -211,7 +200,10 @@ def delete_element(column: Column, key: ValueSource) -> RowChange:
     number = column.number
 
     def change(builder: RowBuilder, request: BoundRequest) -> None:
-        path = _element_path(builder, column, key(request), "delete an element from")
+        value = key(request)
+        if isinstance(value, Unset) and isinstance(column.type, ListType):
+            return
+        path = _element_path(builder, column, value, "delete an element from")
         builder.add_elements(number, {path: builder.times.dead()})
 
     return change
@@ -236,7 +228,9 @@ def _element_path(builder: RowBuilder, column: Column, key: bytes | Unset | None
     if isinstance(key, Unset):
         raise InvalidRequest(f"Invalid unset value for {word} of {column.name}")
     if not isinstance(column.type, ListType):
-        return _path(column, key)
+        return key
+    if not key:
+        raise InvalidRequest(f"Invalid empty value for {word} of {column.name}")
     known = builder.known_lists.get(column.number, [])
     index = int.from_bytes(key, signed=True)
     if not known:

@@ -1,7 +1,8 @@
 """The rows of a SELECT: pages of a stored table, or the rows of a virtual table."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ebla.aio.long_work import LoopPauses
 from ebla.cql.catalog import VirtualTable
@@ -10,7 +11,8 @@ from ebla.cql.plan.key_spans import coalesce, row_spans, token_span
 from ebla.cql.plan.modification_plan import KnownLists, ModificationPlan
 from ebla.cql.plan.restrictions import Restrictions
 from ebla.cql.plan.row_changes import ListElements
-from ebla.cql.plan.row_decoder import DecodedRow, RowDecoder
+from ebla.cql.plan.row_decoder import DecodedRow, RowDecoder, split_partition_key
+from ebla.model.byte_comparable import encode_comparable
 from ebla.model.rows import PartitionHead, Row, without_deleted
 from ebla.model.schema import Column, ColumnKind, TableSchema
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, composite_key, token_of
@@ -20,6 +22,7 @@ from ebla.storage.codec.key_codec import (
     encode_clustering,
     head_key,
     partition_prefix,
+    partition_prefix_of,
     prefix_end,
     row_key,
 )
@@ -38,25 +41,40 @@ def spans_of(schema: TableSchema, restrictions: Restrictions, request: BoundRequ
     if not restrictions.has_partition:
         tokens = (int(TOKEN_MIN), int(TOKEN_MAX)) if not restrictions.tokens else restrictions.token_range(request)
         return [] if tokens is None else token_span(*tokens)
-    spans: list[Span] = []
-    for prefix in partition_prefixes_of(restrictions, request):
-        if not restrictions.clustering and not restrictions.ends and schema.clustering:
-            spans.append((prefix if heads else row_key(prefix), prefix_end(prefix)))
-            continue
-        ends = [end.bound(request) for end in restrictions.ends]
-        for values in restrictions.clustering_values(request):
-            spans += row_spans(schema.clustering, prefix, values, ends)
-        if heads and spans:
-            spans.append(_head_span(prefix))
-    return coalesce(spans)
+    return coalesce(span for spans in partition_spans(schema, restrictions, request, heads=heads) for span in spans)
 
 
-def head_spans(restrictions: Restrictions, request: BoundRequest) -> list[Span]:
-    return coalesce(_head_span(prefix) for prefix in partition_prefixes_of(restrictions, request))
+def partition_spans(
+    schema: TableSchema, restrictions: Restrictions, request: BoundRequest, *, heads: bool
+) -> list[list[Span]]:
+    """The key spans in each partition that a statement names, in the order of the partition keys."""
+    prefixes = partition_prefixes_of(schema, restrictions, request)
+    if not restrictions.clustering and not restrictions.ends and schema.clustering:
+        return [[(prefix if heads else row_key(prefix), prefix_end(prefix))] for prefix in prefixes]
+    ends = [end.bound(request) for end in restrictions.ends]
+    rows = restrictions.clustering_values(request)
+    found: list[list[Span]] = []
+    for prefix in prefixes:
+        spans = [span for values in rows for span in row_spans(schema.clustering, prefix, values, ends)]
+        found.append([*spans, _head_span(prefix)] if heads and spans else spans)
+    return found
 
 
-def partition_prefixes_of(restrictions: Restrictions, request: BoundRequest) -> list[bytes]:
-    return [partition_prefix(token_of(key), key) for key in restrictions.partition_keys(request)]
+def head_spans(schema: TableSchema, restrictions: Restrictions, request: BoundRequest) -> list[Span]:
+    return coalesce(_head_span(prefix) for prefix in partition_prefixes_of(schema, restrictions, request))
+
+
+def partition_prefixes_of(schema: TableSchema, restrictions: Restrictions, request: BoundRequest) -> list[bytes]:
+    """In the order of the partition keys' values."""
+    keys = restrictions.partition_keys(request)
+    if len(keys) > 1:
+        keys.sort(key=partial(_key_order, schema))
+    return [partition_prefix(token_of(key), key) for key in keys]
+
+
+def _key_order(schema: TableSchema, key: bytes) -> tuple[bytes, ...]:
+    parts = split_partition_key(schema, key)
+    return tuple(encode_comparable(column.type, part) for column, part in zip(schema.partition_key, parts))
 
 
 def _head_span(prefix: bytes) -> Span:
@@ -150,6 +168,55 @@ class StoredRowPages:
                 yield self._rows.bare(prefix)
 
 
+@dataclass(slots=True, kw_only=True)
+class OrderedRowPages:
+    """The rows of several partitions in the order of their keys, page by page.
+
+    Replicas return rows in the order of tokens. So each read takes as many partitions as are expected to fit into a
+    page as a whole, whose rows are then put in order. If they do not fit, it takes fewer, in the end one."""
+
+    spans: Sequence[Sequence[Span]]
+    """Of each partition, in the order of the keys."""
+    pages_of: Callable[[tuple[Span, ...], bytes, bytes], StoredRowPages]
+    """A read of these spans, from a position within a partition on; the last argument is its prefix."""
+    partitions_read: int = 0
+    position: bytes = b""
+    """Within the partition after those; empty: at its start."""
+    prefix: bytes = b""
+    _together: int = 0
+    """The partitions of the next read; 0: as many as it wants rows."""
+
+    @property
+    def ended(self) -> bool:
+        return self.partitions_read >= len(self.spans)
+
+    async def page(self, rows_max: int) -> list[DecodedRow]:
+        while True:
+            count = 1 if self.position else self._together or rows_max
+            group = self.spans[self.partitions_read : self.partitions_read + count]
+            spans = tuple(coalesce(span for one in group for span in one))
+            pages = self.pages_of(spans, self.position, self.prefix)
+            # One row more shows whether these were all.
+            found = [] if pages.ended else await pages.page(rows_max if len(group) == 1 else rows_max + 1)
+            if len(group) == 1 or (pages.ended and len(found) <= rows_max):
+                break
+            self._together = max(1, len({one.prefix for one in found}) // 2)
+        if pages.ended:
+            self.partitions_read += len(group)
+            self.position = self.prefix = b""
+            self._together = 2 * count
+        else:
+            self.position, self.prefix = pages.position, pages.prefix
+        return sorted(found, key=partial(_row_order, self._places(group)))
+
+    def _places(self, group: Sequence[Sequence[Span]]) -> dict[bytes, int]:
+        return {partition_prefix_of(spans[0][0]): place for place, spans in enumerate(group) if spans}
+
+
+def _row_order(places: Mapping[bytes, int], row: DecodedRow) -> int:
+    return places[row.prefix]
+
+
 @dataclass(slots=True)
 class VirtualRowPages:
     """The rows of a virtual table, page by page. `position` is the number of the next row."""
@@ -218,7 +285,7 @@ def _spans(plan: ModificationPlan, request: BoundRequest) -> tuple[Span, ...]:
     """The spans of the written rows, or of their partition heads, that contain the lists."""
     statics = [column.kind is ColumnKind.STATIC for column in plan.lists_read]
     if all(statics):
-        return tuple(head_spans(plan.restrictions, request))
+        return tuple(head_spans(plan.schema, plan.restrictions, request))
     return tuple(spans_of(plan.schema, plan.restrictions, request, heads=any(statics)))
 
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -20,9 +19,10 @@ from ebla.cql.parse.statements import (
     PropertyValue,
     SchemaStatement,
 )
+from ebla.cql.plan.table_options import is_number, table_options
 from ebla.model.cql_types import is_multi_cell
 from ebla.model.errors import BadConfiguration, InvalidRequest
-from ebla.model.schema import Column, ColumnKind, TableOptions, TableSchema, TombstoneGc
+from ebla.model.schema import Column, ColumnKind, TableOptions, TableSchema
 from ebla.topology.snapshot import Keyspace, Replication
 from ebla.topology.states import Strategy
 from ebla.wire.cql.messages import SchemaChangeKind, SchemaChangeResult
@@ -36,15 +36,6 @@ from ebla.wire.schema_messages import (
     SchemaChange,
 )
 
-_ACCEPTED_OPTIONS = """
-    additional_write_policy allow_auto_snapshot bloom_filter_fp_chance caching cdc compaction compression
-    crc_check_chance dclocal_read_repair_chance extensions id in_memory incremental_backups max_index_interval
-    memtable memtable_flush_period_in_ms min_index_interval paxos_grace_seconds per_partition_rate_limit read_repair
-    read_repair_chance scylla_encryption_options speculative_retry synchronous_updates tablets
-"""
-ACCEPTED_OPTIONS = tuple(_ACCEPTED_OPTIONS.split())
-"""Table options of other servers: stored and shown as written, without an effect here."""
-
 _STRATEGIES = {
     "SimpleStrategy": Strategy.SIMPLE,
     "NetworkTopologyStrategy": Strategy.NETWORK_TOPOLOGY,
@@ -52,8 +43,7 @@ _STRATEGIES = {
     "org.apache.cassandra.locator.NetworkTopologyStrategy": Strategy.NETWORK_TOPOLOGY,
 }
 _FACTOR = "replication_factor"
-_DIGITS_MAX = 19
-TTL_S_MAX = 20 * 365 * 24 * 3600
+_KEYSPACE_OPTIONS = ("replication", "durable_writes", "tablets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,7 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
         case DropKeyspaceStatement(name=name, if_exists=lenient):
             return SchemaPlan(DropKeyspaceRequest(name, lenient), SchemaChangeResult(SchemaChangeKind.DROPPED, name))
         case CreateTableStatement():
-            return _create_table(statement, session_keyspace)
+            return _create_table(statement, catalog, session_keyspace)
         case AlterTableStatement(table=table, if_exists=True) if not catalog.has_table(table, session_keyspace):
             return None
         case AlterTableStatement():
@@ -93,7 +83,7 @@ def plan_schema(statement: SchemaStatement, catalog: Catalog, session_keyspace: 
 
 def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keyspace | None) -> Keyspace:
     for option, _ in properties.items:
-        if option not in ("replication", "durable_writes", "tablets", "storage", "consistency"):
+        if option not in _KEYSPACE_OPTIONS:
             raise BadConfiguration(f"Unknown property '{option}'")
     value = properties.get("replication")
     if value is None and before is None:
@@ -105,7 +95,12 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
         if on_tablets not in (None, before.on_tablets):
             raise InvalidRequest("a keyspace cannot be altered from tablets to vnodes or back")
         replication = before.replication if value is None else _replication(value, catalog)
-        return msgspec.structs.replace(before, replication=replication, durable_writes=durable)
+        return msgspec.structs.replace(
+            before,
+            replication=replication,
+            durable_writes=durable,
+            initial_tablets=before.initial_tablets if initial is None else initial,
+        )
     assert value is not None
     replication = _replication(value, catalog)
     if on_tablets is None:
@@ -113,7 +108,7 @@ def _keyspace(name: str, properties: Properties, catalog: Catalog, before: Keysp
     elif on_tablets and replication.strategy is Strategy.SIMPLE:
         raise BadConfiguration("SimpleStrategy does not support tablet replication: use NetworkTopologyStrategy")
     return Keyspace(
-        name=name, replication=replication, on_tablets=on_tablets, initial_tablets=initial, durable_writes=durable
+        name=name, replication=replication, on_tablets=on_tablets, initial_tablets=initial or 0, durable_writes=durable
     )
 
 
@@ -159,44 +154,50 @@ def _factors(options: Mapping[str, str], catalog: Catalog) -> tuple[tuple[str, i
 
 
 def _factor(text: str) -> int:
-    if not _is_number(text):
+    if not is_number(text):
         raise BadConfiguration(f"Replication factor must be numeric and non-negative, got '{text}'")
     return int(text)
 
 
-def _tablets(value: PropertyValue | None) -> tuple[bool | None, int]:
-    """Whether the keyspace uses tablets (None: not specified), and the initial tablets of a table."""
+def _tablets(value: PropertyValue | None) -> tuple[bool | None, int | None]:
+    """Whether the keyspace uses tablets, and the initial tablets of a table; None: not specified."""
     if value is None:
-        return None, 0
+        return None, None
     if isinstance(value, str):
         raise BadConfiguration("tablets is a map such as {'enabled': true, 'initial': 16}")
     for option in value:
         if option not in ("enabled", "initial"):
             raise BadConfiguration(f"Unrecognized tablets option {option}")
-    initial = value.get("initial", "0")
-    if not _is_number(initial):
+    initial = value.get("initial")
+    if initial is not None and not is_number(initial):
         raise BadConfiguration(f"Initial number of tablets must be numeric, got '{initial}'")
-    return _boolean(value.get("enabled"), "enabled", default=True), int(initial)
+    return _boolean(value.get("enabled"), "enabled", default=True), None if initial is None else int(initial)
 
 
 # ---- tables
 
 
-def _create_table(statement: CreateTableStatement, session_keyspace: str | None) -> SchemaPlan:
+def _create_table(statement: CreateTableStatement, catalog: Catalog, session_keyspace: str | None) -> SchemaPlan:
     if statement.compact_storage:
         raise InvalidRequest("COMPACT STORAGE tables are not supported")
     keyspace, name = keyspace_of(statement.table, session_keyspace), statement.table.name
     columns = table_columns(statement)
-    options, tablets = _table_options(statement.properties, TableOptions())
+    new = table_options(statement.properties, TableOptions(), on_tablets=_is_on_tablets(catalog, keyspace))
     request = CreateTableRequest(
         keyspace=keyspace,
         name=name,
         columns=columns,
-        options=options,
+        options=new.options,
         if_not_exists=statement.if_not_exists,
-        min_tablet_count=tablets,
+        min_tablet_count=new.min_tablets,
     )
     return SchemaPlan(request, SchemaChangeResult(SchemaChangeKind.CREATED, keyspace, name))
+
+
+def _is_on_tablets(catalog: Catalog, keyspace: str) -> bool:
+    """Also of a keyspace that does not exist: another check says so."""
+    found = catalog.view.snapshot.keyspaces.get(keyspace)
+    return found is None or found.on_tablets
 
 
 def table_columns(statement: CreateTableStatement) -> tuple[Column, ...]:
@@ -263,7 +264,8 @@ def _alter_table(statement: AlterTableStatement, catalog: Catalog, session_keysp
     schema = catalog.stored(statement.table, session_keyspace)
     options = None
     if statement.properties is not None:
-        options, _ = _table_options(statement.properties, schema.options)
+        on_tablets = _is_on_tablets(catalog, schema.keyspace)
+        options = table_options(statement.properties, schema.options, on_tablets=on_tablets).options
     request = AlterTableRequest(
         keyspace=schema.keyspace,
         name=schema.name,
@@ -302,62 +304,7 @@ def _check_alter(statement: AlterTableStatement, schema: TableSchema) -> None:
             raise InvalidRequest(f"Cannot rename non PRIMARY KEY part {old}")
 
 
-# ---- table options
-
-
-def _table_options(properties: Properties, before: TableOptions) -> tuple[TableOptions, int]:
-    """The options, and the requested minimum number of tablets."""
-    changes: dict[str, Any] = {}
-    others = dict(before.others)
-    tablets = 0
-    for name, value in properties.items:
-        match name:
-            case "comment":
-                changes["comment"] = _text(name, value)
-            case "default_time_to_live":
-                changes["default_ttl_s"] = _seconds(name, value, TTL_S_MAX)
-            case "gc_grace_seconds":
-                changes["gc_grace_s"] = _seconds(name, value, (1 << 31) - 1)
-            case "tombstone_gc":
-                changes["tombstone_gc"] = _tombstone_gc(value)
-            case _ if name in ACCEPTED_OPTIONS:
-                others[name] = as_cql(value)
-                if name == "tablets":
-                    tablets = _min_tablets(value)
-            case _:
-                raise BadConfiguration(f"Unknown property '{name}'")
-    return msgspec.structs.replace(before, **changes, others=tuple(sorted(others.items()))), tablets
-
-
-def _min_tablets(value: PropertyValue) -> int:
-    text = "" if isinstance(value, str) else value.get("min_tablet_count", "0")
-    if not _is_number(text):
-        raise BadConfiguration("tablets is a map such as {'min_tablet_count': 16}")
-    return int(text)
-
-
-def _tombstone_gc(value: PropertyValue) -> TombstoneGc:
-    mode = value if isinstance(value, str) else value.get("mode", "")
-    if mode not in list(TombstoneGc):
-        raise BadConfiguration(
-            f"Invalid value for tombstone_gc mode: '{mode}'; it is timeout, repair, immediate or disabled"
-        )
-    return TombstoneGc(mode)
-
-
-def _text(name: str, value: PropertyValue) -> str:
-    if not isinstance(value, str):
-        raise BadConfiguration(f"Invalid value for property '{name}'. It should be a string")
-    return value
-
-
-def _seconds(name: str, value: PropertyValue, most: int) -> int:
-    text = _text(name, value)
-    if not _is_number(text.removeprefix("-")):
-        raise BadConfiguration(f"Invalid integer value {text} for '{name}'")
-    if not 0 <= int(text) <= most:
-        raise BadConfiguration(f"{name} must be between 0 and {most} (got {text})")
-    return int(text)
+# ---- options of keyspaces
 
 
 def _boolean(value: PropertyValue | None, name: str, *, default: bool) -> bool:
@@ -366,23 +313,3 @@ def _boolean(value: PropertyValue | None, name: str, *, default: bool) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     raise BadConfiguration(f"Invalid value for property '{name}': it is true or false")
-
-
-def as_cql(value: PropertyValue) -> str:
-    """An option in CQL syntax."""
-    if isinstance(value, str):
-        return value if _is_bare(value) else quote_text(value)
-    return "{" + ", ".join(f"{quote_text(key)}: {quote_text(text)}" for key, text in value.items()) + "}"
-
-
-def _is_bare(text: str) -> bool:
-    plain = text.removeprefix("-").replace(".", "", 1)
-    return _is_number(plain) or text.lower() in ("true", "false")
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
-
-
-def quote_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

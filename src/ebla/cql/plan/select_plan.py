@@ -8,34 +8,41 @@ from ebla.aio.long_work import ThreadLane
 from ebla.cql.catalog import VirtualTable
 from ebla.cql.parse.statements import SelectStatement
 from ebla.cql.parse.terms import BindMarker, ColumnName
-from ebla.cql.plan.binder import Binder, BoundRequest, ValueSource
+from ebla.cql.plan.binder import BoundRequest, ValueSource, table_binder
 from ebla.cql.plan.filters import FilterBuilder, RowFilter
 from ebla.cql.plan.restrictions import Restrictions, check_filtering, classify_relations, columns_of
 from ebla.cql.plan.row_decoder import DecodedRow
 from ebla.cql.plan.row_source import (
+    OrderedRowPages,
     PageReader,
     StoredRowPages,
     VirtualRowPages,
     partition_prefixes_of,
+    partition_spans,
     spans_of,
     virtual_rows,
 )
-from ebla.cql.plan.selection import NeededColumns, OutputColumn, SelectionBuilder
+from ebla.cql.plan.selection import AggregateColumn, NeededColumns, OutputColumn, SelectionBuilder
 from ebla.model.cql_types import SCALARS
 from ebla.model.errors import InvalidRequest
 from ebla.model.schema import ColumnKind, TableSchema
 from ebla.options import DEFAULT_LIMITS
 from ebla.storage.codec.key_codec import split_key
 from ebla.wire.cql.messages import UNSET, ColumnSpec, QueryParameters, Rows, Unset
+from ebla.wire.row_messages import Span
 
 CHUNK_ROWS = 5_000
 """Rows per read, if the client does not page, or the rows are aggregated."""
 SORTED_ROWS_MAX = 100_000
 
+RowPages = StoredRowPages | OrderedRowPages | VirtualRowPages
+
 _INT, _DURATION = SCALARS["int"], SCALARS["duration"]
 
 
 PAGING_STATE_FORMAT = 1
+ORDERED_STATE_FORMAT = 2
+"""Of pages in the order of keys. What an older release began to page continues in the order of tokens."""
 
 
 class PagingState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -48,6 +55,8 @@ class PagingState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The partition in which the next page may continue: its static values belong to those rows, too."""
     partition_rows: int = 0
     """Rows of that partition already returned, if they are counted here."""
+    partitions_read: int = 0
+    """Of a statement that names several: those before the position, in the order of their keys."""
 
 
 def encode_paging_state(state: PagingState) -> bytes:
@@ -59,7 +68,7 @@ def decode_paging_state(data: bytes) -> PagingState:
         state = msgspec.msgpack.decode(data, type=PagingState)
     except msgspec.DecodeError as error:
         raise InvalidRequest("Invalid value for the paging state") from error
-    if state.format != PAGING_STATE_FORMAT:
+    if state.format not in (PAGING_STATE_FORMAT, ORDERED_STATE_FORMAT):
         raise InvalidRequest(f"Invalid value for the paging state: format {state.format} is not known here")
     return state
 
@@ -72,6 +81,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
     restrictions: Restrictions
     needs: NeededColumns
     outputs: tuple[OutputColumn, ...]
+    aggregates: tuple[AggregateColumn, ...]
     filters: tuple[RowFilter, ...]
     limit: ValueSource | None
     partition_limit: ValueSource | None
@@ -85,7 +95,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_aggregate(self) -> bool:
-        return any(output.accumulator is not None for output in self.outputs)
+        return bool(self.aggregates)
 
     # ---- running
 
@@ -96,7 +106,7 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
         state = None if parameters.paging_state is None else decode_paging_state(parameters.paging_state)
         left = self._limit(self.limit, "LIMIT", request) if state is None else state.left
         run = _SelectRun(self, request) if lane is None else await lane.run(lambda: _SelectRun(self, request))
-        source: StoredRowPages | VirtualRowPages
+        source: RowPages
         if self.virtual is not None:
             found = await virtual_rows(self.virtual, self.needs.columns, is_reversed=self.is_reversed)
             # Filtered before it is paged, so that no page is empty.
@@ -111,24 +121,45 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
             return await run.aggregate_or_sort(source, left)
         return await run.page(source, parameters.page_size, left, state)
 
-    def _stored_rows(self, request: BoundRequest, reader: PageReader, state: PagingState | None) -> StoredRowPages:
+    def _stored_rows(
+        self, request: BoundRequest, reader: PageReader, state: PagingState | None
+    ) -> StoredRowPages | OrderedRowPages:
         schema, restrictions = self.schema, self.restrictions
         has_static = bool(schema.static)
-        spans = spans_of(schema, restrictions, request, heads=has_static and not self.is_reversed)
-        return StoredRowPages(
-            schema=schema,
-            needed=self.needs.columns,
-            with_cells=self.needs.with_cells,
-            spans=tuple(spans),
-            now_s=request.now_us // 1_000_000,
-            reader=reader,
-            is_reversed=self.is_reversed,
-            partition_rows_max=self._partition_rows(request),
-            bare_partitions=has_static and not restrictions.clustering and not restrictions.ends,
-            position=b"" if state is None else state.position,
-            prefix=b"" if state is None else state.prefix,
-            heads_of=tuple(partition_prefixes_of(restrictions, request)) if self.is_reversed and has_static else (),
+        prefixes = partition_prefixes_of(schema, restrictions, request) if self.is_reversed and has_static else ()
+
+        def pages_of(spans: tuple[Span, ...], position: bytes, prefix: bytes) -> StoredRowPages:
+            return StoredRowPages(
+                schema=schema,
+                needed=self.needs.columns,
+                with_cells=self.needs.with_cells,
+                spans=spans,
+                now_s=request.now_us // 1_000_000,
+                reader=reader,
+                is_reversed=self.is_reversed,
+                partition_rows_max=self._partition_rows(request),
+                bare_partitions=has_static and not restrictions.clustering and not restrictions.ends,
+                position=position,
+                prefix=prefix,
+                heads_of=tuple(prefixes),
+            )
+
+        position, prefix = (b"", b"") if state is None else (state.position, state.prefix)
+        heads = has_static and not self.is_reversed
+        if not self._is_ordered(state):
+            return pages_of(tuple(spans_of(schema, restrictions, request, heads=heads)), position, prefix)
+        return OrderedRowPages(
+            spans=partition_spans(schema, restrictions, request, heads=heads),
+            pages_of=pages_of,
+            partitions_read=0 if state is None else max(0, state.partitions_read),
+            position=position,
+            prefix=prefix,
         )
+
+    def _is_ordered(self, state: PagingState | None) -> bool:
+        """Whether the statement names several partitions, and their rows are not sorted afterwards."""
+        is_several = any(not group.is_single for group in self.restrictions.partition)
+        return is_several and not self.sorts and (state is None or state.format == ORDERED_STATE_FORMAT)
 
     def _partition_rows(self, request: BoundRequest) -> int:
         """The row limit per partition that replicas apply. 0: none, since rows are filtered afterwards."""
@@ -169,25 +200,26 @@ class SelectPlan(msgspec.Struct, frozen=True, kw_only=True):
 class RowAggregation:
     """Aggregates all rows to one. Columns beside aggregates have the values of the first row."""
 
-    def __init__(self, outputs: Sequence[OutputColumn]) -> None:
-        self._outputs = outputs
-        self._accumulators = [None if output.accumulator is None else output.accumulator() for output in outputs]
-        self._first: list[bytes | None] | None = None
+    def __init__(self, plan: SelectPlan) -> None:
+        self._plan = plan
+        self._accumulators = [one.accumulator() for one in plan.aggregates]
+        self._first: DecodedRow | None = None
 
     def add(self, found: DecodedRow, request: BoundRequest) -> None:
         if self._first is None:
-            self._first = [
-                None if output.accumulator is not None else output.value(found, request) for output in self._outputs
-            ]
-        for output, accumulator in zip(self._outputs, self._accumulators):
-            if accumulator is not None:
-                accumulator.add(output.value(found, request))
+            self._first = found
+        for aggregate, accumulator in zip(self._plan.aggregates, self._accumulators):
+            accumulator.add(aggregate.value(found, request))
 
-    def row(self) -> list[bytes | None]:
-        first = self._first or [None] * len(self._outputs)
+    def row(self, request: BoundRequest) -> list[bytes | None]:
+        first = self._first
+        values = [None] * len(self._plan.needs.columns) if first is None else first.values
+        results = [accumulator.result() for accumulator in self._accumulators]
+        cells = {} if first is None else first.cells
+        found = DecodedRow(values=[*values, *results], cells=cells, prefix=b"", key=b"")
         return [
-            value if accumulator is None else accumulator.result()
-            for value, accumulator in zip(first, self._accumulators)
+            output.value(found, request) if output.is_aggregate or first is not None else None
+            for output in self._plan.outputs
         ]
 
 
@@ -218,7 +250,7 @@ class _SelectRun:
 
     async def page(
         self,
-        source: StoredRowPages | VirtualRowPages,
+        source: RowPages,
         page_size: int | None,
         left: int | None,
         state: PagingState | None,
@@ -240,19 +272,21 @@ class _SelectRun:
         answer = plan.answer(rows, self._request)
         if source.ended or left == 0:
             return Rows(plan.columns, answer)
+        partitions_read = source.partitions_read if isinstance(source, OrderedRowPages) else None
         state_after = PagingState(
-            format=PAGING_STATE_FORMAT,
+            format=PAGING_STATE_FORMAT if partitions_read is None else ORDERED_STATE_FORMAT,
             position=source.position,
             left=left,
             prefix=source.prefix,
             partition_rows=self._partition_rows_passed,
+            partitions_read=partitions_read or 0,
         )
         return Rows(plan.columns, answer, encode_paging_state(state_after))
 
-    async def aggregate_or_sort(self, source: StoredRowPages | VirtualRowPages, left: int | None) -> Rows:
+    async def aggregate_or_sort(self, source: RowPages, left: int | None) -> Rows:
         """For aggregates and sorted rows: reads all rows before there is a result."""
         plan = self._plan
-        aggregation = RowAggregation(plan.outputs) if plan.is_aggregate else None
+        aggregation = RowAggregation(plan) if plan.is_aggregate else None
         rows: list[DecodedRow] = []
         while not source.ended:
             for found in await source.page(CHUNK_ROWS):
@@ -268,7 +302,7 @@ class _SelectRun:
                     advice="read the partitions one by one, or sort at the client",
                 )
         if aggregation is not None:
-            return Rows(plan.columns, [aggregation.row()][:left])
+            return Rows(plan.columns, [aggregation.row(self._request)][:left])
         rows.sort(key=lambda found: split_key(found.key)[2], reverse=plan.is_reversed)
         return Rows(plan.columns, plan.answer(rows[:left], self._request))
 
@@ -289,9 +323,11 @@ def plan_select(
 ) -> SelectPlan:
     """Raises `InvalidRequest`."""
     schema, virtual = (table.schema, table) if isinstance(table, VirtualTable) else (table, None)
-    binder = Binder(keyspace=schema.keyspace, table=schema.name, markers=markers, elements_max=elements_max)
+    binder = table_binder(schema, markers, elements_max)
     needs = NeededColumns()
-    outputs = SelectionBuilder(schema, binder, needs).outputs(statement.selectors)
+    selection = SelectionBuilder(schema, binder, needs)
+    outputs = selection.outputs(statement.selectors)
+    _check_partition_limit(statement, is_aggregate=bool(selection.aggregates))
     restrictions = classify_relations(schema, statement.where, binder)
     builder = FilterBuilder(schema, binder, needs.index)
     if virtual is None and not statement.allow_filtering:
@@ -314,6 +350,7 @@ def plan_select(
         restrictions=restrictions,
         needs=needs,
         outputs=outputs,
+        aggregates=tuple(selection.aggregates),
         filters=filters,
         limit=limit,
         partition_limit=partition_limit,
@@ -323,6 +360,15 @@ def plan_select(
         timeout=timeout,
         columns=tuple(output.spec for output in outputs),
     )
+
+
+def _check_partition_limit(statement: SelectStatement, *, is_aggregate: bool) -> None:
+    if statement.per_partition_limit is None:
+        return
+    if statement.distinct:
+        raise InvalidRequest("PER PARTITION LIMIT is not allowed with SELECT DISTINCT queries")
+    if is_aggregate:
+        raise InvalidRequest("PER PARTITION LIMIT is not allowed with aggregate queries")
 
 
 # ---- ORDER BY and DISTINCT

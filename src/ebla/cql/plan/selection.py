@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from ebla.cql.parse.statements import SelectItem
 from ebla.cql.parse.terms import ColumnName, FunctionCall, Term, TypeHint
-from ebla.cql.plan import aggregates
-from ebla.cql.plan.aggregates import Accumulator
-from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, is_assignable
-from ebla.cql.plan.functions import CqlFunction, overloads_of
+from ebla.cql.plan.aggregates import Accumulator, aggregate_function
+from ebla.cql.plan.binder import Binder, BoundRequest, TermReceiver, ValueSource, choose_overload
+from ebla.cql.plan.functions import AGGREGATE_NAMES, CqlFunction
 from ebla.cql.plan.row_decoder import DecodedRow
-from ebla.model.cql_types import SCALARS, CqlType, is_multi_cell
+from ebla.model.cql_types import SCALARS, CqlType, is_assignable, is_multi_cell
 from ebla.model.errors import InvalidRequest
 from ebla.model.rows import Cell
 from ebla.model.schema import Column, ColumnKind, TableSchema
-from ebla.model.token import composite_key, token_of
 from ebla.wire.cql.messages import ColumnSpec, Unset
 
 OutputValue = Callable[[DecodedRow, BoundRequest], bytes | None]
@@ -44,15 +43,24 @@ class OutputColumn(msgspec.Struct, frozen=True, kw_only=True):
     value: OutputValue
     index: int | None = None
     """For a plain column: its index in the row."""
-    accumulator: Callable[[], Accumulator] | None = None
-    """Creates the accumulator of an aggregate, which adds `value` of every row."""
+    is_aggregate: bool = False
+    """Its value depends on all rows."""
 
 
-@dataclass(frozen=True, slots=True)
+class AggregateColumn(msgspec.Struct, frozen=True):
+    """An aggregate of the select list, alone or as an argument of a function."""
+
+    value: OutputValue
+    """What the accumulator adds of every row."""
+    accumulator: Callable[[], Accumulator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Typed:
     name: str
     type: CqlType
     value: OutputValue
+    is_aggregate: bool = False
 
 
 class SelectionBuilder:
@@ -60,6 +68,8 @@ class SelectionBuilder:
         self._schema = schema
         self._binder = binder
         self._needs = needs
+        self.aggregates: list[AggregateColumn] = []
+        """Their results follow the values of the columns in the row from which the outputs are computed."""
 
     def outputs(self, selectors: Sequence[SelectItem]) -> tuple[OutputColumn, ...]:
         if not selectors:
@@ -71,11 +81,13 @@ class SelectionBuilder:
         match item:
             case ColumnName(name=name):
                 return self._column(self._named(name), alias or name)
-            case FunctionCall(name=name) if name.removeprefix("system.") in aggregates.AGGREGATE_NAMES:
-                return self._aggregate(item, alias)
             case _:
                 typed = self._argument(item)
-                return OutputColumn(spec=self._spec(alias or typed.name, typed.type), value=typed.value)
+                return OutputColumn(
+                    spec=self._spec(alias or typed.name, typed.type),
+                    value=typed.value,
+                    is_aggregate=typed.is_aggregate,
+                )
 
     def _spec(self, name: str, kind: CqlType) -> ColumnSpec:
         return ColumnSpec(keyspace=self._schema.keyspace, table=self._schema.name, name=name, type=kind)
@@ -94,42 +106,48 @@ class SelectionBuilder:
 
     # ---- calls
 
-    def _aggregate(self, call: FunctionCall, alias: str | None) -> OutputColumn:
-        bare = call.name.removeprefix("system.")
+    def _aggregate(self, bare: str, call: FunctionCall) -> _Typed:
         if not call.arguments:
-            kind, accumulator = aggregates.aggregate_function(bare, None)
-            return OutputColumn(spec=self._spec(alias or "count", kind), value=_no_value, accumulator=accumulator)
+            kind, accumulator = aggregate_function(bare, None)
+            return self._result("count", kind, AggregateColumn(_no_value, accumulator))
         if len(call.arguments) > 1:
             raise InvalidRequest(f"Invalid number of arguments in call to function {bare}: 1 required")
         argument = self._argument(call.arguments[0])
-        kind, accumulator = aggregates.aggregate_function(bare, argument.type)
-        return OutputColumn(
-            spec=self._spec(alias or f"system.{bare}({argument.name})", kind),
-            value=argument.value,
-            accumulator=accumulator,
+        if argument.is_aggregate:
+            raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+        kind, accumulator = aggregate_function(bare, argument.type)
+        return self._result(f"system.{bare}({argument.name})", kind, AggregateColumn(argument.value, accumulator))
+
+    def _result(self, name: str, kind: CqlType, aggregate: AggregateColumn) -> _Typed:
+        number, columns = len(self.aggregates), self._needs.columns
+        self.aggregates.append(aggregate)
+        # All needed columns are known only once the whole statement is compiled.
+        return _Typed(
+            name=name,
+            type=kind,
+            value=lambda found, _request: found.values[len(columns) + number],
+            is_aggregate=True,
         )
 
     def _argument(self, argument: Term | ColumnName) -> _Typed:
         if isinstance(argument, ColumnName):
             column = self._named(argument.name)
             index = self._needs.index(column)
-            return _Typed(column.name, column.type, lambda found, _request: found.values[index])
+            return _Typed(name=column.name, type=column.type, value=lambda found, _request: found.values[index])
         if isinstance(argument, FunctionCall):
             return self._call(argument)
         if not isinstance(argument, TypeHint):
             raise InvalidRequest("the type of a value in the select list is not known; write it as (type) value")
         source = self._binder.source(argument.term, TermReceiver("[selection]", argument.type))
-        return _Typed(f"({argument.type})", argument.type, _from_request(source))
+        return _Typed(name=f"({argument.type})", type=argument.type, value=_from_request(source))
 
     def _call(self, call: FunctionCall) -> _Typed:
         bare = call.name.removeprefix("system.")
         if bare in _TIMES:
             return self._time(bare, call)
-        if bare == "token":
-            return self._token(call)
-        if bare in aggregates.AGGREGATE_NAMES:
-            raise InvalidRequest("aggregate functions cannot be used as arguments of other functions")
-        candidates = overloads_of(call.name)
+        if bare in AGGREGATE_NAMES:
+            return self._aggregate(bare, call)
+        candidates = self._binder.overloads(call)
         arguments = [self._matched(candidates, call, at) for at in range(len(call.arguments))]
         function = _fitting(candidates, call, arguments)
         values = [one.value for one in arguments]
@@ -138,33 +156,20 @@ class SelectionBuilder:
             return function.work([one(found, request) for one in values], request)
 
         name = f"system.{bare}({', '.join(one.name for one in arguments)})"
-        return _Typed(name, function.result, value)
+        is_aggregate = any(one.is_aggregate for one in arguments)
+        return _Typed(name=name, type=function.result, value=value, is_aggregate=is_aggregate)
 
     def _matched(self, candidates: Sequence[CqlFunction], call: FunctionCall, at: int) -> _Typed:
         """An argument; a constant or marker gets the type of the function's parameter."""
         argument = call.arguments[at]
         if isinstance(argument, ColumnName | FunctionCall | TypeHint):
             return self._argument(argument)
-        for function in candidates:
-            if at < len(function.arguments) and self._binder.could_have_type(argument, function.arguments[at]):
-                kind = function.arguments[at]
-                source = self._binder.source(argument, TermReceiver(f"arg{at}({call.name})", kind))
-                return _Typed("?", kind, _from_request(source))
-        raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match")
-
-    def _token(self, call: FunctionCall) -> _Typed:
-        names = tuple(one.name if isinstance(one, ColumnName) else "" for one in call.arguments)
-        columns = self._schema.partition_key
-        if names != tuple(column.name for column in columns):
-            key_names = ", ".join(column.name for column in columns)
-            raise InvalidRequest(f"Invalid arguments of token(): it takes the partition key ({key_names})")
-        indexes = [self._needs.index(column) for column in columns]
-
-        def value(found: DecodedRow, _request: BoundRequest) -> bytes:
-            key = composite_key([found.values[index] or b"" for index in indexes])
-            return int(token_of(key)).to_bytes(8, signed=True)
-
-        return _Typed(f"system.token({', '.join(names)})", SCALARS["bigint"], value)
+        tests: list[Callable[[CqlType], bool]] = [_any_type] * len(call.arguments)
+        tests[at] = partial(self._binder.could_have_type, argument)
+        function = candidates[0] if len(candidates) == 1 else choose_overload(call, candidates, tests, ())
+        kind = function.arguments[at]
+        source = self._binder.source(argument, TermReceiver(f"arg{at}({call.name})", kind))
+        return _Typed(name="?", type=kind, value=_from_request(source))
 
     def _time(self, name: str, call: FunctionCall) -> _Typed:
         if len(call.arguments) != 1 or not isinstance(call.arguments[0], ColumnName):
@@ -182,17 +187,23 @@ class SelectionBuilder:
             cell = found.cells.get(number)
             return None if cell is None or found.values[index] is None else read(cell, request.now_us // 1_000_000)
 
-        return _Typed(f"{name}({column.name})", _TIMES[name], value)
+        return _Typed(name=f"{name}({column.name})", type=_TIMES[name], value=value)
 
 
 def _fitting(candidates: Sequence[CqlFunction], call: FunctionCall, arguments: Sequence[_Typed]) -> CqlFunction:
-    for function in candidates:
-        if len(function.arguments) == len(arguments) and all(
-            is_assignable(one.type, kind) for one, kind in zip(arguments, function.arguments)
-        ):
-            return function
-    argument_types = ", ".join(str(one.type) for one in arguments)
-    raise InvalidRequest(f"Invalid call to function {call.name}, none of its type signatures match ({argument_types})")
+    if len(candidates) == 1:
+        for number, (one, kind) in enumerate(zip(arguments, candidates[0].arguments)):
+            if not is_assignable(one.type, kind):
+                raise InvalidRequest(
+                    f"Type error: {one.name} cannot be passed as argument {number} of function {call.name} of type "
+                    f"{kind}"
+                )
+    tests = [partial(is_assignable, one.type) for one in arguments]
+    return choose_overload(call, candidates, tests, [one.type for one in arguments])
+
+
+def _any_type(_kind: CqlType) -> bool:
+    return True
 
 
 def _write_time(cell: Cell, _now_s: int) -> bytes:

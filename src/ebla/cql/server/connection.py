@@ -82,6 +82,7 @@ class ServerConnection:
         self._deps = deps
         self._transport = transport
         self._executor = deps.executor
+        self._memory = deps.memory
         self._requests_max = deps.limits.cql_requests_max
         self._requests_bytes_max = deps.requests_bytes_max
         self._splitter = FrameSplitter(min(deps.first_request_bytes_max, deps.limits.cql_request_bytes_max))
@@ -153,8 +154,8 @@ class ServerConnection:
         self._deps.events.forget(self)
         self._splitter.clear()  # at once: a connection is in reference cycles, and garbage collection may be late
         running, self._running = self._running, {}
-        self._deps.memory.forget(self._memory_reserved)
-        self._deps.memory.release(self._running_bytes + self._frame_bytes_reserved)
+        self._memory.forget(self._memory_reserved)
+        self._memory.release(self._running_bytes + self._frame_bytes_reserved)
         self._running_bytes = self._frame_bytes_reserved = 0
         # No client is left to answer. Writes already sent to replicas go on.
         for one in running:
@@ -218,7 +219,7 @@ class ServerConnection:
         size = context.bytes
         self._running[work] = size
         self._running_bytes += size
-        self._deps.memory.bytes += size
+        self._memory.bytes += size
         if len(self._running) >= self._requests_max or self._running_bytes >= self._requests_bytes_max:
             self._pause()
 
@@ -227,7 +228,7 @@ class ServerConnection:
         if size is None:
             return  # the connection was lost meanwhile
         self._running_bytes -= size
-        self._deps.memory.release(size)
+        self._memory.release(size)
         if self._is_paused:
             if self._end_cause is not None and not self._running:
                 self._close(self._end_cause)
@@ -246,7 +247,7 @@ class ServerConnection:
                     self._reserve_memory(self._splitter.next_body_bytes)
                     return
                 if self._frame_bytes_reserved:
-                    self._deps.memory.release(self._frame_bytes_reserved)
+                    self._memory.release(self._frame_bytes_reserved)
                     self._frame_bytes_reserved = 0
                 self._handle(frame)
                 now_ms = budget.spend(now_ms)
@@ -260,7 +261,7 @@ class ServerConnection:
         """For a large frame of which a part has arrived. The rest is not read before there is room for all of it."""
         if size <= LARGE_FRAME_BYTES or self._frame_bytes_reserved:
             return
-        if self._deps.memory.reserve(size, self._memory_reserved):
+        if self._memory.reserve(size, self._memory_reserved):
             self._frame_bytes_reserved = size
         else:
             self._waits_for_memory = True
@@ -277,8 +278,9 @@ class ServerConnection:
         (self._deps.metrics.requests.get(opcode) or self._deps.metrics.unknown).value += 1
         try:
             body, offset = (frame.body, 0) if not frame.flags else self._unwrap(frame)
-            if self._deps.memory.bytes > self._deps.memory.bytes_max:
-                raise Overloaded(f"{self._deps.memory.bytes} bytes of requests are in flight on this shard")
+            memory = self._memory
+            if memory.bytes > memory.bytes_max:
+                raise Overloaded(f"{memory.bytes} bytes of requests are in flight on this shard")
             if opcode == _EXECUTE:
                 self._execute(frame, body, offset)
                 return

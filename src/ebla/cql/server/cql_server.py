@@ -89,6 +89,10 @@ class CqlServer:
         """Accepts no more connections or requests; requests in flight may end."""
         self._is_closed = True
         self._frame_timer.cancel()
+        self.suspend(cause)
+
+    def suspend(self, cause: str) -> None:
+        """Closes listeners and connections, as `close` does; `listen` may follow."""
         for task, listener in self._accepting:
             task.cancel(cause)
             listener.close()

@@ -10,7 +10,7 @@ from typing import Any
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.identity import HostId
 from ebla.topology.snapshot import Node, Snapshot
-from ebla.topology.states import NodeState
+from ebla.topology.states import SERVING_STATES, NodeState
 from ebla.wire.cql.compression import KNOWN
 from ebla.wire.cql.frames import VERSION, VERSION_OLDEST
 from ebla.wire.verbs import StatusAnswer
@@ -50,8 +50,13 @@ def address_of(node: Node) -> str:
 
 
 def ring_members(snapshot: Snapshot) -> list[Node]:
-    """The nodes that drivers may connect to."""
+    """With those that are about to join the ring."""
     return [node for node in snapshot.members() if node.state is not NodeState.NONE]
+
+
+def serving_nodes(snapshot: Snapshot) -> list[Node]:
+    """The nodes that drivers may connect to. One that joins has not opened its CQL ports yet."""
+    return [node for node in snapshot.members() if node.state in SERVING_STATES]
 
 
 def schema_version(view: View) -> uuid.UUID:

@@ -10,8 +10,8 @@ from ebla.cql.system_tables.node_info import (
     RELEASE_VERSION,
     SystemTableSources,
     address_of,
-    ring_members,
     schema_version,
+    serving_nodes,
 )
 from ebla.cql.system_tables.table_definition import SystemRow, empty_table, system_table
 from ebla.topology.snapshot import Node
@@ -84,7 +84,7 @@ def _described(node: Node, version: uuid.UUID) -> dict[str, object]:
 def _others(sources: SystemTableSources) -> Iterable[tuple[Node, dict[str, object]]]:
     view = sources.view.current
     version = schema_version(view)
-    for node in ring_members(view.snapshot):
+    for node in serving_nodes(view.snapshot):
         if node.host != sources.host:
             yield node, _described(node, version)
 

@@ -14,9 +14,6 @@ from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import Strategy
 
 _EMPTY_TABLES = (
-    """CREATE TABLE system_schema.dropped_columns (
-        keyspace_name text, table_name text, column_name text, dropped_time timestamp, kind text, type text,
-        PRIMARY KEY (keyspace_name, table_name, column_name))""",
     "CREATE TABLE system_virtual_schema.keyspaces (keyspace_name text PRIMARY KEY)",
     """CREATE TABLE system_virtual_schema.tables (
         keyspace_name text, table_name text, comment text, PRIMARY KEY (keyspace_name, table_name))""",
@@ -164,6 +161,30 @@ def columns(sources: SystemTableSources) -> Iterable[SystemRow]:
     return (column_row(schema, column) for schema in _schemas(sources) for column in schema.columns)
 
 
+@system_table(
+    """CREATE TABLE system_schema.dropped_columns (
+        keyspace_name text,
+        table_name text,
+        column_name text,
+        dropped_time timestamp,
+        kind text,
+        type text,
+        PRIMARY KEY (keyspace_name, table_name, column_name)
+    )"""
+)
+def dropped_columns(sources: SystemTableSources) -> Iterable[SystemRow]:
+    """Without the time: columns are distinguished by number, so it is not recorded."""
+    for schema in _schemas(sources):
+        for column in schema.dropped:
+            yield {
+                "keyspace_name": schema.keyspace,
+                "table_name": schema.name,
+                "column_name": column.name,
+                "kind": str(column.kind),
+                "type": str(column.type),
+            }
+
+
 def table_row(schema: TableSchema) -> SystemRow:
     options = schema.options
     options_set = dict(options.others)
@@ -240,6 +261,7 @@ SYSTEM_TABLES: tuple[SystemTable, ...] = (
     tables,
     scylla_tables,
     columns,
+    dropped_columns,
     *map(empty_table, _EMPTY_TABLES),
 )
 

@@ -111,7 +111,7 @@ def cluster_status(sources: SystemTableSources) -> Iterable[SystemRow]:
             "dc": node.datacenter,
             "rack": node.rack,
             "host_id": node.host,
-            "excluded": node.host in snapshot.state.ignored_nodes,
+            "excluded": snapshot.exclusion_of(node.host) is not None,
             "owns": len(node.tokens) / owned,
             "shards": node.shard_count,
             "status": node.state.upper(),

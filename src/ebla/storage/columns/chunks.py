@@ -4,7 +4,8 @@ A chunk is a record batch in key order with these columns, and one more (`c7` fo
 column that it includes:
 
     key          the stored key
-    stored       the stored value; null where the row is plain and the columns hold all of it
+    stored       the stored value; null where the row is plain and the columns hold all of it, which they do not where a
+                 number, time or uuid is empty
     timestamp    of a plain row
     flags        `ChunkFlag`
 
@@ -13,7 +14,7 @@ in its regular columns.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -127,6 +128,8 @@ def _plain_chunk(shape: ChunkShape, items: tuple[pa.Array, pa.Array], flags: Fla
     flags = flags | np.where(rows.complete, ChunkFlag.COMPLETE, 0).astype(np.uint8)
     flags |= np.where(rows.bare, ChunkFlag.BARE, 0).astype(np.uint8)
     stored = values if shape.is_raw else pa.nulls(len(values), pa.binary())
+    if rows.reduced.any():
+        stored = pc.if_else(pa.array(rows.reduced), values, stored)
     columns = {**_key_columns(shape, keys), **rows.columns}
     return _assembled(shape, [keys, stored, pa.array(rows.timestamps), pa.array(flags)], columns)
 
@@ -197,7 +200,26 @@ def with_completeness(shape: ChunkShape, chunk: pa.RecordBatch) -> pa.RecordBatc
     plain = (flags & ChunkFlag.PLAIN) != 0
     flags |= np.where(plain & every, ChunkFlag.COMPLETE, 0).astype(np.uint8)
     flags |= np.where(plain & ~some, ChunkFlag.BARE, 0).astype(np.uint8)
-    return chunk.set_column(FLAGS, _LEADING[FLAGS], pa.array(flags))
+    found = chunk.set_column(FLAGS, _LEADING[FLAGS], pa.array(flags))
+    reduced = reduced_rows(chunk)
+    if not reduced.any():
+        return found
+    chosen = chunk.filter(pa.array(reduced))
+    again = chunk_of(shape, chosen.column(KEY), chosen.column(STORED))
+    return splice_chunks([found.filter(pa.array(~reduced)), again], [np.flatnonzero(~reduced), np.flatnonzero(reduced)])
+
+
+def reduced_rows(chunk: pa.RecordBatch) -> Mask:
+    """Plain rows whose columns do not show every cell. The shape must not be raw."""
+    found: Mask = (flags_of(chunk) & ChunkFlag.PLAIN) != 0
+    found &= np.asarray(chunk.column(STORED).is_valid().to_numpy(zero_copy_only=False))
+    return found
+
+
+def reduced_items(chunk: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and stored values of plain rows whose columns do not show every cell. The shape must not be raw."""
+    chosen = chunk.filter(pa.array(reduced_rows(chunk)))
+    return zip(chosen.column(KEY).to_pylist(), chosen.column(STORED).to_pylist())
 
 
 def chunk_facts(chunk: pa.RecordBatch, schema: TableSchema) -> LayerFacts:

@@ -39,17 +39,26 @@ from ebla.storage.columns.binary_columns import (
     slice_values,
     value_lengths,
 )
-from ebla.storage.columns.wire_columns import fixed_from_wire, fixed_width, slices_from_wire, valid_of, wire_part
+from ebla.storage.columns.wire_columns import (
+    fixed_from_wire,
+    fixed_width,
+    holds_empties,
+    slices_from_wire,
+    valid_of,
+    wire_part,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRows:
     """Rows of one schema version. `complete` ones have a cell in every regular column of the current schema (except
-    multi-cell collections, which no plain row has), `bare` ones in none."""
+    multi-cell collections, which no plain row has), `bare` ones in none. `reduced` ones have an empty value that the
+    columns show as null."""
 
     timestamps: npt.NDArray[np.int64]
     complete: Mask
     bare: Mask
+    reduced: Mask
     columns: dict[int, pa.Array]
 
 
@@ -63,6 +72,7 @@ class _Walk:
         self.positions: Positions = run.starts + PLAIN_HEADER.size
         self.complete: Mask = np.ones(len(run), np.bool_)
         self.bare: Mask = np.ones(len(run), np.bool_)
+        self.reduced: Mask = np.zeros(len(run), np.bool_)
         self.columns: dict[int, pa.Array] = {}
 
     def go(self, layout: tuple[int, ...]) -> None:
@@ -117,6 +127,9 @@ class _Walk:
             all_there = None if valid.all() else valid
             values = slices_from_wire(column.type, self._run, starts, self.positions, all_there)
             self.columns[column.number] = values
+            empties = holds_empties(column.type, self._run, starts, self.positions, all_there)
+            if empties is not None:
+                self.reduced |= empties
 
 
 def decode_plain(schema: TableSchema, values: pa.Array, version: int, wanted: Container[int]) -> PlainRows:
@@ -134,7 +147,13 @@ def decode_plain(schema: TableSchema, values: pa.Array, version: int, wanted: Co
             walk.complete[:] &= is_multi_cell(column.type)
             if column.number in wanted:
                 walk.columns[column.number] = pa.nulls(len(run), arrow_type(column.type))
-    return PlainRows(timestamps=timestamps, complete=walk.complete, bare=walk.bare, columns=walk.columns)
+    return PlainRows(
+        timestamps=timestamps,
+        complete=walk.complete,
+        bare=walk.bare,
+        reduced=walk.reduced,
+        columns=walk.columns,
+    )
 
 
 def encode_plain_values(

@@ -1,6 +1,7 @@
 """Converts whole Arrow columns to the wire form of their values and back.
 
-Types of fixed width, texts and blobs use vector operations; the others are converted one value at a time.
+Types of fixed width, texts and blobs use vector operations; the others are converted one value at a time. Arrow has no
+empty numbers, times or uuids: those are null in its columns, and `holds_empties` finds the values that lose something.
 """
 
 import uuid
@@ -13,9 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebla.model.byte_comparable import canonical
-from ebla.model.cql_types import FIXED_BYTES, CqlType, ListType, MapType, Scalar, ScalarType, SetType, TupleType
+from ebla.model.cql_types import (
+    EMPTIABLE,
+    FIXED_BYTES,
+    CqlType,
+    ListType,
+    MapType,
+    Scalar,
+    ScalarType,
+    SetType,
+    TupleType,
+    contains,
+)
 from ebla.model.errors import InvalidRequest
-from ebla.model.values import NANOSECONDS_PER_DAY, Duration, decode, encode
+from ebla.model.values import NANOSECONDS_PER_DAY, Duration, decode, encode, holds_empty
 from ebla.storage.columns.arrow_types import arrow_type, number_type
 from ebla.storage.columns.binary_columns import (
     ByteRun,
@@ -142,6 +154,10 @@ def slices_from_wire(
     width = fixed_width(kind)
     if width is None:
         return from_wire(kind, slice_values(run, starts, ends, valid))
+    assert isinstance(kind, ScalarType)
+    empty = ends == starts
+    if kind.scalar in EMPTIABLE and empty.any():
+        valid = ~empty if valid is None else valid & ~empty
     there = slice(None) if valid is None else valid
     if not ((ends - starts)[there] == width).all():
         raise IndexError(f"a {kind} does not have {width} bytes")
@@ -150,6 +166,21 @@ def slices_from_wire(
     matrix = np.zeros((len(valid), width), np.uint8)
     matrix[valid] = gather(run.data, starts[valid], width)
     return fixed_from_wire(kind, matrix, valid)
+
+
+def holds_empties(kind: CqlType, run: ByteRun, starts: Positions, ends: Positions, valid: Mask | None) -> Mask | None:
+    """Which values are empty, or contain an empty value, of a type for which Arrow has none; None: no value."""
+    found: Mask
+    if isinstance(kind, ScalarType):
+        if kind.scalar not in EMPTIABLE:
+            return None
+        found = ends == starts if valid is None else (ends == starts) & valid
+    elif not any(contains(kind, scalar) for scalar in EMPTIABLE):
+        return None
+    else:
+        values = slice_values(run, starts, ends, valid).to_pylist()
+        found = np.array([data is not None and holds_empty(kind, data) for data in values], np.bool_)
+    return found if found.any() else None
 
 
 def to_wire(kind: CqlType, column: pa.Array) -> pa.Array:
@@ -166,7 +197,7 @@ def from_wire(kind: CqlType, column: pa.Array) -> pa.Array:
     """Typed values of a binary column; nulls stay."""
     if isinstance(kind, ScalarType) and kind.scalar in _AS_THEY_ARE:
         return _retyped(column, arrow_type(kind))
-    forth = _converter(kind, _TO_ARROW)
+    forth = _part_converter(kind, _TO_ARROW)
     values = [None if data is None else forth(decode(kind, data)) for data in column.to_pylist()]
     return pa.array(values, number_type(kind)).cast(arrow_type(kind))
 
@@ -217,11 +248,12 @@ def _converter(kind: CqlType, scalars: dict[Scalar, Convert]) -> Convert:
         case ScalarType(scalar=scalar):
             return scalars.get(scalar, _same)
         case ListType(element=element) | SetType(element=element):
-            inner = _converter(element, scalars)
+            inner = _part_converter(element, scalars)
             return lambda value: [inner(one) for one in value]
         case MapType(key=key, value=value_kind):
-            left, right = _converter(key, scalars), _converter(value_kind, scalars)
-            return lambda value: [(left(one), right(other)) for one, other in value]
+            left, right = _part_converter(key, scalars), _part_converter(value_kind, scalars)
+            # Arrow has no null keys: an entry with an empty key is left out.
+            return lambda value: [(left(one), right(other)) for one, other in value if one is not None]
         case TupleType(elements=elements):
             parts = [_converter(one, scalars) for one in elements]
             return lambda value: tuple(
@@ -229,6 +261,12 @@ def _converter(kind: CqlType, scalars: dict[Scalar, Convert]) -> Convert:
             )
         case _ as never:
             assert_never(never)
+
+
+def _part_converter(kind: CqlType, scalars: dict[Scalar, Convert]) -> Convert:
+    """Of a value that may be empty, which is null in Arrow. Nulls inside collections do not become empty values."""
+    convert = _converter(kind, scalars)
+    return convert if scalars is _FROM_ARROW else lambda value: None if value is None else convert(value)
 
 
 def _same(value: Any) -> Any:

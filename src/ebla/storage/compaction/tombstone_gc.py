@@ -28,9 +28,6 @@ from ebla.model.rows import (
 from ebla.model.schema import TableOptions, TombstoneGc
 from ebla.model.token import Token, TokenRange
 
-PROPAGATION_S = 3_600
-"""How long a write may still be in flight to a replica after a repair of its range."""
-
 K = TypeVar("K")
 
 
@@ -48,7 +45,6 @@ class GcContext(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     replication_factor: int
     repaired: tuple[RepairedRange, ...] = ()
     """Without ranges that were never repaired."""
-    propagation_s: int = PROPAGATION_S
 
 
 class GcSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +84,7 @@ def gc_rule(options: TableOptions, terms: GcContext, token_range: TokenRange, be
             # No other replica could have missed it.
             spans = (GcSpan(token_range, terms.now_s),)
         case TombstoneGc.REPAIR:
-            spans = tuple(GcSpan(one.range, one.at_s - terms.propagation_s) for one in terms.repaired)
+            spans = tuple(GcSpan(one.range, one.at_s - options.propagation_s) for one in terms.repaired)
     return GcRule(spans, below_us)
 
 

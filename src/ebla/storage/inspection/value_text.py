@@ -40,7 +40,8 @@ def bytes_text(data: bytes) -> str:
 def value_text(kind: CqlType | None, data: bytes) -> str:
     if kind is None or kind == ScalarType(Scalar.BLOB) or validation_error(kind, data) is not None:
         return bytes_text(data) if kind is None else f"0x{data.hex()}"
-    return str(decode(kind, data))
+    value = decode(kind, data)
+    return "0x" if value is None else str(value)
 
 
 class SchemaNames:

@@ -30,6 +30,7 @@ from ebla.storage.columns.chunks import (
     concat_chunks,
     field_name,
     flags_of,
+    reduced_rows,
     splice_chunks,
     stored_values,
     timestamps_of,
@@ -257,6 +258,11 @@ def same_rows(shape: ChunkShape, one: pa.RecordBatch, other: pa.RecordBatch) -> 
     found: Mask = _same(one.column(TIMESTAMP), other.column(TIMESTAMP))
     found &= _same(one.column(FLAGS), other.column(FLAGS))
     found &= _same(one.column(STORED), other.column(STORED))
+    if not shape.is_raw and (reduced := reduced_rows(one)).any():
+        # Their stored values are the same, and their columns are not complete.
+        rest = found & ~reduced
+        found[rest] = same_rows(shape, one.filter(pa.array(rest)), other.filter(pa.array(rest)))
+        return found
     for column in shape.schema.regular:
         if not found.any():
             break

@@ -112,18 +112,16 @@ def cell_time(kind: SelectorKind, cell: Cell | None, now_s: int) -> int | None:
 
 @dataclass(slots=True)
 class CellTimeIndex:
-    """The cells of a chunk's rows that were not plain, by row key."""
+    """The cells of a chunk's rows that were not plain, or whose columns do not show every cell, by row key."""
 
     now_s: int
-    _keys: list[bytes] = field(default_factory=list)
-    _cells: list[Mapping[int, Cell]] = field(default_factory=list)
+    _cells: dict[bytes, Mapping[int, Cell]] = field(default_factory=dict)
 
     def note(self, key: bytes, row: Row) -> None:
-        self._keys.append(key)
-        self._cells.append(row.cells)
+        """The first note of a key counts: a row that became plain has lost its timestamps."""
+        self._cells.setdefault(key, row.cells)
 
     def clear(self) -> None:
-        self._keys.clear()
         self._cells.clear()
 
     def times(self, output: ScanColumn, rows: tuple[pa.Array, pa.Array], values: pa.Array) -> pa.Array:
@@ -132,8 +130,8 @@ class CellTimeIndex:
         plain = pa.nulls(len(keys), output.arrow_type)
         if output.kind is SelectorKind.WRITETIME:
             plain = pc.if_else(values.is_valid(), timestamps, plain)
-        if not self._keys:
+        if not self._cells:
             return plain
-        recorded = [cell_time(output.kind, cells.get(output.number), self.now_s) for cells in self._cells]
-        positions = pc.index_in(keys, pa.array(self._keys, pa.binary()))
+        recorded = [cell_time(output.kind, cells.get(output.number), self.now_s) for cells in self._cells.values()]
+        positions = pc.index_in(keys, pa.array(list(self._cells), pa.binary()))
         return pc.if_else(positions.is_valid(), pa.array(recorded, output.arrow_type).take(positions), plain)

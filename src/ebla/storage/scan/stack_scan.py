@@ -17,8 +17,9 @@ from ebla.model.selection import ColumnSelector, KeyCondition, SelectorKind
 from ebla.model.token import WHOLE_RING, TokenRange, intersect_ranges
 from ebla.model.transfers import ScanStack
 from ebla.ports.disk import Disk
-from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, key_spans
+from ebla.storage.codec.key_codec import KeyKind, KeySpan, clip_span, key_spans, partition_of_head
 from ebla.storage.codec.live_rows import VisibleTransform, live_static, static_values
+from ebla.storage.codec.row_codec import decode_row
 from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.chunks import (
     KEY,
@@ -30,6 +31,7 @@ from ebla.storage.columns.chunks import (
     concat_chunks,
     field_name,
     flags_of,
+    reduced_items,
     whole_shape,
 )
 from ebla.storage.columns.key_columns import key_kinds, partition_prefixes
@@ -236,6 +238,7 @@ class _View:
         self._filter = KeyFilter(query.schema, query.conditions)
         self._shows_static = any(column.is_static for column in self._columns)
         self._shows_heads = self._shows_static and not self._filter.needs_rows
+        self._notes_times = any(column.is_time and not column.is_static for column in self._columns)
         self._noted = CellTimeIndex(query.now_s)
         self._statics: dict[bytes, _Static] = {}
         self._held: pa.RecordBatch | None = None
@@ -249,12 +252,11 @@ class _View:
 
     def shown(self, shape: ChunkShape, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         query = self._query
-        notes_times = any(column.is_time and not column.is_static for column in self._columns)
         rule = VisibleTransform(
             schema=query.schema,
             now_s=query.now_s,
             shows_static=self._shows_heads,
-            note=self._noted.note if notes_times else None,
+            note=self._noted.note if self._notes_times else None,
         )
         heads = PartitionHeadPass(shape=shape, rule=rule)
         for chunk in chunks:
@@ -270,8 +272,12 @@ class _View:
             yield self._named(shape, self._held)
 
     def _note_statics(self, spans: Sequence[PartitionHeadSpan]) -> None:
-        last = max(self._statics, default=None)
-        self._statics = {} if last is None else {last: self._statics[last]}
+        # Rows of the last partition may follow. A held row may be older: between it and them, a head can have been read
+        # of which nothing is visible.
+        kept = {max(self._statics, default=b"")}
+        if self._held is not None:
+            kept.add(partition_of_head(self._held.column(KEY)[0].as_py()))
+        self._statics = {prefix: found for prefix, found in self._statics.items() if prefix in kept}
         schema, now_s = self._query.schema, self._query.now_s
         for span in spans:
             cells = live_static(span.head).cells
@@ -296,6 +302,9 @@ class _View:
         numbers = row_column_numbers(self._columns)
         if shape.is_raw and numbers:
             chunk = chunk_of(ChunkShape(self._query.schema, numbers), chunk.column(KEY), chunk.column(STORED))
+        if self._notes_times:
+            for key, value in reduced_items(chunk):
+                self._noted.note(key, decode_row(value, self._query.schema.layouts))
         arrays = [self._array(column, chunk) for column in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
 

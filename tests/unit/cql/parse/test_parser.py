@@ -211,8 +211,8 @@ def test_what_is_understood_and_not_there(text: str, what: str) -> None:
     [
         ("", "line 1:0 no viable alternative at input '<EOF>'"),
         ("SELEC a FROM t", "line 1:0 no viable alternative at input 'SELEC'"),
-        ("SELECT a\nFROM", "line 2:4 mismatched input '<EOF>' expecting a table"),
-        ("SELECT a FROM t WHERE", "line 1:21 mismatched input '<EOF>' expecting a column"),
+        ("SELECT a\nFROM", "line 2:4 no viable alternative at input '<EOF>', expecting a table"),
+        ("SELECT a FROM t WHERE", "line 1:21 no viable alternative at input '<EOF>', expecting a column"),
         ("SELECT a FROM t WHERE a ! 1", "no viable alternative at character '!'"),
         ("SELECT a FROM t WHERE a = 1 OR b = 2", "joined by AND alone"),
         ("SELECT a FROM t; SELECT b FROM t", "expecting the end of the statement"),

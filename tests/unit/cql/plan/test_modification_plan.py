@@ -7,7 +7,7 @@ from tests.unit.cql.world import NOW_US, Cql
 
 from ebla.model.cql_types import CqlType, parse_type
 from ebla.model.errors import InvalidRequest
-from ebla.model.values import encode
+from ebla.model.values import encode, join_elements
 from ebla.wire.cql.messages import UNSET
 
 ROW = "k = 1 AND a = 1 AND b = 'x'"
@@ -200,12 +200,11 @@ def test_elements_are_deleted(cql: Cql) -> None:
     assert cql.rows("SELECT k, l, e, m FROM t") == [(1, None, None, None)]
 
 
-def test_sets_and_map_keys_have_a_size(cql: Cql) -> None:
-    long = b"x" * 65_536
-    with pytest.raises(InvalidRequest, match="Map keys of m are limited to 65535 bytes but 65536"):
-        cql.run(f"UPDATE t SET m[?] = 1 WHERE {ROW}", long)
-    with pytest.raises(InvalidRequest, match="Set elements of e are limited to 65535 bytes"):
-        cql.run(f"UPDATE t SET e = e + {{?}} WHERE {ROW}", long)
+def test_elements_of_sets_and_keys_of_maps_may_be_long(cql: Cql) -> None:
+    long = b"x" * 66_560
+    cql.run(f"UPDATE t SET m[?] = 1 WHERE {ROW}", long)
+    cql.run(f"UPDATE t SET e = e + {{?}} WHERE {ROW}", long)
+    assert cql.rows(f"SELECT m, e FROM t WHERE {ROW}") == [([(long.decode(), 1)], [long.decode()])]
 
 
 # ---- deletes
@@ -297,3 +296,79 @@ def test_an_index_beyond_the_list(cql: Cql) -> None:
     for index in (-1, 2):
         with pytest.raises(InvalidRequest, match=f"List index {index} out of bound, list has size 2"):
             cql.run(f"UPDATE t SET l[{index}] = 1 WHERE {ROW}")
+
+
+# ---- empty values and long keys
+
+
+def test_an_empty_value_is_neither_null_nor_zero(cql: Cql) -> None:
+    elements = join_elements([b"", value(INT, 5)], 2)
+    cql.run(
+        f"UPDATE t SET v = ?, w = blobasint(0x), l = ?, f = ?, m = {{'a': ?}} WHERE {ROW}", b"", elements, elements, b""
+    )
+    assert cql.found("SELECT v, w, l, f, intasblob(v) FROM t").rows == [[b"", b"", elements, elements, b""]]
+    assert cql.rows("SELECT m, count(v), sum(v), min(v), max(v), v FROM t") == [([("a", None)], 1, 0, None, None, None)]
+    assert cql.rows("SELECT a FROM t WHERE v = blobasint(0x) ALLOW FILTERING") == [(1,)]
+    assert cql.rows("SELECT a FROM t WHERE v < 0 AND f = ? ALLOW FILTERING", elements) == [(1,)]
+    assert cql.rows("SELECT a FROM t WHERE v = 0 ALLOW FILTERING") == []
+
+
+def test_types_without_an_empty_value_refuse_it(cql: Cql) -> None:
+    cql.run("CREATE TABLE small (k int PRIMARY KEY, v smallint, d date)")
+    for column, kind in (("v", "smallint"), ("d", "date")):
+        with pytest.raises(InvalidRequest, match=f'Invalid value for "{column}" of type {kind}'):
+            cql.run(f"INSERT INTO small (k, {column}) VALUES (1, ?)", b"")
+        with pytest.raises(InvalidRequest, match=f"is no {kind}"):
+            cql.run(f"INSERT INTO small (k, {column}) VALUES (1, blobas{kind}(0x))")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INSERT INTO t (k, a, b) VALUES (1, ?, 'x')",
+        "INSERT INTO t (k, a, b) VALUES (?, 1, 'x')",
+        "DELETE FROM t WHERE k = 1 AND a = ?",
+        "DELETE FROM t WHERE k = 1 AND a > ?",
+        "SELECT v FROM t WHERE k = 1 AND a = ? AND b = 'x'",
+        "SELECT v FROM t WHERE k = ?",
+    ],
+)
+def test_keys_hold_no_empty_values(cql: Cql, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="Key may not be empty"):
+        cql.run(text, b"")
+
+
+def test_the_key_of_a_written_row_has_a_length(cql: Cql) -> None:
+    long = b"x" * 70_000
+    for text in ("INSERT INTO t (k, a, b, v) VALUES (1, 1, ?, 1)", "DELETE FROM t WHERE k = 1 AND a = 1 AND b = ?"):
+        with pytest.raises(InvalidRequest, match=r"Key length of 70004 is longer than maximum of 65535"):
+            cql.run(text, long)
+    assert cql.rows("SELECT v FROM t WHERE k = 1 AND a = 1 AND b = ?", long) == []
+
+
+def test_an_unset_index_of_a_list_deletes_nothing(cql: Cql) -> None:
+    cql.run(f"UPDATE t SET l = [1, 2] WHERE {ROW}")
+    cql.run(f"DELETE l[?] FROM t WHERE {ROW}", UNSET)
+    assert cql.rows("SELECT l FROM t") == [([1, 2],)]
+    with pytest.raises(InvalidRequest, match="Invalid unset value for map key"):
+        cql.run(f"DELETE m[?] FROM t WHERE {ROW}", UNSET)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "key_positions"),
+    [
+        ("SELECT v FROM t WHERE token(k) >= token(?)", ["arg0(token)"], ()),
+        ("SELECT v FROM t WHERE k = 1 + ?", ["arg1(_add)"], ()),
+        (
+            "UPDATE t SET v = ? * ? WHERE k = ? AND a = ? AND b = ?",
+            ["arg0(_multiply)", "arg1(_multiply)", "k", "a", "b"],
+            (2,),
+        ),
+    ],
+)
+def test_operands_and_arguments_are_no_columns(
+    cql: Cql, text: str, names: list[str], key_positions: tuple[int, ...]
+) -> None:
+    prepared = cql.executor.prepare(cql.session, text)
+    assert [one.name for one in prepared.variables] == names
+    assert prepared.key_positions == key_positions

@@ -54,7 +54,7 @@ def cql() -> Cql:
         ("k = 1 AND (a, b) = (1)", "Expected 2 elements in value tuple, but got 1"),
         ("k = 1 AND (a, b) > (1, 2, 3)", "Expected 2 elements in value tuple, but got 3"),
         ("k = 1 AND (a, b) IN ((1, 2), (1))", "Expected 2 elements in value tuple, but got 1"),
-        ("token(a) > 1", "must be applied to all partition key components or none of them: k"),
+        ("token(a) > 1", "must contain only partition key components, and a is none"),
         ("token(k) > 1 AND k = 1", "cannot be restricted by both a normal relation and a token relation"),
         ("token(k) > token(1, 2)", "Invalid number of arguments in call to function token: 1 required"),
         ("token(k) > null", "Invalid null value for the token of a partition key"),
@@ -163,7 +163,7 @@ def test_composite_partition_keys(cql: Cql) -> None:
     with pytest.raises(InvalidRequest, match="ALLOW FILTERING"):
         cql.rows("SELECT v FROM two WHERE p = 1")
     assert cql.rows("SELECT v FROM two WHERE p = 1 ALLOW FILTERING") == [(7,)]
-    with pytest.raises(InvalidRequest, match="all partition key components or none of them: p, q"):
+    with pytest.raises(InvalidRequest, match="all partition key components or none of them: q is missing"):
         cql.rows("SELECT v FROM two WHERE token(p) = 1")
 
 

@@ -101,15 +101,17 @@ def test_a_column_may_be_shown_twice(cql: Cql) -> None:
         ("writetime(k)", "Cannot use selection function writetime on PRIMARY KEY part k"),
         ("ttl(l)", "Cannot use selection function ttl on non-frozen collection l"),
         ("ttl(v, v)", "ttl() takes one column"),
-        ("token(v)", "it takes the partition key (k)"),
+        ("token(n)", "Type error: n cannot be passed as argument 0 of function token of type int"),
+        ("token(k, v)", "Invalid number of arguments in call to function token: 1 required but 2 provided"),
         ("sum(n)", "Invalid call to function sum: it takes numbers, not a text"),
         ("avg(l)", "Invalid call to function avg: it takes numbers"),
         ("min(u)", "durations have no order"),
         ("max(v, v)", "Invalid number of arguments in call to function max: 1 required"),
         ("sum()", "Invalid number of arguments in call to function sum: 1 required but 0 provided"),
         ("max(max(v))", "aggregate functions cannot be used as arguments"),
-        ("intasblob(n)", "none of its type signatures match (text)"),
-        ("intasblob('a')", "none of its type signatures match"),
+        ("intasblob(n)", "Type error: n cannot be passed as argument 0 of function intasblob of type int"),
+        ("intasblob('a')", "Invalid STRING constant (a)"),
+        ("todate(?)", "Ambiguous call to function todate"),
         ("5", "write it as (type) value"),
         ("?", "write it as (type) value"),
     ],
@@ -305,3 +307,84 @@ def test_rows_from_before_a_column_came_or_went() -> None:
     assert cql.rows("SELECT * FROM t") == [(1, 1, "old", None), (1, 2, "new", 7)]
     cql.run("ALTER TABLE t ADD v int")
     assert cql.rows("SELECT c, v, w FROM t") == [(1, None, "old"), (2, None, "new")]
+
+
+# ---- partitions in the order of their keys
+
+
+@pytest.fixture(scope="module")
+def wide() -> Cql:
+    """Partitions 0 to 39: those above 35 are empty, every fourth has a static value alone, others up to five rows."""
+    made = Cql()
+    made.run("CREATE TABLE w (k int, q text, c int, s int static, PRIMARY KEY ((k, q), c))")
+    for k in range(36):
+        made.run(f"INSERT INTO w (k, q, s) VALUES ({k - 20}, 'q', {k})")
+        for c in range(k % 4 * (1 + k % 2)):
+            made.run(f"INSERT INTO w (k, q, c) VALUES ({k - 20}, 'q', {c})")
+    return made
+
+
+@pytest.mark.parametrize("rest", ["", "AND c >= 1", "AND c IN (0, 2)", "PER PARTITION LIMIT 2", "LIMIT 17"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 30, 1000])
+def test_partitions_come_in_key_order_on_pages_of_any_size(wide: Cql, rest: str, size: int) -> None:
+    keys = ", ".join(str(k - 20) for k in reversed(range(40)))
+    text = f"SELECT k, c, s FROM w WHERE k IN ({keys}) AND q IN ('z', 'q') {rest}"
+    pages = wide.pages(text, size)
+    found = [row for page in pages for row in page]
+    assert max(map(len, pages)) <= size
+    assert found == wide.rows(text)
+    assert found == sorted(found, key=lambda row: (row[0], -1 if row[1] is None else row[1]))
+    scan = wide.rows(f"SELECT k, c, s FROM w {'PER PARTITION LIMIT 2' if 'PER' in rest else ''}")
+    matching = {
+        "AND c >= 1": [row for row in scan if row[1] is not None and row[1] >= 1],
+        "AND c IN (0, 2)": [row for row in scan if row[1] in (0, 2)],
+    }.get(rest, scan)
+    assert len(found) == min(len(matching), 17 if "LIMIT 17" in rest else len(matching))
+    assert set(found) <= set(matching)
+
+
+def test_many_narrow_partitions_are_one_read(wide: Cql) -> None:
+    keys = ", ".join(str(k - 20) for k in range(40))
+    wide.rows_store.queries.clear()
+    wide.rows(f"SELECT k FROM w WHERE k IN ({keys}) AND q = 'q'")
+    assert len(wide.rows_store.queries) == 1
+
+
+def test_pages_of_an_older_release_continue_in_its_order(wide: Cql) -> None:
+    keys = ", ".join(str(k - 20) for k in range(40))
+    text = f"SELECT DISTINCT k, q, s FROM w WHERE k IN ({keys}) AND q = 'q'"
+    by_token = [row[0] for row in wide.rows("SELECT DISTINCT k, q FROM w")]
+    first = wide.found("SELECT DISTINCT k, q, s FROM w", page_size=5)
+    assert first.paging_state is not None
+    assert [row[0] for row in wide.rows(text, paging_state=first.paging_state)] == by_token[5:]
+
+
+def test_functions_of_aggregates(cql: Cql) -> None:
+    assert cql.rows("SELECT intasblob(max(v)), count(*), k, blobasint(intasblob(min(v))) FROM t WHERE k = 1") == [
+        (encode(INT, 111), 4, 1, 100)
+    ]
+    assert cql.rows("SELECT intasblob(max(v)), count(*), k FROM t WHERE k = 99") == [(None, 0, None)]
+    assert names(cql, "SELECT intasblob(max(v)) FROM t") == ["system.intasblob(system.max(v))"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SELECT count(*) FROM t PER PARTITION LIMIT 1", "PER PARTITION LIMIT is not allowed with aggregate queries"),
+        ("SELECT DISTINCT k FROM t PER PARTITION LIMIT 1", "PER PARTITION LIMIT is not allowed with SELECT DISTINCT"),
+        ("SELECT v FROM t USING TIMEOUT null", "Timeout value cannot be null"),
+        ("SELECT v + 1 FROM t", "arithmetic on columns: not supported in this release"),
+        ("SELECT intasblob(v + 1) FROM t", "arithmetic on columns: not supported in this release"),
+        ("SELECT ttl(l[1]) FROM t", "an element or field of a column: not supported in this release"),
+    ],
+)
+def test_what_is_not_allowed_together(cql: Cql, text: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        cql.rows(text)
+    assert words in str(caught.value)
+
+
+def test_an_in_of_one_value_is_an_equality(cql: Cql) -> None:
+    by_value = cql.rows("SELECT v FROM t WHERE k = 1 AND a = 1 ORDER BY b DESC")
+    assert cql.rows("SELECT v FROM t WHERE k IN (1) AND a IN (1) ORDER BY b DESC") == by_value
+    assert cql.rows("SELECT v FROM t WHERE k = 1 AND (a, b) IN ((1, 0)) ORDER BY a ASC") == [(110,)]

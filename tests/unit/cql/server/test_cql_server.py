@@ -261,6 +261,20 @@ def test_a_stop_lets_what_is_under_way_end() -> None:
 
 
 @runs_in(run, ConnectionRig())
+async def test_it_listens_again_after_it_was_suspended(server: CqlServer, address: Address, /) -> None:
+    """As when its node is excluded, and recovered later."""
+    async with client_of(address) as client:
+        await client.greet()
+        server.suspend("this node is excluded")
+        assert await client.is_closed()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(address.host, address.port)
+    server.listen(listen_tcp(address, 8))
+    async with client_of(address) as client:
+        await client.greet()
+
+
+@runs_in(run, ConnectionRig())
 async def test_a_connection_that_somebody_else_accepted(server: CqlServer, _: Address, /) -> None:
     passed: list[socket.socket] = []
 

@@ -22,6 +22,7 @@ from ebla.model.cql_types import parse_type
 from ebla.model.errors import Corruption, InvalidRequest, Stale, TooLarge
 from ebla.model.rows import Cell, Row, RowMarker
 from ebla.model.schema import ColumnKind, with_column, without_column
+from ebla.model.values import join_elements, join_fields
 from ebla.storage.codec.key_codec import split_key
 from ebla.storage.codec.row_codec import decode_row, encode_row, is_plain
 from ebla.storage.columns.chunks import (
@@ -39,8 +40,13 @@ from ebla.storage.columns.chunks import (
     with_completeness,
 )
 from ebla.storage.columns.key_columns import encode_keys, partition_prefixes
+from ebla.storage.merge.chunk_merge import same_rows
 
 ROWS = 60
+
+
+def cells_of(value: bytes) -> dict[int, bytes | None]:
+    return {} if not is_plain(value) else {at: one.value for at, one in decode_row(value, MIXED.layouts).cells.items()}
 
 
 def binary(values: list[bytes]) -> pa.Array:
@@ -77,6 +83,41 @@ def test_values_of_every_type_there_and_back(kind: str, nulls: float) -> None:
     assert timestamps_of(chunk).tolist() == list(range(ROWS))
     assert chunk.column(STORED).null_count == ROWS
     assert stored_values(shape, chunk).to_pylist() == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        ("int", b"", None),
+        ("uuid", b"", None),
+        ("varint", b"", None),
+        ("inet", b"", None),
+        ("text", b"", ""),
+        ("frozen<list<int>>", join_elements([bytes(4), b""], 2), [0, None]),
+        ("frozen<set<varint>>", join_elements([b"", b"\1"], 2), [None, "1"]),
+        ("frozen<map<int, int>>", join_elements([b"", bytes(4), bytes(4), b""], 2), [(0, None)]),
+        ("tuple<int, text>", join_fields([b"", b"a"]), {"_1": None, "_2": "a"}),
+    ],
+)
+def test_an_empty_value_is_null_in_columns_and_kept_in_rows(kind: str, value: bytes, shown: object) -> None:
+    schema = table(column("p", "int", ColumnKind.PARTITION_KEY), column("a", "int"), column("b", kind))
+    number = schema.column("b").number
+    row = Row(marker=None, deletion=None, cells={number: Cell(timestamp_us=5, value=value)})
+    keys, values = [stored_key(schema, {"p": bytes(4)})], [encode_row(row, 1, schema.layouts[0])]
+    shape = whole_shape(schema)
+    chunk = chunk_of(shape, binary(keys), binary(values))
+    chunk.validate(full=True)
+    assert chunk.column(field_name(number)).to_pylist() == [shown]
+    assert stored_values(shape, chunk).to_pylist() == values
+    other = chunk_of(shape, binary([*keys, keys[0] + b"x"]), binary([*values, values[0]]))
+    assert same_rows(shape, other.slice(0, 1), other.slice(1)).all()
+    assert not flags_of(chunk)[0] & ChunkFlag.BARE
+    newer = with_column(schema, column("d", "int"))
+    added = pa.RecordBatch.from_arrays(
+        [chunk.column(one.name) if one.name in chunk.schema.names else pa.nulls(1, one.type)
+         for one in whole_shape(newer).arrow_schema], schema=whole_shape(newer).arrow_schema
+    )  # fmt: skip
+    assert flags_of(with_completeness(whole_shape(newer), added)).tolist() == flags_of(chunk).tolist()
 
 
 @pytest.mark.parametrize("kind", KEY_KINDS)
@@ -128,7 +169,10 @@ def test_rows_of_all_shapes_keep_their_places(seed: int) -> None:
         plain = [is_plain(value) for value in values]
         assert (flags_of(chunk) & ChunkFlag.PLAIN).astype(bool).tolist() == plain
         if not shape.is_raw:
-            assert chunk.column(STORED).is_null().to_pylist() == plain
+            numbers = [MIXED.column(name).number for name in "xy"]
+            empty = [any(cells.get(number) == b"" for number in numbers) for cells in map(cells_of, values)]
+            expected = [one and not reduced for one, reduced in zip(plain, empty, strict=True)]
+            assert chunk.column(STORED).is_null().to_pylist() == expected
         assert chunk_facts(chunk, MIXED) == layer_facts(MIXED, items)
 
 

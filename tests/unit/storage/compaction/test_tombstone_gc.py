@@ -25,8 +25,8 @@ NOW_S = 100_000
 A = CELLS[0]
 
 
-def before(mode: TombstoneGc, terms: GcContext, token: Token = IN_LOW) -> int | None:
-    options = TableOptions(gc_grace_s=1_000, tombstone_gc=mode)
+def before(mode: TombstoneGc, terms: GcContext, token: Token = IN_LOW, propagation_s: int = 3_600) -> int | None:
+    options = TableOptions(gc_grace_s=1_000, tombstone_gc=mode, propagation_s=propagation_s)
     return gc_rule(options, terms, WHOLE_RING, ALWAYS_US).before_s(token)
 
 
@@ -58,10 +58,9 @@ def test_a_range_repaired_twice_counts_from_the_later() -> None:
         now_s=NOW_S,
         replication_factor=3,
         repaired=(RepairedRange(WHOLE_RING, 50_000), RepairedRange(LOW, 60_000)),
-        propagation_s=0,
     )
-    assert before(TombstoneGc.REPAIR, terms, IN_LOW) == 60_000
-    assert before(TombstoneGc.REPAIR, terms, IN_HIGH) == 50_000
+    assert before(TombstoneGc.REPAIR, terms, IN_LOW, propagation_s=73) == 60_000 - 73
+    assert before(TombstoneGc.REPAIR, terms, IN_HIGH, propagation_s=73) == 50_000 - 73
 
 
 RULE = GcRule((GcSpan(WHOLE_RING, 50),), below_us=1_000)
