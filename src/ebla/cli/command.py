@@ -6,14 +6,14 @@ So a flag that several commands have, what is done with it, and the reporting of
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
 from ebla.cli.cluster.node_calls import call_node, read_snapshot
-from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName
-from ebla.cli.output import print_json, reporting_outcomes
+from ebla.cli.flags import DATA_DEFAULT, Data, JsonFlag, NodeName, VerboseFlag
+from ebla.cli.output import print_json, print_records, reporting_outcomes
 from ebla.topology.snapshot import Snapshot
 from ebla.wire.verbs import A, Q, Verb
 
@@ -41,6 +41,23 @@ class NodeFlags(OutputFlags):
 
     def snapshot(self) -> Snapshot:
         return read_snapshot(self.data, self.node)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableFlags(NodeFlags):
+    verbose: VerboseFlag = False
+
+    def print_records(
+        self,
+        names: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        missing: str = "",
+        less_important: Sequence[str] = (),
+    ) -> None:
+        """With --verbose, no column is left out in a narrow terminal."""
+        narrow = () if self.verbose else less_important
+        print_records(names, rows, as_json=self.as_json, missing=missing, less_important=narrow)
 
 
 F = TypeVar("F", bound=OutputFlags)

@@ -16,6 +16,7 @@ NodeName = Annotated[
     str | None, typer.Option("--node", metavar="NAME", help="Ask this node; by default the first one that runs.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+VerboseFlag = Annotated[bool, typer.Option("--verbose", help="Print everything, however wide.")]
 TableArgument = Annotated[str, typer.Argument(metavar="KEYSPACE.TABLE")]
 ContactFlag = Annotated[
     str | None,

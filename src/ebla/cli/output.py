@@ -1,84 +1,64 @@
-"""Output of commands: rows as tables or JSON, and errors as one line each with exit status 1."""
+"""Output of commands: tables or JSON, and errors as one line each with exit status 1."""
 
 import json
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
-from ipaddress import IPv4Address, IPv6Address
-from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
-from ebla.model.cql_types import CqlType, MapType
+from ebla.cli.columns import TextColumn, fitted, joined
 from ebla.model.errors import EblaError, Outcome, leaf_errors
-from ebla.model.schema import TableSchema
-from ebla.model.values import Duration, decode
-from ebla.source.cql_client import CqlRows
-
-
-def plain(kind: CqlType, data: bytes) -> Any:
-    """A value as JSON can hold it and people can read it."""
-    value = decode(kind, data)
-    return _plain(dict(value) if isinstance(kind, MapType) else value)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case bytes():
-            return f"0x{value.hex()}"
-        case uuid.UUID() | Decimal() | IPv4Address() | IPv6Address():
-            return str(value)
-        case Duration():
-            return f"{value.months}mo{value.days}d{value.nanoseconds}ns"
-        case dict():
-            return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_plain(inner) for inner in value]
-        case _:
-            return value
 
 
 def print_json(value: object) -> None:
     sys.stdout.write(f"{json.dumps(value, ensure_ascii=False)}\n")
 
 
-def print_records(names: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool, missing: str = "") -> None:
+def print_records(
+    names: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    as_json: bool,
+    missing: str = "",
+    less_important: Sequence[str] = (),
+) -> None:
     """A list of JSON objects, or a table."""
     if as_json:
         print_json([dict(zip(names, row)) for row in rows])
     else:
-        print_table(names, rows, missing)
+        print_table(names, rows, missing, less_important=less_important)
 
 
-def print_rows(schema: TableSchema, page: CqlRows, *, as_json: bool) -> None:
-    """One JSON object a line, or a table."""
-    kinds = [schema.by_name[name].type for name in page.columns]
-    rows = [[None if data is None else plain(kind, data) for kind, data in zip(kinds, row)] for row in page.rows]
-    if as_json:
-        for row in rows:
-            print_json(dict(zip(page.columns, row)))
-    elif rows:
-        print_table(page.columns, rows, "null")
-
-
-def print_table(names: Sequence[str], rows: Sequence[Sequence[object]], missing: str = "") -> None:
-    """Nothing is truncated: long values wrap on a terminal, and lines are as long as needed elsewhere."""
-    texts = [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
+def print_table(
+    names: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    missing: str = "",
+    *,
+    less_important: Sequence[str] = (),
+) -> None:
+    """The last column is text, which wraps in a terminal. Where a terminal has no room for the others, those of
+    `less_important` are left out, in this order. Elsewhere lines are as long as needed."""
+    texts = cell_texts(rows, missing)
+    columns = [
+        TextColumn(name=name, cells=[row[place] for row in texts], drop_rank=_rank(name, less_important))
+        for place, name in enumerate(names)
+    ]
     console = Console()
-    if console.is_terminal:
-        table = Table(*(Column(name, overflow="fold") for name in names))
-        for row in texts:
-            table.add_row(*(Text(value) for value in row))
-        console.print(table)
-        return
-    widths = [max(len(row[place]) for row in [names, *texts]) for place in range(len(names))]
-    for row in [list(names), *texts]:
-        sys.stdout.write("  ".join(value.ljust(width) for value, width in zip(row, widths)).rstrip() + "\n")
+    head, *lines = fitted(columns, console.width) if console.is_terminal else joined(columns)
+    console.print(Text(head, style="bold"), soft_wrap=True)
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def cell_texts(rows: Sequence[Sequence[object]], missing: str) -> list[list[str]]:
+    return [[missing if value is None else str(value).replace("\n", "\\n") for value in row] for row in rows]
+
+
+def _rank(name: str, less_important: Sequence[str]) -> int:
+    return less_important.index(name) + 1 if name in less_important else 0
 
 
 @contextmanager

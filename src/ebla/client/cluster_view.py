@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ebla.group0.members import MemberRole
+from ebla.client.leadership_view import lease_counts, leases_line
+from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import HostId
 from ebla.model.records.jobs import PipelineState
 from ebla.topology.states import NodeState as TopologyState
-from ebla.wire.verbs import ProcessState, ProcessStatus, StatusAnswer
+from ebla.wire.group0_messages import Group0Report
+from ebla.wire.verbs import ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
 
 SHARD_PREFIX = "shard-"
 PIPELINE = "pipeline"
+LEADER = "leader"
+"""The role of the leader, in place of `voter`."""
 
 
 class NodeStatus(enum.StrEnum):
@@ -41,6 +45,7 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     """The topology version that it has installed."""
     serving: bool = False
     trouble: str = ""
+    load_bytes: int | None = None
 
     @property
     def is_shard(self) -> bool:
@@ -96,6 +101,18 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     group0: Group0View | None = None
     ring: RingView | None = None
     warnings: tuple[str, ...] = ()
+    excluded: str = ""
+    """How it was excluded; empty: it is not."""
+    datacenter: str = ""
+    rack: str = ""
+    topology_state: str | None = None
+    """By the newest topology among the answers; empty: that does not have it; None: no answer has a topology."""
+    group0_role: str = ""
+    """`leader`, `voter` or `learner`; empty: no answer knows it as a member."""
+    tablets: int | None = None
+    shards: int | None = None
+    load_bytes: int | None = None
+    """What its shards store; None: it did not answer, or no shard has reported yet."""
 
     @property
     def shards_serving(self) -> int:
@@ -103,8 +120,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_not_serving(self) -> str:
-        """Why a node that answers does not serve rows; empty: it serves."""
-        if self.state is NodeStatus.DOWN:
+        """Why a node that answers does not serve rows; empty: it serves, or is excluded, which `ebla up` must not wait
+        for."""
+        if self.state is NodeStatus.DOWN or self.excluded or not self.processes:
             return ""
         if self.ring is None:
             return "it has not received the topology"
@@ -136,6 +154,18 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
 
 
+class VotersView(msgspec.Struct, frozen=True, kw_only=True):
+    """The voters of group 0, by the report of the highest term."""
+
+    count: int
+    up: int
+    leader: HostId | None
+
+    @property
+    def has_majority(self) -> bool:
+        return 2 * self.up > self.count
+
+
 NOT_STARTED = PipelineView(state="not started")
 NOT_RUNNING = PipelineView(
     state="not running",
@@ -149,6 +179,15 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     cluster_name: str | None
     nodes: tuple[NodeView, ...]
     pipeline: PipelineView = NOT_STARTED
+    leases: str = ""
+    """Who leads, which leases it holds and what runs under them, in one line."""
+    lease_counts: str = ""
+    """How many leases of the voters the leader holds, as in `2 of 3`; empty: no leader is known."""
+    voters: VotersView | None = None
+    """None: no node that answers is in group 0."""
+    topology_version: int | None = None
+    """The newest among the answers."""
+    transition: str = ""
 
     @property
     def all_up(self) -> bool:
@@ -172,13 +211,73 @@ def build_cluster_view(probes: Sequence[NodeProbe], pipeline: PipelineState | No
     addresses = [node.address for node in probes]
     only_mentioned = sorted({peer.address for answer in answers for peer in answer.peers} - set(addresses))
     all_nodes = [*probes, *(NodeProbe(name="", address=address) for address in only_mentioned)]
-    leader = next((answer.group0.leader for answer in answers if answer.group0 is not None), None)
+    facts = _ClusterFacts(answers)
+    nodes = tuple(_node_view(node, answers, facts) for node in all_nodes)
+    leader, topology = facts.leader, facts.topology
+    leases = [answer.leases for answer in answers if answer.leases is not None]
     return ClusterView(
         cluster=str(answers[0].cluster) if answers else None,
         cluster_name=answers[0].cluster_name if answers else None,
-        nodes=tuple(_node_view(node, answers) for node in all_nodes),
+        nodes=nodes,
         pipeline=pipeline_view(pipeline, leader, next((answer for answer in answers if answer.host == leader), None)),
+        leases=leases_line(leases),
+        lease_counts=lease_counts(leases),
+        voters=facts.voters(nodes),
+        topology_version=None if topology is None else topology.version,
+        transition="" if topology is None else topology.transition,
     )
+
+
+class _ClusterFacts:
+    """What the answers say of the cluster as a whole: each fact by the one that is furthest ahead."""
+
+    def __init__(self, answers: Sequence[StatusAnswer]) -> None:
+        reports = [answer.group0 for answer in answers if answer.group0 is not None]
+        topologies = [answer.topology for answer in answers if answer.topology is not None]
+        self.report: Group0Report | None = max(reports, key=lambda one: (one.term, one.applied), default=None)
+        # A candidate has a higher term than the leader that the others still follow.
+        led = max((one for one in reports if one.leader is not None), key=lambda one: one.term, default=None)
+        self.leader = None if led is None else led.leader
+        self.topology: TopologyStatus | None = max(topologies, key=lambda one: one.version, default=None)
+
+    def member(self, host: HostId | None) -> Member | None:
+        members = () if self.report is None else self.report.members
+        return next((one.member for one in members if one.member.host == host and one.member.present), None)
+
+    def role(self, host: HostId | None) -> str:
+        member = self.member(host)
+        if member is None:
+            return ""
+        if member.role is not MemberRole.VOTER:
+            return "learner"
+        return LEADER if host == self.leader else "voter"
+
+    def voters(self, nodes: Sequence[NodeView]) -> VotersView | None:
+        if self.report is None:
+            return None
+        voters = [one.member.host for one in self.report.members if one.member.role is MemberRole.VOTER]
+        up = [node.host for node in nodes if node.state is NodeStatus.UP]
+        return VotersView(count=len(voters), up=sum(host in up for host in voters), leader=self.leader)
+
+    def add_to(self, view: NodeView) -> NodeView:
+        """What is known of the node although it may not answer itself."""
+        member, topology = self.member(view.host), self.topology
+        view = msgspec.structs.replace(
+            view,
+            datacenter="" if member is None else member.datacenter,
+            rack="" if member is None else member.rack,
+            group0_role=self.role(view.host),
+        )
+        if topology is None or view.host is None:
+            return view
+        counts = next((one for one in topology.counts if one.host == view.host), None)
+        return msgspec.structs.replace(
+            view,
+            excluded=dict(topology.excluded).get(view.host, ""),
+            topology_state=dict(topology.nodes).get(view.host, ""),
+            tablets=None if counts is None else counts.tablets,
+            shards=None if counts is None else counts.shards,
+        )
 
 
 def pipeline_view(
@@ -196,7 +295,7 @@ def pipeline_view(
     return msgspec.convert(state, PipelineView, from_attributes=True)
 
 
-def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
+def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer], facts: _ClusterFacts) -> NodeView:
     others = [other for other in answers if other.address != node.address]
     reports = [peer for other in others for peer in other.peers if peer.address == node.address]
     held_up_by = sum(peer.up for peer in reports)
@@ -218,10 +317,10 @@ def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
     )
     answer = node.answer
     if answer is None:
-        return view
+        return facts.add_to(view)
+    loads = [one.load_bytes for one in answer.processes if one.load_bytes is not None]
     return msgspec.structs.replace(
-        view,
-        host=answer.host,
+        facts.add_to(msgspec.structs.replace(view, host=answer.host)),
         state=NodeStatus.UP,
         uptime_ms=answer.uptime_ms,
         processes=tuple(_process_view(process) for process in answer.processes),
@@ -229,6 +328,7 @@ def _node_view(node: NodeProbe, answers: Sequence[StatusAnswer]) -> NodeView:
         group0=_group0_view(answer, answers),
         ring=_ring_view(answer),
         warnings=(*view.warnings, *answer.warnings),
+        load_bytes=sum(loads) if loads else None,
     )
 
 

@@ -10,9 +10,10 @@ from tests.unit.cli.jobs_shell import JobsShell
 from tests.unit.pipeline.jobs_rig import HOSTS, a_job
 from tests.unit.topology.small_cluster import TABLE
 
+from ebla.cli.figures import format_bytes
 from ebla.cli.jobs import job_following
 from ebla.cli.jobs.job_following import INTERRUPTED, JobProgressBar
-from ebla.cli.jobs.job_output import format_bytes, job_summary, progress_summary
+from ebla.cli.jobs.job_output import job_summary, progress_summary
 from ebla.cli.jobs.transfers import parse_range
 from ebla.model.errors import InvalidRequest, Unreachable
 from ebla.model.identity import JobId

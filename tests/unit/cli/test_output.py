@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ebla.cli.output import plain, print_rows, print_table
+from ebla.cli.output import print_table
+from ebla.cli.tables.row_output import plain, print_rows
 from ebla.cql.system_tables.table_definition import declared
 from ebla.model.cql_types import parse_type
 from ebla.model.values import Duration, encode
@@ -78,3 +79,19 @@ def test_a_terminal_that_is_narrow_shows_all_of_it(
     printed = capsys.readouterr().out
     assert printed.count("y") == 60
     assert "[bold]" in printed, "values are not taken for markup"
+
+
+def test_a_narrow_terminal_leaves_out_what_is_less_important(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    names, rows = ("address", "host", "state", "note"), [["127.0.0.1:7000", str(ID), "normal", "some words " * 8]]
+    print_table(names, rows, less_important=("host",))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["address", "state", "note"]
+    assert printed[1].startswith("127.0.0.1:7000  normal  some words")
+    assert printed[2].startswith(" " * 24 + "some words")
+    print_table(names, rows)
+    assert str(ID) in capsys.readouterr().out, "nothing is left out that was not named"

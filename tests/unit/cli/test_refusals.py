@@ -113,10 +113,6 @@ def broken_identity(folder: DataFolder) -> None:
     folder.identity.write_text("{")
 
 
-def running(folder: DataFolder) -> None:
-    file_lock.acquire(folder.control_lock)
-
-
 def typing_error(folder: DataFolder) -> None:
     path = folder.path / "options.toml"
     path.write_text(path.read_text().replace("[limits]", "[limits]\nstop_s = 3\n"))
@@ -134,7 +130,6 @@ def no_space(folder: DataFolder) -> None:
         (open_to_others, "is open to other users (mode 755); it holds keys; chmod 700"),
         (key_for_all, "node.key is readable by others; chmod 600"),
         (broken_identity, "identity cannot be read"),
-        (running, "a node already runs in"),
         (typing_error, "key `limits.stop_s` is unknown; did you mean `limits.stop_ms`?"),
         (no_space, "MiB free and needs 1073741824 MiB"),
     ],
@@ -178,7 +173,7 @@ def test_a_cluster_of_another_size_and_a_folder_of_something_else_are_refused(
 def test_two_at_once_in_one_folder_are_refused(made: list[LocalNode]) -> None:
     data = made[0].folder.path.parent
     with lock_data_folder(data):
-        assert f"another `ebla up` is running in {data}" in refused(data)
+        assert f"another `ebla up` or `ebla add-node` is running in {data}" in refused(data)
     with pytest.raises(AssertionError, match="a node would have been started"):
         CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data)], catch_exceptions=False)
 
@@ -234,6 +229,27 @@ def test_a_first_start_that_was_interrupted_is_done_again_without_founding_a_sec
     assert second.cluster == founder.cluster
     for name in ("authority.pem", "authority.key"):
         assert (made[1].folder.tls / name).read_bytes() == (made[0].folder.tls / name).read_bytes()
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_options_that_a_killed_first_start_did_not_write_are_completed(tmp_path: Path, written: int) -> None:
+    shape = NewClusterSpec(nodes=3, shards=1, base_address="127.9.9.1", cluster_name="ebla", overrides=("shards=3",))
+    whole = find_or_create_nodes(tmp_path / "d", shape)
+    for node in whole[written:]:
+        node.options_path.rename(node.folder.path / ".options.toml.new")
+    completed = find_or_create_nodes(tmp_path / "d", shape)
+    assert [node.options for node in completed] == [node.options for node in whole]
+
+
+def test_a_start_takes_up_nodes_that_run_and_refuses_a_cluster_that_is_up(
+    made: list[LocalNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = made[0].folder.path.parent
+    with file_lock.acquire(made[1].folder.control_lock):
+        with pytest.raises(AssertionError, match="a node would have been started"):
+            CliRunner().invoke(app, ["up", "--no-follow", "--data", str(data)], catch_exceptions=False)
+    monkeypatch.setattr("ebla.cli.cluster.up.is_up", lambda _nodes: True)
+    assert "a node already runs in" in refused(data)
 
 
 @pytest.mark.parametrize("command", ["down", "status", "token"])

@@ -1,21 +1,24 @@
 """One view of a cluster from the answers of some of its nodes."""
 
-import io
 import uuid
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from ebla.cli.cluster.node_calls import parse_contact
-from ebla.cli.cluster.status_table import as_lines, as_table, duration, round_trip, view_fingerprint
-from ebla.client.cluster_view import Group0View, NodeProbe, NodeStatus, build_cluster_view
+from ebla.cli.cluster.status_details import group0 as group0_details
+from ebla.cli.cluster.status_details import pipeline, processes, ring, round_trip
+from ebla.cli.cluster.status_table import status_fingerprint, status_lines
+from ebla.cli.figures import duration
+from ebla.client.cluster_view import ClusterView, Group0View, NodeProbe, NodeStatus, build_cluster_view
 from ebla.group0.members import Member, MemberRole
+from ebla.leadership.messages import LeaseState
 from ebla.model.errors import InvalidRequest
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, TopologyVersion
 from ebla.model.records.jobs import PipelineState
 from ebla.options import DEFAULT_LIMITS, NodePorts
 from ebla.wire.group0_messages import Group0Report, MemberReport
+from ebla.wire.leadership_messages import ActivityReport, HeldLeaseReport, LeadershipReport
 from ebla.wire.verbs import PeerStatus, ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
 
 HOSTS = [HostId(uuid.UUID(int=number)) for number in range(4)]
@@ -88,6 +91,10 @@ def asked(number: int, *peers: PeerStatus, child: ProcessState = ProcessState.RU
     )
 
 
+def shown(view: ClusterView) -> list[str]:
+    return [line.plain for line in status_lines(view)]
+
+
 def test_a_healthy_cluster_is_all_up() -> None:
     view = build_cluster_view([asked(1, peer(2)), asked(2, peer(1, trip=700))])
     assert view.all_up
@@ -105,10 +112,47 @@ def test_each_node_shows_its_place_in_group_0_and_the_lag_its_leader_knows() -> 
         Group0View(role="leader", votes=True, leads=True, term=4, commit=90, applied=89, lag=0),
         Group0View(role="follower", votes=True, leads=False, term=4, commit=90, applied=88, lag=3),
     ]
-    first, second, last = as_lines(view)
-    assert last.startswith("pipeline: not running: the leader runs none")
-    assert "group0:leader term 4 index 89/90 lag 0" in first
-    assert "group0:follower term 4 index 88/90 lag 3" in second
+    assert [group0_details(node) for node in view.nodes] == [
+        "group0:leader term 4 index 89/90 lag 0",
+        "group0:follower term 4 index 88/90 lag 3",
+    ]
+    assert [node.group0_role for node in view.nodes] == ["leader", "voter"]
+    assert view.leases == "no leader is known", "no node has told of any"
+    assert pipeline(view.pipeline).startswith("not running: the leader runs none")
+
+
+def test_one_line_tells_of_the_leases_that_the_newest_leader_holds() -> None:
+    def report(number: int, term: int, *held: int) -> LeadershipReport:
+        return LeadershipReport(
+            host=HOSTS[number],
+            address=at(number),
+            state=LeaseState.ACTIVE,
+            lease=None,
+            left_ms=1,
+            on_disk_ms=1,
+            leads=term > 0,
+            term=term,
+            held=tuple(
+                HeldLeaseReport(host=HOSTS[one], is_held=True, rtt_us=None, timeout_ms=1, renewed_ms_ago=None)
+                for one in held
+            ),
+            voters=((HOSTS[1], HOSTS[2], HOSTS[3]),),
+            lease_id="5f0c9a1e-0000",
+            activities=(ActivityReport(name="admit", domain="coordinator", quorum="", state="running", age_ms=1),),
+        )
+
+    def told(number: int, term: int, *held: int) -> NodeProbe:
+        node = asked(number, peer(3 - number))
+        assert node.answer is not None
+        status = msgspec.structs.replace(node.answer, leases=report(number, term, *held))
+        return msgspec.structs.replace(node, answer=status)
+
+    view = build_cluster_view([told(1, 4, 1, 2, 3), told(2, 5, 2, 3)])
+    assert view.leases == f"leader {at(2)}, term 5, lease 5f0c9a1e, 2 of 3 voters (2 needed); admit running"
+    assert view.lease_counts == "2 of 3"
+    follower = build_cluster_view([told(1, 0)])
+    assert status_fingerprint(view) != status_fingerprint(build_cluster_view([told(1, 0), told(2, 5, 2)]))
+    assert follower.leases == "no leader is known"
 
 
 def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() -> None:
@@ -118,12 +162,13 @@ def test_the_pipeline_is_told_of_by_the_leader_alone_and_nothing_waits_for_it() 
         asked(2, peer(1)),
     ]
     ready = build_cluster_view(nodes, leaders)
-    assert as_lines(ready)[-1] == "pipeline: ready on local[*], Spark 4.1"
-    assert view_fingerprint(ready) != view_fingerprint(build_cluster_view(nodes))
+    assert pipeline(ready.pipeline) == "ready on local[*], Spark 4.1"
+    assert status_fingerprint(ready) != status_fingerprint(build_cluster_view(nodes))
     former = msgspec.structs.replace(leaders, host=HOSTS[2])
     assert build_cluster_view(nodes, former).pipeline.state == "not started"
     away = build_cluster_view(nodes, msgspec.structs.replace(leaders, state="unavailable", cause="no Java was found"))
-    assert as_lines(away)[-1] == "pipeline: unavailable on local[*], Spark 4.1: no Java was found"
+    assert pipeline(away.pipeline) == "unavailable on local[*], Spark 4.1: no Java was found"
+    assert "! pipeline: no Java was found" in shown(away)
 
     waiting = ProcessStatus(name="pipeline", pid=0, started_wall_us=0, state=ProcessState.WAITING)
     again = build_cluster_view([with_process(asked(1, peer(2)), waiting), nodes[1]], leaders)
@@ -172,8 +217,8 @@ def without_group0(node: NodeProbe) -> NodeProbe:
 def test_a_node_that_is_in_no_cluster_yet_says_what_it_waits_for() -> None:
     view = build_cluster_view([without_group0(asked(1, peer(2))), asked(2, peer(1))])
     assert not view.all_up
-    assert "no answer yet from 127.0.0.2:7000" in as_lines(view)[0]
-    assert " control:" in as_lines(view)[0], "its processes run all the same"
+    assert "! node1: no answer yet from 127.0.0.2:7000" in shown(view)
+    assert "control:" in processes(view.nodes[0]), "its processes run all the same"
 
 
 def with_ring(ring: TopologyStatus | None) -> NodeProbe:
@@ -211,14 +256,14 @@ def ring_of(state: str, waits_for: str = "") -> TopologyStatus:
 def test_a_node_that_does_not_serve_yet_says_what_it_waits_for(node: NodeProbe, output: str) -> None:
     view = build_cluster_view([asked(1, peer(2)), node])
     assert not view.all_up
-    assert output in as_lines(view)[1]
-    assert "not serving" not in as_lines(view)[0]
+    assert f"! node2: {output}" in shown(view)
+    assert not any(line.startswith("! node1") for line in shown(view))
 
 
 def test_each_node_shows_the_version_it_has_who_is_in_the_ring_and_which_shards_serve() -> None:
-    line = as_lines(build_cluster_view([asked(1, peer(2)), with_ring(ring_of("bootstrapping"))]))[1]
-    assert "shard-0:202/v7 bulk:302/v7" in line
-    assert "topology:v7 join_group0 nodes 1/2 shards 1/1" in line
+    _, node = build_cluster_view([asked(1, peer(2)), with_ring(ring_of("bootstrapping"))]).nodes
+    assert processes(node) == "control:102 shard-0:202/v7 bulk:302/v7"
+    assert ring(node) == "topology:v7 join_group0 nodes 1/2 shards 1/1"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +285,7 @@ def test_a_node_that_does_not_answer_is_down_whatever_others_hold_of_it() -> Non
     )
     silent = view.nodes[1]
     assert (silent.state, silent.held_up_by, silent.host) == (NodeStatus.DOWN, 1, HOSTS[2])
-    assert "process 7 does not answer" in as_lines(view)[1]
+    assert "! node2: process 7 does not answer" in shown(view)
 
 
 def test_nodes_that_only_others_mention_are_shown_as_those_see_them() -> None:
@@ -250,6 +295,7 @@ def test_nodes_that_only_others_mention_are_shown_as_those_see_them() -> None:
         (at(2), NodeStatus.UP),
         (at(3), NodeStatus.DOWN),
     ]
+    assert not any(line.startswith("!") for line in shown(view) if "pipeline" not in line), "they were not asked"
 
 
 def test_no_answer_at_all_gives_a_view_without_a_cluster() -> None:
@@ -261,8 +307,8 @@ def test_only_changes_that_matter_are_news() -> None:
     before = build_cluster_view([asked(1, peer(2)), asked(2, peer(1))])
     moved = build_cluster_view([asked(1, peer(2, trip=9_000)), asked(2, peer(1))])
     fallen = build_cluster_view([asked(1, peer(2, up=False)), asked(2, peer(1))])
-    assert view_fingerprint(before) == view_fingerprint(moved)
-    assert view_fingerprint(before) != view_fingerprint(fallen)
+    assert status_fingerprint(before) == status_fingerprint(moved)
+    assert status_fingerprint(before) != status_fingerprint(fallen)
 
 
 def test_a_view_is_json() -> None:
@@ -277,6 +323,7 @@ def test_a_view_is_json() -> None:
         "version": 7,
         "serving": True,
         "trouble": "",
+        "load_bytes": None,
     }
     assert decoded["nodes"][0]["ring"]["normal"] == 2
 
@@ -320,24 +367,26 @@ def test_wrong_contacts_are_told(text: str) -> None:
         parse_contact(text, NodePorts())
 
 
-def test_a_table_shows_whole_host_ids_and_processes_in_80_columns() -> None:
-    host = HostId(uuid.UUID(bytes=b"\xab" * 16))
-    node = msgspec.structs.replace(asked(1, peer(2)), host=host)
-    assert node.answer is not None
-    node = msgspec.structs.replace(node, answer=msgspec.structs.replace(node.answer, host=host))
-    with io.StringIO() as written:
-        Console(file=written, width=80).print(as_table(build_cluster_view([node, asked(2, peer(1))])))
-        lines = written.getvalue().splitlines()
-    assert any(str(host) in line for line in lines)
-    assert any("node1 127.0.0.1:7000" in line and " up " in line and "1 min 5 s" in line for line in lines)
-    assert any("control:101 shard-0:201/v7 bulk:301/v7" in line for line in lines)
-
-
 def test_a_warning_of_a_node_that_serves_has_a_line_of_its_own() -> None:
     warned = msgspec.structs.replace(answer(1), warnings=("CQL on 192.0.2.1 is without TLS",))
     view = build_cluster_view([NodeProbe(name="node1", address=at(1), host=HOSTS[1], answer=warned)])
-    assert "warning: CQL on 192.0.2.1 is without TLS" in as_lines(view)[0]
-    assert view_fingerprint(view) != view_fingerprint(build_cluster_view([asked(1)]))
-    console = Console(file=io.StringIO(), width=80)
-    console.print(as_table(view))
-    assert "warning: CQL on 192.0.2.1" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert "! node1: CQL on 192.0.2.1 is without TLS" in shown(view)
+    assert status_fingerprint(view) != status_fingerprint(build_cluster_view([asked(1)]))
+
+
+def test_an_excluded_node_is_marked_by_the_newest_topology_and_not_awaited() -> None:
+    """Its own topology may be older, and its shard serves nothing."""
+    behind = answer(2, PeerStatus(host=HOSTS[1], address=at(1), up=True))
+    quiet = tuple(msgspec.structs.replace(process, serving=False) for process in behind.processes)
+    behind = msgspec.structs.replace(behind, processes=quiet)
+    first = answer(1, PeerStatus(host=HOSTS[2], address=at(2), up=True))
+    assert first.topology is not None
+    newest = msgspec.structs.replace(
+        first.topology, version=TopologyVersion(8), excluded=((HOSTS[2], "automatically"),)
+    )
+    first = msgspec.structs.replace(first, topology=newest)
+    probes = [NodeProbe(name=f"node{one.host.int}", address=one.address, answer=one) for one in (first, behind)]
+    view = build_cluster_view(probes)
+    assert [node.excluded for node in view.nodes] == ["", "automatically"]
+    assert view.all_up
+    assert "! node2: excluded automatically; ebla recover 127.0.0.2" in shown(view)

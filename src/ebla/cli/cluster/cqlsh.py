@@ -12,10 +12,23 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
 
 from ebla.cli.cluster.local_cluster import LocalNode
-from ebla.cli.flags import PASSWORD_VARIABLE, environment_without_password, private_file
+from ebla.cli.cluster.node_calls import choose_node
+from ebla.cli.flags import (
+    DATA_DEFAULT,
+    PASSWORD_VARIABLE,
+    Data,
+    PasswordFile,
+    environment_without_password,
+    given_password,
+    private_file,
+)
+from ebla.cli.output import reporting_errors
 from ebla.model.errors import InvalidRequest, Unavailable
 from ebla.options import ClientTls
 
@@ -26,6 +39,32 @@ MARKER = ".ready"
 HASHED = ("--require-hashes", "--only-binary", ":all:", "--no-deps")
 _PASSWORD_ARGUMENT = re.compile(r"-[A-Z]*p|--pa")
 """Also abbreviated, and behind flags in one word."""
+
+app = typer.Typer()
+"""Unnamed, so that its commands are added to the parent."""
+
+
+@app.command("cqlsh", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def cqlsh_command(
+    context: typer.Context,
+    data: Data = DATA_DEFAULT,
+    environment: Annotated[
+        Path | None,
+        typer.Option("--environment", metavar="DIR", help="Where cqlsh is installed; by default in the user's cache."),
+    ] = None,
+    password_file: PasswordFile = None,
+) -> None:
+    """Start cqlsh with a node of this machine. It is installed at the first use.
+
+    All other arguments are passed to cqlsh: ebla cqlsh -u admin -e "SELECT * FROM system.local"
+    The password of a user comes from a prompt, from EBLA_PASSWORD or from a file.
+    """
+    with reporting_errors():
+        login = login_arguments(context.args, given_password(password_file))
+        running = choose_node(data, None)
+        print_line = Console(stderr=True, highlight=False, markup=False).print
+        python = ensure_installed(environment or default_environment(), run_step, print_line)
+        exec_cqlsh(python, running, [*context.args, *login])
 
 
 def requirements() -> str:

@@ -8,20 +8,16 @@ from uuid import UUID
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from ebla.cli.cluster.node_calls import parse_contact
-from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.cluster.operations import new_operation_id, resolve_host, run_operation
+from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done, Forgotten, LockRevoked, Rejected
 from ebla.group0.keys import prefix_of
-from ebla.group0.members import MemberRole
+from ebla.group0.operations import Operation, OperationKind
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.identity import HostId
 from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
-from ebla.options import NodePorts
 from ebla.wire.group0_messages import (
-    ChangeMemberRequest,
     ExecuteRequest,
     FoundKeyValue,
     Group0ReadRequest,
@@ -33,7 +29,6 @@ from ebla.wire.group0_messages import (
 )
 from ebla.wire.group0_pages import ReadPager, WatchPager
 from ebla.wire.verbs import (
-    GROUP0_CHANGE_MEMBER,
     GROUP0_EXECUTE,
     GROUP0_LOCK,
     GROUP0_MEMBERS,
@@ -194,37 +189,27 @@ def watch(
 
 
 @add_command(app, is_change=False)
-def members(flags: NodeFlags) -> None:
+def members(flags: TableFlags) -> None:
     """Show the members of group 0: voters, leader, and how far each one lags behind."""
     report = _report(flags)
     if flags.as_json:
         _print_json(_members_json(report))
     else:
-        _print_members(report)
-
-
-@add_command(app, is_change=True)
-def add(
-    flags: TimedFlags,
-    host: Annotated[UUID, typer.Argument(help="The new member's host id.")],
-    address: Annotated[str, typer.Argument(help="The address of its control process.")],
-    lock: LockText = None,
-) -> int:
-    """Add a member as a learner. Nodes join on their own when they start; this is for a node that cannot."""
-    place = parse_contact(address, NodePorts())
-    request = ChangeMemberRequest(host=HostId(host), role=MemberRole.LEARNER, address=place, lock=_lock_bytes(lock))
-    return _show_answer(flags, flags.call(GROUP0_CHANGE_MEMBER, request, flags.timeout_ms).answer)
+        typer.echo(f"group 0, term {report.term}, index {report.applied} of {report.commit}")
+        flags.print_records(*member_rows(report), less_important=("release", "host"))
 
 
 @add_command(app, is_change=True)
 def remove(
-    flags: TimedFlags,
-    host: Annotated[UUID, typer.Argument(help="The member's host id (see ebla group0 members).")],
-    lock: LockText = None,
+    flags: NodeFlags,
+    host: Annotated[str, typer.Argument(help="Its host id, its address, or the name of a local node.")],
 ) -> int:
     """Remove a member permanently: its host id can never return. The node notices and stops."""
-    request = ChangeMemberRequest(host=HostId(host), role=MemberRole.REMOVED, address=None, lock=_lock_bytes(lock))
-    return _show_answer(flags, flags.call(GROUP0_CHANGE_MEMBER, request, flags.timeout_ms).answer)
+    removed = resolve_host(flags, host)
+    operation = Operation(
+        id=new_operation_id(), kind=OperationKind.REMOVE, hosts=(removed,), reason="removed by an operator"
+    )
+    return run_operation(flags, operation, f"{removed} was removed")
 
 
 @add_command(app, "transfer-leader", is_change=True)
@@ -356,17 +341,16 @@ def _print_change(change: WatchedChange, *, reset: bool, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _print_members(report: Group0Report) -> None:
-    table = Table(title=f"group 0, term {report.term}, index {report.applied} of {report.commit}", title_justify="left")
-    table.add_column("host", no_wrap=True, min_width=36)
-    for column in ("address", "role", "rack", "lag"):
-        table.add_column(column, overflow="fold")
+def member_rows(report: Group0Report) -> tuple[tuple[str, ...], list[list[str]]]:
+    names = ("address", "host", "role", "dc/rack", "release", "lag")
+    rows = []
     for each in report.members:
         member = each.member
-        role = f"{member.role}, leads" if member.host == report.leader else str(member.role)
+        role = "leader" if member.host == report.leader else str(member.role)
         lag = "" if each.lag is None else str(each.lag)
-        table.add_row(str(member.host), str(member.address), role, f"{member.datacenter}/{member.rack}", lag)
-    Console().print(table)
+        place = f"{member.datacenter}/{member.rack}"
+        rows.append([str(member.address), str(member.host), role, place, member.release, lag])
+    return names, rows
 
 
 def _members_json(report: Group0Report) -> dict[str, Any]:

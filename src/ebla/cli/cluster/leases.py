@@ -5,8 +5,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ebla.cli.command import NodeFlags, add_command
-from ebla.cli.output import print_json, print_table
+from ebla.cli.command import TableFlags, add_command
+from ebla.cli.output import print_json
+from ebla.client.leadership_view import has_majority, headline, leader_of
 from ebla.leadership.messages import LeaseState
 from ebla.model.identity import HostId
 from ebla.wire.leadership_messages import (
@@ -21,29 +22,29 @@ CALL_MS = 5_000
 DASH = "–"
 
 app = typer.Typer()
-"""Unnamed, so that `add_typer` adds its commands to the parent."""
+"""Unnamed, so that its commands are added to the parent."""
 
 
 @add_command(app, is_change=False)
-def leases(flags: NodeFlags) -> int:
+def leases(flags: TableFlags) -> int:
     """Show who leads and the lease of each node. Exit status 1 if no leader holds a majority of leases."""
     answer = flags.call(CLUSTER_LEADERSHIP, ClusterLeadershipRequest(), CALL_MS)
     if flags.as_json:
         print_json(msgspec.to_builtins(answer))
     else:
-        typer.echo(headline(answer))
+        typer.echo(headline(answer.reports))
         names, rows = lease_rows(answer)
-        print_table(names, rows)
+        flags.print_records(names, rows, less_important=("on disk", "rtt/timeout", "renewed"))
         for one in answer.reports:
             if one.slow_turns:
                 slow = f"{one.slow_turns} turns above 100 ms, longest {one.longest_turn_ms} ms"
                 typer.echo(f"control loop of {one.address}: {slow}")
-    return 0 if has_majority(answer) else 1
+    return 0 if has_majority(answer.reports) else 1
 
 
 @add_command(app, is_change=False)
 def activities(
-    flags: NodeFlags, ended: Annotated[bool, typer.Option("--ended", help="Show the last ones that ended.")] = False
+    flags: TableFlags, ended: Annotated[bool, typer.Option("--ended", help="Show the last ones that ended.")] = False
 ) -> None:
     """Show what runs or waits under leases, on every node."""
     answer = flags.call(CLUSTER_LEADERSHIP, ClusterLeadershipRequest(), CALL_MS)
@@ -51,7 +52,7 @@ def activities(
         print_json(msgspec.to_builtins(answer))
         return
     names, rows = ended_rows(answer) if ended else activity_rows(answer)
-    print_table(names, rows)
+    flags.print_records(names, rows, less_important=("quorum", "domain", "leases"))
 
 
 def activity_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -81,29 +82,8 @@ def ended_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[l
     ]
 
 
-def headline(answer: ClusterLeadershipAnswer) -> str:
-    leader = _leader(answer)
-    if leader is None:
-        return "no leader is known"
-    held = {one.host for one in leader.held if one.is_held}
-    counts = [f"{sum(host in held for host in voters)} of {len(voters)}" for voters in leader.voters]
-    needed = ", ".join(str(len(voters) // 2 + 1) for voters in leader.voters)
-    return (
-        f"leader {leader.address}, term {leader.term}, lease {leader.lease_id[:8]}, "
-        f"{' and '.join(counts)} voters ({needed} needed)"
-    )
-
-
-def has_majority(answer: ClusterLeadershipAnswer) -> bool:
-    leader = _leader(answer)
-    if leader is None:
-        return False
-    held = {one.host for one in leader.held if one.is_held}
-    return all(2 * sum(host in held for host in voters) > len(voters) for voters in leader.voters)
-
-
 def lease_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[list[str]]]:
-    leader = _leader(answer)
+    leader = leader_of(answer.reports)
     held = {} if leader is None else {one.host: one for one in leader.held}
     addresses = {one.host: one.address for one in answer.reports}
     addresses |= {one.host: one.address for one in answer.silent}
@@ -131,11 +111,6 @@ def _row(report: LeadershipReport, held: HeldLeaseReport | None, addresses: dict
         _seconds(report.on_disk_ms),
         "; ".join(notes),
     ]
-
-
-def _leader(answer: ClusterLeadershipAnswer) -> LeadershipReport | None:
-    """A former leader may not know yet that it leads no more."""
-    return max((one for one in answer.reports if one.leads), key=lambda one: one.term, default=None)
 
 
 def _seconds(milliseconds: int) -> str:

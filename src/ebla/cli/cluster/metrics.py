@@ -23,7 +23,11 @@ LABELS = ("node", "shard")
 
 ProcessMetrics = tuple[tuple[str, str], MetricsAnswer]
 
+app = typer.Typer()
+"""Unnamed, so that its commands are added to the parent."""
 
+
+@app.command()
 def metrics(
     data: Data = DATA_DEFAULT,
     node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="Only this node.")] = None,

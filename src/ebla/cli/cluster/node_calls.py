@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ebla.cli.cluster.local_cluster import LocalNode, find_nodes
+from ebla.cli.cluster.local_cluster import LocalNode, find_nodes, last_stop
 from ebla.client.cluster_view import ClusterView, NodeProbe, build_cluster_view
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import Address
@@ -17,11 +17,8 @@ from ebla.runtime.data_folder import NodeIdentity
 from ebla.runtime.event_loop import new_event_loop
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport
-from ebla.runtime.tls import NodeTls, TlsFolder
 from ebla.topology.keys import PREFIX
 from ebla.topology.snapshot import Snapshot
-from ebla.topology.snapshot_builder import from_group0
-from ebla.transfers.record_store import ControlCall
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import Group0ReadRequest
@@ -29,6 +26,9 @@ from ebla.wire.group0_pages import ReadPager
 from ebla.wire.limits import WireLimits
 from ebla.wire.peers import PeersContext, connect
 from ebla.wire.verbs import GROUP0_READ, STATUS, STOP, A, Q, StatusRequest, StopRequest, Verb
+
+if TYPE_CHECKING:  # a type alone, and its module loads much
+    from ebla.transfers.record_store import ControlCall
 
 CALL_TIMEOUT_MS = 2_000
 TOPOLOGY_TIMEOUT_MS = 10_000
@@ -101,15 +101,17 @@ def read_snapshot(data: Path, name: str | None = None) -> Snapshot:
     return run_async(read())
 
 
-async def read_topology(call: ControlCall, deadline_ms: int) -> Snapshot:
+async def read_topology(call: "ControlCall", deadline_ms: int) -> Snapshot:
     """Linearizable. The timeout is for each page."""
+    from ebla.topology.snapshot_builder import from_group0  # `ebla status` does not need it
+
     pages = ReadPager(Group0ReadRequest(prefixes=(PREFIX,)))
     while (whole := pages.take(await call(GROUP0_READ, pages.request(), deadline_ms))) is None:
         pass
     return from_group0({entry.key: (entry.value, entry.revision) for entry in whole.found})
 
 
-def control_caller(transport: TcpTransport, node: LocalNode) -> ControlCall:
+def control_caller(transport: TcpTransport, node: LocalNode) -> "ControlCall":
     async def call(verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
         return await call_socket(transport, node, node.folder.control_socket, verb, request, deadline_ms=deadline_ms)
 
@@ -123,6 +125,8 @@ async def _call_control(node: LocalNode, verb: Verb[Q, A], request: Q, deadline_
 
 async def probe_contact(contact: str, data: Path) -> NodeProbe:
     """Probes one node by socket path or address. An address needs the certificate of a node of this machine."""
+    from ebla.runtime.tls import NodeTls, TlsFolder  # slow to load, and calls of local sockets need no certificate
+
     nodes = find_nodes(data)
     member = next((node for node in nodes if node.folder.read_identity() is not None), None)
     if member is None:
@@ -133,7 +137,7 @@ async def probe_contact(contact: str, data: Path) -> NodeProbe:
     address = parse_contact(contact, member.options.ports)
     tls = None if address.is_local_socket else NodeTls(TlsFolder(member.folder.tls))
     async with TcpTransport(tls, discard_event) as transport:
-        answer = await _call(transport, _identity_of(member), address, STATUS, StatusRequest())
+        answer = await call_address(transport, _identity_of(member), address, STATUS, StatusRequest())
     return NodeProbe(name=str(address), address=answer.address, host=answer.host, answer=answer)
 
 
@@ -159,7 +163,9 @@ async def _probe_node(node: LocalNode, transport: TcpTransport) -> NodeProbe:
             return NodeProbe(name=node.name, address=address, trouble="never started")
         pid = node.running_pid()
         if pid is None:
-            return NodeProbe(name=node.name, address=address, host=identity.host, trouble=_why_stopped(node))
+            reason = last_stop(node)
+            trouble = f"stopped: {reason}" if reason else "not running"
+            return NodeProbe(name=node.name, address=address, host=identity.host, trouble=trouble)
     except EblaError as error:
         return NodeProbe(name=node.name, address=address, trouble=str(error))
     try:
@@ -167,13 +173,6 @@ async def _probe_node(node: LocalNode, transport: TcpTransport) -> NodeProbe:
     except EblaError:
         return NodeProbe(name=node.name, address=address, host=identity.host, trouble=f"process {pid} does not answer")
     return NodeProbe(name=node.name, address=address, host=identity.host, answer=answer)
-
-
-def _why_stopped(node: LocalNode) -> str:
-    try:
-        return f"stopped: {node.folder.last_stop.read_text(encoding='utf-8').strip()}"
-    except FileNotFoundError:
-        return "not running"
 
 
 # ---- one call, over its own connection
@@ -199,7 +198,7 @@ async def call_socket(
 ) -> A:
     """Calls a process of the node."""
     address = Address(str(socket))
-    return await _call(transport, _identity_of(node), address, verb, request, deadline_ms=deadline_ms)
+    return await call_address(transport, _identity_of(node), address, verb, request, deadline_ms=deadline_ms)
 
 
 def _identity_of(node: LocalNode) -> NodeIdentity:
@@ -209,7 +208,7 @@ def _identity_of(node: LocalNode) -> NodeIdentity:
     return identity
 
 
-async def _call(
+async def call_address(
     transport: TcpTransport,
     identity: NodeIdentity,
     address: Address,
@@ -218,6 +217,7 @@ async def _call(
     *,
     deadline_ms: int = CALL_TIMEOUT_MS,
 ) -> A:
+    """Calls the process that listens there, as the node of that identity."""
     introduction = Introduction(
         host=identity.host, cluster=identity.cluster, cluster_name=identity.cluster_name, process="cli"
     )

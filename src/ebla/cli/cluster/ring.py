@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.command import TableFlags, add_command
 from ebla.cli.flags import TableArgument
-from ebla.cli.output import print_records, print_table
 from ebla.cli.tables.table_access import table_schema
 from ebla.model.errors import InvalidRequest
 from ebla.topology.routing.replica_sets import ReplicaSets
@@ -17,12 +16,12 @@ TABLETS_SHOWN_MAX = 64
 
 
 app = typer.Typer()
-"""Unnamed, so that `add_typer` adds its commands to the parent."""
+"""Unnamed, so that its commands are added to the parent."""
 
 
 @add_command(app, is_change=False)
 def ring(
-    flags: NodeFlags,
+    flags: TableFlags,
     table: Annotated[
         str | None, typer.Argument(metavar="[KEYSPACE.TABLE]", help="Show the ranges of this table.")
     ] = None,
@@ -30,12 +29,12 @@ def ring(
     """List the nodes of the ring; for a table, list the token ranges of each node."""
     snapshot = flags.snapshot()
     names, rows = _nodes(snapshot) if table is None else _ranges(snapshot, table)
-    print_records(names, rows, as_json=flags.as_json)
+    flags.print_records(names, rows, less_important=("host", "release", "tokens", "shards"))
 
 
 @add_command(app, is_change=False)
 def tablets(
-    flags: NodeFlags,
+    flags: TableFlags,
     table: TableArgument,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show all, also if there are more than {TABLETS_SHOWN_MAX}.")
@@ -44,10 +43,11 @@ def tablets(
     """List the tablets of a table: ranges, replicas, and transitions in progress."""
     names, rows = ("tablet", "from", "to", "replicas", "stage"), _tablets(flags.snapshot(), table)
     if flags.as_json:
-        print_records(names, rows, as_json=True)
+        flags.print_records(names, rows)
         return
     rows_shown = rows if everything else rows[:TABLETS_SHOWN_MAX]
-    print_table(names, [[*fields, " ".join(replicas), stage] for *fields, replicas, stage in rows_shown])
+    cells = [[*fields, " ".join(replicas), stage] for *fields, replicas, stage in rows_shown]
+    flags.print_records(names, cells, less_important=("from", "to"))
     if len(rows_shown) < len(rows):
         typer.echo(f"{len(rows) - len(rows_shown)} more; --all shows them")
 
@@ -79,9 +79,9 @@ def _ranges(snapshot: Snapshot, table: str) -> tuple[tuple[str, ...], Rows]:
     rows: Rows = []
     for one in snapshot.members():
         for token_range in replicas.ranges_of(one.host):
-            rows.append([int(token_range.start), int(token_range.end), one.address, str(one.host)])
-    rows.sort(key=lambda row: (int(str(row[1])), str(row[2])))
-    return ("after", "up_to", "address", "host"), rows
+            rows.append([int(token_range.start), int(token_range.end), str(one.host), one.address])
+    rows.sort(key=lambda row: (int(str(row[1])), str(row[3])))
+    return ("after", "up_to", "host", "address"), rows
 
 
 def _tablets(snapshot: Snapshot, table: str) -> list[tuple[int, int, int, list[str], str | None]]:

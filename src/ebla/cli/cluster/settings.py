@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.output import print_json, print_records
 from ebla.control.settings.cluster import duration_text
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest
@@ -92,7 +92,7 @@ Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that b
 
 @add_command(app, "list", is_change=False)
 def list_settings(
-    flags: NodeFlags,
+    flags: TableFlags,
     prefix: Prefix = "",
     deleted: Annotated[bool, typer.Option("--deleted", help="Deleted ones too, until they are purged.")] = False,
 ) -> None:
@@ -101,10 +101,8 @@ def list_settings(
     if flags.as_json:
         print_json([_view_json(view) for view in views])
         return
-    rows = [
-        (view.name, _value(view.value), _when(view.changed_wall_us), view.changed_at, _remark(view)) for view in views
-    ]
-    print_records(("name", "value", "changed", "by", ""), rows, as_json=False, missing="-")
+    rows = [(view.name, _when(view.changed_wall_us), view.changed_at, _value_and_remark(view)) for view in views]
+    flags.print_records(("name", "changed", "by", "value"), rows, missing="-", less_important=("by", "changed"))
 
 
 @add_command(app, is_change=False)
@@ -352,6 +350,11 @@ def _value(value: bytes | None) -> str | None:
 
 def _word(value: object) -> object:
     return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _value_and_remark(view: SettingView) -> str:
+    value, remark = _value(view.value) or "-", _remark(view)
+    return f"{value} ({remark})" if remark else value
 
 
 def _remark(view: SettingView) -> str:

@@ -1,20 +1,21 @@
-"""`ebla up` and `ebla down`: starts and stops a cluster on this machine."""
+"""Starts and stops a cluster on this machine, and shows it meanwhile."""
 
 import asyncio
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
-from ebla.cli.cluster.local_cluster import LocalNode, end, log_tail, start
+from ebla.cli.cluster.local_cluster import LocalNode, end, last_stop, log_tail, start
 from ebla.cli.cluster.node_calls import fetch_cluster_view, request_stop, run_async
-from ebla.cli.cluster.status_table import as_lines, as_table, view_fingerprint
+from ebla.cli.cluster.reset_node import cannot_join_as_it_is, reset_folder
+from ebla.cli.cluster.status_table import status_fingerprint, status_lines
 from ebla.client.cluster_view import ClusterView
 from ebla.model.errors import EblaError, Unavailable
 from ebla.runtime import file_lock
@@ -31,6 +32,7 @@ QUIET_S = 2.0
 KILL_S = 3.0
 
 PrintLine = Callable[[str], None]
+FindNodes = Callable[[], Sequence[LocalNode]]
 
 
 @dataclass(slots=True)
@@ -62,22 +64,51 @@ class StartedCluster:
 
 
 def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluster:
-    """Starts all nodes. Returns once each one runs, sees the others and has its child processes, else stops them."""
+    """Starts the nodes that do not run. Returns once each one runs, sees the others and has its child processes, else
+    stops those that it started."""
     started = StartedCluster(nodes)
     started.catch_signals()
+    reset: set[str] = set()  # by name; at most once each
     try:
         for node in nodes:
-            started.processes[node.name] = start(node)
-        run_async(_wait_all_up(started))
+            if node.running_pid() is None:
+                started.processes[node.name] = start(node)
+        while (ended := run_async(_wait_all_up(started))) is not None:
+            _reset_if_useless(started, ended, reset, print_line)
+            started.processes[ended.name] = start(ended)
     except BaseException:
+        started.nodes = [node for node in nodes if node.name in started.processes]
         take_down(started, "the start failed", print_line)
         raise
     return started
 
 
-def follow(started: StartedCluster, console: Console) -> None:
-    """Shows the cluster until Ctrl-C (or SIGTERM, or the terminal's end)."""
-    run_async(_follow(started, console))
+def _reset_if_useless(started: StartedCluster, node: LocalNode, reset: set[str], print_line: PrintLine) -> None:
+    """Resets a node that can never join as it is: an earlier `ebla up` was killed after it had asked to join, and a new
+    process may not continue that. Raises if it ended for another reason."""
+    process = started.processes.get(node.name)
+    is_gone = run_async(_gone_within(node, started, KILL_S))
+    if is_gone and node.name not in reset and cannot_join_as_it_is(node):
+        done = reset_folder(node)
+        print_line(f"{node.name} was never in the ring and cannot join as host {done.old.host}: reset ({done.why})")
+        reset.add(node.name)
+    elif process is not None:
+        reason = last_stop(node) or "it gave no reason"
+        raise Unavailable(
+            f"{node.name} ended with status {process.poll()} while starting: {reason}; its log ends with\n"
+            f"{log_tail(node)}"
+        )
+
+
+def is_up(nodes: Sequence[LocalNode]) -> bool:
+    """Whether all of them run, see each other and serve."""
+    return all(node.running_pid() is not None for node in nodes) and run_async(fetch_cluster_view(nodes)).all_up
+
+
+def follow(started: StartedCluster, console: Console, find: FindNodes) -> None:
+    """Shows the cluster until Ctrl-C (or SIGTERM, or the terminal's end). `find` lists the nodes again: `ebla add-node`
+    may add some meanwhile, which are shown and stopped like the others."""
+    run_async(_follow(started, console, find))
 
 
 def take_down(started: StartedCluster, reason: str, print_line: PrintLine) -> list[LocalNode]:
@@ -97,21 +128,21 @@ def _unfinished(started: StartedCluster, node: LocalNode) -> bool:
 # ---- up
 
 
-async def _wait_all_up(started: StartedCluster) -> None:
+async def _wait_all_up(started: StartedCluster) -> LocalNode | None:
+    """None: all are up; else the first node that has ended."""
     deadline = time.monotonic() + START_S
     while True:
         for node in started.nodes:
-            status = started.processes[node.name].poll()
-            if status is not None:
-                raise Unavailable(f"{node.name} ended with status {status} while starting; its log ends with\n"
-                                  f"{log_tail(node)}")  # fmt: skip
+            process = started.processes.get(node.name)
+            if node.running_pid() is None if process is None else process.poll() is not None:
+                return node
         if started.is_stop_requested:
             raise KeyboardInterrupt
         view = await fetch_cluster_view(started.nodes)
         if view.all_up and all([await _accepts_cql_clients(node) for node in started.nodes]):
-            return
+            return None
         if time.monotonic() >= deadline:
-            lines = "\n".join(f"    {line}" for line in as_lines(view))
+            lines = "\n".join(f"    {line.plain}" for line in status_lines(view, verbose=True))
             raise Unavailable(f"not all nodes were up within {START_S:.0f} s:\n{lines}")
         await asyncio.sleep(POLL_S)
 
@@ -128,18 +159,20 @@ async def _accepts_cql_clients(node: LocalNode) -> bool:
     return True
 
 
-async def _follow(started: StartedCluster, console: Console) -> None:
+async def _follow(started: StartedCluster, console: Console, find: FindNodes) -> None:
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         last_printed: tuple[object, ...] = ()
         while True:
             started.reap()
+            with suppress(EblaError):  # an options file that somebody is editing
+                started.nodes = find()
             view = await _unless_stopped(started, fetch_cluster_view(started.nodes))
             if view is not None and live is not None:
-                live.update(as_table(view), refresh=True)
-            elif view is not None and view_fingerprint(view) != last_printed:
+                live.update(Group(*status_lines(view, console.width)), refresh=True)
+            elif view is not None and status_fingerprint(view) != last_printed:
                 # Only changes, so that a log stays readable.
-                last_printed = view_fingerprint(view)
-                for line in as_lines(view):
+                last_printed = status_fingerprint(view)
+                for line in status_lines(view):
                     console.print(line, soft_wrap=True, highlight=False)
             try:
                 async with asyncio.timeout(FOLLOW_S):

@@ -20,11 +20,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ebla.cli.cluster.status_table import pipeline
+from ebla.cli.cluster.status_details import pipeline
 from ebla.cli.command import NodeFlags
+from ebla.cli.figures import format_bytes
 from ebla.cli.flags import DATA_DEFAULT
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
-from ebla.cli.jobs.job_output import as_json, format_bytes, job_summary
+from ebla.cli.jobs.job_output import as_json, job_summary
 from ebla.client.cluster_view import NOT_RUNNING
 from ebla.client.job_client import LIFETIME_DEFAULT_MS
 from ebla.model.errors import ConnectionLost, EblaError, NotFound

@@ -5,10 +5,8 @@ from uuid import UUID
 
 import msgspec
 
-from ebla.cli.cluster.status_table import duration
+from ebla.cli.figures import duration, format_bytes
 from ebla.model.records.jobs import ENDED_STATES, CompareReplicas, JobProgress, JobRecord, JobState
-
-UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def as_json(value: Any) -> Any:
@@ -24,13 +22,6 @@ def as_json(value: Any) -> Any:
             return [as_json(each) for each in value]
         case _:
             return value
-
-
-def format_bytes(size_bytes: int) -> str:
-    for unit, name in UNITS:
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes} B"
 
 
 def count_of(count: int, noun: str) -> str:

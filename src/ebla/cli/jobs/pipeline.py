@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.cluster.status_table import duration
-from ebla.cli.cluster.status_table import pipeline as pipeline_words
-from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.cluster.status_details import pipeline as pipeline_words
+from ebla.cli.command import NodeFlags, TableFlags, add_command
+from ebla.cli.figures import duration
 from ebla.cli.jobs.job_context import JobCommandContext, with_job_context
 from ebla.cli.jobs.job_following import follow_to_end
 from ebla.cli.jobs.job_output import as_json as to_json
 from ebla.cli.jobs.job_output import job_summary
-from ebla.cli.output import print_json, print_table
+from ebla.cli.output import print_json
 from ebla.client.cluster_view import PipelineView
 from ebla.model.records.jobs import ENDED_STATES, JobRecord, JobState, PipelineState
 from ebla.ports.transfer_engine import EngineState
@@ -54,7 +54,7 @@ def status(flags: NodeFlags) -> int:
 
 @add_command(app, is_change=False)
 def jobs(
-    flags: NodeFlags, everything: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False
+    flags: TableFlags, everything: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False
 ) -> None:
     """List jobs and their progress."""
 
@@ -70,7 +70,7 @@ def jobs(
         rows = [
             (str(job.id), job.what, f"{duration(now_ms - job.submitted_ms)} ago", job_summary(job)) for job in found
         ]
-        print_table(("job", "what", "submitted", "state"), rows)
+        flags.print_records(("job", "what", "submitted", "state"), rows, less_important=("submitted", "job"))
     else:
         typer.echo("no jobs" if everything else "no jobs wait or run; --all shows ended ones")
 

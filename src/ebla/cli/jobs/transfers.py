@@ -21,7 +21,7 @@ from ebla.pipeline.job_plans import ComparePlan, plan_job
 from ebla.topology.routing.replica_sets import ReplicaSets
 
 app = typer.Typer()
-"""Unnamed, so that `add_typer` adds its commands to the parent."""
+"""Unnamed, so that its commands are added to the parent."""
 
 
 @add_command(app, "copy-tablet", is_change=True)

@@ -12,7 +12,7 @@ from ebla.cli.spark_jobs.job_spec import ExportSpec, ImportSpec, exec_spark_job
 from ebla.cli.spark_jobs.source_options import ClusterFlags, describe, source_options
 
 app = typer.Typer()
-"""Unnamed, so that `add_typer` adds its commands to the parent."""
+"""Unnamed, so that its commands are added to the parent."""
 
 ConsistencyFlag = Annotated[
     str | None, typer.Option("--consistency", metavar="LEVEL", help="Consistency level; by default LOCAL_QUORUM.")

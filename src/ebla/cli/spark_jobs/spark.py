@@ -49,7 +49,7 @@ print('table("keyspace.name") is a DataFrame; .options(**cluster) is for readers
 SECRET = ("password",)
 
 app = typer.Typer()
-"""Unnamed, so that `add_typer` adds its command to the parent."""
+"""Unnamed, so that its commands are added to the parent."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -18,8 +18,8 @@ from typing import Annotated
 
 import typer
 
+from ebla.cli.figures import format_bytes
 from ebla.cli.flags import JsonFlag
-from ebla.cli.jobs.job_output import format_bytes
 from ebla.cli.output import print_json, reporting_errors
 from ebla.model.errors import Unavailable
 
@@ -139,7 +139,7 @@ FOLDER = "environment"
 """The name of the folder into which executors unpack the archive."""
 
 app = typer.Typer()
-"""Unnamed, so that `add_typer` adds its command to the parent."""
+"""Unnamed, so that its commands are added to the parent."""
 
 
 @app.command("spark-env")

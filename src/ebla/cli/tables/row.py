@@ -7,7 +7,8 @@ import typer
 
 from ebla.cli.command import add_command
 from ebla.cli.flags import TableArgument
-from ebla.cli.output import print_json, print_rows
+from ebla.cli.output import print_json
+from ebla.cli.tables.row_output import print_rows
 from ebla.cli.tables.table_access import CqlFlags, table_schema
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.term_parser import term

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebla.cli.flags import JsonFlag
-from ebla.cli.output import reporting_errors
+from ebla.cli.flags import JsonFlag, VerboseFlag
+from ebla.cli.output import print_table, reporting_errors
 from ebla.control.group0.join_state import JoinStateFile
 from ebla.model.errors import InvalidRequest
 from ebla.runtime import file_lock
@@ -64,11 +64,14 @@ class _Opened:
 
 
 @app.command()
-def inspect(folder: Folder, as_json: JsonFlag = False) -> None:
+def inspect(folder: Folder, verbose: VerboseFlag = False, as_json: JsonFlag = False) -> None:
     """Show stacks and layers: sizes, timestamps, rows and their kinds. The exit status is 1 if something is damaged."""
     with reporting_errors():
         reports, problems = _run(folder, _inspect_all)
-        _print(reports, as_json=as_json, table=_report_table(reports, folder))
+        if as_json:
+            _print_json(reports)
+        else:
+            _print_reports(reports, folder, verbose=verbose)
     raise typer.Exit(1 if problems or any(report.problem for report in reports) else 0)
 
 
@@ -77,7 +80,10 @@ def verify(folder: Folder, as_json: JsonFlag = False) -> None:
     """Read every row of every layer. The exit status is 1 if something cannot be read or is corrupt."""
     with reporting_errors():
         checks, problems = _run(folder, _verify_all)
-        _print(checks, as_json=as_json, table=_check_table(checks, folder))
+        if as_json:
+            _print_json(checks)
+        else:
+            print_table(("layer", "rows read", "result"), _check_rows(checks, folder))
     raise typer.Exit(0 if not problems and all(check.is_sound for check in checks) else 1)
 
 
@@ -105,7 +111,10 @@ def dump(
             return await dump_rows(opened.engine, opened.disk, layers, key, limit)
 
         rows, _ = _run(folder, find)
-        _print(rows, as_json=as_json, table=_row_table(rows, folder))
+        if as_json:
+            _print_json(rows)
+        else:
+            _print_dump(rows, folder)
     raise typer.Exit(0 if rows or key is None else 1)
 
 
@@ -162,53 +171,46 @@ def _check_stopped(folder: Path) -> None:
             raise InvalidRequest(f"a node runs in {above} ({held.message})", advice="stop it, or inspect a checkpoint")
 
 
-def _print(found: Sequence[msgspec.Struct], *, as_json: bool, table: Table) -> None:
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
-    else:
-        width = None if sys.stdout.isatty() else WIDTH_ELSEWHERE
-        # Stored values are printed as they are, not as markup.
-        Console(width=width, markup=False, highlight=False).print(table)
+def _print_json(found: Sequence[msgspec.Struct]) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _report_table(reports: Sequence[LayerReport], folder: Path) -> Table:
-    table = _table("stack", "table", "tokens", "layer", "role", "size", "files", "rows", "timestamps (µs)", "holds")
-    for report in reports:
-        facts = report.facts
-        tokens = "" if report.tokens is None else f"{report.tokens.start} … {report.tokens.end}"
-        span = f"{facts.least_us} … {facts.greatest_us}" if facts.rows else "–"
-        figures = (str(report.size_bytes), str(report.files), str(facts.rows), span, report.problem or _shapes(facts))
-        table.add_row(report.stack, report.table, tokens, _short(report.folder, folder), report.role.value, *figures)
+def _print_reports(reports: Sequence[LayerReport], folder: Path, *, verbose: bool) -> None:
+    names = ("stack", "table", "tokens", "layer", "role", "size", "files", "rows", "timestamps (µs)", "holds")
+    less_important = ("timestamps (µs)", "tokens", "stack", "files", "role", "table")
+    rows = [_report_row(report, folder) for report in reports]
+    print_table(names, rows, less_important=() if verbose else less_important)
     stores = dict.fromkeys((report.store, report.log, report.incarnation) for report in reports if report.store)
-    table.caption = "\n".join(
-        f"store {store}, commit log {log}, incarnation {incarnation or 'unknown'}" for store, log, incarnation in stores
-    )
-    table.caption_justify = "left"
-    return table
+    for store, log, incarnation in stores:
+        typer.echo(f"store {store}, commit log {log}, incarnation {incarnation or 'unknown'}")
 
 
-def _check_table(checks: Sequence[LayerCheck], folder: Path) -> Table:
-    table = _table("layer", "rows read", "result")
+def _report_row(report: LayerReport, folder: Path) -> tuple[str, ...]:
+    facts = report.facts
+    tokens = "" if report.tokens is None else f"{report.tokens.start} … {report.tokens.end}"
+    span = f"{facts.least_us} … {facts.greatest_us}" if facts.rows else "–"
+    figures = (str(report.size_bytes), str(report.files), str(facts.rows), span, report.problem or _shapes(facts))
+    return (report.stack, report.table, tokens, _short(report.folder, folder), report.role.value, *figures)
+
+
+def _check_rows(checks: Sequence[LayerCheck], folder: Path) -> list[list[str]]:
+    rows = []
     for check in checks:
         problems = [check.problem] if check.problem else []
         problems += [f"tokens {part.tokens.start} … {part.tokens.end}: {part.problem}" for part in check.damaged]
-        table.add_row(_short(check.folder, folder), str(check.rows), "\n".join(problems) or "sound")
-    return table
+        rows.append([_short(check.folder, folder), str(check.rows), "; ".join(problems) or "sound"])
+    return rows
 
 
-def _row_table(rows: Sequence[RowDump], folder: Path) -> Table:
-    table = _table("token", "partition key", "kind", "clustering", "layer", "content")
+def _print_dump(rows: Sequence[RowDump], folder: Path) -> None:
+    """Keys and values may have any length, so they wrap in a terminal. They are printed as they are, not as markup."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("token", "partition key", "kind", "clustering", "layer", "content"):
+        table.add_column(name, overflow="fold")
     for row in rows:
         place = (str(row.token), row.partition_key, row.kind, row.clustering, _short(row.layer, folder))
         table.add_row(*place, "\n".join(_content_lines(row)))
-    return table
+    Console(width=None if sys.stdout.isatty() else WIDTH_ELSEWHERE, markup=False, highlight=False).print(table)
 
 
 def _content_lines(row: RowDump) -> list[str]:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ebla.cli.command import NodeFlags, add_command
+from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.flags import TableArgument, split_table_name
-from ebla.cli.output import print_json, print_records
+from ebla.cli.output import print_json
 from ebla.cli.tables.table_access import CqlFlags, table_schema
 from ebla.cql.describe import create_keyspace_statement, create_table_statement
 from ebla.cql.parse.token_stream import quote_name
@@ -79,20 +79,20 @@ def _keyspace_statement(snapshot: Snapshot, keyspace: str, rf: int | None, *, vn
 
 
 @add_command(app, "list", is_change=False)
-def list_tables(flags: NodeFlags) -> None:
+def list_tables(flags: TableFlags) -> None:
     """List all tables, with the number of replicas and tablets."""
     snapshot = flags.snapshot()
     rows = [
         (
             table.full_name,
+            str(table.id),
             snapshot.keyspaces[table.keyspace].replication.total,
             snapshot.tablets[table.id].tablet_count if table.id in snapshot.tablets else None,
-            str(table.id),
         )
         for table in sorted(snapshot.tables.values(), key=lambda table: table.full_name)
     ]
     if rows or flags.as_json:
-        print_records(("table", "copies", "tablets", "id"), rows, as_json=flags.as_json, missing="vnodes")
+        flags.print_records(("table", "id", "copies", "tablets"), rows, missing="vnodes", less_important=("id",))
     else:
         typer.echo('no tables yet; as in: ebla table create shop.orders "id uuid PRIMARY KEY, total int"')
 

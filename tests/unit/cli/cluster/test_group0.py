@@ -34,7 +34,6 @@ def group0(data: Path, *arguments: str, stdin: str | None = None) -> Result:
         ("delete", "user/a"),
         ("lock",),
         ("remove", "00000000-0000-0000-0000-000000000001"),
-        ("add", "00000000-0000-0000-0000-000000000001", "127.0.0.9"),
         ("transfer-leader", "00000000-0000-0000-0000-000000000001"),
     ],
 )
@@ -68,7 +67,6 @@ def test_a_read_that_reaches_nobody_says_only_that(data: Path, command: tuple[st
         (("put", "user/a", "1", "--if-missing", "--if-index", "3"), "cannot be missing and have an index at once"),
         (("txn", "/nowhere/at/all"), "cannot read /nowhere/at/all: No such file or directory"),
         (("txn", "-"), "is no transaction"),
-        (("add", "00000000-0000-0000-0000-000000000001", "host:x"), "has no valid port"),
     ],
 )
 def test_what_is_wrong_is_said_before_anybody_is_asked(data: Path, command: tuple[str, ...], words: str) -> None:

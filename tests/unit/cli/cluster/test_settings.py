@@ -75,9 +75,9 @@ def test_list_reads_all_pages_and_says_what_is_not_in_effect(node: Node) -> None
     assert shown.exit_code == 0
     assert [(one.after, one.deleted) for one in node.requests] == [("", True), ("settings_purge", True)]
     lines = shown.stdout.splitlines()
-    assert lines[1].split()[:3] == ["settings_purge", "{}", "-"]
-    assert lines[1].endswith("not in effect: age_ms is negative, default")
-    assert lines[2].split() == ["user/colour", "blue", "2023-11-14", "22:13:20Z", "127.0.0.3"]
+    assert lines[1].split()[:2] == ["settings_purge", "-"]
+    assert lines[1].endswith("{} (not in effect: age_ms is negative, default)")
+    assert lines[2].split() == ["user/colour", "2023-11-14", "22:13:20Z", "127.0.0.3", "blue"]
 
 
 def test_list_for_programs(node: Node) -> None:

@@ -1,0 +1,45 @@
+"""`ebla node` and `ebla demo`: processes of their own, which need nothing of the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+"""Unnamed, so that its commands are added to the parent."""
+
+
+@app.command()
+def node(
+    options: Annotated[Path, typer.Option("--options", metavar="FILE", help="The node's options file (TOML).")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option that overrides the file.")
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            "--join", metavar="TOKEN", help="For the first start: a join token of the cluster (see `ebla token`)."
+        ),
+    ] = None,
+) -> None:
+    """Run one node in the foreground, as a service would.
+
+    SIGTERM or Ctrl-C stops it; SIGHUP reloads its certificates.
+    """
+    flags = [flag for override in overrides or () for flag in ("--set", override)]
+    flags += [] if join is None else ["--join", join]
+    # Becomes `python -m ebla.node`, so that a supervisor watches and signals the node itself.
+    arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]
+    os.execv(sys.executable, arguments)  # noqa: S606  # the arguments are our own
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Each seed is a different run.")] = 7,
+) -> None:
+    """Run a simulated cluster under faults and narrate it. The same seed gives the same run."""
+    arguments = ["-m", "ebla.sim", "--scenario", "register", "--seed", str(seed), "--narrate"]
+    raise typer.Exit(subprocess.run([sys.executable, *arguments], check=False).returncode)  # noqa: S603  # our own

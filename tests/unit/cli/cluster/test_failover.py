@@ -1,0 +1,57 @@
+"""What the commands of failover print."""
+
+import uuid
+
+from typer.testing import CliRunner
+
+from ebla.cli.app import app
+from ebla.cli.cluster.failover import check_lines, excluded_rows, headline
+from ebla.model.identity import HostId
+from ebla.wire.failover_messages import CheckReport, ExclusionReport, FailoverCheckAnswer, FailoverStatusAnswer
+
+HOST = HostId(uuid.UUID(int=3))
+
+
+def status(*, is_enabled: bool) -> FailoverStatusAnswer:
+    return FailoverStatusAnswer(
+        is_leader=True,
+        is_enabled=is_enabled,
+        after_ms=120_000,
+        max_count=2,
+        count=1,
+        now_ms=5_000,
+        excluded=(
+            ExclusionReport(
+                host=HOST,
+                address="127.0.0.3",
+                since_ms=0,
+                by="127.0.0.1",
+                is_automatic=False,
+                is_forced=True,
+                opinions=("127.0.0.1: down for 4 s", "127.0.0.2: up for 9 s"),
+            ),
+        ),
+    )
+
+
+def test_checks_are_one_line_each() -> None:
+    met = CheckReport(is_met=True, text="127.0.0.3 is a member", can_force=False)
+    unmet = CheckReport(is_met=False, text="shop.audit would lose its last live replica", can_force=True)
+    assert check_lines(FailoverCheckAnswer((met, unmet))) == [
+        "ok    127.0.0.3 is a member",
+        "FAIL  shop.audit would lose its last live replica",
+    ]
+
+
+def test_the_status_names_the_setting_the_count_and_who_is_excluded() -> None:
+    assert headline(status(is_enabled=False)).startswith("automatic failover is off; 1 of 2")
+    assert headline(status(is_enabled=True)).startswith("automatic failover after 120 s; 1 of 2")
+    (row,) = excluded_rows(status(is_enabled=True))
+    assert row[0] == "127.0.0.3"
+    assert row[2:5] == ["1970-01-01 00:00:00", "manual, forced", "127.0.0.1"]
+    assert row[5] == "127.0.0.1: down for 4 s; 127.0.0.2: up for 9 s"
+
+
+def test_wrong_usage_has_its_own_exit_status() -> None:
+    for arguments in (["failover"], ["failover", "node1", "--status"], ["failover", "--reset", "--force"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 2

@@ -1,0 +1,172 @@
+"""`ebla topology`, `wait` and `abort` against reports of nodes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.client.topology_reports import JOIN, NAMES, ended, joining, request
+from typer.testing import CliRunner, Result
+
+from ebla.cli.app import app
+from ebla.cli.cluster import topology, topology_reports
+from ebla.cli.cluster.topology_reports import FollowedLines
+from ebla.client.request_following import FollowedState
+from ebla.model.errors import EblaError, Refused, Unavailable, Unreachable
+from ebla.topology.states import NodeState, RequestOutcome
+from ebla.wire.topology_messages import AbortTopologyAnswer, TopologyReport
+
+ABORTED = "aborted: enough"
+
+
+class Cluster:
+    """Gives the reports one after another, the last one again and again."""
+
+    def __init__(self) -> None:
+        self.reports: list[TopologyReport | EblaError] = []
+        self.aborts: list[AbortTopologyAnswer | EblaError] = []
+        self.sent: list[Any] = []
+
+    async def fetch(self, _data: Path, _node: str | None) -> TopologyReport:
+        report = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
+        if isinstance(report, EblaError):
+            raise report
+        return report
+
+    def caller(self, _transport: object, _node: object) -> Any:
+        async def call(_verb: object, order: object, _deadline_ms: int) -> AbortTopologyAnswer:
+            self.sent.append(order)
+            answer = self.aborts.pop(0)
+            if isinstance(answer, EblaError):
+                raise answer
+            return answer
+
+        return call
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    one = Cluster()
+    monkeypatch.setattr(topology, "fetch_report", one.fetch)
+    monkeypatch.setattr(topology, "local_names", lambda _data: NAMES)
+    monkeypatch.setattr(topology, "choose_nodes", lambda _data, _name: ["node1", "node2"])
+    monkeypatch.setattr(topology, "control_caller", one.caller)
+    monkeypatch.setattr(topology_reports, "POLL_S", 0.001)
+    return one
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["topology", *arguments])
+
+
+def test_the_report_of_any_node_is_shown(cluster: Cluster) -> None:
+    cluster.reports = [joining()]
+    shown = run()
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("coordinator  node2 127.0.0.2, term 7")
+    assert json.loads(run("--json").stdout)["version"] == 58
+
+
+def test_without_an_answer_it_fails(cluster: Cluster) -> None:
+    cluster.reports = [Unavailable("no node answers")]
+    assert (run().exit_code, run().stderr) == (1, "ebla: no node answers\n")
+
+
+def test_wait_survives_a_change_of_leader_and_ends_with_the_outcome(cluster: Cluster) -> None:
+    cluster.reports = [joining(), joining(moved=8_000_000), Unavailable("no node answers"), ended(RequestOutcome.DONE)]
+    done = run("wait", "3f2a")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "join of node4 127.0.0.4, request 3f2a is done after 12.3 s (8 MB, 2 ranges)\n",
+    )
+    assert "no node answers" in done.stderr
+    cluster.reports = [joining(), joining(moved=8_000_000), ended(RequestOutcome.DONE)]
+    assert json.loads(run("wait", "3f2a", "--json").stdout) == {
+        "request": str(JOIN),
+        "outcome": "done",
+        "error": "",
+        "bytes": 8_000_000,
+        "ranges": 2,
+        "seconds": 12.3,
+    }
+
+
+def test_wait_fails_with_the_error_of_the_request(cluster: Cluster) -> None:
+    cluster.reports = [ended(RequestOutcome.FAILED, "cancelled: node3 is down")]
+    failed = run("wait", "3f2a")
+    assert failed.exit_code == 1
+    assert failed.stderr.endswith("request 3f2a failed: cancelled: node3 is down\n")
+
+
+def test_a_wait_that_times_out_has_its_own_exit_status(cluster: Cluster) -> None:
+    cluster.reports = [joining()]
+    late = run("wait", "3f2a", "--timeout", "0.01")
+    assert late.exit_code == 3
+    assert f"still runs; ask again with: ebla topology wait {JOIN}" in late.stderr
+    shown = json.loads(run("wait", "3f2a", "--timeout", "0", "--json").stdout)
+    assert (shown["outcome"], shown["seconds"]) == ("running", None)
+
+
+def test_an_unknown_request_is_an_error_and_wrong_usage_has_its_own_status(cluster: Cluster) -> None:
+    cluster.reports = [joining()]
+    unknown = run("wait", "ffff")
+    assert unknown.exit_code == 1
+    assert "open: 3f2a (join, running), 8c01 (join, pending)" in unknown.stderr
+    for arguments in (["wait"], ["abort"], ["wait", "3f2a", "--timeout", "soon"], ["--json", "wait", "3f2a"]):
+        assert run(*arguments).exit_code == 2
+
+
+def test_abort_tries_the_next_node_and_waits_for_the_end_of_the_rollback(cluster: Cluster) -> None:
+    rolling_back = request(4, JOIN, RequestOutcome.RUNNING, ABORTED)
+    cluster.aborts = [Unreachable("node1 is down"), AbortTopologyAnswer(rolling_back)]
+    cluster.reports = [
+        joining(),
+        joining(),
+        ended(RequestOutcome.FAILED, ABORTED, NodeState.BOOTSTRAPPING),
+        ended(RequestOutcome.FAILED, ABORTED, NodeState.LEFT),
+    ]
+    done = run("abort", "3f2a", "--reason", "enough")
+    assert (done.exit_code, done.stdout) == (0, f"join of node4 127.0.0.4, request 3f2a has ended: {ABORTED}\n")
+    assert [(one.request, one.reason) for one in cluster.sent] == [(JOIN, "enough")] * 2
+
+
+def test_abort_may_leave_the_rollback_to_the_cluster(cluster: Cluster) -> None:
+    cluster.aborts = [AbortTopologyAnswer(request(4, JOIN, RequestOutcome.RUNNING, ABORTED))]
+    cluster.reports = [joining()]
+    done = run("abort", "3f2a", "--detach")
+    assert done.exit_code == 0
+    assert f"is rolled back; wait for it with: ebla topology wait {JOIN}" in done.stdout
+
+
+def test_an_abort_that_comes_too_late_is_refused(cluster: Cluster) -> None:
+    cluster.aborts = [Refused("too late: reads use the new ring since version 57")]
+    cluster.reports = [joining()]
+    late = run("abort", "3f2a")
+    assert late.exit_code == 1
+    assert late.stderr == "ebla: not applied: too late: reads use the new ring since version 57\n"
+
+
+def test_the_abort_of_an_ended_request_changes_nothing_and_reports_its_outcome(cluster: Cluster) -> None:
+    cluster.reports = [ended(RequestOutcome.DONE)]
+    over = run("abort", "3f2a", "--json")
+    assert (over.exit_code, json.loads(over.stdout)["outcome"]) == (1, "done")
+    assert not cluster.sent
+
+
+def test_lines_show_a_new_state_at_once_and_new_figures_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    lines = FollowedLines(quiet=False, now_s=lambda: now[0])
+    for moment, state, cause in (
+        (0.0, "pending", "cancelled in 60 s"),
+        (1.0, "pending", "cancelled in 59 s"),
+        (5.0, "pending", "cancelled in 55 s"),
+        (5.5, "bootstrapping", ""),
+        (30.0, "bootstrapping", ""),
+    ):
+        now[0] = moment
+        lines.update(FollowedState(label="node4", state=state, cause=cause))
+    assert capsys.readouterr().err.splitlines() == [
+        "node4: pending; cancelled in 60 s",
+        "node4: pending; cancelled in 55 s",
+        "node4: bootstrapping",
+    ]
