@@ -11,7 +11,7 @@ BENCHES := $(subst _,-,$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check pure sim cluster pipeline pipeline-long drivers mutations sim-long bench lock clean
+.PHONY: help up test check pure sim cluster cluster-long pipeline pipeline-long drivers mutations sim-long bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -61,7 +61,10 @@ sim: $(READY) ## simulated clusters: the scenarios at a few seeds, the kept seed
 	$(PYTEST) -n 2 tests/sim
 
 cluster: $(READY) ## real processes on loopback
-	$(PYTEST) -n 2 --dist loadfile tests/cluster
+	$(PYTEST) -n 2 --dist loadfile tests/cluster -m "not long"
+
+cluster-long: $(READY) ## those of them that take too long for every run
+	$(PYTEST) tests/cluster -m long
 
 pipeline: $(READY) ## transfers and tables on a real Spark, embedded and as a cluster of its own
 	$(PYTEST) -n 2 tests/pipeline -m "not long"

@@ -53,20 +53,26 @@ class MovedTable:
 
 
 class TransferCluster:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_pipeline: bool = True) -> None:
         base = f"127.{random.randrange(20, 250)}.{random.randrange(0, 250)}.1"
+        overrides = (*OVERRIDES, f"pipeline.enabled={str(has_pipeline).lower()}")
         made = find_or_create_nodes(
-            folder, NewClusterSpec(nodes=NODES, shards=1, base_address=base, cluster_name="bench", overrides=OVERRIDES)
+            folder, NewClusterSpec(nodes=NODES, shards=1, base_address=base, cluster_name="bench", overrides=overrides)
         )
         assign_identities(made)
         self.folder = folder
         self.local = made
         self.nodes = [NodeProcess(node) for node in made]
         self._wait_up()
-        self._wait("the pipeline is ready", self._is_ready)
+        if has_pipeline:
+            self._wait("the pipeline is ready", self._is_ready)
+
+    def all_up(self) -> bool:
+        """Whether every node is in the ring, is seen by all others and serves."""
+        return build_cluster_view(asyncio.run(probe_nodes(self.local))).all_up
 
     def _wait_up(self) -> None:
-        self._wait("all nodes are up", lambda: build_cluster_view(asyncio.run(probe_nodes(self.local))).all_up)
+        self._wait("all nodes are up", self.all_up)
 
     def _wait(self, what: str, reached: Callable[[], bool]) -> None:
         ends_at = time.monotonic() + START_S

@@ -136,6 +136,10 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     cql_elements_max: Annotated[
         int, between(256, 1 << 20, "elements of a collection or of an IN list, written or bound")
     ] = 65_536
+    cql_batch_bytes_max: Annotated[
+        int,
+        between(128 << 10, 16 << 20, "of one CQL batch, keys and values as stored; a larger one is refused"),
+    ] = 1 << 20
     commit_log_period_ms: Annotated[
         int, between(1, 10_000, "with commit_log = periodic: what a crash of the machine may lose")
     ] = 10
@@ -236,6 +240,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = "dc1"
     rack: Annotated[str, Meta(pattern=NAME_PATTERN, description="within the datacenter: what fails together")] = "rack1"
     shards: Annotated[int, between(1, 256, "data processes of this node; one per core is usual")] = 1
+    num_tokens: Annotated[
+        int, between(1, 1_024, "vnodes of this node: a node with twice as many gets twice the data of tables on vnodes")
+    ] = 16
     commit_log: Annotated[
         CommitLogMode,
         Meta(description='a write is acknowledged when its log is on disk, "sync", or a moment before, "periodic"'),

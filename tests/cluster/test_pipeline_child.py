@@ -4,15 +4,20 @@ what it lacks."""
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 
 from tests.cluster.conftest import LocalNodes, eventually, is_alive
 from tests.cluster.group0_load import ask
 
 from ebla.client.cluster_view import NodeView, ProcessView
+from ebla.model.lease_settings import LeaseSettings
+from ebla.model.records.jobs import PIPELINE_KEY, PipelineState
+from ebla.model.stored_value import decode_stored
 from ebla.runtime import file_lock
-from ebla.wire.group0_messages import TransferLeadershipRequest
-from ebla.wire.verbs import GROUP0_TRANSFER, ProcessState
+from ebla.wire.group0_messages import Group0ReadRequest, TransferLeadershipRequest
+from ebla.wire.leadership_messages import LeadershipRequest
+from ebla.wire.verbs import GROUP0_READ, GROUP0_TRANSFER, LEADERSHIP, ProcessState
 
 SETTINGS = ("pipeline.enabled=true", "pipeline.java_home=/nonexistent", "limits.stop_ms=3000")
 Make = Callable[..., LocalNodes]
@@ -65,6 +70,7 @@ def started(nodes: LocalNodes) -> list[subprocess.Popen[bytes]]:
 def test_it_follows_the_lead_when_leaders_are_killed_and_stopped(make_nodes: Make) -> None:
     nodes = make_nodes(3, settings=SETTINGS)
     controls = started(nodes)
+    eventually(lambda: all(_votes(view) for view in views(nodes, (0, 1, 2)).values()), "every node votes", 40.0)
     first = wait_beside_leader(nodes, (0, 1, 2))
     pid = nodes.pid("pipeline", first)
     others = [number for number in (0, 1, 2) if number != first]
@@ -89,20 +95,31 @@ def test_it_follows_the_lead_when_leaders_are_killed_and_stopped(make_nodes: Mak
     assert lock_is_free(nodes, second)
 
 
-def test_one_that_hangs_is_killed_when_the_lead_goes(make_nodes: Make) -> None:
+def test_a_frozen_one_is_killed_when_the_lead_goes_and_only_then_another_acts(make_nodes: Make) -> None:
     nodes = make_nodes(3, settings=(*SETTINGS, "limits.child_silence_ms=60000"))
     started(nodes)
     everyone = (0, 1, 2)
     eventually(lambda: all(_votes(view) for view in views(nodes, everyone).values()), "every node votes", 40.0)
     first = wait_beside_leader(nodes, everyone)
-    pid = nodes.pid("pipeline", first)
+    pid, control = nodes.pid("pipeline", first), nodes.pid("control", first)
+    eventually(lambda: _acting_pid(nodes, first) == pid, "it acts", 40.0)
     os.kill(pid, signal.SIGSTOP)
     second = (first + 1) % 3
     successor = nodes.node(second).host
     assert successor is not None
     ask(nodes.nodes[first], GROUP0_TRANSFER, TransferLeadershipRequest(successor))
-    eventually(lambda: not is_alive(pid), "it is killed, although it does not hear", 10.0)
+    asked_at = time.monotonic()
+
+    def is_gone() -> bool:
+        # In this order: it may end in between.
+        assert not (_runs_jobs(nodes, second) and is_alive(pid)), "two pipelines may act"
+        return not is_alive(pid)
+
+    eventually(is_gone, "it is killed, although it does not hear", 10.0)
+    assert time.monotonic() - asked_at > LeaseSettings().activity_stop_ms / 1000 - 0.5
     assert wait_beside_leader(nodes, everyone) == second
+    eventually(lambda: _acting_pid(nodes, first) == nodes.pid("pipeline", second), "the next one acts", 20.0)
+    assert nodes.pid("control", first) == control, "control goes on"
 
 
 def test_however_often_it_ends_the_node_goes_on(make_nodes: Make) -> None:
@@ -119,6 +136,17 @@ def test_however_often_it_ends_the_node_goes_on(make_nodes: Make) -> None:
 
 def _votes(view: NodeView) -> bool:
     return view.group0 is not None and view.group0.votes
+
+
+def _acting_pid(nodes: LocalNodes, asked: int) -> int | None:
+    """Of the pipeline that published its state last: it does so when it begins to act."""
+    found = ask(nodes.nodes[asked], GROUP0_READ, Group0ReadRequest(keys=(PIPELINE_KEY,))).found
+    return decode_stored(PipelineState, found[0].value).value.pid if found else None
+
+
+def _runs_jobs(nodes: LocalNodes, number: int) -> bool:
+    report = ask(nodes.nodes[number], LEADERSHIP, LeadershipRequest())
+    return any(one.domain == "pipeline" and one.state == "running" for one in report.activities)
 
 
 def _exits(nodes: LocalNodes) -> int:

@@ -11,7 +11,7 @@ from tests.cluster.commands import run
 from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_nodes import FASTER, Group, stopped
 
-from ebla.control.fault_points import FaultPoint
+from ebla.control.fault_points import PURGE_POINTS, FaultPoint
 
 EVERYONE = (0, 1, 2)
 PURGE_NOW = ("settings", "purge", "--older-than", "0s", "--timeout", "30s")
@@ -74,14 +74,14 @@ def wait_in_step(group: Group) -> None:
         found = [entries(group, each) for each in EVERYONE]
         return len(times) == 1 and found[0] is not None and found.count(found[0]) == len(found)
 
-    eventually(in_step, "the nodes have the same settings", 30)
+    eventually(in_step, "the nodes have the same settings")
 
 
 def wait_erased(group: Group, name: str) -> None:
     def is_erased() -> bool:
         return all(name not in (entries(group, each) or {name: ""}) for each in EVERYONE)
 
-    eventually(is_erased, f"no node has {name} or its tombstone", 30)
+    eventually(is_erased, f"no node has {name} or its tombstone")  # the leases of a killed leader run out first
 
 
 def test_a_purge_waits_for_a_stopped_node_and_survives_the_death_of_all(group: Group) -> None:
@@ -118,7 +118,7 @@ def test_a_purge_waits_for_a_stopped_node_and_survives_the_death_of_all(group: G
     assert "user/purged" not in found
 
 
-@pytest.mark.parametrize("point", FaultPoint)
+@pytest.mark.parametrize("point", PURGE_POINTS)
 def test_a_round_is_finished_after_its_leader_was_killed_in_it(group: Group, point: FaultPoint) -> None:
     name = f"user/{point}"
     set_everywhere(group, 0, name, "old")

@@ -69,10 +69,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     nodes = LocalNodes(data, NODES, ("limits.table_write_jobs_max=2",))
     try:
         nodes.start_all()
-        with Cluster([nodes.nodes[0].options.address]) as cluster:
-            connected: list[Session] = []
-            eventually(lambda: _connect(cluster, connected), "a node takes clients")
-            made = connected[0]
+        connected: list[Session] = []
+        eventually(lambda: _connect(nodes.nodes[0].options.address, connected), "a node takes clients")
+        made = connected[0]
+        with made.cluster:
             made.execute("CREATE KEYSPACE t WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}")
             made.execute(
                 "CREATE KEYSPACE v WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 2} "
@@ -85,10 +85,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         nodes.end_all()
 
 
-def _connect(cluster: Cluster, connected: list[Session]) -> bool:
+def _connect(address: str, connected: list[Session]) -> bool:
+    """With another cluster object each time: one that could not connect is of no use any more."""
+    cluster = Cluster([address])
     try:
         connected.append(cluster.connect())
     except Exception:  # not there yet
+        cluster.shutdown()
         return False
     return True
 

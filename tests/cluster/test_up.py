@@ -77,9 +77,13 @@ def test_a_cluster_comes_up_shows_itself_goes_down_and_keeps_its_identities(term
     assert len(set(hosts)) == 2
     assert [(node["ring"]["state"], node["ring"]["normal"]) for node in first["nodes"]] == [("normal", 2)] * 2
 
-    seen = terminal.run("status", "--contact", f"{prefix}.2")
+    seen = terminal.run("status", "--verbose", "--contact", f"{prefix}.2")
     assert seen.returncode == 0, seen.stderr
-    assert sorted(re.findall(r"host=(\S+)", seen.stdout)) == sorted(hosts)
+    assert sorted(re.findall(r"^   host (\S+)$", seen.stdout, re.MULTILINE)) == sorted(hosts)
+    lines = terminal.run("status").stdout.splitlines()
+    assert re.match(r"cluster ebla   group 0: 1 of 1 voters up, leader node[12]   leases 1 of 1   topology v", lines[0])
+    assert [line.split()[:2] for line in lines[-2:]] == [["UN", "node1"], ["UN", "node2"]]
+    assert all(node["load_bytes"] > 0 and node["tablets"] == 0 and node["shards"] == 2 for node in first["nodes"])
 
     again = terminal.run("up", "--no-follow")
     assert again.returncode == 1
@@ -115,7 +119,7 @@ def followed(terminal: Terminal, nodes: int, *arguments: str) -> Iterator[subpro
     with running(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
         assert following.stdout is not None
         shown: list[str] = []
-        while not shown or not shown[-1].startswith(f"node{nodes} "):
+        while not shown or not re.match(rf"U[JN] node{nodes} ", shown[-1]):
             shown.append(following.stdout.readline())
             assert shown[-1], f"ended early: {shown}"
         yield following
@@ -184,7 +188,7 @@ def test_a_node_that_cannot_start_is_told_with_its_log_and_the_others_are_ended(
     (nodes[1].folder.tls / "node.pem").write_text("not a certificate")
     up = terminal.run("up", "--no-follow")
     assert up.returncode == 1
-    assert "node2 ended with status 1 while starting; its log ends with" in up.stderr
+    assert "node2 ended with status 1 while starting: " in up.stderr
     assert "certificates in" in up.stderr
     for node in nodes:
         eventually(node.is_gone, f"{node.name} is ended")

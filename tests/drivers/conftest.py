@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ConsistencyLevel, ExecutionProfile
+from cassandra.policies import HostStateListener
 from tests.cluster.conftest import LocalNodes, compiled_once, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 CASSANDRA_ENVIRONMENT = Path(os.environ.get("EBLA_CASSANDRA_ENVIRONMENT", ROOT / ".venv-cassandra"))
+
+THRICE = "replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 3}"
 
 __all__ = ["compiled_once"]
 
@@ -25,6 +28,23 @@ def takes_clients(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+class Heard(HostStateListener):  # type: ignore[misc]  # the driver has no types
+    def __init__(self) -> None:
+        self.output: list[tuple[str, str]] = []
+
+    def on_up(self, host: Any) -> None:
+        self.output.append(("up", host.address))
+
+    def on_down(self, host: Any) -> None:
+        self.output.append(("down", host.address))
+
+    def on_add(self, host: Any) -> None:
+        self.output.append(("add", host.address))
+
+    def on_remove(self, host: Any) -> None:
+        self.output.append(("remove", host.address))
 
 
 class DriverCluster:

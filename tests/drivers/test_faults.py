@@ -13,15 +13,13 @@ from cassandra.cluster import NoHostAvailable
 from cassandra.policies import (
     ConstantReconnectionPolicy,
     FallthroughRetryPolicy,
-    HostStateListener,
     WhiteListRoundRobinPolicy,
 )
 from cassandra.query import SimpleStatement
 from tests.cluster.conftest import eventually
-from tests.drivers.conftest import DriverCluster, profile
+from tests.drivers.conftest import THRICE, DriverCluster, Heard, profile
 
 ONCE = "replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 1}"
-THRICE = "replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 3}"
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +28,6 @@ def hurt(tmp_path_factory: pytest.TempPathFactory, compiled_once: None) -> Itera
     made = DriverCluster(tmp_path_factory.mktemp("hurt") / "data", shards=1)
     yield made
     made.close()
-
-
-class Heard(HostStateListener):  # type: ignore[misc]  # the driver has no types
-    def __init__(self) -> None:
-        self.output: list[tuple[str, str]] = []
-
-    def on_up(self, host: Any) -> None:
-        self.output.append(("up", host.address))
-
-    def on_down(self, host: Any) -> None:
-        self.output.append(("down", host.address))
-
-    def on_add(self, host: Any) -> None:
-        self.output.append(("add", host.address))
-
-    def on_remove(self, host: Any) -> None:
-        self.output.append(("remove", host.address))
 
 
 @contextmanager

@@ -1,18 +1,19 @@
 """Bugs of leases and activities: two promises at once, leases counted too long, orders that outlive their lease."""
 
-from tests.mutations.framework import Mutation, PytestCheck
+from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 STORIES = PytestCheck("tests/scenarios/test_leadership_transcripts.py")
 MODEL = PytestCheck("tests/properties/test_leases.py")
 TABLES = PytestCheck("tests/unit/leadership/test_lease_tables.py")
 
+ORDERS = PytestCheck("tests/unit/control/leadership/test_activity_tasks.py")
 NODES = "tests/sim/test_leadership.py::test_the_file_is_durable_before_the_answer"
 
 MUTATIONS = (
     Mutation(
         name="leases-answer-before-the-file-is-synced",
         module="ebla.control.leadership.leadership_node",
-        function="LeadershipNode.acquire",
+        function="LeadershipNode._acquire",
         find="await self._write(decision.save)",
         replace="self.core.agent.written(decision.save)",
         check=PytestCheck(NODES),
@@ -71,6 +72,19 @@ MUTATIONS = (
         replace="now_ms + call.period_ms - call.grace_ms",
         check=STORIES,
         why="an answer that travels for long makes the leader count a lease that the node has passed on",
+    ),
+    Mutation(
+        name="leases-deadline-from-the-agents-report",
+        module="ebla.leadership.lease_worker",
+        function="LeaseWorker._concluded",
+        find="effects = self._acquired(call, now_ms)",
+        replace=(
+            "assert answer is not None\n"
+            'reported = __import__("dataclasses").replace(call, started_ms=now_ms - answer.left_ms)\n'
+            "effects = self._acquired(reported, now_ms)"
+        ),
+        check=STORIES,
+        why="what the node says of its own time travels, so the leader counts a lease that the node has passed on",
     ),
     Mutation(
         name="leases-answer-after-the-deadline-counts",
@@ -175,6 +189,16 @@ MUTATIONS = (
         why="one activity that ignores its cancellation blocks every later leader",
     ),
     Mutation(
+        name="leases-activities-outlive-their-leader",
+        module="ebla.leadership.activities",
+        function="ActivityRegistry.overdue",
+        find="now_ms >= one.phase.cancelled_ms + activity_stop_ms",
+        replace="now_ms >= one.phase.cancelled_ms + 8 * activity_stop_ms",
+        check=SimSeeds("leadership", "1-40"),
+        why="work of an old leader still runs when its successor starts, although the clocks are nearly equal",
+        limit_s=300,
+    ),
+    Mutation(
         name="leases-older-term-granted",
         module="ebla.leadership.lease_agent",
         function="_newest_term",
@@ -209,5 +233,42 @@ MUTATIONS = (
         replace="oldest = next(iter(self._remembered))",
         check=TABLES,
         why="a flood of notices makes the node accept late requests under its present lease id",
+    ),
+    Mutation(
+        name="leases-order-runs-under-any-id",
+        module="ebla.control.leadership.activity_tasks",
+        function="ActivityTasks._obey",
+        find="order = ordered.order",
+        replace="token = ordered.order.token\norder = Order(type(token)(lease_id=self.shell.view().lease.lease_id, "
+        "domain=token.domain, path=token.path), ordered.order.grant_number)",
+        check=ORDERS,
+        why="an activity verb serves an old leader under the lease of its successor",
+    ),
+    Mutation(
+        name="leases-order-runs-under-any-number",
+        module="ebla.control.leadership.activity_tasks",
+        function="ActivityTasks._obey",
+        find="order = ordered.order",
+        replace="order = Order(ordered.order.token, self.shell.view().lease.number)",
+        check=ORDERS,
+        why="a late order runs after the same leader lost the lease and acquired it again",
+    ),
+    Mutation(
+        name="leases-order-checked-before-it-leaves",
+        module="ebla.control.leadership.activity_tasks",
+        function="ActivityTasks.send_order",
+        find="return await self._peers.call(host, verb, ordered, left_ms, check)",
+        replace="return await self._peers.call(host, verb, ordered, left_ms, lambda: None)",
+        check=ORDERS,
+        why="a leader that was frozen while the order waited gives orders that it has no right to any more",
+    ),
+    Mutation(
+        name="leases-effect-after-the-end",
+        module="ebla.leadership.activities",
+        function="ActivityRegistry.check_effect",
+        find='raise ActivityEnded("the activity is over", reason=EndReason.FINISHED)',
+        replace="return",
+        check=ORDERS,
+        why="what an order had submitted takes effect after the order was ended",
     ),
 )

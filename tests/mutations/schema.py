@@ -4,7 +4,7 @@ from tests.mutations.framework import Mutation, PytestCheck, SimSeeds
 
 SCHEMA = SimSeeds("schema", "1-40")
 WISHES = PytestCheck("tests/unit/control/topology/test_schema_plan.py")
-JOINS = PytestCheck("tests/unit/control/topology/test_join_steps.py")
+JOINS = PytestCheck("tests/unit/control/coordinator/test_awaited_barrier.py")
 CHANGES = PytestCheck("tests/unit/control/topology/test_schema_service.py")
 TOGETHER = PytestCheck("tests/unit/topology/apply/test_command.py")
 
@@ -64,39 +64,12 @@ MUTATIONS = (
         why="several changes at once get the version of the first",
     ),
     Mutation(
-        name="schema-table-created-under-a-join",
-        module="ebla.control.topology.schema_plan",
-        function="_create_table",
-        find="if why := why_no_table_yet(snapshot, planning.down):",
-        replace="if (why := why_no_table_yet(snapshot, planning.down)) and not why:",
-        check=WISHES,
-        why="a range with rows changes its owner, and the rows are not streamed",
-    ),
-    Mutation(
         name="joins-barrier-forgets-who-comes-in",
-        module="ebla.control.topology.join_steps",
-        function="_ring",
-        find="node.state is not NodeState.NONE and node.host not in view.gone",
-        replace="node.state is NodeState.NORMAL and node.host not in view.gone",
+        module="ebla.control.coordinator.join_actions",
+        function="awaited_hosts",
+        find="if node.state is not NodeState.NONE",
+        replace="if node.state is NodeState.NORMAL",
         check=JOINS,
         why="a node serves requests with a version of the ring that the cluster no longer uses",
-    ),
-    Mutation(
-        name="joins-go-on-with-tables",
-        module="ebla.control.topology.join_steps",
-        function="leader_step",
-        find="DriveNode() if snapshot.tables:",
-        replace="DriveNode() if not snapshot.nodes:",
-        check=JOINS,
-        why="a node takes over ranges whose rows it was never sent",
-    ),
-    Mutation(
-        name="joins-take-up-the-dead",
-        module="ebla.control.topology.join_steps",
-        function="_start",
-        find="alive = request.host in view.liveness.alive",
-        replace="alive = True",
-        check=JOINS,
-        why="a node that crashed during its request blocks all others",
     ),
 )

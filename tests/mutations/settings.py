@@ -16,7 +16,7 @@ MUTATIONS = (
         function="merge",
         find="remote is None or qualifies(remote, purged_until)",
         replace="remote is None",
-        check=MODEL,
+        check=MERGE,
         why="a slow node brings erased tombstones back, and nodes differ",
     ),
     Mutation(

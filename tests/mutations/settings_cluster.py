@@ -11,7 +11,7 @@ MUTATIONS = (
         name="settings-prepare-answered-before-durable",
         module="ebla.control.settings.purge_agent",
         function="PurgeAgent.prepare",
-        find="await self._durable.run(lambda store: store.prepare(request.purged_us))\nawait self._replication.drain()",
+        find="await self._durable.run(decide)\nawait self._replication.drain()",
         replace="asyncio.get_running_loop().create_task("
         "self._durable.run(lambda store: store.prepare(request.purged_us)))",
         check=SETTINGS,
@@ -21,13 +21,8 @@ MUTATIONS = (
         name="settings-push-acknowledged-before-durable",
         module="ebla.control.settings.purge_agent",
         function="PurgeAgent.push",
-        find="""decision = await self._durable.run(
-            lambda store: store.receive_tombstones(tombstones, request.purged_us, wall_us, is_last=request.is_last)
-        )""",
-        replace="""asyncio.get_running_loop().create_task(self._durable.run(
-            lambda store: store.receive_tombstones(tombstones, request.purged_us, wall_us, is_last=request.is_last)
-        ))
-return EmptyAnswer()""",
+        find="decision = await self._durable.run(decide)",
+        replace="asyncio.get_running_loop().create_task(self._durable.run(decide))\nreturn EmptyAnswer()",
         check=SETTINGS,
         why="a crash brings back a value whose tombstone the others have erased",
     ),
@@ -139,5 +134,41 @@ return EmptyAnswer()""",
         replace="if not stored:",
         check=ROUNDS,
         why="a node takes part in a round that another purger has replaced",
+    ),
+    Mutation(
+        name="settings-push-without-effect-check",
+        module="ebla.control.settings.purge_agent",
+        function="PurgeAgent.push",
+        find="handle.check_effect()",
+        replace="pass",
+        check=ROUNDS,
+        why="a push that waited behind other changes takes effect after its lease was granted to another leader",
+    ),
+    Mutation(
+        name="settings-prepare-without-effect-check",
+        module="ebla.control.settings.purge_agent",
+        function="PurgeAgent.prepare",
+        find="handle.check_effect()",
+        replace="pass",
+        check=ROUNDS,
+        why="a node prepares for a leader that it does not serve any more",
+    ),
+    Mutation(
+        name="settings-effective-without-effect-check",
+        module="ebla.control.settings.purger",
+        function="Purger._commit_effective",
+        find="handle.check_effect()",
+        replace="pass",
+        check=ROUNDS,
+        why="after SIGCONT an old leader ends a round that it has no right to any more",
+    ),
+    Mutation(
+        name="settings-cancelled-order-leaves-its-write",
+        module="ebla.control.settings.durable_store",
+        function="DurableSettings._submit",
+        find="while not result.done():",
+        replace="while False:",
+        check=PytestCheck("tests/unit/control/settings/test_durable_store.py"),
+        why="a node grants its lease again while a change of the old leader is being written",
     ),
 )

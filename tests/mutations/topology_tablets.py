@@ -144,10 +144,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="vnodes-stream-from-a-bystander",
-        module="ebla.topology.routing.replication_strategies",
+        module="ebla.topology.routing.vnode_streams",
         function="stream_sources",
-        find="if losing and not any(host in given_up for host in losing):",
-        replace="if losing and any(host in given_up for host in losing):",
+        find="if losing and not any(host in excluded for host in losing):",
+        replace="if losing and any(host in excluded for host in losing):",
         check=QUORUMS,
         why="the new owner is filled from a replica that may lack an acknowledged write",
     ),

@@ -389,17 +389,17 @@ MUTATIONS = (
         module="ebla.transfers.transfer_run",
         function="TransferRun.copy_files",
         find=(
-            "opened = await self._open_stagings(StagingKind.FILES, [(copy.range, copy.target) for copy in copies])\n"
+            "opened = await self._open_file_targets(table, copies)\n"
             'self.meter.step("taking a checkpoint")\n'
             "one_shard = copies[0].source if len(copies) == 1 else None\n"
             "covered = covering_range([copy.range for copy in copies])\n"
-            "source = await self.client.take_checkpoint(self.scope, copies[0].source.host, covered, one_shard)"
+            "source = await self.client.take_checkpoint(self.scope(table), copies[0].source.host, covered, one_shard)"
         ),
         replace=(
             "one_shard = copies[0].source if len(copies) == 1 else None\n"
             "covered = covering_range([copy.range for copy in copies])\n"
-            "source = await self.client.take_checkpoint(self.scope, copies[0].source.host, covered, one_shard)\n"
-            "opened = await self._open_stagings(StagingKind.FILES, [(copy.range, copy.target) for copy in copies])"
+            "source = await self.client.take_checkpoint(self.scope(table), copies[0].source.host, covered, one_shard)\n"
+            "opened = await self._open_file_targets(table, copies)"
         ),
         check=RUNNER,
         why="a tombstone that the target purges meanwhile does not cover a row of the checkpoint",

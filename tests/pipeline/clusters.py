@@ -52,7 +52,13 @@ T = TypeVar("T")
 RATE = 3 << 19
 """Bytes per second into and out of each node: slow enough to interrupt a transfer of some MiB."""
 EMBEDDED = "local[2]"
-SETTINGS = ("pipeline.enabled=true", f"pipeline.master={EMBEDDED}", f"limits.transfer_bytes_per_second_max={RATE}")
+SETTINGS = (
+    "pipeline.enabled=true",
+    f"pipeline.master={EMBEDDED}",
+    f"limits.transfer_bytes_per_second_max={RATE}",
+    "fault_points=true",
+    "log_format=json",
+)
 SMALL_DISK, SMALL_DISK_BYTES = "small-disk", 400 << 20
 WHOLE_RING = TokenRange(Token(TOKEN_MIN), Token(TOKEN_MAX))
 

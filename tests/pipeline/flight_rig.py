@@ -275,20 +275,7 @@ class FlightRig:
         folder.mkdir(parents=True)
         (folder / self._machine).touch()
         ticket = f"{self.session}/{transfer}".encode()
-        if self.with_short_cut:
-            return TransferTarget(
-                host=self.host,
-                shard=ShardNumber(0),
-                session=self.session,
-                transfer=transfer,
-                kind=kind,
-                range=token_range,
-                ticket=ticket,
-                flight=self._address,
-                machine=self._machine,
-                folder=str(folder),
-            )
-        return TransferTarget(
+        target = TransferTarget(
             host=self.host,
             shard=ShardNumber(0),
             session=self.session,
@@ -298,6 +285,9 @@ class FlightRig:
             ticket=ticket,
             flight=self._address,
         )
+        if self.with_short_cut:
+            target = msgspec.structs.replace(target, machine=self._machine, folder=str(folder))
+        return target
 
     async def staged(self, target: TransferTarget, moved: MoveResult) -> Files:
         folder = self.stream_service.root / str(target.transfer) / str(moved.attempt)

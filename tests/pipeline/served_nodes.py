@@ -98,7 +98,7 @@ class ServedNodes:
 
     def wait_clean(self, *, with_streams: bool = True) -> None:
         """INV-XFER-5: no staging, checkpoint or stream is left, on disk or in memory."""
-        for number in range(NODES):
+        for number in range(len(self.local.nodes)):
             left: list[object] = []
 
             def is_clean(number: int = number, left: list[object] = left) -> bool:

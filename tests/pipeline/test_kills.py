@@ -2,10 +2,13 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from tests.cluster.group0_nodes import stopped
+from tests.cluster.lease_records import broken_promises, records
 from tests.pipeline.clusters import PipelineCluster, Replicas, large_table, signalled
 from tests.pipeline.served_nodes import NODES, slowly
 
@@ -97,6 +100,21 @@ def test_leadership_moved_in_the_middle(cluster: PipelineCluster) -> None:
     moves.let_go()
     moves.check_done()
     assert cluster.pipeline_pid != before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [5.0, 12.0, 30.0])
+def test_a_leader_that_was_stopped_in_the_middle_does_nothing_after_its_successor(
+    cluster: PipelineCluster, seconds: float
+) -> None:
+    """Less than a lease counts, less than it lasts, and longer."""
+    moves = TwoMoves(cluster, f"stopped_{seconds:.0f}")
+    with stopped(cluster.processes[moves.leader]):
+        time.sleep(seconds)
+    moves.let_go()
+    moves.check_done()
+    cluster.wait_up()
+    assert broken_promises(records(cluster.local)) == []
 
 
 def test_jobs_wait_for_spark_and_say_so(cluster: PipelineCluster) -> None:

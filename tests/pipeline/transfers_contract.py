@@ -24,6 +24,7 @@ from ebla.model.transfers import (
     FileMove,
     MoveResult,
     RowMove,
+    RowPart,
     RowTarget,
     StagingKind,
     TransferResult,
@@ -167,6 +168,27 @@ async def rows_of_several_are_merged(rig: TransfersRig) -> None:
         assert await rig.staged_rows(to, moved[str(to.transfer)]) == lacking
 
 
+async def parts_of_a_range_come_each_from_its_sources(rig: TransfersRig) -> None:
+    """As one file in key order, so that one transfer brings many ranges."""
+    replicas = [some_rows(seed) for seed in (4, 5, 6)]
+    sources = tuple([await rig.rows_source(MIXED, rows) for rows in replicas])
+    tokens = sorted(decode_token(key) for key, _ in replicas[0])
+    low, high = tokens[len(tokens) // 4], tokens[len(tokens) // 2]
+    first, last = TokenRange(WHOLE_RING.start, low), TokenRange(high, WHOLE_RING.end)
+    target = await rig.target(StagingKind.ROWS)
+    move = RowMove(
+        range=WHOLE_RING,
+        sources=sources,
+        targets=(RowTarget(target),),
+        schema=MIXED,
+        parts=(RowPart(first, (1,)), RowPart(last, (0, 2))),
+    )
+    moved = moved_by_transfer(await rig.transfers.run(rig.new_job(), [move]))[str(target.transfer)]
+    expected = [item for item in replicas[1] if decode_token(item[0]) in first]
+    expected += [item for item in merge_streams([replicas[0], replicas[2]], MIXED) if decode_token(item[0]) in last]
+    assert await rig.staged_rows(target, moved) == expected
+
+
 async def who_lacks_nothing_is_sent_nothing(rig: TransfersRig) -> None:
     rows = some_rows(7)
     sources = tuple([await rig.rows_source(MIXED, rows) for _ in range(2)])
@@ -250,6 +272,7 @@ CONTRACTS: Sequence[Contract] = (
     the_same_again_is_another_attempt,
     rows_of_one_replica_arrive,
     rows_of_several_are_merged,
+    parts_of_a_range_come_each_from_its_sources,
     who_lacks_nothing_is_sent_nothing,
     replicas_are_compared_by_bucket,
     a_closed_session_ends_the_work,

@@ -28,7 +28,7 @@ from ebla.storage.stack_changes import Adoption
 from ebla.storage.store import ShardStore
 
 PARTITIONS, ROWS = 3, 3
-EXAMPLES = 120
+EXAMPLES = 60
 LATE_S = 10_000
 """A time at which every deletion could be collected, if there were no older data."""
 

@@ -40,7 +40,7 @@ from ebla.pipeline.job_scheduler import (
 
 TABLES = [TableId(UUID(int=number)) for number in (1, 2)]
 HOSTS = [HostId(UUID(int=number)) for number in (11, 12)]
-LIMITS = JobLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, abandoned_after_ms=0, ended_kept_max=3)
+LIMITS = JobLimits(file_jobs_max=2, row_jobs_max=2, runs_max=2, ended_kept_max=3)
 
 TABLETS = st.sets(st.integers(0, 2), min_size=1).map(lambda numbers: tuple(sorted(numbers)))
 specs: st.SearchStrategy[JobSpec] = st.one_of(

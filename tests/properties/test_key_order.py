@@ -49,8 +49,9 @@ def number_order(value: float) -> tuple[int, float, float]:
 
 
 def uuid_order(value: uuid.UUID) -> tuple[int, ...]:
-    first = value.time if value.version == 1 else value.int >> 64
-    return (value.int >> 76 & 0xF, first, value.int & (1 << 64) - 1)
+    version = value.int >> 76 & 0xF  # whatever the variant is, which `value.version` does not ignore
+    first = value.time if version == 1 else value.int >> 64
+    return (version, first, value.int & (1 << 64) - 1)
 
 
 def time_order(value: uuid.UUID) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ from ebla.model.identity import HostId, Replica, ShardNumber, TableId
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.node_states import NODE_TABLE, REQUEST_STARTS, NodeAction, StatePair
 from ebla.topology.routing.replica_sets import ReplicaSets
-from ebla.topology.routing.replication_strategies import stream_sources
 from ebla.topology.routing.sharder import TabletSharder, has_replica
+from ebla.topology.routing.vnode_streams import stream_sources
 from ebla.topology.snapshot import Keyspace, Node, Replication, Snapshot, Table, TopologyState
 from ebla.topology.states import (
     NodeRequestKind,

@@ -108,7 +108,7 @@ async def pages_of(shard: ShardRig, request: Callable[[tuple[Span, ...]], ReadRo
     spans: tuple[Span, ...] = request(()).spans
     while True:
         asked = request(spans)
-        page = await shard.reader.read(asked, 1_000)
+        page = await shard.server.read(asked, 1_000)
         pages.append(page)
         if page.is_whole:
             return pages
@@ -184,7 +184,7 @@ def test_slices_are_what_lies_in_them(seed: int) -> None:
         whole = await whole_of(shard)
         expected = [item for item in whole if any(start <= item[0] < end for start, end in spans)]
         if spans:
-            page = await shard.reader.read(read_of(*spans, is_reversed=is_reversed), 1_000)
+            page = await shard.server.read(read_of(*spans, is_reversed=is_reversed), 1_000)
             assert list(page.items) == (expected[::-1] if is_reversed else expected)
             assert page.is_whole
 
@@ -208,7 +208,7 @@ def test_a_limit_for_each_partition_keeps_its_first_rows(seed: int) -> None:
             if is_head(value) or counts.get(prefix, 0) < rows_max:
                 expected.append((key, value))
                 counts[prefix] = counts.get(prefix, 0) + live([(key, value)])
-        page = await shard.reader.read(read_of(is_reversed=is_reversed, partition_rows_max=rows_max), 1_000)
+        page = await shard.server.read(read_of(is_reversed=is_reversed, partition_rows_max=rows_max), 1_000)
         assert list(page.items) == expected
         assert page.is_whole
 
@@ -227,8 +227,8 @@ def test_single_rows_read_by_gets_are_those_of_scans(seed: int) -> None:
         for partition in range(PARTITIONS):
             for row in range(ROWS):
                 head, key = head_of(partition), key_of(partition, row)
-                found = await shard.reader.read(read_of((head, head + b"\0"), (key, key + b"\0")), 1_000)
-                points = await shard.reader.read(read_of((head, head + b"\0"), (key, key + b"\0"), rows_max=1), 1_000)
+                found = await shard.server.read(read_of((head, head + b"\0"), (key, key + b"\0")), 1_000)
+                points = await shard.server.read(read_of((head, head + b"\0"), (key, key + b"\0"), rows_max=1), 1_000)
                 assert points == found
                 assert found.items == tuple((one, whole[one]) for one in (head, key) if one in whole)
 
@@ -247,12 +247,12 @@ def test_the_same_cells_have_the_same_digest_however_they_lie(seed: int) -> None
     async def one(shard: ShardRig) -> ReadRowsAnswer:
         await shard.follow(small_cluster(TABLETS))
         await fill(shard, items, rng, 0.0)
-        return await shard.reader.read(request, 1_000)
+        return await shard.server.read(request, 1_000)
 
     async def many(shard: ShardRig) -> ReadRowsAnswer:
         await shard.follow(small_cluster(tablet_map(SMALL.id, [(replica(1),)])))
         await fill(shard, shuffled, rng, 0.2)
-        return await shard.reader.read(request, 1_000)
+        return await shard.server.read(request, 1_000)
 
     for layering in (one, many):
         answer = in_shard(layering, mode=CommitLogMode.PERIODIC)

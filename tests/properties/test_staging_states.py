@@ -30,6 +30,8 @@ class Model:
 
     winner: AttemptId | None = None
     is_released: bool = False
+    released_winner: AttemptId | None = None
+    """A power cut may undo a release: nobody waits until it is durable, and to adopt it again changes nothing."""
 
 
 def content_of(attempt: AttemptId) -> bytes:
@@ -58,6 +60,7 @@ def test_one_attempt_counts_whole_and_for_good(script: list[tuple[str, int, int]
         machine.run(partial(_live, steps=life, model=model))
         if life and life[-1][0] == "lose_power":
             machine.lose_power()
+            machine.run(partial(_notice_undone_release, model=model))
         machine.run(partial(_check, model=model))
 
 
@@ -76,6 +79,7 @@ async def _live(disk: ProcessDisk, steps: list[tuple[str, int, int]], model: Mod
                 await _seal(rig, model, attempt)
             case "release":
                 await rig.staging.release(SESSION, [TRANSFER])
+                model.released_winner = model.winner or model.released_winner
                 model.winner, model.is_released = None, True
             case _:
                 pass
@@ -114,6 +118,12 @@ async def _seal(rig: StagingRig, model: Model, attempt: AttemptId) -> None:
         return
     assert model.winner == attempt or (model.winner is None and is_whole)
     model.winner = attempt
+
+
+async def _notice_undone_release(disk: ProcessDisk, model: Model) -> None:
+    sealed = await read_sealed(disk, PLACE) if disk.exists(PLACE) else None
+    if sealed is not None and model.winner is None and sealed.attempt == model.released_winner:
+        model.winner = sealed.attempt
 
 
 async def _check(disk: ProcessDisk, model: Model) -> None:

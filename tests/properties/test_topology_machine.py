@@ -17,12 +17,17 @@ from ebla.topology.apply.command import Rejection, apply_command
 from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.commands import (
     AbortRequest,
+    AlterKeyspace,
     AlterTable,
     Command,
+    CreateKeyspace,
     CreateTable,
     DecideResize,
     DropCdcGenerations,
     DropTable,
+    ExcludeHosts,
+    FencePredecessor,
+    IncludeHost,
     RaiseFence,
     RecordRepair,
     ReportResizeReady,
@@ -38,9 +43,16 @@ from ebla.topology.commands import (
 from ebla.topology.next_step import DropAbandoned, Rest, side_steps
 from ebla.topology.request_queue import pending_requests
 from ebla.topology.routing.replica_sets import token_replicas
-from ebla.topology.snapshot import GlobalRequest, Snapshot
+from ebla.topology.snapshot import Exclusion, GlobalRequest, Keyspace, Replication, Snapshot, Table
 from ebla.topology.snapshot_builder import advance
-from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, ResizeType, TransitionKind
+from ebla.topology.states import (
+    GlobalRequestKind,
+    NodeRequestKind,
+    NodeState,
+    ResizeType,
+    Strategy,
+    TransitionKind,
+)
 
 NUMBER = st.integers(0, 7)
 MEMBER_REQUESTS = st.sampled_from([NodeRequestKind.LEAVE, NodeRequestKind.REMOVE, NodeRequestKind.REBUILD])
@@ -92,6 +104,13 @@ class TopologyMachine(RuleBasedStateMachine):
             self.world.ask_to_join(self.world.node(self.new_number()))
             self.coordinator.settle()
         self.world.create_table(tablets, min(factor, nodes + 1))
+        self.world.do(CreateKeyspace(self.on_vnodes(factor)))
+        self.world.do(CreateTable(Table(id=TableId(self.world.new_id()), keyspace="v", name="v")))
+
+    @staticmethod
+    def on_vnodes(factor: int) -> Keyspace:
+        replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+        return Keyspace(name="v", replication=replication, on_tablets=False)
 
     @rule(features=st.booleans())
     def join(self, features: bool) -> None:
@@ -154,6 +173,27 @@ class TopologyMachine(RuleBasedStateMachine):
             self.world.dead.add(target)
 
     @rule(number=NUMBER)
+    def lose_a_joining_node(self, number: int) -> None:
+        """It is rolled back, unless reads use the new ring already."""
+        target = self.pick(number, NodeState.BOOTSTRAPPING, NodeState.REPLACING)
+        if target is not None:
+            self.world.lost.add(target)
+
+    @rule()
+    def change_the_leader(self) -> None:
+        before = self.world.snapshot
+        self.world.do(FencePredecessor())
+        assert self.world.snapshot == before
+
+    @rule(factor=st.integers(1, 3))
+    def alter_replication_on_vnodes(self, factor: int) -> None:
+        snapshot = self.world.snapshot
+        wanted = self.on_vnodes(factor)
+        is_idle = snapshot.transition is None and snapshot.node_in_transition() is None
+        refused = self.world.try_(AlterKeyspace(wanted))
+        assert (refused is None) is (is_idle or wanted == snapshot.keyspaces["v"])
+
+    @rule(number=NUMBER)
     def come_back(self, number: int) -> None:
         dead = sorted(self.world.dead)
         if dead:
@@ -164,6 +204,19 @@ class TopologyMachine(RuleBasedStateMachine):
         dead = sorted(self.world.dead)
         chosen = () if none or not dead else (*self.world.snapshot.state.ignored_nodes, dead[number % len(dead)])
         self.world.try_(SetIgnoredNodes(tuple(chosen)))
+
+    @rule(number=NUMBER, automatic=st.booleans())
+    def exclude(self, number: int, automatic: bool) -> None:
+        dead = sorted(self.world.dead)
+        if dead:
+            chosen = dead[number % len(dead)]
+            self.world.try_(ExcludeHosts((Exclusion(host=chosen, since_ms=1, by=host(1), is_automatic=automatic),)))
+
+    @rule(number=NUMBER)
+    def include(self, number: int) -> None:
+        excluded = self.world.snapshot.excluded_hosts
+        if excluded:
+            self.world.try_(IncludeHost(excluded[number % len(excluded)]))
 
     @rule(times=st.integers(1, 4))
     def work(self, times: int) -> None:
@@ -233,7 +286,7 @@ class TopologyMachine(RuleBasedStateMachine):
         snapshot = self.world.snapshot
         if not create and len(snapshot.tables) > 1:
             self.world.do(DropTable(sorted(snapshot.tables)[number % len(snapshot.tables)]))
-        elif create and len(snapshot.tables) < 3:
+        elif create and len(snapshot.tables) < 4:
             factor = snapshot.keyspaces["ks"].replication.total
             if len(self.world.placeable()) >= factor:
                 name = f"t{self.world.new_id().int}"
@@ -317,6 +370,7 @@ class TopologyMachine(RuleBasedStateMachine):
         if not self.world.snapshot.nodes:
             return
         self.world.dead.clear()
+        self.world.lost.clear()
         self.coordinator.settle(limit=600)
         step = self.coordinator.step()
         assert isinstance(step, Rest)

@@ -12,10 +12,8 @@ from ebla.leadership.activities import (
     ActivityEnded,
     ActivityRegistry,
     ActivitySpec,
-    ActivityToken,
     CancelActivity,
     LeadershipView,
-    Order,
     QuorumSwitched,
     RefuseActivity,
     StartActivity,
@@ -32,6 +30,7 @@ from ebla.leadership.lease_worker import (
     WorkerEffect,
 )
 from ebla.leadership.messages import (
+    ActivityToken,
     LeaseAnswer,
     LeaseAvailable,
     LeaseFileContent,
@@ -40,6 +39,7 @@ from ebla.leadership.messages import (
     LeaseReply,
     LeaseRequest,
     LeaseState,
+    Order,
     SavedLease,
 )
 from ebla.leadership.quorum import FOLLOWER, AllOf, MajorityOf, Quorum
@@ -415,6 +415,7 @@ def _do_run(node: LeadershipNode, command: Command) -> None:
         quorum=_quorum(node, command),
         wait_ms=int(command.option("wait", "15000")),
         unsafe=command.flag("unsafe"),
+        reap_ms=int(command.option("reap", "0")),
     )
     if command.flag("stuck"):
         node.stuck.add(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ebla.control.settings.settings_node import SettingsNode
+from ebla.group0.members import MemberRole
 from ebla.model.identity import ClusterId
 from ebla.settings_store.registry import ACTOR_NAME, node_key
 from ebla.sim.checkers.rows_barriers import BarrierLedger
@@ -49,13 +50,16 @@ class Rig:
         assert reached, [self.settings(node).store.entries.get(key) for node in self.up()]
 
     async def wait_ready(self) -> None:
-        """Until every node knows the actors of all."""
+        """Until every node knows the actors of all, and all vote: fewer need fewer leases."""
         keys = [node_key(node.host, ACTOR_NAME) for node in self.nodes]
 
         def ready() -> bool:
             stores = [self.settings(node) for node in self.up()]
             return len(stores) == len(self.nodes) and all(
-                not one.reset.in_progress and all(one.store.get(key) for key in keys) for one in stores
+                not one.reset.in_progress
+                and all(one.store.get(key) for key in keys)
+                and all(member.role is MemberRole.VOTER for member in one.cluster.store.present_members().members)
+                for one in stores
             )
 
         assert await self.world.wait_for(ready, WAIT_S)

@@ -106,7 +106,7 @@ def test_worker_processes_really_run(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "complaint"),
     [
         ([], "one of the arguments --scenario --all --list is required"),
-        (["--scenario", "nonesuch"], "there is no scenario 'nonesuch'; there are: formation"),
+        (["--scenario", "nonesuch"], "there is no scenario 'nonesuch'; there are: atomic_change"),
         (["--scenario", "raft", "--seed", "-1"], "a seed is a whole number from 0, not '-1'"),
         (["--scenario", "raft", "--seed", "x"], "a seed is a whole number from 0, not 'x'"),
         (["--scenario", "raft", "--seeds", "5"], "seeds are given as A-B, for example 1-200, not '5'"),

@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from ebla.control.group0.member_features import why_not_in_use
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.group0.members import Member, member_key
 from ebla.group0.start_record import start_key
 from ebla.group0.store import Group0Store, KeyEntry
+from ebla.leadership.activities import ActivityRefused, ActivitySpec, Precondition
+from ebla.leadership.quorum import AllOf
 from ebla.model.identity import ClusterId
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.clusters.nodes import SimCluster, SimNode
 from ebla.sim.world import World
 from ebla.version import Feature
 
-PURGE = Feature.SETTINGS_PURGE
+PURGE, LEASES = Feature.SETTINGS_PURGE, Feature.LEADER_LEASES
 
 
 @dataclass
@@ -42,7 +48,7 @@ class Upgrade:
 
         def advertised() -> bool:
             entries = [self.entry(node, at) for at in self.cluster.nodes if not at.control.down]
-            return all(entry is not None and entry.features == features for entry in entries)
+            return all(entry is not None and {*features} <= {*entry.features} for entry in entries)
 
         assert await self.world.wait_for(advertised, 60)
 
@@ -62,12 +68,12 @@ async def roll(world: World) -> None:
     await cluster.wait_all_normal()
     for node in (first, second):
         await upgrade.restart(node)
-        await upgrade.wait_features(node, PURGE)
+        await upgrade.wait_features(node, LEASES, PURGE)
     store = upgrade.store(first)
     assert store is not None
     assert str(third.host) in why_not_in_use(store, PURGE)
     await upgrade.restart(third)
-    await upgrade.wait_features(third, PURGE)
+    await upgrade.wait_features(third, LEASES, PURGE)
 
     def in_use() -> bool:
         store = upgrade.store(first)
@@ -79,7 +85,7 @@ async def roll(world: World) -> None:
     await upgrade.wait_refused(third)
     assert upgrade.start_of(third, first) == confirmed, "it is refused before its start is confirmed"
     await upgrade.restart(third)
-    await upgrade.wait_features(third, PURGE)
+    await upgrade.wait_features(third, LEASES, PURGE)
     late = cluster.add_node(has_children=False)
     late.hidden_features = (PURGE,)
     late.control.start()
@@ -89,3 +95,38 @@ async def roll(world: World) -> None:
 
 def test_a_feature_is_used_once_every_member_has_it_and_no_member_runs_without_it() -> None:
     World(seed=1, seconds=60).run(roll)
+
+
+async def wait_for_leases(world: World) -> None:
+    cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail))
+    upgrade = Upgrade(world, cluster)
+    for _ in range(3):
+        node = cluster.add_node(has_children=False)
+        node.hidden_features = (LEASES,)
+        node.control.start()
+    for node in cluster.nodes:
+        await upgrade.wait_features(node, PURGE)
+
+    def leading() -> LeadershipNode | None:
+        processes = [node.control_process for node in cluster.nodes if node.control_process is not None]
+        found = [process.leadership for process in processes if process.leadership is not None]
+        return next((one for one in found if one.view().held is not None), None)
+
+    async def nothing(_handle: RunningHandle) -> None:
+        pass
+
+    assert await world.wait_for(lambda: leading() is not None, 60)
+    leader = leading()
+    assert leader is not None
+    hosts = tuple(node.host for node in cluster.nodes)
+    spec = ActivitySpec(name="all", domain="test", quorum=(AllOf(hosts),), wait_ms=2_000)
+    with pytest.raises(ActivityRefused) as raised:
+        await leader.activities.run(spec, nothing)
+    assert raised.value.precondition is Precondition.NO_QUORUM
+    for host in hosts:
+        named = f"{host} (older release sim without leases)" in raised.value.message
+        assert named is (host != leader.core.own), "its own lease it gets without the wire"
+
+
+def test_activities_wait_for_leases_and_name_the_nodes_of_an_older_release() -> None:
+    World(seed=1, seconds=60).run(wait_for_leases)

@@ -29,12 +29,19 @@ def test_leases_keep_their_promises_under_faults(seed: int) -> None:
     assert outcome.failure is None, f"{outcome.replay}\n{outcome.report}"
 
 
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_promises_and_data_are_kept_whatever_the_clocks_do(seed: int) -> None:
+    """INV-LEASE-1, INV-LEASE-3 and INV-LEASE-5, rows and sessions: seeds of each."""
+    outcome = run_scenario(find_scenario("leadership_clocks"), seed)
+    assert outcome.failure is None, f"{outcome.replay}\n{outcome.report}"
+
+
 def in_a_settled_cluster(story: Callable[[World, list[SimNode]], Awaitable[None]]) -> None:
     """Three control processes, whose leader holds all leases; then the story."""
 
     async def run(world: World) -> None:
         cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail))
-        nodes = [cluster.add_node(shards=(), has_children=False) for _ in range(3)]
+        nodes = [cluster.add_node(has_children=False) for _ in range(3)]
         for node in nodes:
             node.control.start()
         await world.wait_for(lambda: any(holds_all(node) for node in nodes), 60.0)

@@ -46,4 +46,4 @@ async def _write(client: RowsClient, tables: Iterable[str]) -> None:
         try:
             await client._write(table, 2)
         except EblaError:
-            client._move()
+            client.move()

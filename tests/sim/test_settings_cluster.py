@@ -1,14 +1,19 @@
 """Settings of three real control processes: changes spread, deletions are purged, and lost folders are restored."""
 
-import msgspec
+import asyncio
+import uuid
+
 import pytest
 from tests.sim.settings_rig import WAIT_S, Rig, run
 
 from ebla.control.settings import replication
-from ebla.group0.members import MemberRole, member_key
-from ebla.model.errors import Refused
+from ebla.group0.operations import Operation, OperationKind
+from ebla.model.errors import Refused, Unreachable
 from ebla.settings_store.purge import PurgeResult
 from ebla.settings_store.registry import ACTOR_NAME, SETTINGS_PURGE, STATUS_NAME, node_key
+from ebla.sim.disk import DiskFault
+from ebla.wire.settings_messages import SettingChange, SettingsWriteRequest
+from ebla.wire.verbs import SETTINGS_WRITE
 
 
 def test_changes_reach_all_nodes_and_survive_restarts() -> None:
@@ -38,6 +43,29 @@ def test_a_write_needs_no_quorum_and_spreads_later() -> None:
             node.control.start()
         await rig.wait_ready()
         await rig.wait_values("user/a", b"alone")
+
+    run(test)
+
+
+def test_write_to_a_member_that_just_started_names_the_members_that_are_down() -> None:
+    async def test(rig: Rig) -> None:
+        for node in rig.nodes:
+            node.control.crash()
+        alone = rig.nodes[0]
+        connection = rig.cluster.connection(rig.world.scenario_environment("operator"), "operator", alone)
+        request = SettingsWriteRequest(changes=(SettingChange("user/a", "1"),))
+        answer = None
+        # The slow disk holds the node back between its first answer and its log.
+        with alone.control.machine.disk.inject(DiskFault(sync_ms=500)):
+            alone.control.start()
+            while answer is None:
+                try:
+                    answer = await connection.call(SETTINGS_WRITE, request, 30_000)
+                except Unreachable:
+                    await asyncio.sleep(0.001)
+        connection.leave()
+        assert answer.members == 3
+        assert {one.host for one in answer.missing} == {node.host for node in rig.nodes[1:]}
 
     run(test)
 
@@ -144,10 +172,10 @@ def test_entries_of_a_removed_host() -> None:
         assert leader is not None
         with pytest.raises(Refused):
             await rig.settings(leader).write({status: b"mine now"})
-        group0 = rig.settings(leader).cluster.group0.running
-        member = group0.store.members[member_key(removed.host)]
-        gone = msgspec.structs.replace(member, role=MemberRole.REMOVED)
-        await group0.client.change_members((gone,), None, 5_000)
+        assert leader.control_process is not None
+        assert leader.control_process.operations is not None
+        operation = Operation(id=uuid.UUID(int=1), kind=OperationKind.REMOVE, hosts=(removed.host,))
+        await leader.control_process.operations.request(operation)
         await rig.world.wait_for(lambda: removed.control.down, WAIT_S)
         rig.nodes.remove(removed)
         await rig.wait_values(actor, None)

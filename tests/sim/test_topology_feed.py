@@ -11,9 +11,10 @@ from ebla.feed.topology_view import TopologyView, View
 from ebla.group0.commands import Done
 from ebla.model.errors import DiskFull, EblaError
 from ebla.model.identity import Address, ClusterId, HostId, TopologyVersion
-from ebla.model.transaction import KeyMissing, KeyUnchanged, PutKey, Transaction
+from ebla.model.transaction import KeyUnchanged, PutKey, Transaction
 from ebla.node.context import NodeContext
-from ebla.node.control_process import ControlProcess, group0_config
+from ebla.node.control_process import ControlProcess
+from ebla.node.group0_config import group0_config
 from ebla.observe.event_reporter import EventReporter
 from ebla.options import NodeOptions, PipelineOptions
 from ebla.ports.environment import Environment
@@ -22,6 +23,7 @@ from ebla.sim.faults.harsh import harsh
 from ebla.sim.world import Unit, World
 from ebla.topology import keys
 from ebla.topology.snapshot import TopologyState
+from ebla.topology.states import NodeState
 from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest
@@ -85,6 +87,7 @@ class Node:
     host: HostId
     units: dict[str, Unit] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
+    process: ControlProcess | None = None
     acknowledged: TopologyVersion = NONE
     """The highest version whose barrier this node confirmed, in any incarnation."""
 
@@ -102,6 +105,11 @@ class FeedWorld:
 
     def units(self) -> list[Unit]:
         return [unit for node in self.nodes for unit in (node.control, *node.units.values())] + [self.driver]
+
+    def is_formed(self) -> bool:
+        """A node that crashed before it was accepted could not come back."""
+        snapshots = [node.process.topology.snapshot for node in self.nodes if node.process is not None]
+        return len(snapshots) == NODES and all(len(list(one.nodes_in(NodeState.NORMAL))) == NODES for one in snapshots)
 
     def _add(self, name: str) -> None:
         host = HostId(self.world.rng.uuid())
@@ -142,7 +150,8 @@ class FeedWorld:
         group0 = replace(group0_config(own), snapshot_entries_max=20, kept_entries=5)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(ControlProcess(environment, own, group0, SimChildren(*CHILDREN), stop).run())
+            node.process = ControlProcess(environment, own, group0, SimChildren(*CHILDREN), stop)
+            running = tasks.create_task(node.process.run())
             await stop.wait()
             running.cancel()
 
@@ -188,12 +197,9 @@ class FeedWorld:
     async def _next_version(self, own: Peers) -> None:
         host = self.nodes[0].host
         found = (await own.call(host, GROUP0_READ, Group0ReadRequest(keys=(keys.STATE,)), 2_000)).found
-        known = found[0] if found else None
-        condition = KeyMissing(keys.STATE) if known is None else KeyUnchanged(keys.STATE, known.revision)
-        row = TopologyState()
-        if known is not None:
-            row = msgspec.msgpack.decode(known.value, type=TopologyState)
-            row = msgspec.structs.replace(row, version=TopologyVersion(row.version + 1))
+        row = msgspec.msgpack.decode(found[0].value, type=TopologyState)
+        row = msgspec.structs.replace(row, version=TopologyVersion(row.version + 1))
+        condition = KeyUnchanged(keys.STATE, found[0].revision)
         change = Transaction((condition,), (PutKey(keys.STATE, keys.encode(row)),))
         answer = (await own.call(host, GROUP0_EXECUTE, ExecuteRequest(change), 2_000)).answer
         if isinstance(answer, Done):
@@ -232,7 +238,10 @@ def test_what_a_barrier_said_stays_true(seed: int) -> None:
     async def run(world: World) -> None:
         feed_world = FeedWorld(world)
         for unit in feed_world.units():
-            unit.start()
+            if unit is not feed_world.driver:
+                unit.start()
+        world.check(await world.wait_for(feed_world.is_formed, CALM_S), "not every node is in the ring")
+        feed_world.driver.start()
         async with asyncio.TaskGroup() as tasks:
             checking = tasks.create_task(_check_always(feed_world))
             await harsh(world, feed_world.units(), world.seconds)

@@ -13,6 +13,7 @@ from tests.tidy.rules import (
     labels,
     leader_checks,
     lengths,
+    membership,
     names,
     order,
     structs,
@@ -38,7 +39,7 @@ def named(rule: Rule) -> str:
     return rule.__name__
 
 
-PYTHON_RULES = (lengths, names, imports, calls, order, structs, dead_names, leader_checks)
+PYTHON_RULES = (lengths, names, imports, calls, order, structs, dead_names, leader_checks, membership)
 
 
 @pytest.mark.parametrize("rule", [rule for module in PYTHON_RULES for rule in module.RULES], ids=named)

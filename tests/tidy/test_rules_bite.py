@@ -14,6 +14,7 @@ from tests.tidy.rules import (
     labels,
     leader_checks,
     lengths,
+    membership,
     names,
     order,
     structs,
@@ -448,3 +449,10 @@ def test_leader_checks() -> None:
     assert lines_of(partial(leader_checks.leader_checks, places={}), asks) == [2]
     assert leader_checks.leader_checks([asks], {asks.path: "harmless"}) == []
     assert "asks no more" in leader_checks.leader_checks([], {asks.path: "harmless"})[0]
+
+
+def test_membership_entries() -> None:
+    proposes = sample("async def f(client):\n    await client.change_members((), b'', 1)\n")
+    assert lines_of(partial(membership.membership_entries, places={}), proposes) == [2]
+    assert membership.membership_entries([proposes], {proposes.path: "the run"}) == []
+    assert "no more" in membership.membership_entries([], {proposes.path: "the run"})[0]

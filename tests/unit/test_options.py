@@ -52,7 +52,10 @@ def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -
         ({"limits": 3}, ["`limits` is 3", "a table [limits]"]),
         ({"cluster_name": "a b"}, ["`cluster_name` is 'a b'", "letters, digits"]),
         ({"log_format": "xml"}, ["`log_format` is 'xml'", "one of 'people', 'json'"]),
-        ({"hidden_features": ["settings"]}, ["`hidden_features` is ['settings']", "a list of 'settings-purge'"]),
+        (
+            {"hidden_features": ["settings"]},
+            ["`hidden_features` is ['settings']", "a list of 'settings-purge', "],
+        ),
         ({"commit_log": "async"}, ["`commit_log` is 'async'", "one of 'sync', 'periodic'"]),
         ({"limits": {"folds_max": 0}}, ["`limits.folds_max` is 0", "from 1 to 64"]),
         ({"limits": {"write_timeout_ms": 1}}, ["`limits.write_timeout_ms` is 1", "from 10 to 600000"]),
@@ -89,9 +92,9 @@ def test_the_log_is_for_people_unless_json_is_asked_for() -> None:
 
 
 def test_a_node_advertises_the_features_it_does_not_hide() -> None:
-    assert options.parse({"data": "d"}, "here").features == ("settings-purge",)
+    assert options.parse({"data": "d"}, "here").features == ("leader-leases", "membership-lock", "settings-purge")
     hiding = options.parse({"data": "d", "hidden_features": ["settings-purge"]}, "here")
-    assert hiding.features == ()
+    assert hiding.features == ("leader-leases", "membership-lock")
     assert 'hidden_features = ["settings-purge"]' in options.render(hiding)
 
 

@@ -27,6 +27,44 @@ class FaultPoint(enum.StrEnum):
     PURGE_PREPARED = "purge.prepared"
     PURGE_PUSHED = "purge.pushed"
     PURGE_EFFECTIVE = "purge.effective"
+    ATOMIC_LOCKED = "atomic.locked"
+    ATOMIC_KEYS = "atomic.keys"
+    ATOMIC_MEMBERS = "atomic.members"
+    ATOMIC_DELETED = "atomic.deleted"
+    ACTIVITY_CANCELLED = "activity.cancelled"
+    """What waits here ignores its cancellation."""
+    JOIN_REQUEST_RECEIVED = "join.request_received"
+    JOIN_SUBMITTED = "join.submitted"
+    JOIN_RESPONSE_SENT = "join.response_sent"
+    JOIN_RESPONSE_RECEIVED = "join.response_received"
+    JOIN_GROUP0_STARTED = "join.group0_started"
+    JOIN_GROUP0_ENTERED = "topology.join_group0.entered"
+    JOIN_GROUP0_AFTER_BARRIER = "topology.join_group0.after_barrier"
+    JOIN_GROUP0_AFTER_ACTION = "topology.join_group0.after_action"
+    JOIN_GROUP0_BEFORE_COMMIT = "topology.join_group0.before_commit"
+    COMMIT_CDC_GENERATION_ENTERED = "topology.commit_cdc_generation.entered"
+    COMMIT_CDC_GENERATION_AFTER_BARRIER = "topology.commit_cdc_generation.after_barrier"
+    COMMIT_CDC_GENERATION_AFTER_ACTION = "topology.commit_cdc_generation.after_action"
+    COMMIT_CDC_GENERATION_BEFORE_COMMIT = "topology.commit_cdc_generation.before_commit"
+    WRITE_BOTH_READ_OLD_ENTERED = "topology.write_both_read_old.entered"
+    WRITE_BOTH_READ_OLD_AFTER_BARRIER = "topology.write_both_read_old.after_barrier"
+    WRITE_BOTH_READ_OLD_AFTER_ACTION = "topology.write_both_read_old.after_action"
+    WRITE_BOTH_READ_OLD_BEFORE_COMMIT = "topology.write_both_read_old.before_commit"
+    WRITE_BOTH_READ_NEW_ENTERED = "topology.write_both_read_new.entered"
+    WRITE_BOTH_READ_NEW_AFTER_BARRIER = "topology.write_both_read_new.after_barrier"
+    WRITE_BOTH_READ_NEW_AFTER_ACTION = "topology.write_both_read_new.after_action"
+    WRITE_BOTH_READ_NEW_BEFORE_COMMIT = "topology.write_both_read_new.before_commit"
+    LEFT_TOKEN_RING_ENTERED = "topology.left_token_ring.entered"  # noqa: S105  # a state, not a secret
+    LEFT_TOKEN_RING_AFTER_BARRIER = "topology.left_token_ring.after_barrier"  # noqa: S105  # a state, not a secret
+    LEFT_TOKEN_RING_AFTER_ACTION = "topology.left_token_ring.after_action"  # noqa: S105  # a state, not a secret
+    LEFT_TOKEN_RING_BEFORE_COMMIT = "topology.left_token_ring.before_commit"  # noqa: S105  # a state, not a secret
+    STREAM_OPENED = "stream.opened"
+    STREAM_CHECKPOINTED = "stream.checkpointed"
+    STREAM_BEFORE_SEAL = "stream.before_seal"
+    STREAM_BEFORE_ADOPT = "stream.before_adopt"
+
+
+PURGE_POINTS = tuple(point for point in FaultPoint if point.startswith("purge."))
 
 
 class FaultInjected(EblaError):
@@ -84,6 +122,10 @@ class FaultPoints:
         fault = self._faults.pop(point, None)
         if fault is not None:
             fault.released.set()
+
+    def set_points(self, prefix: str) -> tuple[FaultPoint, ...]:
+        """Those of this prefix at which something happens."""
+        return tuple(point for point in self._faults if point.startswith(prefix))
 
     def points(self) -> tuple[FaultPointView, ...]:
         return tuple(self._view(point) for point in FaultPoint)

@@ -65,7 +65,8 @@ class TopologyView:
         self._waiting: list[asyncio.Future[None]] = []
         self.versions = VersionTracker()
         self.down: frozenset[HostId] = frozenset()
-        """Hosts that this node's control considers down."""
+        """Hosts that this node's control considers down, or that are excluded. Control lists its own host there exactly
+        while this node is excluded."""
         self.on_release: Callable[[], None] = _nothing
         """Called when the last request of some version has ended."""
 

@@ -4,39 +4,16 @@ Values are array-like structs, read and written through `ebla.model.stored_value
 passes on fields it does not know.
 """
 
-import enum
 from typing import NamedTuple
 
 import msgspec
 
-from ebla.group0.members import Member
+from ebla.group0.operations import ENDED_OPERATION_PREFIX, UNFINISHED_OPERATION_KEY
 from ebla.group0.start_record import START_PREFIX
 from ebla.model.identity import HostId
 from ebla.model.transaction import MEMBERS_PREFIX
 
-UNFINISHED_OPERATION_KEY = "operation/unfinished"
 PURGE_KEY = "purge/state"
-
-
-class OperationKind(enum.StrEnum):
-    """How an unfinished operation is repaired."""
-
-    ADD_LEARNER = "add_learner"
-    """Rolled back: the host is removed, and its row of the topology moves to `left` in the same transaction."""
-    CHANGE_ROLES = "change_roles"
-    """Repeated, as is a removal: both are idempotent."""
-    REMOVE = "remove"
-
-
-class UnfinishedOperation(msgspec.Struct, frozen=True, array_like=True):
-    """Reserved. Exists from the transaction of a topology operation until its membership change is done. All three
-    steps name the lock: a node that repairs the operation acquires another lock first, and then the former owner can
-    change nothing more."""
-
-    kind: OperationKind
-    members: tuple[Member, ...]
-    """As the membership change makes them."""
-    lock: bytes
 
 
 class PurgeState(msgspec.Struct, frozen=True, array_like=True):
@@ -89,8 +66,14 @@ PREFIXES: tuple[KeyPrefix, ...] = (
     KeyPrefix(
         UNFINISHED_OPERATION_KEY,
         ("UnfinishedOperation",),
-        "reserved: the topology operation in progress, its members and its lock",
-        "atomic changes",
+        "the operation in progress: its members and its lock",
+        "operations",
+    ),
+    KeyPrefix(
+        ENDED_OPERATION_PREFIX,
+        ("EndedOperation",),
+        "how the latest operations ended, and quarantined ones",
+        "operations",
     ),
     KeyPrefix("jobs/", ("JobRecord",), "pipeline jobs: waiting, running, recently ended", "clients, the pipeline"),
     KeyPrefix("pipeline/state", ("PipelineState",), "where the pipeline runs and whether it can", "the pipeline"),

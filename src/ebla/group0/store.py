@@ -37,6 +37,9 @@ from ebla.model.transaction import (
     Revision,
     Transaction,
 )
+from ebla.topology.keys import STATE
+from ebla.topology.snapshot import TopologyState
+from ebla.version import Feature
 
 
 class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
@@ -179,6 +182,8 @@ class Group0Store:
 
     def _apply_members(self, change: ChangeMembers) -> ApplyResult:
         refusal: CommandAnswer | None = self._revoked(change.lock)
+        if change.lock is None and self._requires_lock():
+            refusal = Rejected("a membership entry must name a lock")
         if refusal is None and (reason := why_illegal(self.members, change.members)):
             refusal = Rejected(reason)
         if refusal is not None:
@@ -190,6 +195,13 @@ class Group0Store:
             changes.append(self._put(key, encode_stored(known.with_value(member))))
             self.members[key] = member
         return ApplyResult(Done(self.revision), ChangeSet(self.index, tuple(changes)), members_changed=True)
+
+    def _requires_lock(self) -> bool:
+        """From the index on that enables the feature, and not before it: a node that replays an older log, or runs an
+        older release, must compute the same members from the entries before."""
+        entry = self.entries.get(STATE)
+        enabled = () if entry is None else decode_stored(TopologyState, entry.value).value.enabled_features
+        return Feature.MEMBERSHIP_LOCK in enabled
 
     def _revoked(self, lock: bytes | None) -> LockRevoked | None:
         return LockRevoked(self.lock) if lock is not None and lock != self.lock else None

@@ -10,10 +10,15 @@ from ebla.model.identity import HostId
 VOTERS_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VoterCandidate:
     member: Member
     alive: bool
+    excluded: bool = False
+    """By a failover: it takes no seat, but counts in the number of seats."""
+    joining: bool = False
+    """Not in the ring yet: it takes no seat and does not count either, since its join may still be rolled back. If it
+    counted, the loss of a node that has never served would cost a majority its margin."""
 
 
 def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS_MAX) -> tuple[HostId, ...]:
@@ -24,15 +29,19 @@ def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS
     datacenters of equal size one must hold the majority; of three or more none does.
     """
     assert voters_max % 2 == 1, "an even number of voters tolerates no more failures than one less"
-    pool = sorted((one for one in candidates if one.member.present), key=lambda one: one.member.host)
-    count = _voter_count(len(pool), voters_max)
+    settled = (one for one in candidates if one.member.present and not one.joining)
+    present = sorted(settled, key=lambda one: one.member.host)
+    pool = [one for one in present if not one.excluded]
+    # A seat that nobody can take stays empty. If the number of seats shrank with an exclusion, it would demote a live
+    # voter: of three nodes with one excluded, one would be left to vote.
+    count = min(_voter_count(len(present), voters_max), len(pool))
     chosen: list[VoterCandidate] = []
     while len(chosen) < count:
         datacenters = Counter(one.member.datacenter for one in chosen)
         racks = Counter((one.member.datacenter, one.member.rack) for one in chosen)
         best = min((one for one in pool if one not in chosen), key=lambda one: _cost(one, datacenters, racks))
         chosen.append(best)
-    assert not pool or len(chosen) % 2 == 1, "the number of voters is odd"
+    assert len(pool) < len(present) or not pool or len(chosen) % 2 == 1, "the number of voters is odd"
     return tuple(sorted(one.member.host for one in chosen))
 
 

@@ -81,6 +81,11 @@ class SegmentedLog:
         """The sequence of the first record of the next batch."""
         return self._next_sequence
 
+    @property
+    def size_bytes(self) -> int:
+        """About what its records take on disk, without the space that is reserved for more."""
+        return (len(self._segments) - 1) * self._place.segment_bytes + self._end_offset
+
     async def append(self, records: Sequence[bytes]) -> int:
         """One batch: durable on return; after a crash all of it or nothing. Returns the last record's sequence.
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ebla.leadership.messages import LeaseGrant, LeaseId
+from ebla.leadership.messages import ActivityToken, LeaseGrant, LeaseId, Order
 from ebla.leadership.quorum import (
     FOLLOWER,
     FOREVER_MS,
@@ -91,23 +91,6 @@ class LeadershipView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityToken:
-    """The right under which a root activity and its children act, on any node."""
-
-    lease_id: LeaseId
-    domain: str
-    path: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Work that the leader asks of a node: the token, and the lease of that node under which it was sent."""
-
-    token: ActivityToken
-    grant_number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivitySpec:
     name: str
     domain: str
@@ -115,6 +98,9 @@ class ActivitySpec:
     wait_ms: int
     unsafe: bool = False
     """Skips the wait and the quorum, not the other checks. Children inherit it."""
+    reap_ms: int = 0
+    """Of an activity that acts by a process of its own, and kills that if it does not stop in time: how much longer the
+    end of that process may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +120,8 @@ class EndingActivity:
     since_ms: int
     reason: EndReason
     cancelled_ms: int
+    problem: str = ""
+    """What the quorum lacks, if that is the reason."""
 
 
 ActivityPhase = WaitingActivity | RunningActivity | EndingActivity
@@ -152,6 +140,7 @@ class Activity:
     domain: str
     quorum: Quorum
     unsafe: bool
+    reap_ms: int
     parent: "Activity | None"
     order: Order | None
     submitted_ms: int
@@ -254,6 +243,7 @@ class ActivityRegistry:
             domain=spec.domain,
             quorum=spec.quorum,
             unsafe=unsafe,
+            reap_ms=spec.reap_ms,
             parent=parent,
             order=order,
             submitted_ms=view.now_ms,
@@ -277,7 +267,8 @@ class ActivityRegistry:
             if isinstance(activity.phase, RunningActivity):
                 reason = self._end_reason(activity, view)
                 if reason is not None:
-                    effects += self._cancel_with_children(activity, reason, view.now_ms)
+                    problem = _lost_problem(activity, reason, view)
+                    effects += self._cancel_with_children(activity, reason, view.now_ms, problem)
         for activity in list(self.activities.values()):
             match activity.phase:
                 case WaitingActivity(until_ms):
@@ -317,12 +308,14 @@ class ActivityRegistry:
 
     def check_effect(self, number: int, view: LeadershipView) -> None:
         """Immediately before each effect, in the same turn of the loop. Raises `ActivityEnded`."""
-        activity = self.activities[number]
+        activity = self.activities.get(number)
+        if activity is None:  # it is over, and something that it had submitted runs late
+            raise ActivityEnded("the activity is over", reason=EndReason.FINISHED)
         if isinstance(activity.phase, EndingActivity):
-            raise ended_error(activity, activity.phase.reason)
+            raise ended_error(activity, activity.phase.reason, activity.phase.problem)
         reason = self._end_reason(activity, view)
         if reason is not None:
-            raise ended_error(activity, reason)
+            raise ended_error(activity, reason, _lost_problem(activity, reason, view))
 
     def permit_ms(self, number: int, view: LeadershipView) -> int:
         """For how long the activity may act without further renewals; 0 if it may not act now."""
@@ -359,7 +352,8 @@ class ActivityRegistry:
         return tuple(
             one
             for one in self.activities.values()
-            if isinstance(one.phase, EndingActivity) and now_ms >= one.phase.cancelled_ms + activity_stop_ms
+            if isinstance(one.phase, EndingActivity)
+            and now_ms >= one.phase.cancelled_ms + activity_stop_ms + one.reap_ms
         )
 
     def wake_ms(self, activity_stop_ms: int) -> int | None:
@@ -370,7 +364,7 @@ class ActivityRegistry:
                 case WaitingActivity(until_ms):
                     wakes.append(until_ms)
                 case EndingActivity(cancelled_ms=cancelled_ms):
-                    wakes.append(cancelled_ms + activity_stop_ms)
+                    wakes.append(cancelled_ms + activity_stop_ms + one.reap_ms)
                 case RunningActivity():
                     wakes += [] if one.switch is None else [one.switch.until_ms]
         return min(wakes, default=None)
@@ -380,16 +374,22 @@ class ActivityRegistry:
     def _end_reason(self, activity: Activity, view: LeadershipView) -> EndReason | None:
         """Of the activity itself, or of the one it is a child of."""
         for one in _line(activity):
+            if one.number not in self.activities:
+                return EndReason.FINISHED
             for reason, is_over in ENDS:
                 if is_over(one, view):
                     return reason
         return None
 
-    def _cancel_with_children(self, activity: Activity, reason: EndReason, now_ms: int) -> list[ActivityEffect]:
+    def _cancel_with_children(
+        self, activity: Activity, reason: EndReason, now_ms: int, problem: str = ""
+    ) -> list[ActivityEffect]:
         effects: list[ActivityEffect] = []
         for one in list(self.activities.values()):
             if activity in _line(one) and isinstance(one.phase, RunningActivity):
-                one.phase = EndingActivity(since_ms=one.phase.since_ms, reason=reason, cancelled_ms=now_ms)
+                one.phase = EndingActivity(
+                    since_ms=one.phase.since_ms, reason=reason, cancelled_ms=now_ms, problem=problem
+                )
                 one.switch = None
                 effects.append(CancelActivity(one.number, reason))
         return effects
@@ -448,6 +448,14 @@ def _quorum_problem(quorum: Quorum, view: LeadershipView) -> str:
     return f"requires {describe_quorum(quorum)}, holds {held} leases, lacks {named or 'voters'}"
 
 
+def _lost_problem(activity: Activity, reason: EndReason, view: LeadershipView) -> str:
+    """What the first quorum that does not hold lacks."""
+    if reason is not EndReason.QUORUM_LOST:
+        return ""
+    lost = next(one for one in _line(activity) if _has_lost_quorum(one, view))
+    return _quorum_problem(lost.quorum, view)
+
+
 # ---- the tables
 
 ADVICE: Mapping[Precondition, str] = {
@@ -469,7 +477,7 @@ def _not_leader(_registry: ActivityRegistry, activity: Activity, view: Leadershi
     return "this node does not lead" if activity.is_root and view.held is None else ""
 
 
-def _no_lease(_registry: ActivityRegistry, activity: Activity, view: LeadershipView) -> str:
+def _no_lease(registry: ActivityRegistry, activity: Activity, view: LeadershipView) -> str:
     actual = f"this node's lease is {view.lease or 'none'}"
     if activity.is_root:
         held = view.held
@@ -480,7 +488,7 @@ def _no_lease(_registry: ActivityRegistry, activity: Activity, view: LeadershipV
     if activity.order is not None:
         return "" if _fits(view.lease, activity.order) else f"requires the lease that the order names, {actual}"
     assert activity.parent is not None, "an activity is a root, a child or an order"
-    if not isinstance(activity.parent.phase, RunningActivity):
+    if activity.parent.number not in registry.activities or not isinstance(activity.parent.phase, RunningActivity):
         return f"{activity.parent.name} does not run any more"
     expected = activity.parent.lease
     return "" if view.lease == expected else f"requires lease {expected}, {actual}"
@@ -529,9 +537,9 @@ def refused_error(activity: Activity, precondition: Precondition, problem: str) 
     return ActivityRefused(text, advice=ADVICE[precondition], precondition=precondition)
 
 
-def ended_error(activity: Activity, reason: EndReason) -> ActivityEnded:
+def ended_error(activity: Activity, reason: EndReason, problem: str = "") -> ActivityEnded:
     return ActivityEnded(
-        f"{activity.name} was ended: {reason}",
+        f"{activity.name} was ended: {reason}{f': {problem}' if problem else ''}",
         advice="what it had started may have happened; the next leader continues from what is there",
         reason=reason,
     )

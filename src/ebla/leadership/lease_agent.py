@@ -200,7 +200,8 @@ class LeaseAgent:
     def write_failed(self, decision: LeaseDecision) -> None:
         """A lease whose grant could not be written is not granted. A renewal leaves the old expiry."""
         assert decision.save is not None, "a decision without a write cannot fail"
-        if decision.is_grant and self._is_present(decision.save.grant):
+        state = self.state
+        if decision.is_grant and isinstance(state, ActiveLease) and state.promise.grant == decision.save.grant:
             self._expire()
 
     # ---- the end of a lease

@@ -148,7 +148,6 @@ class LeaseWorker:
         """The start of the last successful call."""
         self.trouble = ""
         """For people: why the lease is not held, or the last refusal."""
-        self.is_older_release = False
         self.round_trips = RoundTrips()
         self._call: WorkerCall | None = None
         self._next_ms = now_ms
@@ -269,7 +268,6 @@ class LeaseWorker:
         self, call: WorkerCall, result: CallResult, answer: LeaseAnswer | None, now_ms: int, settings: LeaseSettings
     ) -> list[WorkerEffect]:
         self._call = None
-        self.is_older_release = result is FailedCall.UNKNOWN_VERB
         row = RESULTS[result]
         effects: list[WorkerEffect] = []
         if result is LeaseReply.OK:

@@ -2,7 +2,7 @@
 
 import enum
 import uuid
-from typing import NewType
+from typing import Generic, NewType, TypeVar
 
 import msgspec
 
@@ -21,6 +21,31 @@ class LeaseGrant(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return f"{str(self.lease_id)[:8]}#{self.number}"
+
+
+class ActivityToken(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The right under which a root activity and its children act, on any node."""
+
+    lease_id: LeaseId
+    domain: str
+    path: tuple[str, ...]
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """Work that the leader asks of a node: the token, and the lease of that node under which it was sent."""
+
+    token: ActivityToken
+    grant_number: int
+
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class OrderRequest(msgspec.Struct, Generic[Q], frozen=True, array_like=True):
+    """What an activity verb carries."""
+
+    order: Order
+    request: Q
 
 
 class LeaseState(enum.StrEnum):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import assert_never
 
 from ebla.model.cql_types import (
+    EMPTIABLE,
     FIXED_BYTES,
     CqlType,
     ListType,
@@ -34,16 +35,19 @@ from ebla.model.values import (
 
 ComparableCodec = tuple[Callable[[bytes], bytes], Callable[[bytes, int], tuple[bytes, int]]]
 
-_END, _MORE = b"\0", b"\1"
+_END, _MORE, _EMPTY = b"\0", b"\1", b"\2"
+"""The mark before each part of a collection or tuple. An empty value has a mark of its own and no bytes, so that no two
+collections are encoded alike. It is never stored: keys hold no empty values."""
 _ESCAPED_ZERO, _TERMINATOR = b"\0\xff", b"\0\0"
 _FLIPPED = tuple(bytes((number ^ 0x80,)) for number in range(256))
 """A first byte with its sign bit flipped."""
 
 
 def encode_comparable(kind: CqlType, value: bytes) -> bytes:
+    """The empty value of a number, time, uuid… has no bytes, and sorts first."""
     match kind:
         case ScalarType(scalar=scalar):
-            return _SCALARS[scalar][0](value)
+            return _SCALARS[scalar][0](value) if value or scalar not in EMPTIABLE else b""
         case ListType(element=element) | SetType(element=element):
             return _encode_items((element,), split_elements(value, 1))
         case MapType(key=key, value=inner):
@@ -52,7 +56,7 @@ def encode_comparable(kind: CqlType, value: bytes) -> bytes:
             fields = split_fields(value)
             fields += [None] * (len(elements) - len(fields))
             pairs = zip(elements, fields, strict=True)
-            return b"".join(_END if part is None else _MORE + encode_comparable(one, part) for one, part in pairs)
+            return b"".join(_END if part is None else _encode_part(one, part) for one, part in pairs)
         case _ as never:
             assert_never(never)
 
@@ -131,8 +135,13 @@ def _encode_items(kinds: tuple[CqlType, ...], parts: list[bytes | None]) -> byte
     out = []
     for number, part in enumerate(parts):
         assert part is not None, "collections hold no nulls"
-        out.append(_MORE + encode_comparable(kinds[number % len(kinds)], part))
+        out.append(_encode_part(kinds[number % len(kinds)], part))
     return b"".join(out) + _END
+
+
+def _encode_part(kind: CqlType, part: bytes) -> bytes:
+    encoded = encode_comparable(kind, part)
+    return _MORE + encoded if encoded else _EMPTY
 
 
 def _decode_items(kinds: tuple[CqlType, ...], data: bytes, offset: int) -> tuple[bytes, int]:

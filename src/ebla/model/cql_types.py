@@ -96,7 +96,16 @@ FIXED_BYTES: dict[Scalar, int] = {
     Scalar.TINYINT: 1,
     Scalar.UUID: 16,
 }
-"""Scalars whose values always have this many bytes."""
+"""Scalars whose values have this many bytes, unless they are empty."""
+
+EMPTIABLE = frozenset(
+    map(
+        Scalar,
+        ("bigint", "boolean", "decimal", "double", "float", "inet", "int", "timestamp", "timeuuid", "uuid", "varint"),
+    )
+)
+"""Scalars with an empty value beside their other values: no bytes, and still not null. Those of texts and blobs are
+ordinary values; the remaining scalars have none, as in Cassandra."""
 
 
 def is_multi_cell(kind: CqlType) -> bool:
@@ -105,14 +114,17 @@ def is_multi_cell(kind: CqlType) -> bool:
 
 
 def freeze(kind: CqlType) -> CqlType:
+    """With all types inside."""
     match kind:
         case ListType(element=element):
-            return ListType(element, True)
+            return ListType(freeze(element), True)
         case SetType(element=element):
-            return SetType(element, True)
+            return SetType(freeze(element), True)
         case MapType(key=key, value=value):
-            return MapType(key, value, True)
-        case ScalarType() | TupleType():
+            return MapType(freeze(key), freeze(value), True)
+        case TupleType(elements=elements):
+            return TupleType(tuple(map(freeze, elements)))
+        case ScalarType():
             return kind
         case _ as never:
             assert_never(never)
@@ -138,6 +150,30 @@ def contains(kind: CqlType, scalar: Scalar) -> bool:
     return any(contains(inner, scalar) for inner in inner_types(kind))
 
 
+_WIDER = frozenset(
+    (Scalar(source), Scalar(target))
+    for source, target in (
+        ("ascii", "text"),
+        ("bigint", "timestamp"),
+        ("timestamp", "bigint"),
+        ("timeuuid", "uuid"),
+        ("int", "varint"),
+        ("bigint", "varint"),
+    )
+)
+
+
+def is_assignable(source: CqlType, target: CqlType) -> bool:
+    """Whether every value of one type is a value of the other, with the same bytes. A blob takes any bytes."""
+    one, other = freeze(source), freeze(target)
+    if one == other or other == SCALARS["blob"]:
+        return True
+    if isinstance(one, ScalarType) and isinstance(other, ScalarType):
+        return (one.scalar, other.scalar) in _WIDER
+    inner, other_inner = inner_types(one), inner_types(other)
+    return type(one) is type(other) and len(inner) == len(other_inner) and all(map(is_assignable, inner, other_inner))
+
+
 _WORD = re.compile(r"\s*([A-Za-z_]\w*|[<>,])")
 
 
@@ -147,6 +183,8 @@ def parse_type(text: str) -> CqlType:
     kind = _parse(words, text)
     if (extra := next(words, None)) is not None:
         raise InvalidRequest(f"unexpected {extra!r} after the type in {text!r}")
+    if is_multi_cell(kind) and any(map(is_multi_cell, inner_types(kind))):
+        raise InvalidRequest(f"Non-frozen collections are not allowed inside collections: {kind}")
     return kind
 
 
@@ -197,9 +235,6 @@ def _compose(name: str, inner: tuple[CqlType, ...], text: str) -> CqlType:
         return freeze(inner[0])
     if name == "tuple":
         return TupleType(tuple(freeze(one) for one in inner))
-    for one in inner:
-        if is_multi_cell(one):
-            raise InvalidRequest(f"a collection inside a collection must be frozen: write frozen<{one}> in {text!r}")
     if name in ("set", "map") and contains(inner[0], Scalar.DURATION):
         raise InvalidRequest(f"durations have no order, so they cannot be elements of a set or keys of a map: {text!r}")
     match name:

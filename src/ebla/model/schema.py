@@ -5,13 +5,14 @@ from functools import cached_property
 
 import msgspec
 
-from ebla.model.cql_types import CqlType, Scalar, contains, is_multi_cell
+from ebla.model.cql_types import CqlType, Scalar, contains, is_assignable, is_multi_cell
 from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import TableId
 
 COLUMNS_MAX = 1_000
-NAME_CHARACTERS_MAX = 48
-COLUMN_NAME_CHARACTERS_MAX = 255
+KEYSPACE_NAME_CHARACTERS_MAX = 48
+TABLE_NAME_CHARACTERS_MAX = 222
+COLUMN_NAME_CHARACTERS_MAX = 1_024
 TTL_S_MAX = 20 * 365 * 24 * 3600
 
 
@@ -50,6 +51,8 @@ class TableOptions(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     tombstone_gc: TombstoneGc = TombstoneGc.TIMEOUT
     others: tuple[tuple[str, str], ...] = ()
     """Options that are accepted and shown, as CQL text, without effect."""
+    propagation_s: int = 3_600
+    """How long a write may still be in flight to a replica after a repair of its range."""
 
 
 class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True, kw_only=True):
@@ -65,6 +68,8 @@ class TableSchema(msgspec.Struct, frozen=True, array_like=True, dict=True, kw_on
     next_number: int = 0
     layouts: tuple[tuple[int, ...], ...] = ()
     """The regular columns' numbers of each version, version 1 first: the order of cells in stored rows."""
+    dropped: tuple[Column, ...] = ()
+    """Columns that were dropped, the last one of each name; a column of this name may exist again."""
 
     @cached_property
     def partition_key(self) -> tuple[Column, ...]:
@@ -148,6 +153,12 @@ def with_column(schema: TableSchema, column: Column) -> TableSchema:
     """Adds a static or regular column, with a number that no earlier column had."""
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{column.name!r} cannot become part of the key of a table that exists")
+    before = next((one for one in schema.dropped if one.name == column.name), None)
+    if before is not None and not _may_follow(before.type, column.type):
+        raise InvalidRequest(
+            f"Cannot re-add previously dropped column {column.name!r} of type {column.type}, incompatible with "
+            f"previous type {before.type}"
+        )
     added = msgspec.structs.replace(column, number=schema.next_number)
     changed = _next_version(schema, sort_columns((*schema.columns, added)))
     check_schema(changed)
@@ -159,7 +170,14 @@ def without_column(schema: TableSchema, name: str) -> TableSchema:
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"{name!r} is part of the key of {schema.full_name} and cannot be dropped")
     kept = tuple(one for one in schema.columns if one.name != name)
-    return _next_version(schema, kept)
+    dropped = (*(one for one in schema.dropped if one.name != name), column)
+    return msgspec.structs.replace(_next_version(schema, kept), dropped=dropped)
+
+
+def _may_follow(before: CqlType, after: CqlType) -> bool:
+    """Stored cells name their column by number, so the old ones are never read as the new type. Tools that read backups
+    by name would."""
+    return is_multi_cell(before) is is_multi_cell(after) and is_assignable(before, after)
 
 
 def with_options(schema: TableSchema, options: TableOptions) -> TableSchema:
@@ -192,9 +210,12 @@ def _layout(columns: tuple[Column, ...]) -> tuple[int, ...]:
 
 
 def check_schema(schema: TableSchema) -> None:
-    for name in (schema.keyspace, schema.name):
-        if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
-            raise InvalidRequest(f"{name!r} is not a keyspace or table name: 1 to {NAME_CHARACTERS_MAX} characters")
+    for what, name, most in (
+        ("keyspace", schema.keyspace, KEYSPACE_NAME_CHARACTERS_MAX),
+        ("table", schema.name, TABLE_NAME_CHARACTERS_MAX),
+    ):
+        if not 1 <= len(name) <= most:
+            raise InvalidRequest(f"{name!r} is not a {what} name: 1 to {most} characters")
     names = [column.name for column in schema.columns]
     if len(names) > COLUMNS_MAX:
         raise InvalidRequest(f"{schema.full_name} has {len(names)} columns; at most {COLUMNS_MAX} are allowed")

@@ -140,6 +140,12 @@ class RowTarget(msgspec.Struct, frozen=True, array_like=True):
     """The index of the source on this node: rows it already has are not written again. None: all are written."""
 
 
+class RowPart(msgspec.Struct, frozen=True, array_like=True):
+    range: TokenRange
+    sources: tuple[int, ...]
+    """Indexes of the move's sources: the replicas of this range."""
+
+
 class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move", kw_only=True):
     """Rows of a range, merged cell by cell from one or several replicas, to those that lack them."""
 
@@ -149,6 +155,19 @@ class RowMove(msgspec.Struct, frozen=True, array_like=True, tag="row_move", kw_o
     schema: TableSchema | None = None
     """Needed to merge cells; a single source needs none. Rows written by a newer schema are refused, and the move is
     repeated with that one."""
+    parts: tuple[RowPart, ...] = ()
+    """If only parts of the range are moved: ascending and disjoint. Empty: all of it, from all sources."""
+
+    @property
+    def row_parts(self) -> tuple[RowPart, ...]:
+        return self.parts or (RowPart(self.range, tuple(range(len(self.sources)))),)
+
+    @property
+    def estimated_bytes(self) -> int:
+        """What the sources hold of it."""
+        return sum(
+            self.sources[number].estimate_bytes(part.range) for part in self.row_parts for number in part.sources
+        )
 
 
 class ComparisonTask(msgspec.Struct, frozen=True, array_like=True, tag="range_to_compare", kw_only=True):

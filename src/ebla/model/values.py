@@ -4,6 +4,7 @@ The wire form of native protocol v4 is also the stored form, so most values are 
 """
 
 import ipaddress
+import itertools
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, assert_never
 
 from ebla.model.cql_types import (
+    EMPTIABLE,
     FIXED_BYTES,
     CqlType,
     ListType,
@@ -19,6 +21,7 @@ from ebla.model.cql_types import (
     ScalarType,
     SetType,
     TupleType,
+    inner_types,
 )
 from ebla.model.errors import InvalidRequest
 
@@ -133,7 +136,30 @@ def encode(kind: CqlType, value: Any) -> bytes:
     except _Unfit as error:
         raise InvalidRequest(f"{_shown(value)} is not a value of type {kind} ({error})") from error
     except (ValueError, TypeError, AttributeError, struct.error, OverflowError) as error:
-        raise InvalidRequest(f"{_shown(value)} is not a value of type {kind}") from error
+        raise InvalidRequest(f"{_shown(value)} is not a value of type {kind} ({expectation(kind)})") from error
+
+
+def expectation(kind: CqlType) -> str:
+    """What values of a type are, for error messages."""
+    if isinstance(kind, ScalarType):
+        return _EXPECTATIONS.get(kind.scalar) or f"a {kind} has {FIXED_BYTES[kind.scalar]} bytes"
+    return f"its elements must be those of a {kind}"
+
+
+_EXPECTATIONS = {
+    Scalar.ASCII: "ascii text has no character above 127",
+    Scalar.BLOB: "a blob is a sequence of bytes",
+    Scalar.BOOLEAN: "a boolean is true or false",
+    Scalar.DATE: "a date is an unsigned number of days, 0 to 4294967295, of which 2147483648 is 1970-01-01",
+    Scalar.DECIMAL: "a decimal is a finite number whose scale has 32 bits",
+    Scalar.DURATION: "a duration has months, days and nanoseconds",
+    Scalar.INET: "an inet is an IPv4 or IPv6 address",
+    Scalar.TEXT: "text is a string that UTF-8 can encode",
+    Scalar.TIMEUUID: "a timeuuid is a version 1 uuid",
+    Scalar.UUID: "a uuid has 16 bytes",
+    Scalar.VARINT: "a varint is a whole number",
+}
+"""Of scalars for which the number of bytes does not say enough."""
 
 
 class _Unfit(ValueError):
@@ -143,14 +169,14 @@ class _Unfit(ValueError):
 def _shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 1_000:  # writing more digits takes long, or is refused
         return "a number of that size"
-    return repr(value)[:200]
+    return (str(value) if isinstance(value, Decimal) else repr(value))[:200]
 
 
 def decode(kind: CqlType, data: bytes) -> Any:
-    """The Python value of valid bytes (see `validation_error`)."""
+    """The Python value of valid bytes (see `validation_error`); None for the empty value of a type that has one."""
     match kind:
         case ScalarType(scalar=scalar):
-            return _CODECS[scalar][1](data)
+            return None if not data and scalar in EMPTIABLE else _CODECS[scalar][1](data)
         case ListType(element=element) | SetType(element=element):
             return [decode_or_none(element, part) for part in split_elements(data, 1)]
         case MapType(key=key, value=value):
@@ -169,6 +195,25 @@ def decode_or_none(kind: CqlType, data: bytes | None) -> Any:
     return None if data is None else decode(kind, data)
 
 
+def holds_empty(kind: CqlType, data: bytes) -> bool:
+    """Whether valid bytes are the empty value of a type that has one, or contain such a value."""
+    match kind:
+        case ScalarType(scalar=scalar):
+            return not data and scalar in EMPTIABLE
+        case _ if _EMPTY_PART not in data:
+            return False
+        case TupleType(elements=elements):
+            parts = zip(elements, split_fields(data))
+        case _:
+            inner = inner_types(kind)
+            parts = zip(itertools.cycle(inner), split_elements(data, len(inner)))
+    return any(part is not None and holds_empty(one, part) for one, part in parts)
+
+
+_EMPTY_PART = b"\0\0\0\0"
+"""The length of a part without bytes."""
+
+
 def validation_error(kind: CqlType, data: bytes) -> str | None:
     """Why these bytes are not a value of the type; None where they are."""
     if isinstance(kind, ScalarType):
@@ -182,12 +227,14 @@ def validation_error(kind: CqlType, data: bytes) -> str | None:
 def split_elements(data: bytes, per_item: int) -> list[bytes | None]:
     """The parts of a list, set (1 per item) or map (2 per item). Raises `ValueError` where they do not fit."""
     if len(data) < 4:
-        raise ValueError("the count is missing")
+        raise ValueError("not enough bytes: the count is missing")
     count = int.from_bytes(data[:4], signed=True)
     if count < 0:
         raise ValueError("the count is negative")
     parts = split_fields(data[4:])
-    if len(parts) != count * per_item:
+    if len(parts) < count * per_item:
+        raise ValueError(f"not enough bytes for its {count} items: it holds {len(parts) / per_item:g}")
+    if len(parts) > count * per_item:
         raise ValueError(f"it says {count} items and holds {len(parts) / per_item:g}")
     return parts
 
@@ -201,7 +248,7 @@ def split_fields(data: bytes) -> list[bytes | None]:
         start = offset + 4
         offset = start + max(size, 0)
         if start > len(data) or offset > len(data):
-            raise ValueError("the bytes end inside an element")
+            raise ValueError("not enough bytes: they end inside an element")
         parts.append(data[start:offset] if size >= 0 else None)
     return parts
 
@@ -244,6 +291,8 @@ def _encode_scalar(scalar: Scalar, value: Any) -> bytes:
 
 
 def _refuse_scalar(scalar: Scalar, data: bytes) -> str | None:
+    if not data and scalar in EMPTIABLE:
+        return None
     wanted = FIXED_BYTES.get(scalar)
     if wanted is not None and len(data) != wanted:
         return f"a {scalar} has {wanted} bytes, not {len(data)}"
@@ -321,5 +370,4 @@ _CHECKS: dict[Scalar, Callable[[bytes], str | None]] = {
     Scalar.TEXT: _check_text,
     Scalar.TIME: _check_time,
     Scalar.TIMEUUID: _check_timeuuid,
-    Scalar.VARINT: lambda data: None if data else "a varint has at least one byte",
 }

@@ -74,7 +74,13 @@ class ChildProcess:
         answer_ms = max(heartbeat_ms, node.limits.feed_silence_ms // 3)
         while True:
             sent_ms = clock.boot_ms()
-            beat = ChildBeatRequest(name=self.name, pid=node.pid, serving=self.serves(), warning=self.warning())
+            beat = ChildBeatRequest(
+                name=self.name,
+                pid=node.pid,
+                serving=self.serves(),
+                warning=self.warning(),
+                load_bytes=self.load_bytes(),
+            )
             try:
                 answer = await control.call(node.host, CHILD_BEAT, beat, answer_ms)
             except EblaError:
@@ -91,6 +97,10 @@ class ChildProcess:
     def warning(self) -> str:
         """What an operator should know of it although it serves. Heartbeats report it, and `ebla status` shows it."""
         return ""
+
+    def load_bytes(self) -> int | None:
+        """What it stores; None: nothing, or it is not known yet. Heartbeats report it, and `ebla status` shows it."""
+        return None
 
     def control_answered(self, sent_ms: int, answer: ChildBeatAnswer) -> None:
         """Control answered the heartbeat that was sent then."""

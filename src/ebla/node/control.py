@@ -8,9 +8,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from ebla.control.pipeline_placement import PIPELINE
 from ebla.model.errors import EblaError, Refused
 from ebla.node.context import NodeContext
-from ebla.node.control_process import NAME, PIPELINE, ControlProcess, group0_config
+from ebla.node.control_process import NAME, ControlProcess
+from ebla.node.group0_config import group0_config
 from ebla.node.process import (
     EXIT_GAVE_UP,
     EXIT_OK,
@@ -31,7 +33,7 @@ from ebla.runtime.data_folder import DataFolder, NodeIdentity, write_durably
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.preflight import check_addresses, check_credentials, check_folder, wait_for_predecessors
 from ebla.runtime.priorities import raise_serving_priority
-from ebla.runtime.re_execution import LoopWatchdog, ReExecution
+from ebla.runtime.re_execution import LoopWatchdog, ReExecution, control_restarts
 from ebla.runtime.supervisor import ChildCommand, Supervisor
 from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
@@ -138,15 +140,19 @@ async def _run_control(node: NodeContext, supervisor: Supervisor) -> tuple[str |
             supervisor,
             stop,
         )
+        control.restarts = control_restarts()
         supervisor.before_spawn = control.before_spawn
         again = ReExecution(
-            clock.boot_ms, supervisor.kill_all, lambda reason: _store_reason(node.folder, reason, node.report)
+            clock.boot_ms,
+            supervisor.kill_all,
+            lambda reason: _store_reason(node.folder, reason, node.report),
+            supervisor.niceness,
         )
 
         async def restart(reason: str) -> None:
-            if control.leadership is not None:
-                await control.leadership.save_for_stop()
-            again.restart(reason, EXIT_GAVE_UP)
+            await _save_leases(control, node.report)
+            if not stop.is_set():  # else it ends in order; the next program would know nothing of the stop
+                again.restart(reason, EXIT_GAVE_UP)
 
         control.end_process = lambda reason: tasks.create_task(restart(reason))
         watchdog = LoopWatchdog(
@@ -160,15 +166,15 @@ async def _run_control(node: NodeContext, supervisor: Supervisor) -> tuple[str |
             if options.cql_exposure:
                 node.report("cql.exposed", {"address": options.address, "cause": options.cql_exposure})
             stopping = tasks.create_task(stop.wait())
-            first = tasks.create_task(control.topology.wait_change(None, FIRST_STATE_WAIT_S))
+            first = tasks.create_task(control.wait_first_state(FIRST_STATE_WAIT_S))
             await asyncio.wait([first, stopping], return_when=asyncio.FIRST_COMPLETED)
             first.cancel()
             children = tasks.create_task(supervisor.run())
             await asyncio.wait([children, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:  # a part that fails ends the others too, and their end must be bounded in the same way
+            watchdog.stop()
             _kill_after(options.limits.stop_ms)
         stop.set()
-        watchdog.stop()
         supervisor.stop()
         await asyncio.wait([children])
         serving.cancel()
@@ -179,8 +185,16 @@ async def _run_control(node: NodeContext, supervisor: Supervisor) -> tuple[str |
     node.report("node.stopped", {})
     if reason is None:
         return None, EXIT_OK
-    failed_here = control.failed_here or (control.gave_up is None and supervisor.refusal is not None)
-    return reason, EXIT_REFUSED if failed_here else EXIT_GAVE_UP
+    was_refused = control.was_refused or (control.gave_up is None and supervisor.refusal is not None)
+    return reason, EXIT_REFUSED if was_refused else EXIT_GAVE_UP
+
+
+async def _save_leases(control: ControlProcess, report: EventReporter) -> None:
+    try:
+        if control.leadership is not None:
+            await control.leadership.save_for_stop()
+    except Exception as error:  # whatever it is, control must be started again
+        report("lease.not_saved", {"cause": repr(error)})
 
 
 def _reload(tls: NodeTls, report: EventReporter, supervisor: Supervisor) -> None:

@@ -6,9 +6,11 @@ it on.
 """
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+from ebla.aio.wakeup import Wakeup
 from ebla.broker.broker import TableBroker
 from ebla.broker.broker_deps import BrokerDeps, BrokerLimits
 from ebla.cql.authentication import PasswordAuthentication, parse_password_hash
@@ -31,6 +33,7 @@ from ebla.ports.rng import Rng
 from ebla.runtime.socket_passing import SocketPassing
 from ebla.runtime.sockets import listen_tcp
 from ebla.runtime.tls import CqlServerTls, TlsFolder
+from ebla.topology.states import SERVING_STATES
 from ebla.transfers.cluster_client import WireClusterClient
 from ebla.wire.peers import Peers
 from ebla.wire.schema_messages import SchemaAnswer, SchemaChange, SchemaRequest
@@ -40,6 +43,8 @@ BACKLOG = 512
 POLL_S = 0.1
 """How often it checks whether it may serve, before it listens, and whether a node went down, afterwards."""
 STATUS_MS = 2_000
+DROP_S = 1.0
+"""Time for requests in flight to end when the node is excluded."""
 
 
 class LocalControlClient:
@@ -71,6 +76,8 @@ class CqlService:
         self._control = LocalControlClient(context, node)
         self._events = EventPublisher(node.options.ports.cql)
         self._versions = VersionHistory()
+        self._installed = Wakeup()
+        """By a new view: a node that has joined takes clients at once."""
         self._clients = WireClusterClient(context.tasks, context.peers, node.cluster_addresses)
         rng = context.environment.rng
         self.server = CqlServer(
@@ -101,6 +108,7 @@ class CqlService:
         self._clients.follow(view.snapshot)
         self._versions.record(view, self._context.environment.clock.wall_us())
         self._events.publish_changes(view, self._context.view.down)
+        self._installed.wake()
 
     def close(self) -> None:
         self._passing.close()
@@ -110,17 +118,29 @@ class CqlService:
     # ---- serving
 
     async def _serve(self) -> None:
-        listens = False
+        listens, drop_at = False, math.inf
+        loop, view = asyncio.get_running_loop(), self._context.view
         try:
             while True:
-                if listens:
-                    self._events.publish_changes(self._context.view.current, self._context.view.down)
-                elif self._context.serves():
+                is_excluded = self._context.own.host in view.down
+                if listens and is_excluded:
+                    self._suspend()
+                    listens, drop_at = False, loop.time() + DROP_S
+                elif listens:
+                    self._events.publish_changes(view.current, view.down)
+                elif self._context.serves() and self._is_in_ring():
                     self._listen()
-                    listens = True
-                await asyncio.sleep(POLL_S)
+                    listens, drop_at = True, math.inf
+                elif loop.time() >= drop_at:
+                    self.server.abort()
+                await self._installed.wait(POLL_S)
         finally:
             self.server.abort()
+
+    def _is_in_ring(self) -> bool:
+        """A node that joins may be rolled back, and no driver knows of it."""
+        own = self._context.view.current.snapshot.nodes.get(self._context.own.host)
+        return own is not None and own.state in SERVING_STATES
 
     def _listen(self) -> None:
         shared, shard_aware = self._node.options.cql_addresses
@@ -128,6 +148,13 @@ class CqlService:
         self.server.listen(listen_tcp(shared, BACKLOG, shared=True))
         self.server.listen(listen_tcp(shard_aware, BACKLOG, shared=True), self._pass_on)
         self._node.report("cql.listens", {"address": str(shared), "shard_aware": str(shard_aware)})
+
+    def _suspend(self) -> None:
+        """This node is excluded: drivers must not reach it, since it refuses whatever they send."""
+        cause = "this node is excluded"
+        self._passing.close()
+        self.server.suspend(cause)
+        self._node.report("cql.listens_no_more", {"cause": cause})
 
     def _pass_on(self, accepted: socket.socket) -> bool:
         """A connection that cannot be passed on is served here: a driver notices that it reached another shard than

@@ -52,7 +52,6 @@ FIRST_VIEW_WAIT_S = 60.0
 CONFIRM_WAIT_S = 2.0
 """How long the start waits for the read barrier that allows it to drop stacks this shard no longer owns."""
 CONFIRM_RETRY_S = 1.0
-COMPACTION_MS = 3_600_000
 DRAIN_CHECK_MS = 10
 DRAIN_SHARE = 0.2
 """The part of a child's time to stop that running requests get."""
@@ -144,10 +143,10 @@ class ShardProcess(ChildProcess):
         self.folder = str(node.folder.shard(number).absolute())
         self.store_id = store_id
         self.deps = deps
-        self._right = ServingRight(node.limits.feed_silence_ms)
+        self._now_ms = environment.clock.boot_ms
+        self._feed_silence_ms = node.limits.feed_silence_ms
+        self._right = ServingRight(self._feed_silence_ms)
         """By heartbeats: control is alive and allows serving."""
-        self._feed_right = ServingRight(node.limits.feed_silence_ms)
-        """By polls: control has sent every change there was."""
         self._follower: TopologyFollower | None = None
         self._timestamps = WriteTimestamps(environment.clock, node.limits.timestamp_ahead_max_ms)
         self._services: Sequence[ShardService] = ()
@@ -157,6 +156,8 @@ class ShardProcess(ChildProcess):
         self._damaged = 0
         """Replicas with damage, as last reported."""
         self._store: ShardStore | None = None
+        self.for_peers: Server | None = None
+        """Set once it listens."""
         # Set by `_compose`, once the store is open.
         self._replica: ReplicaServer
         self._stacks: ReplicaStacks
@@ -170,10 +171,10 @@ class ShardProcess(ChildProcess):
         serves = self._has_right()
         if serves != self._served:
             self._served = serves
-            now_ms = self.environment.clock.boot_ms()
+            now_ms, follower = self.environment.clock.boot_ms(), self._follower
             silent = {
                 "control_silent_ms": self._right.silent_ms(now_ms),
-                "feed_silent_ms": self._feed_right.silent_ms(now_ms),
+                "feed_silent_ms": None if follower is None else follower.silent_ms(now_ms),
             }
             self.node.report("shard.serving" if serves else "shard.stopped_serving", silent)
         return serves
@@ -184,6 +185,13 @@ class ShardProcess(ChildProcess):
         if store is None:
             return ""
         return "; ".join(text for text in (self._space_warning(store), self._damage_warning(store)) if text)
+
+    def load_bytes(self) -> int | None:
+        if self._store is None:
+            return None
+        load_bytes = self._store.load_bytes
+        self._shard_metrics.load.set(load_bytes)
+        return load_bytes
 
     def _space_warning(self, store: ShardStore) -> str:
         free_bytes, reserve_bytes = self.environment.disk.free_bytes(self.folder), store.limits.free_bytes_min
@@ -205,13 +213,14 @@ class ShardProcess(ChildProcess):
         return f"{len(damages)} replicas are refused, because their layers are damaged" if damages else ""
 
     def _has_right(self) -> bool:
+        """By heartbeats, control is alive and allows serving; by polls, control has sent every change there was."""
         follower = self._follower
-        if not self._listens or follower is None or not follower.is_node_serving:
+        if not self._listens or follower is None or not follower.is_node_serving or follower.last_heard_ms is None:
             return False
-        now_ms = self.environment.clock.boot_ms()
-        if follower.last_heard_ms is not None:
-            self._feed_right.heard(follower.last_heard_ms, allowed=True)
-        return self._right.holds(now_ms) and self._feed_right.holds(now_ms)
+        if self.own.host in self.view.down:  # INV-FAIL-3: this node is excluded
+            return False
+        now_ms = self._now_ms()
+        return self._right.holds(now_ms) and now_ms - follower.last_heard_ms < self._feed_silence_ms
 
     async def run(self) -> None:
         """Serves until cancelled. Raises if the address is in use, and errors of the store's disk."""
@@ -304,8 +313,14 @@ class ShardProcess(ChildProcess):
         self._stacks.on_view_installed(view)
         super().on_view_installed(view)
         self._clients.follow(view.snapshot)
+        self._refuse_excluded(view)
         for service in self._services:
             service.on_view_installed(view)
+
+    def _refuse_excluded(self, view: View) -> None:
+        """Barriers do not wait for an excluded node, so what it sends may be routed by any older view."""
+        if self.for_peers is not None:
+            self.for_peers.exclude(frozenset(view.snapshot.excluded_hosts))
 
     def report_of(self, view: View) -> ChildReport:
         return msgspec.structs.replace(
@@ -327,6 +342,8 @@ class ShardProcess(ChildProcess):
                 await asyncio.wait([confirming], timeout=CONFIRM_WAIT_S)
             tasks.create_task(self._compact(tasks, store, peers))
             servers = [self.new_server(tasks, peers), self.new_server(tasks, peers)]
+            self.for_peers = servers[0]
+            self._refuse_excluded(self.view.current)
             await self._listen(*servers)
         finally:
             self._listens = False
@@ -358,7 +375,7 @@ class ShardProcess(ChildProcess):
 
         bulk, host = Peers(tasks, peers), self.own.host
         bulk.set_address(host, self.node.bulk_socket)
-        compact = self.deps.compact or (lambda job: bulk.call(host, COMPACT, job, COMPACTION_MS))
+        compact = self.deps.compact or (lambda job: bulk.call(host, COMPACT, job, self.node.limits.fold_ms))
         await CompactionLoop(store, self._stacks, compact, terms).run(self._shard_metrics, self.node.report)
 
     async def _listen(self, for_peers: Server, local: Server) -> None:

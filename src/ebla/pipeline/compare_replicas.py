@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ebla.aio.retry import Backoff
+from ebla.model.identity import TableId
 from ebla.model.records.jobs import Difference, JobResult
 from ebla.model.token import TokenRange
 from ebla.model.transfers import BucketDifference, ComparisonResult, ComparisonTask, TransferSource
@@ -20,7 +21,7 @@ from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.clock import Clock
 from ebla.request.read_plan import gc_before_s
 from ebla.transfers.token_ranges import ReplicaRange, covering_range, merge_ranges, replica_ranges
-from ebla.transfers.transfer_run import RowCopy, TransferRun, TransferTotals, narrow_source
+from ebla.transfers.transfer_run import RangeSources, RowCopy, TransferRun, TransferTotals, narrow_source
 
 MICROSECONDS = 1_000_000
 BUCKETS_PER_SUSPECT = 16
@@ -53,8 +54,9 @@ class _Cut:
 
 
 class ReplicaComparison:
-    def __init__(self, run: TransferRun, clock: Clock, limits: JobLimits) -> None:
+    def __init__(self, run: TransferRun, table: TableId, clock: Clock, limits: JobLimits) -> None:
         self._run = run
+        self._table = table
         self._clock = clock
         self._limits = limits
 
@@ -95,8 +97,9 @@ class ReplicaComparison:
             done = f" ({start} of {len(cuts)} ranges done)" if len(cuts) > size else ""
             run.meter.step(f"{text}{done}: taking checkpoints")
             # Before the first await: the table may be dropped meanwhile.
-            gc_before = gc_before_s(run.view, run.table, self._clock.wall_us() // MICROSECONDS)
-            sources = await run.take_checkpoints([(part.range, part.hosts) for part, _ in parts])
+            gc_before = gc_before_s(run.view, self._table, self._clock.wall_us() // MICROSECONDS)
+            wanted = [RangeSources(part.range, part.hosts) for part, _ in parts]
+            sources = await run.take_checkpoints(self._table, wanted)
             tasks = []
             for part, buckets_min in parts:
                 own = tuple(narrow_source(sources[host], part.range) for host in part.hosts)
@@ -113,7 +116,7 @@ class ReplicaComparison:
         return found
 
     def _replica_ranges(self, part: TokenRange) -> list[ReplicaRange]:
-        return list(replica_ranges(self._run.view.sets, self._run.table, part))
+        return list(replica_ranges(self._run.view.sets, self._table, part))
 
     def _buckets(self, sources: Sequence[TransferSource], part: TokenRange) -> int:
         """By the data of the largest replica in the range."""
@@ -150,7 +153,7 @@ class ReplicaComparison:
     async def _heal(self, ranges: Sequence[TokenRange]) -> TransferTotals:
         """Each replica gets what it lacks of the others."""
         copies = [
-            RowCopy(part, whole.hosts, whole.replicas)
+            RowCopy(table=self._table, range=part, sources=whole.hosts, targets=whole.replicas)
             for whole, parts in self._by_replica_range(ranges)
             for part in merge_ranges(parts, HEAL_RANGES_MAX)
         ]

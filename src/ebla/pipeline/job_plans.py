@@ -106,7 +106,7 @@ def _stream(sets: ReplicaSets, spec: StreamRange, down: Collection[HostId]) -> R
             raise InvalidRequest(
                 f"node {_node_name(snapshot, spec.target)} is no replica of {name} in {format_range(part.range)}"
             )
-        copies.append(RowCopy(part.range, sources, (target,)))
+        copies.append(RowCopy(table=spec.table, range=part.range, sources=sources, targets=(target,)))
     return RowStreamPlan(tuple(copies))
 
 

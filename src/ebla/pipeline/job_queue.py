@@ -102,8 +102,6 @@ class JobQueue:
         self._workers: dict[JobId, _Worker] = {}
         self._backing_off_until: dict[JobId, int] = {}
         self._failures: dict[JobId, int] = {}
-        self._foreign_runs: dict[JobId, tuple[object, int]] = {}
-        """Runs of other pipelines: session and owner, and since when they are known."""
         self._wakeup = asyncio.Event()
         self._records.on_change = self._wakeup.set
         self._owner = config.rng.uuid()
@@ -126,18 +124,14 @@ class JobQueue:
     # ---- steps
 
     def _scheduler_state(self) -> SchedulerState:
-        status, jobs, now_ms = self._engine.status(), self._jobs(), self._config.clock.boot_ms()
-        runs = {job: (record.session, record.owner) for job, record in jobs.items() if job not in self._workers}
-        known = {job: self._foreign_runs.get(job, (None, 0)) for job in runs}
-        self._foreign_runs = {job: known[job] if known[job][0] == run else (run, now_ms) for job, run in runs.items()}
+        status = self._engine.status()
         return SchedulerState(
-            records=jobs,
+            records=self._jobs(),
             active={job: worker.as_active() for job, worker in self._workers.items()},
             owner=self._owner,
             unavailable=None if status.state is EngineState.READY else status.cause or f"Spark is {status.state}",
             backing_off_until=self._backing_off_until,
-            now_boot_ms=now_ms,
-            foreign_since_ms={job: since_ms for job, (_, since_ms) in self._foreign_runs.items()},
+            now_boot_ms=self._config.clock.boot_ms(),
         )
 
     def _take(self, tasks: asyncio.TaskGroup, step: JobStep) -> None:

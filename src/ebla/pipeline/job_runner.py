@@ -10,7 +10,7 @@ from typing import Protocol, assert_never
 
 from ebla.feed.topology_view import TopologyView
 from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest
-from ebla.model.identity import SessionId, TopologyVersion
+from ebla.model.identity import SessionId, TableId, TopologyVersion
 from ebla.model.records.jobs import JobProgress, JobRecord, JobResult
 from ebla.pipeline.compare_replicas import ReplicaComparison
 from ebla.pipeline.job_plans import ComparePlan, FileCopyPlan, JobPlan, RowStreamPlan, plan_job
@@ -64,7 +64,6 @@ class JobRunner:
         the run failed on the way."""
         run = TransferRun(
             job=job.id,
-            table=job.spec.table,
             session=new.session,
             client=self.client,
             engine=self.engine,
@@ -74,7 +73,7 @@ class JobRunner:
         try:
             async with asyncio.timeout(job.life_ms / 1000):
                 await self._open(run, job, new, handle)
-                return await self._run(run, self._plan(job))
+                return await self._run(run, job.spec.table, self._plan(job))
         except TimeoutError:
             raise JobTimedOut(f"not done within {job.life_ms // 1000} s") from None
 
@@ -85,7 +84,7 @@ class JobRunner:
     async def _open(self, run: TransferRun, job: JobRecord, new: NewSession, handle: JobHandle) -> None:
         run.meter.step("opening a session")
         self._plan(job)  # refuse an invalid job before anything is opened
-        opened = await self.client.open_session(run.scope, job.life_ms, new.known_version)
+        opened = await self.client.open_session(run.scope(job.spec.table), job.life_ms, new.known_version)
         await handle.confirm()
         if not await self.topology.wait_version(opened.version, self.limits.topology_ms / 1000):
             raise DeadlineExceeded(f"version {opened.version} of the topology has not reached the pipeline in time")
@@ -93,14 +92,14 @@ class JobRunner:
     def _plan(self, job: JobRecord) -> JobPlan:
         return plan_job(self.topology.current.sets, job.spec, self.topology.down)
 
-    async def _run(self, run: TransferRun, plan: JobPlan) -> JobResult:
+    async def _run(self, run: TransferRun, table: TableId, plan: JobPlan) -> JobResult:
         match plan:
             case FileCopyPlan():
-                return _result(await run.copy_files(plan.copies, use_links=plan.use_links))
+                return _result(await run.copy_files(table, plan.copies, use_links=plan.use_links))
             case RowStreamPlan():
                 return _result(await run.copy_rows(plan.copies, "streaming rows"))
             case ComparePlan():
-                return await ReplicaComparison(run, self.clock, self.limits).compare(plan)
+                return await ReplicaComparison(run, table, self.clock, self.limits).compare(plan)
             case _:
                 assert_never(plan)
 

@@ -38,9 +38,6 @@ class JobLimits:
     """File jobs and row jobs have separate slots: a long comparison does not keep a tablet from moving."""
     runs_max: int = 4
     """How often a job is started before its failure is final."""
-    abandoned_after_ms: int = 3_000
-    """How long a run of another pipeline is left alone. A pipeline whose control has just lost the leadership is about
-    to end; two that took over each other's runs meanwhile would only use them up."""
     ended_kept_max: int = ENDED_JOBS_KEPT_MAX
     poll_ms: int = 1_000
     """How often, at least, the scheduler runs and the state of the engine is checked."""
@@ -170,21 +167,19 @@ class SchedulerState:
     backing_off_until: Mapping[JobId, int] = field(default_factory=dict)
     """Jobs that failed lately are not started before this time, by the boot clock."""
     now_boot_ms: int = 0
-    foreign_since_ms: Mapping[JobId, int] = field(default_factory=dict)
-    """For jobs of other pipelines: since when the present run has been known, by the boot clock."""
 
 
 def next_steps(state: SchedulerState, limits: JobLimits) -> tuple[JobStep, ...]:
     """At most one step for each job."""
     ordered = sorted(state.records.values(), key=lambda job: (job.submitted_ms, job.id))
     return (
-        *_running_steps(ordered, state, limits),
+        *_running_steps(ordered, state),
         *_waiting_steps(ordered, state, limits),
         *_prune_steps(ordered, state, limits),
     )
 
 
-def _running_steps(ordered: list[JobRecord], state: SchedulerState, limits: JobLimits) -> Iterator[JobStep]:
+def _running_steps(ordered: list[JobRecord], state: SchedulerState) -> Iterator[JobStep]:
     for job_id, own in sorted(state.active.items()):
         record = state.records.get(job_id)
         ours = record is not None and (record.session, record.owner) == (own.session, state.owner)
@@ -195,8 +190,7 @@ def _running_steps(ordered: list[JobRecord], state: SchedulerState, limits: JobL
         if job.state in ENDED_STATES or job.id in state.active:
             continue
         if job.session is not None or job.state is JobState.RUNNING:
-            if state.now_boot_ms - state.foreign_since_ms.get(job.id, state.now_boot_ms) >= limits.abandoned_after_ms:
-                yield TakeOverJob(job.id)
+            yield TakeOverJob(job.id)  # a pipeline that may act is the only one that may
         elif job.cancel_requested:
             yield CancelWaitingJob(job.id)
 

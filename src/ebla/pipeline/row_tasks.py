@@ -16,12 +16,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebla.model.errors import InvalidRequest
+from ebla.model.errors import Corruption, InvalidRequest
 from ebla.model.identity import AttemptId
 from ebla.model.schema import TableSchema
 from ebla.model.token import TokenRange
-from ebla.model.transfers import MoveResult, RowMove, RowTarget, StagedFile
+from ebla.model.transfers import MoveResult, RowMove, RowPart, RowTarget, StagedFile, TransferSource
 from ebla.pipeline.task_outcome import outcome_batch
+from ebla.ports.transfer_engine import SourceDamaged
 from ebla.storage.codec.key_codec import key_spans
 from ebla.storage.codec.row_file import ROWS_SCHEMA
 from ebla.storage.columns.chunks import KEY, STORED, ChunkShape, chunk_of
@@ -40,26 +41,41 @@ def trim_row_move(move: RowMove) -> RowMove:
 
 
 def row_move_outcome(client: FlightClient, move: RowMove) -> pa.RecordBatch:
-    return outcome_batch(partial(move_rows, client, move))
+    return outcome_batch(partial(move_rows, client, move), str(move.targets[0].target.transfer))
 
 
 def move_rows(client: FlightClient, move: RowMove) -> list[MoveResult]:
+    """Parts are moved one after the other. They ascend, so each target still gets its rows in key order."""
     attempt = new_attempt_id()
-    own = [to.own for to in move.targets if to.own is not None]
     writers = [_Writer(to=to, attempt=attempt, authority=client.authority_pem) for to in move.targets]
-    streams = [client.get_rows(source, move.range) for source in move.sources]
-    replicas = ReplicaMerge(streams, move.schema, own)
     try:
-        for rows in replicas.merged():
-            lacking = {place: replicas.lacking(place, rows) for place in dict.fromkeys(own)} if len(rows) else {}
-            for writer in writers:
-                writer.write(rows if writer.to.own is None else lacking.get(writer.to.own, rows))
+        for part in move.row_parts:
+            _move_part(client, move, part, writers)
         return [writer.finish() for writer in writers]
     except BaseException:
         # Also if one of them fails at its end: the threads of the others would wait for more rows forever.
         for writer in writers:
             writer.abandon()
         raise
+
+
+def _move_part(client: FlightClient, move: RowMove, part: RowPart, writers: "Sequence[_Writer]") -> None:
+    places = {source: place for place, source in enumerate(part.sources)}
+    own = [places.get(writer.to.own) if writer.to.own is not None else None for writer in writers]
+    kept = list(dict.fromkeys(place for place in own if place is not None))
+    streams = [_rows_of(client, move.sources[source], part.range) for source in part.sources]
+    replicas = ReplicaMerge(streams, move.schema, kept)
+    for rows in replicas.merged():
+        lacking = {place: replicas.lacking(place, rows) for place in kept} if len(rows) else {}
+        for writer, place in zip(writers, own):
+            writer.write(rows if place is None else lacking.get(place, rows))
+
+
+def _rows_of(client: FlightClient, source: TransferSource, token_range: TokenRange) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from client.get_rows(source, token_range)
+    except Corruption as error:
+        raise SourceDamaged(f"on {source.host}: {error.message}", advice=error.advice) from error
 
 
 class _Broken(Exception):

@@ -79,7 +79,7 @@ def _move_files(context: SparkJobContext, moves: Sequence[FileMove]) -> Sequence
 
 
 def _move_rows(context: SparkJobContext, moves: Sequence[RowMove]) -> Sequence[TransferResult]:
-    sized = [(trim_row_move(move), sum(source.estimate_bytes(move.range) for source in move.sources)) for move in moves]
+    sized = [(trim_row_move(move), move.estimated_bytes) for move in moves]
     tasks = pack_row_tasks(sized, context.task_bytes, context.adapter.slots())
     return _moved(_run_tasks(context, RowMove, row_move_outcome, tasks, OUTCOME_SCHEMA))
 

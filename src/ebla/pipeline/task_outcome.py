@@ -62,6 +62,8 @@ class SparkTask(Generic[W]):
 class TaskFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     kind: str
     message: str
+    transfer: str = ""
+    """What the task worked on, if it is known."""
 
 
 TaskOutcome = MoveResult | BucketDifference | ComparisonResult | TaskFailure
@@ -73,12 +75,12 @@ _failure_decoder = msgspec.json.Decoder(TaskFailure)
 class TaskFailed(Exception):
     """Raised in a task; the driver finds the cause in its text."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"{_CAUSE_MARK}{msgspec.json.encode(failure_of(error)).decode()}")
+    def __init__(self, error: BaseException, transfer: str = "") -> None:
+        super().__init__(f"{_CAUSE_MARK}{msgspec.json.encode(failure_of(error, transfer)).decode()}")
 
 
-def failure_of(error: BaseException) -> TaskFailure:
-    return TaskFailure(type(error).__name__, str(error)[:CAUSE_LENGTH_MAX])
+def failure_of(error: BaseException, transfer: str = "") -> TaskFailure:
+    return TaskFailure(type(error).__name__, str(error)[:CAUSE_LENGTH_MAX], transfer)
 
 
 def is_final(error: EblaError) -> bool:
@@ -86,16 +88,16 @@ def is_final(error: EblaError) -> bool:
     return error.fault is Fault.CALLER
 
 
-def outcome_batch(work: Callable[[], Sequence[MoveResult]]) -> pa.RecordBatch:
+def outcome_batch(work: Callable[[], Sequence[MoveResult]], transfer: str = "") -> pa.RecordBatch:
     """What the work of a task returns, or the failure that ends its job. Raises `TaskFailed` for one that another
-    attempt may not meet."""
+    attempt may not meet. `transfer`: which it is, for the failure."""
     outcomes: Sequence[MoveResult | TaskFailure]
     try:
         outcomes = work()
     except (EblaError, OSError) as error:
         if not isinstance(error, EblaError) or not is_final(error):
-            raise TaskFailed(error) from error
-        outcomes = [failure_of(error)]
+            raise TaskFailed(error, transfer) from error
+        outcomes = [failure_of(error, transfer)]
     return pa.RecordBatch.from_pylist([_row(outcome) for outcome in outcomes], schema=_ARROW)
 
 
@@ -125,7 +127,9 @@ def results_of(outcomes: Sequence[bytes]) -> list[TransferResult]:
 
 
 def work_failed(failure: TaskFailure) -> WorkFailed:
-    return WorkFailed(f"a task failed: {failure.message or failure.kind}")
+    return WorkFailed(
+        f"a task failed: {failure.message or failure.kind}", cause=failure.kind, transfer=failure.transfer
+    )
 
 
 def parse_failure(text: str) -> TaskFailure:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ebla.model.errors import EblaError, Fault
+from ebla.model.errors import Corruption, EblaError, Fault
 from ebla.model.identity import JobId
 from ebla.model.transfers import TransferResult, TransferTask
 
@@ -25,6 +25,16 @@ class WorkFailed(EblaError):
     """A task failed in every attempt. What it staged is not sealed, so it is not applied."""
 
     fault = Fault.PEER
+
+    def __init__(self, message: str, *, advice: str = "", cause: str = "", transfer: str = "") -> None:
+        """`cause`: the class of the error that the task met; `transfer`: what it worked on. Empty: not known."""
+        super().__init__(message, advice=advice)
+        self.cause = cause
+        self.transfer = transfer
+
+
+class SourceDamaged(Corruption):
+    """Data of a source cannot be read. Another attempt would find the same."""
 
 
 class EngineState(enum.StrEnum):

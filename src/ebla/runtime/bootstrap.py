@@ -46,6 +46,18 @@ def join_by_token(options: NodeOptions, token: JoinToken, clock: Clock, rng: Rng
     return _store(options, identity, Authority(handover.certificate_pem, handover.key_pem), clock)
 
 
+def reset_node(options: NodeOptions, clock: Clock, rng: Rng) -> NodeIdentity:
+    """Empties the folder and draws a new host id, of the same cluster and with its authority. The caller holds the lock
+    of control, and knows that no other node relies on the old one. The identity is replaced last: after a crash in
+    between, the node has its old host id and nothing else, cannot join under it, and is reset again."""
+    folder = DataFolder(options.folder)
+    known = folder.read_identity()
+    assert known is not None
+    authority = TlsFolder(folder.tls).authority()
+    folder.remove_content()
+    return _store(options, NodeIdentity(HostId(rng.uuid()), known.cluster, known.cluster_name), authority, clock)
+
+
 async def _first_to_answer(own: Introduction, rng: Rng, peers: tuple[Address, ...], token: JoinToken) -> HandOverAnswer:
     """Tries the next peer only after a timeout or an unreachable peer: a refusal holds everywhere."""
     unreachable: list[str] = []

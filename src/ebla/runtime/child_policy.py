@@ -201,6 +201,16 @@ class ChildPolicy:
                 pass
         return []
 
+    def kill(self, name: str, reason: str, now_ms: int) -> list[ChildEffect]:
+        """It must end now; it is started again if it is to run."""
+        child = self.children[name]
+        match child.state:
+            case Starting(pid=pid) | RunningChild(pid=pid) | Terminating(pid=pid):
+                child.state = Killed(pid, now_ms, reason)
+                return [Kill(pid)]
+            case _:
+                return []
+
     def stop(self, now_ms: int) -> list[ChildEffect]:
         """From now on nothing is started."""
         self.stopping = True

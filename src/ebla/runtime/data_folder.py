@@ -102,6 +102,16 @@ class DataFolder:
         assert self.format.exists()
         write_durably(self.identity, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
 
+    def remove_content(self) -> None:
+        """Removes what a node has stored here: all but options, identity, certificates and `run`. The caller holds the
+        lock of control, and gives the folder a new identity afterwards: until then the node is refused under its old
+        one, and the removal is repeated."""
+        for path in sorted(self.path.iterdir()):
+            if path.name not in ("options.toml", self.format.name, self.identity.name, self.tls.name, self.run.name):
+                _remove(path)
+        self.last_stop.unlink(missing_ok=True)
+        _sync_folder(self.path)
+
     def check(self, free_bytes_min: int) -> NodeIdentity | None:
         """Checks everything that can be checked without starting anything. Returns `read_identity`."""
         if self.path.exists():
@@ -172,11 +182,29 @@ def write_durably(path: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
     temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """A shard's folder may be a link to another disk, or a mount point: it is emptied and kept."""
+    if not path.is_dir():
+        path.unlink()
+        return
+    for inner in path.iterdir():
+        if inner.is_dir() and not inner.is_symlink():
+            shutil.rmtree(inner)
+        else:
+            inner.unlink()
+    if not path.is_symlink() and not path.is_mount():
+        path.rmdir()
 
 
 def _check_private(path: Path) -> None:

@@ -94,8 +94,9 @@ def lower_child_priority(pid: int, niceness: int) -> None:
         pass  # it has exited already; its parent learns how when it waits for it
 
 
-def restore_child_priority(pid: int, niceness: int) -> None:
-    """Of a child that was just started by a process that raised its own priority: each child sets its own."""
+def restore_priority(pid: int, niceness: int) -> None:
+    """Gives a child, or the calling thread (0), the niceness from before this process raised its own priority. A new
+    program inherits niceness, and each sets its own."""
     with suppress(ProcessLookupError, PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
 

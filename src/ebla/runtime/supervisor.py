@@ -35,7 +35,7 @@ from ebla.runtime.child_policy import (
     Terminating,
     pid_of,
 )
-from ebla.runtime.priorities import restore_child_priority
+from ebla.runtime.priorities import restore_priority
 from ebla.wire.verbs import ProcessState, ProcessStatus
 
 TICK_MS = 100
@@ -81,7 +81,8 @@ class Supervisor:
         self._commands = {command.name: command for command in commands}
         essential = [command.name for command in commands if not command.optional]
         optional = [command.name for command in commands if command.optional]
-        self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        self.niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        """Of the children at their start."""
         self._policy = ChildPolicy(essential, limits, clock.boot_ms(), optional=optional)
         self._clock = clock
         self._report = report
@@ -91,6 +92,7 @@ class Supervisor:
         self._pipe: tuple[int, int] | None = None
         self._wake = asyncio.Event()
         self._due: list[str] = []
+        self._has_ended = False
         self.before_spawn: BeforeSpawn = _no_arguments
         """Called before a child is started, each time; returns further arguments for it. If it raises, the node
         stops."""
@@ -111,6 +113,11 @@ class Supervisor:
     def want(self, name: str, wanted: bool) -> None:
         """Whether an optional child is to run from now on. Else it is terminated, then killed."""
         self._carry_out(self._policy.want(name, wanted, self._clock.boot_ms()))
+        self._wake.set()
+
+    def kill(self, name: str, reason: str) -> None:
+        """Kills the child with its session, if it lives. It is gone once `statuses` shows another pid or none."""
+        self._carry_out(self._policy.kill(name, reason, self._clock.boot_ms()))
         self._wake.set()
 
     def statuses(self) -> tuple[ProcessStatus, ...]:
@@ -169,7 +176,10 @@ class Supervisor:
                 os.close(end)
 
     def kill_all(self) -> None:
-        """Kills and reaps every child with its session, before this process executes itself again."""
+        """Kills and reaps every child with its session. Nothing is started or reaped elsewhere from then on: another
+        thread than that of `run` may call this, before this process executes itself again. A child that is being
+        spawned at that moment is missed here. It ends when its pipe is closed."""
+        self._has_ended = True
         for process in list(self._processes.values()):
             kill_session(process.pid)
             process.wait()
@@ -201,6 +211,8 @@ class Supervisor:
     def _spawn(self, command: ChildCommand, further: Sequence[str]) -> None:
         assert threading.current_thread() is threading.main_thread()
         assert self._pipe is not None
+        if self._has_ended:
+            return
         reading, _ = self._pipe
         arguments = [*command.arguments, *further, PARENT_FLAG, str(os.getpid()), PIPE_FLAG, str(reading)]
         try:
@@ -214,7 +226,7 @@ class Supervisor:
             self._carry_out(self._policy.spawn_failed(command.name, str(error), self._clock.boot_ms()))
             return
         self._processes[command.name] = process
-        restore_child_priority(process.pid, self._niceness)
+        restore_priority(process.pid, self.niceness)
         self._started_wall_us[command.name] = self._clock.wall_us()
         self._report("child.started", {"child": command.name, "pid": process.pid})
         self._policy.spawned(command.name, process.pid, self._clock.boot_ms())
@@ -232,6 +244,8 @@ class Supervisor:
     def _reap(self) -> None:
         """Kills what an exited child left running before it is reaped, and so before the next one starts."""
         for name, process in list(self._processes.items()):
+            if self._has_ended:
+                return
             if has_exited(process.pid):
                 kill_session(process.pid)
                 status = process.wait()

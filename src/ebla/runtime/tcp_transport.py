@@ -23,7 +23,6 @@ from ebla.model.identity import Address, HostId
 from ebla.observe.event_reporter import EventReporter, RateLimitedReporter
 from ebla.ports.transport import Link, LinkEvents, OpenLink
 from ebla.runtime.sockets import is_same_user, listen_local, listen_tcp, reason_of, tune_tcp
-from ebla.runtime.tls import host_in_peer_certificate
 
 _HEADER = struct.Struct(">I")
 _ACCEPT_PAUSE_S = 0.05
@@ -195,6 +194,9 @@ class TcpLink(asyncio.BufferedProtocol):
         tls = transport.get_extra_info("ssl_object")
         self._encrypted = tls is not None
         if tls is not None:
+            # Here, so that a command that calls only local sockets does not load a library for certificates.
+            from ebla.runtime.tls import host_in_peer_certificate
+
             self._peer_host = host_in_peer_certificate(tls.getpeercert())
             self._is_stranger = self._accepted and self._peer_host is None
         self._events = self._on_open(self)

@@ -25,6 +25,7 @@ class PurgeResult(enum.StrEnum):
     MEMBERS_CHANGED = "members_changed"
     FEATURE_MISSING = "feature_missing"
     NO_QUORUM = "no_quorum"
+    QUORUM_LOST = "quorum_lost"
     NOT_LEADER = "not_leader"
     TIMED_OUT = "timed_out"
     FAULT_INJECTED = "fault_injected"

@@ -112,7 +112,51 @@ LEASES = Setting(
     problem=lease_settings_problem,
 )
 
-SETTINGS: tuple[Setting[Any], ...] = (SETTINGS_PURGE, LEASES)
+JANITOR_DELAY_MS = Setting(
+    name="janitor_delay_ms",
+    kind=Annotated[int, msgspec.Meta(ge=1_000, le=600_000)],
+    default=60_000,
+    scope=Scope.CLUSTER,
+    help="how long an unfinished operation on members waits for its caller, before the leader completes or undoes it",
+)
+
+
+class AutoFailoverSettings(msgspec.Struct, frozen=True, kw_only=True):
+    enabled: bool = False
+    after_ms: Annotated[int, msgspec.Meta(ge=5_000, le=3_600_000)] = 120_000
+    """For how long a majority of the voters must report a host down."""
+    max_count: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+    """Hosts to exclude before an operator resets the count."""
+
+
+AUTO_FAILOVER = Setting(
+    name="auto_failover",
+    kind=AutoFailoverSettings,
+    default=AutoFailoverSettings(),
+    scope=Scope.CLUSTER,
+    help="whether nodes that are down are excluded automatically, after which time, and how many until a reset",
+)
+
+
+class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
+    peer_timeout_ms: Annotated[int, msgspec.Meta(ge=5_000, le=3_600_000)] = 60_000
+    """For how long a new node, or a source of its data, may be unreachable before the join is rolled back."""
+    request_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 60_000
+    """For how long a request that cannot run waits before it is cancelled."""
+    ring_delay_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 30_000
+    """How long every node needs at most to learn of a new CDC generation; 0: it takes effect at once."""
+
+
+TOPOLOGY = Setting(
+    name="topology",
+    kind=TopologySettings,
+    default=TopologySettings(),
+    scope=Scope.CLUSTER,
+    help="node operations: when a silent node ends a join, when a request that cannot run is cancelled, and how long a "
+    "CDC generation takes to reach every node",
+)
+
+SETTINGS: tuple[Setting[Any], ...] = (SETTINGS_PURGE, LEASES, JANITOR_DELAY_MS, AUTO_FAILOVER, TOPOLOGY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A machine's two clocks: skewed from the start, drifting, and jumping when a fault makes them."""
+"""A machine's two clocks: skewed from the start, drifting, and jumping or standing still when a fault makes them."""
 
 from collections.abc import Callable
 
@@ -14,15 +14,33 @@ class SimClock:
         self._now = now
         self._rate = 1.0 + (2.0 * draw() - 1.0) * DRIFT_PPM_MAX / 1e6
         self.boot_rate = self._rate
-        """Scenarios may set it before the first process of the machine starts."""
+        """A world may set it before the first process of the machine starts."""
         self._booted_at = -draw() * 1000.0
         self._wall_offset_us = int((2.0 * draw() - 1.0) * SKEW_US_MAX)
+        self._frozen_at: float | None = None
+        self._missed_s = 0.0
 
     def boot_ms(self) -> int:
-        return int((self._now() - self._booted_at) * self.boot_rate * 1000.0)
+        return int((self.machine_s() - self._booted_at) * self.boot_rate * 1000.0)
 
     def wall_us(self) -> int:
-        return EPOCH_US + self._wall_offset_us + int(self._now() * self._rate * 1e6)
+        return EPOCH_US + self._wall_offset_us + int(self.machine_s() * self._rate * 1e6)
+
+    def machine_s(self) -> float:
+        """The true time, less that in which the machine was frozen."""
+        return (self._now() if self._frozen_at is None else self._frozen_at) - self._missed_s
+
+    def freeze(self) -> None:
+        """Both clocks stand still, as those of a virtual machine that is paused."""
+        if self._frozen_at is None:
+            self._frozen_at = self._now()
+
+    def thaw(self) -> float:
+        """Returns for how long they stood still."""
+        stood_s = 0.0 if self._frozen_at is None else self._now() - self._frozen_at
+        self._frozen_at = None
+        self._missed_s += stood_s
+        return stood_s
 
     def jump(self, by_us: int) -> None:
         """Moves the wall clock, either way: a correction by an operator or by NTP."""
@@ -30,4 +48,5 @@ class SimClock:
 
     def reboot(self) -> None:
         """After a power loss the boot clock counts from zero: a reading stored on disk means nothing any more."""
-        self._booted_at = self._now()
+        self.thaw()
+        self._booted_at = self.machine_s()

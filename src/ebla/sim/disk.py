@@ -254,9 +254,10 @@ class SimDisk:
         if self._rng.happens(self.fail_sync):
             self._narrative.log(self._owner, f"a sync of folder {path} fails")
             raise OSError(5, f"sync of folder {path} failed")
-        for renaming in due:
+        # Not those that a faster sync of the folder has settled: that would undo later ones, which it has settled too.
+        for renaming in [one for one in self._unsynced_names if one in due]:
             renaming.settle()
-        self._unsynced_names = [renaming for renaming in self._unsynced_names if renaming not in due]
+            self._unsynced_names.remove(renaming)
 
     async def _wait_for_device(self) -> None:
         ms = self.sync_ms * (0.5 + self._rng.random())

@@ -53,7 +53,8 @@ def all_scenarios() -> dict[str, Scenario]:
 
 
 def find_scenario(name: str) -> Scenario:
-    """A scenario has the name of its file, so that it can be run without importing the others."""
+    """A scenario has the name of its file, so that it can be run without importing the others; `-` stands for `_`."""
+    name = name.replace("-", "_")
     if name not in scenario_names():
         raise InvalidRequest(f"there is no scenario {name!r}", advice=f"there are: {', '.join(scenario_names())}")
     module = importlib.import_module(f"{scenarios.__name__}.{name}")

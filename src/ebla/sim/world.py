@@ -185,6 +185,8 @@ class World:
         self.trace = RunTrace(self.loop.time, show)
         self.network = Network(self.loop, rng.fork("network"), self.trace)
         self.units: dict[str, Unit] = {}
+        self.boot_rates: tuple[float, float] | None = None
+        """Between these the boot clocks of new machines run; None: nearly at the true rate."""
         self.kernel = contextvars.Context()
         self._root = rng
         self._incarnation = ProcessIncarnation("world")
@@ -204,6 +206,8 @@ class World:
             if beside is None:
                 disk = SimDisk(rng.fork("disk"), self.trace, name)
                 clock = SimClock(self.loop.time, rng.fork("clock").random)
+                if self.boot_rates is not None:
+                    clock.boot_rate = rng.fork("boot rate").between(*self.boot_rates)
             else:
                 disk, clock = self._machines[beside].disk, self._machines[beside].clock
             found = self._machines[name] = SimMachine(
@@ -286,6 +290,7 @@ class World:
         self.network.heal()
         for machine in self._machines.values():
             machine.disk.heal()
+            machine.clock.thaw()
         for unit in self.units.values():
             unit.resume()
 

@@ -19,8 +19,9 @@ from typing import NewType
 from ebla.model.errors import InvalidRequest, Refused
 from ebla.model.token import Token, TokenRange
 from ebla.ports.rng import Rng
+from ebla.topology.commands import WriteCdcPart
 from ebla.topology.routing.static_sharding import first_token_in_range, static_shard
-from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart, CdcRange, Node, Snapshot
+from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart, CdcRange, GenerationId, Node, Snapshot
 from ebla.topology.states import NodeState
 from ebla.topology.tablet_map import TOKEN_BIAS, TabletStreams, last_token, shift_of
 
@@ -37,6 +38,10 @@ LEEWAY_MS = 5_000
 """How far clocks of clients and nodes may be apart before a write is refused."""
 PART_BYTES_MAX = 256 << 10
 """A value of group 0 has at most 512 KiB."""
+PARTS_PER_COMMIT_MAX = 3
+"""Parts that fit into one command of group 0 together with the step that uses them."""
+CDC_PARTS_MAX = 256
+"""Parts of one generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +115,32 @@ def generation_parts(ranges: Sequence[CdcRange], part_bytes_max: int = PART_BYTE
         gathered.append(each)
         size += width
     return (*parts, CdcGenerationPart(tuple(gathered)))
+
+
+def generation_commits(
+    generation: GenerationId, parts: Sequence[CdcGenerationPart]
+) -> tuple[tuple[WriteCdcPart, ...], ...]:
+    """The commands that write a generation's data, grouped into commits. The last commit has room for the step that
+    uses the generation."""
+    assert 1 <= len(parts) <= CDC_PARTS_MAX
+    commands = [
+        WriteCdcPart(generation=generation, part_count=len(parts), number=number, part=part)
+        for number, part in enumerate(parts)
+    ]
+    starts = range(0, len(commands), PARTS_PER_COMMIT_MAX)
+    return tuple(tuple(commands[start : start + PARTS_PER_COMMIT_MAX]) for start in starts)
+
+
+def why_too_large(parts: Sequence[CdcGenerationPart]) -> str:
+    """Why group 0 cannot hold a generation of these parts; empty: it can."""
+    if len(parts) <= CDC_PARTS_MAX:
+        return ""
+    vnodes = sum(len(part.ranges) for part in parts)
+    streams = sum(len(each.streams) for part in parts for each in part.ranges)
+    return (
+        f"the CDC generation of {vnodes} vnodes has {streams} streams in {len(parts)} parts of {PART_BYTES_MAX >> 10} "
+        f"KiB, and a generation has at most {CDC_PARTS_MAX} parts"
+    )
 
 
 def generation_timestamp_ms(now_ms: int, ring_delay_ms: int, newest_ms: int | None) -> int:

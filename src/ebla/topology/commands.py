@@ -11,6 +11,7 @@ import msgspec
 from ebla.model.identity import HostId, Replica, RequestId, SessionId, TableId, TopologyVersion
 from ebla.topology.snapshot import (
     CdcGenerationPart,
+    Exclusion,
     GenerationId,
     GlobalRequest,
     Keyspace,
@@ -53,7 +54,16 @@ class SubmitGlobalRequest(Command, frozen=True):
 
 
 class AbortRequest(Command, frozen=True):
-    """Withdraw a request: a pending one ends at once, a leave or remove that is still draining is rolled back."""
+    """Withdraw a request. A pending one ends at once; a node that has not joined yet becomes `left`. For one that runs,
+    the error is stored on the request, so that a new leader rolls it back too. Refused once there is no way back."""
+
+    request: RequestId
+    reason: str
+    now_ms: int
+
+
+class CancelRequest(Command, frozen=True):
+    """A pending request could not run for too long. It ends as if it were aborted."""
 
     request: RequestId
     reason: str
@@ -61,10 +71,10 @@ class AbortRequest(Command, frozen=True):
 
 
 class StartNodeRequest(Command, frozen=True):
-    """The coordinator starts a pending request. Only a rebuild uses `session`."""
+    """The coordinator starts a pending request. Only a rebuild needs `session`."""
 
     request: RequestId
-    session: SessionId
+    session: SessionId | None = None
 
 
 class RejectNode(Command, frozen=True):
@@ -72,6 +82,13 @@ class RejectNode(Command, frozen=True):
 
     host: HostId
     reason: str
+    now_ms: int
+
+
+class RemoveNodeWithoutData(Command, frozen=True):
+    """A normal node becomes `left` at once. Only while the cluster has no table and another node owns tokens."""
+
+    host: HostId
     now_ms: int
 
 
@@ -97,10 +114,13 @@ class AdvanceNode(Command, frozen=True, kw_only=True):
 
     host: HostId
     leaving: TransitionState | None
-    session: SessionId
+    session: SessionId | None = None
+    """Opened if the next row runs under one."""
     now_ms: int
     fence: TopologyVersion = TopologyVersion(0)
     """The version whose barrier succeeded; the same commit raises the fence to it. 0: none."""
+    streamed_bytes: int = 0
+    streamed_ranges: int = 0
 
 
 class RollBackNode(Command, frozen=True, kw_only=True):
@@ -123,10 +143,15 @@ class FailDraining(Command, frozen=True):
 
 
 class CompleteRequest(Command, frozen=True):
-    """In `left_token_ring`: the operator gets the answer before the node is told to shut down."""
+    """In `left_token_ring`: the operator gets the answer before the node is ordered to stop."""
 
     host: HostId
     now_ms: int
+
+
+class FencePredecessor(Command, frozen=True):
+    """The first commit of a coordinator: rewrites the state row as it is. Every step is conditional on that row, so
+    nothing that an earlier coordinator still has in flight can commit after this."""
 
 
 class RaiseFence(Command, frozen=True):
@@ -136,9 +161,26 @@ class RaiseFence(Command, frozen=True):
 
 
 class SetIgnoredNodes(Command, frozen=True):
-    """The dead nodes that the operator ignores; replaces the previous list."""
+    """The dead nodes that the operator ignores; replaces the previous list, except for excluded hosts."""
 
     hosts: tuple[HostId, ...]
+
+
+class ExcludeHosts(Command, frozen=True):
+    """Failover: barriers do not wait for these hosts and they get no tablets, until each is included again. All or
+    none. Automatic ones count."""
+
+    exclusions: tuple[Exclusion, ...]
+
+
+class IncludeHost(Command, frozen=True):
+    """Recovery of an excluded host."""
+
+    host: HostId
+
+
+class ResetFailoverCount(Command, frozen=True):
+    """Automatic failover may act again."""
 
 
 class RefreshNode(Command, frozen=True, kw_only=True):
@@ -153,7 +195,12 @@ class RefreshNode(Command, frozen=True, kw_only=True):
 
 
 class EnableFeatures(Command, frozen=True):
+    """When idle, after a barrier: a node that has not seen the versions up to now may not know yet that it must not
+    start without these features."""
+
     features: tuple[str, ...]
+    fence: TopologyVersion
+    """The current version, whose barrier succeeded."""
 
 
 class SetBalancing(Command, frozen=True):

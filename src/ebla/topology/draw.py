@@ -78,6 +78,8 @@ def _inner_label(edge: NodeEdge) -> str:
 def _outer_label(edge: NodeEdge) -> str:
     if edge.request is not None:
         return edge.request
+    if edge.cause is NodeEdgeCause.REMOVED:
+        return "removed without data"
     if edge.source.state is NodeState.NONE:
         return "topology coordinator rejects the node"
     if edge.source.state is NodeState.REBUILDING and edge.cause is NodeEdgeCause.DONE:

@@ -21,7 +21,7 @@ from ebla.topology.invariants import violations
 from ebla.topology.keys import Row, tablet_rows
 from ebla.topology.next_step import next_step, side_steps
 from ebla.topology.node_states import node_row
-from ebla.topology.request_queue import CancelQueue, LivenessView, StartRequest, Verdict, choose_request
+from ebla.topology.request_queue import BlockedQueue, LivenessView, StartRequest, Verdict, choose_request
 from ebla.topology.routing.replica_sets import token_replicas
 from ebla.topology.routing.vnode_ring import ring_use
 from ebla.topology.snapshot import Node, Snapshot
@@ -57,7 +57,7 @@ def explain_next(snapshot: Snapshot, liveness: LivenessView) -> Iterator[str]:
     if isinstance(step, steps.AskBalancer):
         then = next_step(snapshot, liveness, plan_is_empty=True)
         yield f"  if the balancer has no plan: {_named(then)}: {then.why}"
-    if not isinstance(step, (StartRequest, CancelQueue)):
+    if not isinstance(step, (StartRequest, BlockedQueue)):
         verdicts = getattr(choose_request(snapshot, liveness), "verdicts", ())
         yield from (f"waiting: {_judged(verdict)}" for verdict in verdicts)
     for side in side_steps(snapshot, liveness):
@@ -68,7 +68,9 @@ def _described(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
     parts = [f"{node.host} {node.datacenter}/{node.rack} {node.state}", f"{len(node.tokens)} tokens"]
     if node.host not in liveness.alive:
         parts.append("down")
-    if node.host in snapshot.state.ignored_nodes:
+    if snapshot.exclusion_of(node.host) is not None:
+        parts.append("excluded")
+    elif node.host in snapshot.state.ignored_nodes:
         parts.append("ignored")
     if node.request is not None:
         request = snapshot.node_requests[node.request]
@@ -90,7 +92,7 @@ def _details(step: steps.Step) -> Iterator[str]:
             failure = row.on_failure
             back = f"{failure.state} {failure.transition or 'at rest'}" if failure else "repeated until it succeeds"
             yield f"  on failure {back}"
-        case StartRequest() | CancelQueue():
+        case StartRequest() | BlockedQueue():
             yield from (f"  {_judged(verdict)}" for verdict in step.verdicts)
         case steps.MoveTablets():
             yield f"  {len(step.tablets)} in transition{', more may be started' if step.ask_balancer else ''}"

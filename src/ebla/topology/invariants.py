@@ -55,6 +55,9 @@ def _nodes(snapshot: Snapshot) -> Iterator[InvariantViolation]:
     for host in snapshot.state.ignored_nodes:
         if host not in snapshot.nodes or snapshot.nodes[host].state is NodeState.LEFT:
             yield InvariantViolation("INV-NODE-8", f"{host} is ignored but is no member")
+    for host in snapshot.excluded_hosts:
+        if host not in snapshot.state.ignored_nodes:
+            yield InvariantViolation("INV-NODE-8", f"{host} is excluded but barriers wait for it")
     committing = snapshot.transition is TransitionState.COMMIT_CDC_GENERATION
     if not committing and snapshot.state.new_cdc_generation is not None:
         yield InvariantViolation("INV-NODE-12", "a generation is to be committed, and this is not the state for it")

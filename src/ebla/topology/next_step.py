@@ -13,7 +13,7 @@ from ebla.topology.apply.resize import tables_to_finalize
 from ebla.topology.features import features_to_enable
 from ebla.topology.node_states import NodeAction, NodeRow, node_row
 from ebla.topology.request_queue import (
-    CancelQueue,
+    BlockedQueue,
     LivenessView,
     RejectRequest,
     StartRequest,
@@ -128,7 +128,7 @@ Step = (
     | LeaveTrack
     | StartRequest
     | RejectRequest
-    | CancelQueue
+    | BlockedQueue
     | DriveGlobal
     | TurnOnFeatures
     | AskBalancer
@@ -146,28 +146,43 @@ def next_step(snapshot: Snapshot, liveness: LivenessView, *, plan_is_empty: bool
         return BuildState()
     node = snapshot.node_in_transition()
     if node is not None:
-        return _step_of_node(snapshot, node)
+        return _step_of_node(snapshot, node, liveness)
     if snapshot.transition is not None:
         return _step_of_track(snapshot, plan_is_empty)
     return choose_request(snapshot, liveness) or _step_without_requests(snapshot, plan_is_empty)
 
 
-def _step_of_node(snapshot: Snapshot, node: Node) -> Step:
+def _step_of_node(snapshot: Snapshot, node: Node, liveness: LivenessView) -> Step:
     row = node_row(node.state, snapshot.transition)
     assert row is not None, "INV-NODE-3"
+    failed = _why_failed(snapshot, node, liveness)
     if row.action is NodeAction.DRAIN_TABLETS:
-        return _step_of_draining(snapshot, node, row)
+        return _step_of_draining(snapshot, node, row, failed)
+    if failed and row.on_failure is not None:
+        return RollBack(node.host, row, failed)
     where = f" in {snapshot.transition}" if snapshot.transition is not None else ""
     return DriveNode(node.host, row, f"{node.host} is {node.state}{where}")
 
 
-def _step_of_draining(snapshot: Snapshot, node: Node, row: NodeRow) -> Step:
+def _why_failed(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
+    """Why the operation must not go on, as long as its row has a way back; empty: it may. Only a joining node is given
+    up when it is excluded or lost, since it serves nothing yet."""
     request = snapshot.request_of(node)
-    moving = _moving(snapshot)
     if request is not None and request.error:
+        return request.error
+    if node.state not in (NodeState.BOOTSTRAPPING, NodeState.REPLACING):
+        return ""
+    if node.host in snapshot.state.ignored_nodes:
+        return f"{node.address} was excluded"
+    return f"{node.address} does not answer" if node.host in liveness.lost else ""
+
+
+def _step_of_draining(snapshot: Snapshot, node: Node, row: NodeRow, failed: str) -> Step:
+    moving = _moving(snapshot)
+    if failed:
         if moving:
-            return MoveTablets(tablets=moving, why=f"moves must end before the rollback ({request.error})")
-        return RollBack(node.host, row, request.error)
+            return MoveTablets(tablets=moving, why=f"moves must end before the rollback ({failed})")
+        return RollBack(node.host, row, failed)
     must_drain = node.state is not NodeState.REPLACING
     if moving or (must_drain and snapshot.has_tablets(node.host)):
         return MoveTablets(

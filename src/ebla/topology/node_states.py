@@ -189,6 +189,10 @@ TRANSITIONS_WITH_TABLETS_MOVING = (TransitionState.TABLET_MIGRATION, TransitionS
 """INV-TABL-3: the only transition states in which a tablet may be in transition; it never is at rest."""
 
 
+REMOVED_WITHOUT_DATA = StatePair(NodeState.LEFT, None)
+"""The target for a normal node that is removed while the cluster has no table."""
+
+
 def node_row(state: NodeState | None, transition: TransitionState | None) -> NodeRow | None:
     """None: a pair that cannot occur."""
     return NODE_TABLE.get((state, transition))
@@ -199,6 +203,7 @@ class NodeEdgeCause(enum.StrEnum):
     DONE = "done"
     FAILED = "failed"
     REJECTED = "rejected"
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +223,7 @@ def node_edges() -> Iterator[NodeEdge]:
             source=StatePair(start.source, None), target=start.target, cause=NodeEdgeCause.REQUESTED, request=kind
         )
     yield NodeEdge(source=StatePair(NodeState.NONE, None), target=REJECTED, cause=NodeEdgeCause.REJECTED)
+    yield NodeEdge(source=StatePair(NodeState.NORMAL, None), target=REMOVED_WITHOUT_DATA, cause=NodeEdgeCause.REMOVED)
     for row in _ROWS:
         if row.here.state is None:
             continue

@@ -1,12 +1,19 @@
 """Which request runs next, and why the others do not, with the reasons as data."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from ebla.model.identity import HostId
+import msgspec
+
+from ebla.model.identity import HostId, RequestId
+from ebla.topology.commands import CancelRequest
 from ebla.topology.features import missing_to_join
+from ebla.topology.node_states import REQUEST_STARTS
+from ebla.topology.routing.vnode_streams import gaining_hosts
 from ebla.topology.snapshot import Node, NodeRequest, Replication, Snapshot
 from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome, Strategy
+from ebla.topology.token_allocation import choose_tokens
 
 PRIORITY: tuple[NodeRequestKind, ...] = (
     NodeRequestKind.REPLACE,
@@ -17,14 +24,17 @@ PRIORITY: tuple[NodeRequestKind, ...] = (
 )
 """Best first: what restores redundancy goes before what reduces it."""
 LEAVING_KINDS = (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
+JOINING_KINDS = (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessView:
-    """Which nodes are alive, as the coordinator sees it, and its wall clock. The set is queried, never iterated."""
+    """Which nodes are alive, as the coordinator sees it, and its wall clock. The sets are queried, never iterated."""
 
     alive: frozenset[HostId]
     now_ms: int
+    lost: frozenset[HostId] = frozenset()
+    """Down for so long that a join is not continued."""
 
     def alive_of(self, hosts: tuple[HostId, ...]) -> tuple[HostId, ...]:
         return tuple(host for host in hosts if host in self.alive)
@@ -33,7 +43,8 @@ class LivenessView:
 class Reason(enum.StrEnum):
     """Why a request cannot run, or may not be made."""
 
-    NODES_DOWN = "other nodes are down and not ignored"
+    NODES_DOWN = "nodes down and not excluded"
+    EXCLUDED_GAINS = "excluded nodes would gain vnode ranges, and nobody can stream to them"
     IGNORED_ALIVE = "nodes that should be ignored are alive"
     TARGET_ALIVE = "the node to remove or replace is alive; decommission it instead"
     TARGET_DOWN = "the node itself is down"
@@ -53,12 +64,16 @@ class Objection:
     detail: str = ""
 
     def __str__(self) -> str:
-        parts = [self.reason.value]
-        if self.hosts:
-            parts.append(", ".join(str(host) for host in self.hosts))
-        if self.detail:
-            parts.append(self.detail)
-        return ": ".join(parts)
+        return self._joined([str(host) for host in self.hosts])
+
+    def text(self, snapshot: Snapshot) -> str:
+        """For operators, who know nodes by address."""
+        return self._joined(
+            [snapshot.nodes[host].address if host in snapshot.nodes else str(host) for host in self.hosts]
+        )
+
+    def _joined(self, names: list[str]) -> str:
+        return ": ".join(part for part in (self.reason.value, ", ".join(names), self.detail) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +107,14 @@ class RejectRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelQueue:
-    """No pending request can run: all are cancelled, so that operators learn it now and not after hours."""
+class BlockedQueue:
+    """No pending request can run. `RequestGrace` says when they are cancelled."""
 
     verdicts: tuple[Verdict, ...]
     why: str
+
+
+QueueChoice = StartRequest | RejectRequest | BlockedQueue
 
 
 def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
@@ -105,7 +123,18 @@ def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
     return tuple(sorted(pending, key=lambda each: (PRIORITY.index(each.kind), each.start_ms, each.id)))
 
 
-def choose_request(snapshot: Snapshot, liveness: LivenessView) -> StartRequest | RejectRequest | CancelQueue | None:
+def latest_join(snapshot: Snapshot, host: HostId) -> NodeRequest | None:
+    """The join request of this host: an open one, or the last that ended."""
+    found = [each for each in snapshot.node_requests.values() if each.host == host and each.kind in JOINING_KINDS]
+    return max(found, key=lambda each: (each.is_open, each.start_ms, each.id), default=None)
+
+
+def queue_position(snapshot: Snapshot, request: RequestId) -> int:
+    """From 1, among the pending requests; 0: it is not pending."""
+    return next((place for place, each in enumerate(pending_requests(snapshot), 1) if each.id == request), 0)
+
+
+def choose_request(snapshot: Snapshot, liveness: LivenessView) -> QueueChoice | None:
     """The request to start while no node is in transition and the topology is at rest. None: no request is pending."""
     pending = pending_requests(snapshot)
     if not pending:
@@ -113,20 +142,25 @@ def choose_request(snapshot: Snapshot, liveness: LivenessView) -> StartRequest |
     verdicts = tuple(Verdict(request, _blockers(snapshot, request, liveness)) for request in pending)
     best = next((verdict.request for verdict in verdicts if verdict.viable), None)
     if best is None:
-        return CancelQueue(verdicts, "no request can run: " + _said(verdicts[0].objections))
+        return BlockedQueue(verdicts, "no request can run: " + objections_text(snapshot, verdicts[0].objections))
     objections = _admission(snapshot, best)
     if objections:
-        return RejectRequest(best, objections, _said(objections))
+        return RejectRequest(best, objections, objections_text(snapshot, objections))
     return StartRequest(best, verdicts, f"{best.kind} has the best priority")
 
 
-def _said(objections: tuple[Objection, ...]) -> str:
-    return "; ".join(str(objection) for objection in objections)
+def objections_text(snapshot: Snapshot, objections: tuple[Objection, ...]) -> str:
+    return "; ".join(objection.text(snapshot) for objection in objections)
+
+
+def cancellation(snapshot: Snapshot, verdict: Verdict, now_ms: int) -> CancelRequest:
+    """Of a request that `RequestGrace` calls overdue."""
+    return CancelRequest(verdict.request.id, objections_text(snapshot, verdict.objections), now_ms)
 
 
 def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) -> tuple[Objection, ...]:
-    """Dead nodes that block a request. Join and leave tolerate none: a dead node may have the only fresh copy of a
-    range that they move. Remove and replace tolerate the ignored ones. A rebuild needs only its own node."""
+    """Dead nodes that block a request: a dead node may have the only fresh copy of a range that moves. Excluded ones do
+    not block, because nobody counts on their copies: streams read around them. A rebuild needs only its own node."""
     if request.kind is NodeRequestKind.REBUILD:
         return () if request.host in liveness.alive else (Objection(Reason.TARGET_DOWN, (request.host,)),)
     gone = presumed_dead(request)
@@ -134,10 +168,27 @@ def _blockers(snapshot: Snapshot, request: NodeRequest, liveness: LivenessView) 
     if alive:
         # It has returned since the request was made, and would keep serving tokens that are taken from it.
         return (Objection(Reason.TARGET_ALIVE, alive),)
-    excused: tuple[HostId, ...] = ()
-    if request.kind in (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE):
-        excused = (*snapshot.state.ignored_nodes, *gone)
-    return _nodes_down(snapshot, liveness, excused)
+    down = _nodes_down(snapshot, liveness, (*snapshot.state.ignored_nodes, *gone))
+    return (*down, *_excluded_gains(snapshot, request))
+
+
+def _excluded_gains(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
+    """An excluded node that gains a range by the new ring would become a replica without the rows: nobody can stream to
+    it. A remove is not held up: of two dead nodes, each would forbid the removal of the other."""
+    excluded = snapshot.state.ignored_nodes
+    if request.kind is NodeRequestKind.REMOVE or not excluded:
+        return ()
+    node = snapshot.node(request.host)
+    replaced = None if request.replaced is None else snapshot.nodes.get(request.replaced)
+    if request.replaced is not None and (replaced is None or replaced.state is not NodeState.NORMAL):
+        return ()  # `_admission` rejects it
+    start = REQUEST_STARTS[request.kind].target
+    assert start.state is not None
+    tokens = choose_tokens(snapshot, node) if request.kind in JOINING_KINDS else node.tokens
+    moving = msgspec.structs.replace(node, state=start.state, tokens=tokens)
+    gaining = gaining_hosts(replace(snapshot, nodes=snapshot.nodes.put(node.host, moving)))
+    found = tuple(host for host in excluded if host in gaining)
+    return (Objection(Reason.EXCLUDED_GAINS, found),) if found else ()
 
 
 def _nodes_down(snapshot: Snapshot, liveness: LivenessView, excused: tuple[HostId, ...]) -> tuple[Objection, ...]:
@@ -155,7 +206,7 @@ def presumed_dead(request: NodeRequest) -> tuple[HostId, ...]:
 
 def _admission(snapshot: Snapshot, request: NodeRequest) -> tuple[Objection, ...]:
     """Objections to a new node, independent of liveness; none for requests of members."""
-    if request.kind not in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE):
+    if request.kind not in JOINING_KINDS:
         return ()
     node = snapshot.node(request.host)
     objections: list[Objection] = []
@@ -230,3 +281,60 @@ def draining_hosts(snapshot: Snapshot) -> tuple[HostId, ...]:
         return ()
     requests = (snapshot.request_of(node) for node in snapshot.members())
     return tuple(each.host for each in requests if each is not None and not each.error and each.kind in LEAVING_KINDS)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """How long the objections of one request have stood, up to the last look."""
+
+    verdict: Verdict
+    counted_ms: int = 0
+
+
+class RequestGrace:
+    """Measures how long pending requests could not run, by the boot clock of one leader.
+
+    Time counts only from one blocked look to the next: while something runs, or could run, the objection may be about
+    to go. Otherwise a join that a dead node blocks would be cancelled while the replacement of that node runs. Changed
+    objections start again.
+    """
+
+    def __init__(self) -> None:
+        self._standing: dict[RequestId, _Standing] = {}
+        self._counts_since_ms: int | None = None
+        """The last look, if the queue was blocked then."""
+
+    def observe(self, found: QueueChoice | None, boot_ms: int) -> None:
+        """At every look at the queue. None: something runs, so the queue was not looked at."""
+        passed_ms = self._passed_ms(boot_ms)
+        for each in self._standing.values():
+            each.counted_ms += passed_ms
+        self._counts_since_ms = boot_ms if isinstance(found, BlockedQueue) else None
+        if isinstance(found, (BlockedQueue, StartRequest)):
+            self._keep(found.verdicts)
+
+    def _keep(self, verdicts: Sequence[Verdict]) -> None:
+        before = self._standing
+        self._standing = {}
+        for verdict in verdicts:
+            if verdict.viable:
+                continue
+            known = before.get(verdict.request.id)
+            is_same = known is not None and known.verdict.objections == verdict.objections
+            self._standing[verdict.request.id] = known if known is not None and is_same else _Standing(verdict)
+
+    def overdue(self, grace_ms: int, boot_ms: int) -> tuple[Verdict, ...]:
+        """The requests to cancel now; none while something runs or can run."""
+        if self._counts_since_ms is None:
+            return ()
+        passed_ms = self._passed_ms(boot_ms)
+        return tuple(each.verdict for each in self._standing.values() if each.counted_ms + passed_ms >= grace_ms)
+
+    def left_ms(self, request: RequestId, grace_ms: int, boot_ms: int) -> int | None:
+        """Until the request is cancelled, if its objections stand and nothing runs; None: nothing is known against
+        it."""
+        known = self._standing.get(request)
+        return None if known is None else max(0, grace_ms - known.counted_ms - self._passed_ms(boot_ms))
+
+    def _passed_ms(self, boot_ms: int) -> int:
+        return 0 if self._counts_since_ms is None else boot_ms - self._counts_since_ms

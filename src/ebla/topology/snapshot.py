@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ebla.model.identity import HostId, RequestId, SessionId, TableId, TopologyVersion
+from ebla.model.opinions import Opinion
 from ebla.model.transaction import Revision
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import (
@@ -70,6 +71,9 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
     outcome: RequestOutcome = RequestOutcome.PENDING
     error: str = ""
     end_ms: int | None = None
+    streamed_bytes: int = 0
+    """What its streams have moved, once they have ended."""
+    streamed_ranges: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -171,6 +175,20 @@ class CdcGeneration(msgspec.Struct, frozen=True, tag="cdc_generation", array_lik
     published: bool = False
 
 
+class Exclusion(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Why a host is excluded, for operators."""
+
+    host: HostId
+    since_ms: int
+    """Wall time of the leader that excluded it."""
+    by: HostId
+    """That leader."""
+    is_automatic: bool = False
+    is_forced: bool = False
+    opinions: tuple[Opinion, ...] = ()
+    """Of the voters, about this host, when it was excluded."""
+
+
 class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True, kw_only=True):
     """The static columns: one row for the whole cluster, rewritten by every step."""
 
@@ -198,6 +216,10 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     dropped."""
     bulk_closed_at: tuple[TopologyVersion, ...] = ()
     """The version that closed each of `bulk_closed`."""
+    exclusions: tuple[Exclusion, ...] = ()
+    """By host. An excluded host is ignored until it is included again or has left, whatever requests ignore it too."""
+    failover_count: int = 0
+    """Hosts that automatic failover has excluded since the count was last reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +261,13 @@ class Snapshot:
         """The row of a node that is known to exist."""
         return self.nodes[host]
 
+    def exclusion_of(self, host: HostId) -> Exclusion | None:
+        return next((one for one in self.state.exclusions if one.host == host), None)
+
+    @property
+    def excluded_hosts(self) -> tuple[HostId, ...]:
+        return tuple(one.host for one in self.state.exclusions)
+
     def nodes_in(self, *states: NodeState) -> Iterator[Node]:
         """Nodes in any of these states, by host id, so that every process iterates in the same order."""
         return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state in states)
@@ -254,6 +283,17 @@ class Snapshot:
     def node_in_transition(self) -> Node | None:
         """The one node that is joining, replacing, leaving, being removed or rebuilding (INV-NODE-2: at most one)."""
         return next((node for node in self.members() if node.in_transition), None)
+
+    @property
+    def running_operation(self) -> str:
+        """For people: what the topology is doing now. Empty: it is idle."""
+        node = self.node_in_transition()
+        if node is None:
+            return "" if self.transition is None else f"the operation in state {self.transition}"
+        request = self.request_of(node)
+        name = node.state.value if request is None else f"{request.kind} (request {request.id})"
+        where = "" if self.transition is None else f", in {self.transition}"
+        return f"the {name} of {node.host} at {node.address}{where}"
 
     def request_of(self, node: Node) -> NodeRequest | None:
         """Its pending or running request."""

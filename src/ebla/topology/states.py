@@ -16,6 +16,13 @@ class NodeState(enum.StrEnum):
     LEFT = "left"
 
 
+JOINING_STATES = (NodeState.NONE, NodeState.BOOTSTRAPPING, NodeState.REPLACING)
+"""Of a node that is not in the ring yet."""
+
+SERVING_STATES = (NodeState.NORMAL, NodeState.REBUILDING, NodeState.DECOMMISSIONING, NodeState.REMOVING)
+"""Of a node in the ring: clients may send it requests."""
+
+
 class TransitionState(enum.StrEnum):
     """What the topology as a whole is doing; a snapshot without a transition state is at rest."""
 
@@ -80,6 +87,19 @@ class RequestOutcome(enum.StrEnum):
     DONE = "done"
     FAILED = "failed"
     """Refused, cancelled or rolled back; the request's `error` says which and why."""
+
+
+class EndCause(enum.StrEnum):
+    """Why a request failed: the first word of its error."""
+
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    """It could not run for too long."""
+    ABORTED = "aborted"
+    ROLLED_BACK = "rolled back"
+
+    def error(self, reason: str) -> str:
+        return f"{self}: {reason or 'no reason was given'}"
 
 
 class SessionKind(enum.StrEnum):

@@ -5,6 +5,7 @@ one `Peers` per role and shard number.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,9 +34,17 @@ class ClusterAddresses:
 
 
 class WireClusterClient:
-    """The owner calls `follow` with each new version; connections to nodes that have left are closed then."""
+    """The owner calls `follow` with each new version; connections to nodes that have left are closed then.
+    `before_send` is called immediately before a request is sent, and may refuse that by raising; not for `call`."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, context: PeersContext, addresses: ClusterAddresses) -> None:
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        context: PeersContext,
+        addresses: ClusterAddresses,
+        before_send: Callable[[], None] | None = None,
+    ) -> None:
+        self._before_send = before_send
         self._addresses = addresses
         self._own = addresses.shards.own
         self._control = Peers(tasks, context)
@@ -64,10 +73,11 @@ class WireClusterClient:
         return await self._control.call(host, verb, request, deadline_ms)
 
     async def control(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        return await self._control.call(self._own, verb, request, deadline_ms)
+        return await self._control.call(self._own, verb, request, deadline_ms, self._before_send)
 
     async def bulk(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        return await self._bulk.call(host, verb, request, deadline_ms)
+        return await self._bulk.call(host, verb, request, deadline_ms, self._before_send)
 
     async def shard(self, replica: Replica, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        return await self._shards.of(replica.shard).call(replica.host, verb, request, deadline_ms)
+        peers = self._shards.of(replica.shard)
+        return await peers.call(replica.host, verb, request, deadline_ms, self._before_send)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from ebla.aio.bounded_gather import gather_bounded
 from ebla.aio.retry import Backoff, retry
 from ebla.model.errors import EblaError, Refused, Stale, Unavailable
@@ -39,6 +41,7 @@ from ebla.wire.transfer_messages import (
     CloseSessionRequest,
     OpenSessionAnswer,
     OpenSessionRequest,
+    OpenStagingAnswer,
     OpenStagingRequest,
     ReleaseRequest,
     SealAnswer,
@@ -176,19 +179,20 @@ class TransferClient:
     async def open_staging(
         self, scope: TransferScope, staging: StagingSpec, deadline: Deadline | None = None
     ) -> TransferTarget:
-        request = OpenStagingRequest(
-            session=scope.session,
-            transfer=staging.transfer,
-            table=scope.table,
-            shard=staging.replica.shard,
-            range=staging.range,
-            version=scope.version,
-            kind=staging.kind,
-            size_bytes=staging.size_bytes,
+        return (await self._open_staging(staging, _open_request(scope, staging), deadline)).target
+
+    async def reopen_staging(self, scope: TransferScope, staging: StagingSpec) -> OpenStagingAnswer:
+        """Of a transfer that an earlier run may have brought, wholly or in part. Its id follows from what is
+        transferred."""
+        return await self._open_staging(
+            staging, msgspec.structs.replace(_open_request(scope, staging), is_repeatable=True), None
         )
+
+    async def _open_staging(
+        self, staging: StagingSpec, request: OpenStagingRequest, deadline: Deadline | None
+    ) -> OpenStagingAnswer:
         within_ms = _at_most(self._limits.staging_ms, deadline)
-        call = partial(self._cluster.bulk, staging.replica.host, OPEN_STAGING, request, within_ms)
-        return (await self._retry(call)).target
+        return await self._retry(partial(self._cluster.bulk, staging.replica.host, OPEN_STAGING, request, within_ms))
 
     async def open_staging_of_incarnation(
         self,
@@ -299,6 +303,19 @@ class TransferClient:
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         return await retry(call, self._backoff, timeout_s=self._limits.patience_ms / 1000, rng=self._rng)
+
+
+def _open_request(scope: TransferScope, staging: StagingSpec) -> OpenStagingRequest:
+    return OpenStagingRequest(
+        session=scope.session,
+        transfer=staging.transfer,
+        table=scope.table,
+        shard=staging.replica.shard,
+        range=staging.range,
+        version=scope.version,
+        kind=staging.kind,
+        size_bytes=staging.size_bytes,
+    )
 
 
 def _at_most(limit_ms: int, deadline: Deadline | None) -> int:

@@ -12,6 +12,7 @@ What a caller may rely on: its request runs at most once (INV-WIRE-1), an error 
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,23 +195,34 @@ class RpcClientConnection:
 
     # ---- requests
 
-    async def call(self, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
+    async def call(
+        self, verb: Verb[Q, A], request: Q, deadline_ms: int, before_send: Callable[[], None] | None = None
+    ) -> A:
         """Sends the request and waits for the answer. Raises what the peer raised, with the same class and outcome;
         `Overloaded` if there was no room in time, `Unreachable` if nothing was sent, `ConnectionLost` and
         `DeadlineExceeded` if the outcome is unknown. Cancelling the caller's task cancels the work at the peer."""
         expires_at = self._loop.time() + deadline_ms / 1000
         if self._waiting or not self._has_room():
             deadline_ms = await self._wait_for_room(verb, expires_at)
-        if deadline_ms <= 0:
-            raise DeadlineExceeded(f"{verb.name} to {self._peer_name()}: the time was over before it was sent")
-        link = self._link
-        if self.closed_cause is not None or link is None:
-            raise Unreachable(f"{self._peer_name()}: {self.closed_cause}")
-        request_id = self._next_id
-        frame = encode(RequestFrame(id=request_id, verb=verb.number, remaining_ms=deadline_ms, body=with_body(request)))
-        size = len(frame)
-        if size > self._frame_bytes_max:
-            raise _too_large(verb.name, size, self._frame_bytes_max)
+        try:
+            if deadline_ms <= 0:
+                raise DeadlineExceeded(f"{verb.name} to {self._peer_name()}: the time was over before it was sent")
+            link = self._link
+            if self.closed_cause is not None or link is None:
+                raise Unreachable(f"{self._peer_name()}: {self.closed_cause}")
+            request_id = self._next_id
+            frame = encode(
+                RequestFrame(id=request_id, verb=verb.number, remaining_ms=deadline_ms, body=with_body(request))
+            )
+            size = len(frame)
+            if size > self._frame_bytes_max:
+                raise _too_large(verb.name, size, self._frame_bytes_max)
+            if before_send is not None:  # after every wait: from here on nothing comes between it and the frame
+                before_send()
+        except BaseException:
+            if self._waiting:
+                self._admit_waiting()  # it does not use its turn: else those behind it would wait out their time
+            raise
         self._next_id = request_id + 1
         outcome: _Outcome = self._loop.create_future()
         self._pending[request_id] = (outcome, expires_at, size)

@@ -35,6 +35,7 @@ class RefusalReason(enum.IntEnum):
     HOST = 3
     LANE = 4
     BUSY = 5
+    EXCLUDED = 6
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

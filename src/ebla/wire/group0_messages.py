@@ -61,17 +61,6 @@ class DiscoverAnswer(msgspec.Struct, frozen=True, array_like=True):
     reply: DiscoveryReply
 
 
-class JoinRequest(msgspec.Struct, frozen=True, array_like=True):
-    member: Member
-
-
-class JoinAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Accepted as a learner. The first messages may come from these members."""
-
-    history: HistoryId
-    members: tuple[Member, ...]
-
-
 class MembershipRequest(msgspec.Struct, frozen=True, array_like=True):
     """Is this host still a member? Sent by a node that has not heard from a leader for long."""
 
@@ -182,15 +171,6 @@ class Group0Report(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     first: int
     last: int
     members: tuple[MemberReport, ...] = ()
-
-
-class ChangeMemberRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Gives a host another role. If a lock is named, it must still be the newest when the change is applied."""
-
-    host: HostId
-    role: MemberRole
-    address: Address | None = None
-    lock: bytes | None = None
 
 
 class TransferLeadershipRequest(msgspec.Struct, frozen=True, array_like=True):

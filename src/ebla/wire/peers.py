@@ -105,15 +105,29 @@ class Peers:
 
     # ---- messages
 
-    async def call(self, host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
-        """As `Caller.call`, over the connection of the verb's lane."""
+    async def call(
+        self,
+        host: HostId,
+        verb: Verb[Q, A],
+        request: Q,
+        deadline_ms: int,
+        before_send: Callable[[], None] | None = None,
+    ) -> A:
+        """As `RpcClientConnection.call`, over the connection of the verb's lane. `before_send` is called in the turn of
+        the loop in which the request is sent, and may refuse that by raising."""
         route = self._route(host, verb.lane)
         caller = route.caller
         if caller is None:
             began = self._loop.time()
             caller = await self._wait_connected(route, began + deadline_ms / 1000)
             deadline_ms -= int((self._loop.time() - began) * 1000)
-        return await caller.call(verb, request, deadline_ms)
+        return await caller.call(verb, request, deadline_ms, before_send)
+
+    async def wait_connected(self, host: HostId, lane: Lane, deadline_ms: int) -> None:
+        """For a call that must leave in the turn in which it is made. Raises `Unreachable`."""
+        route = self._route(host, lane)
+        if route.caller is None:
+            await self._wait_connected(route, self._loop.time() + deadline_ms / 1000)
 
     def send(self, host: HostId, notice: Notice[Q], message: Q) -> bool:
         """Sends a notice. False: it was dropped, because there is no connection or its queue is full."""
@@ -128,8 +142,14 @@ class Peers:
             address = self._addresses.get(host)
             if address is None:
                 raise Unreachable(f"no address is known for host {host}")
-            route = self._routes[(host.int, lane)] = _Route(host, lane, address)
-            route.task = self._tasks.create_task(self._keep(route))
+            route = _Route(host, lane, address)
+            keeping = self._keep(route)
+            try:
+                route.task = self._tasks.create_task(keeping)
+            except RuntimeError:  # the group of tasks is ending, and takes no more
+                keeping.close()
+                raise Unreachable("this process is about to stop") from None
+            self._routes[(host.int, lane)] = route
         return route
 
     def _drop_routes(self, host: HostId, cause: str) -> None:

@@ -60,6 +60,8 @@ class ReadRowsRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     partition_rows_max: int = 0
     """Live rows of each partition; 0: all."""
     bytes_max: int = 1 << 20
+    with_digest: bool = True
+    """False: nothing is compared, and the answer's digest is empty."""
 
 
 class ReadRowsAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

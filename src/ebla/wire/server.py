@@ -117,6 +117,8 @@ class Server:
         self._unintroduced = 0
         self.on_introduced: Callable[[HostId, Lane], None] = _ignore_peer
         """Called with the host and lane of every peer that has greeted."""
+        self.excluded: frozenset[HostId] = frozenset()
+        """Hosts whose connections are refused."""
         self.awaited = 0
         """Futures of requests in flight. While there are none, an answer is sent at once, one loop step earlier. Among
         many requests it waits for the end of the step: an early answer would wake its caller for the next request
@@ -172,6 +174,14 @@ class Server:
     def close(self, cause: str) -> None:
         for served in list(self._links.values()):
             served.close(cause)
+
+    def exclude(self, hosts: frozenset[HostId]) -> None:
+        """Refuses connections of exactly these hosts from now on, and closes those that they have."""
+        if hosts != self.excluded:
+            self.excluded = hosts
+            for served in list(self._links.values()):
+                if served.peer is not None and served.peer.host in hosts:
+                    served.close("excluded")
 
     @property
     def links_open(self) -> int:
@@ -314,6 +324,8 @@ class RpcServerConnection:
             )
         if hello.expected_host is not None and hello.expected_host != ours.host:
             return RefusalReason.HOST, f"this is host {ours.host}, the peer looks for {hello.expected_host}"
+        if theirs.host in self._server.excluded:
+            return RefusalReason.EXCLUDED, f"excluded: host {theirs.host} is excluded from the cluster"
         return None
 
     # ---- requests

@@ -92,12 +92,15 @@ class FindTargetRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     range: TokenRange
     """Of the data; one stack must cover it all."""
     version: TopologyVersion
+    transfer: TransferId | None = None
+    """Whether its layers are in the stack already."""
 
 
-class FindTargetAnswer(msgspec.Struct, frozen=True, array_like=True):
+class FindTargetAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     incarnation: int
     stack_range: TokenRange
     free_bytes: int
+    is_adopted: bool = False
 
 
 class AdoptRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -149,10 +152,17 @@ class OpenStagingRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=T
     kind: StagingKind
     size_bytes: int = 0
     """The expected size, so that a disk without room refuses before it is full."""
+    is_repeatable: bool = False
+    """The id follows from what is transferred, and the caller releases the transfer only after it was adopted. So one
+    that was adopted, or released, is done and not refused."""
 
 
 class OpenStagingAnswer(msgspec.Struct, frozen=True, array_like=True):
     target: TransferTarget
+    is_done: bool = False
+    """Of a repeatable transfer: there is nothing left to do."""
+    is_sealed: bool = False
+    """It only has to be adopted."""
 
 
 class SealRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

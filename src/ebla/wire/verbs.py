@@ -10,15 +10,19 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ebla.leadership.messages import AbolishLease, LeaseAnswer, LeaseAvailable, LeaseRequest
+from ebla.group0 import join_messages as joins
+from ebla.leadership.messages import AbolishLease, LeaseAnswer, LeaseAvailable, LeaseRequest, OrderRequest
 from ebla.model.identity import ClusterId, HostId, TopologyVersion
 from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult
+from ebla.wire import failover_messages as failover
 from ebla.wire import feed_messages as feed
 from ebla.wire import group0_messages as group0
 from ebla.wire import leadership_messages as leadership
+from ebla.wire import operation_messages as operations
 from ebla.wire import row_messages as rows
 from ebla.wire import settings_messages as settings
 from ebla.wire import table_calls as tables
+from ebla.wire import topology_messages as topology
 from ebla.wire import transfer_messages as transfers
 from ebla.wire.fault_messages import FaultAnswer, FaultRequest
 from ebla.wire.frames import Lane
@@ -70,11 +74,13 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int = 0
 
 
-class HeartbeatAnswer(msgspec.Struct, frozen=True, array_like=True):
+class HeartbeatAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     serial: int
     incarnation: int = 0
     wall_us: int = 0
     """The clock of the one that answers; 0: an earlier release, which does not tell."""
+    excluded_in: TopologyVersion = TopologyVersion(0)
+    """The version of the topology, as the one that answers has it, in which the sender is excluded; 0: it is not."""
 
 
 class StatusRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +114,15 @@ class ProcessStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """As in its last heartbeat."""
     trouble: str = ""
     """Why it cannot install a later version."""
+    load_bytes: int | None = None
+    """Of a shard, as in its last heartbeat; None: another process, or not known yet."""
+
+
+class NodeCounts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    host: HostId
+    shards: int
+    tablets: int
+    """Tablets with a current replica on the node."""
 
 
 class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -120,6 +135,10 @@ class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     transition: str = ""
     waits_for: str = ""
     """Why this node is not in the ring yet."""
+    excluded: tuple[tuple[HostId, str], ...] = ()
+    """The excluded hosts, each with how it was excluded."""
+    counts: tuple[NodeCounts, ...] = ()
+    """Of the same nodes; empty: the answer of an earlier release."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -155,6 +174,8 @@ class StatusAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """None until group 0 has one."""
     warnings: tuple[str, ...] = ()
     """What an operator should change although the node serves, one sentence each."""
+    leases: leadership.LeadershipReport | None = None
+    """Without the activities that ended."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -171,14 +192,35 @@ class ChildBeatRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     serving: bool
     warning: str = ""
     """What an operator should know of it although it serves; children with the same trouble say the same."""
+    load_bytes: int | None = None
+    """What a shard stores: its layers and its commit log."""
 
 
-class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True):
+class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The answer of control; a child that misses it for too long stops serving."""
 
     serving: bool
     clock_ahead_ms: int = 0
     """How far the node's clock is ahead of the clocks of more than half of the members."""
+    permit: int = 0
+    """The number of the permit under which the pipeline may act."""
+    permit_ms: int = 0
+    """For how long, from the sending of the heartbeat on; 0: it may not."""
+
+
+class PermitWatchRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The pipeline waits here for the withdrawal of its permit, and confirms those that were withdrawn before."""
+
+    pid: int
+    stopped: int
+    """It has stopped to act under permits up to this number, and never acts under them again."""
+    hold_ms: int
+    """How long control may hold the answer while there is nothing to withdraw."""
+
+
+class PermitWatchAnswer(msgspec.Struct, frozen=True, array_like=True):
+    withdrawn: int
+    """The highest number of a permit that was withdrawn; 0: none was."""
 
 
 class AuthorityRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -222,14 +264,14 @@ RAFT = Notice(number=8, name="raft", lane=Lane.RAFT, message=group0.RaftMessages
 SNAPSHOT_CHUNK = _data_verb(9, "snapshot_chunk", group0.SnapshotChunk, group0.SnapshotChunkAnswer)
 GROUP0_PROPOSE = _control_verb(10, "group0_propose", group0.ProposeRequest, EmptyAnswer)
 GROUP0_DISCOVER = _control_verb(11, "group0_discover", group0.DiscoverRequest, group0.DiscoverAnswer)
-GROUP0_JOIN = _control_verb(12, "group0_join", group0.JoinRequest, group0.JoinAnswer)
+# 12 added a new node to group 0 at once. Numbers are not used again.
 GROUP0_MEMBERSHIP = _control_verb(13, "group0_membership", group0.MembershipRequest, group0.MembershipAnswer)
 GROUP0_READ = _control_verb(14, "group0_read", group0.Group0ReadRequest, group0.Group0ReadAnswer)
 GROUP0_EXECUTE = _control_verb(15, "group0_execute", group0.ExecuteRequest, group0.ExecuteAnswer)
 GROUP0_WATCH = _control_verb(16, "group0_watch", group0.WatchRequest, group0.WatchAnswer)
 GROUP0_LOCK = _control_verb(17, "group0_lock", group0.LockRequest, group0.LockAnswer)
 GROUP0_MEMBERS = _control_verb(18, "group0_members", group0.MembersRequest, Group0Report)
-GROUP0_CHANGE_MEMBER = _control_verb(19, "group0_change_member", group0.ChangeMemberRequest, group0.ExecuteAnswer)
+# 19 changed a member without its keys. Numbers are not used again.
 GROUP0_TRANSFER = _control_verb(20, "group0_transfer", group0.TransferLeadershipRequest, EmptyAnswer)
 FEED = _control_verb(21, "feed", feed.FeedRequest, feed.FeedAnswer)
 CHILD_REPORT = _control_verb(22, "child_report", feed.ChildReport, EmptyAnswer)
@@ -265,8 +307,8 @@ SETTINGS_HISTORY = _control_verb(
 )
 SETTINGS_PUSH = _data_verb(55, "settings_push", settings.SettingsPushRequest, EmptyAnswer)
 SETTINGS_PULL = _data_verb(56, "settings_pull", settings.SettingsPullRequest, settings.SettingsPullAnswer)
-PREPARE_PURGE = _data_verb(57, "prepare_purge", settings.PreparePurgeRequest, settings.PreparePurgeAnswer)
-PUSH_TOMBSTONES = _data_verb(58, "push_tombstones", settings.PushTombstonesRequest, EmptyAnswer)
+# 57 and 58 were verbs of the purge that carried no order. A node answers them as unknown, and the purge of a leader
+# with an older release waits.
 SETTINGS_PURGE = _control_verb(59, "settings_purge", settings.SettingsPurgeRequest, settings.SettingsPurgeAnswer)
 SETTINGS_PURGE_STATUS = _control_verb(
     60, "settings_purge_status", settings.SettingsPurgeStatusRequest, settings.SettingsPurgeStatusAnswer
@@ -278,3 +320,18 @@ LEADERSHIP = _control_verb(64, "leadership", leadership.LeadershipRequest, leade
 CLUSTER_LEADERSHIP = _control_verb(
     65, "cluster_leadership", leadership.ClusterLeadershipRequest, leadership.ClusterLeadershipAnswer
 )
+OPERATE = _control_verb(66, "operate", operations.OperateRequest, operations.OperateAnswer)
+OPERATIONS = _control_verb(67, "operations", operations.OperationsRequest, operations.OperationsAnswer)
+PERMIT_WATCH = _control_verb(68, "permit_watch", PermitWatchRequest, PermitWatchAnswer)
+OPINIONS = _control_verb(70, "opinions", failover.OpinionsRequest, failover.OpinionsAnswer)
+FAILOVER_CHECK = _control_verb(71, "failover_check", failover.FailoverCheckRequest, failover.FailoverCheckAnswer)
+FAILOVER_STATUS = _control_verb(72, "failover_status", failover.FailoverStatusRequest, failover.FailoverStatusAnswer)
+PREPARE_PURGE = _data_verb(73, "prepare_purge", OrderRequest[settings.PreparePurgeRequest], settings.PreparePurgeAnswer)
+PUSH_TOMBSTONES = _data_verb(74, "push_tombstones", OrderRequest[settings.PushTombstonesRequest], EmptyAnswer)
+JOIN_NODE_QUERY = _control_verb(75, "join_node_query", joins.JoinNodeQuery, joins.JoinNodeQueryAnswer)
+JOIN_NODE_REQUEST = _control_verb(76, "join_node_request", joins.JoinNodeRequest, joins.JoinNodeWait)
+JOIN_NODE_RESPONSE = _control_verb(77, "join_node_response", joins.JoinNodeResponse, joins.JoinNodeResponseAnswer)
+TOPOLOGY_REPORT = _control_verb(78, "topology_report", topology.TopologyReportRequest, topology.TopologyReport)
+ABORT_REQUEST = _control_verb(79, "abort_request", topology.AbortTopologyRequest, topology.AbortTopologyAnswer)
+STREAM_WATCH = _control_verb(80, "stream_watch", topology.StreamWatchRequest, topology.StreamWatchAnswer)
+STOP_NODE = _control_verb(81, "stop_node", OrderRequest[topology.StopNodeRequest], EmptyAnswer)

@@ -2,8 +2,7 @@
 yet durable, membership changes, transfers, snapshots. Invariants are checked after every step."""
 
 import random
-import uuid
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -40,31 +39,9 @@ from ebla.raft.messages import Entry, EntryKind, HardState, Membership, Message,
 from ebla.raft.options import RaftOptions
 from ebla.raft.roles import Leader
 from ebla.raft.state import Contradiction, RecoveredState, StepRefusal
+from ebla.sim.rng import SimRng
 
 T = TypeVar("T")
-
-
-class SeededChance:
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def random(self) -> float:
-        return self._random.random()
-
-    def randrange(self, start: int, stop: int) -> int:
-        return self._random.randrange(start, stop)
-
-    def choice(self, options: Sequence[T]) -> T:
-        return self._random.choice(options)
-
-    def shuffle(self, items: MutableSequence[T]) -> None:
-        self._random.shuffle(items)
-
-    def bytes(self, count: int) -> bytes:
-        return self._random.randbytes(count)
-
-    def uuid(self) -> uuid.UUID:
-        return uuid.UUID(bytes=self.bytes(16))
 
 
 @dataclass(kw_only=True)
@@ -105,7 +82,7 @@ class Peer:
         self.durable = Durable(
             hard_state=HardState(), snapshot=snapshot, base=Entry(index=snapshot.index, term=snapshot.term)
         )
-        self.rng = SeededChance(seed)
+        self.rng = SimRng(str(seed))
         self.now_ms = 0
         self.writes: list[LogWrite] = []
         self.applies: list[ApplyEntries] = []

@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import typer.core
-import typer.main
 from tests.tidy.source import Source
 
-from ebla.cli.app import app
+from ebla.cli.commands import COMMANDS, load_command
 
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
@@ -24,15 +23,14 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 
 def _commands() -> dict[str, tuple[str, ...]]:
-    root = typer.main.get_command(app)
-    assert isinstance(root, typer.core.TyperGroup)
+    found = {name: load_command(name) for name in COMMANDS}
     return {
         name: tuple(command.commands) if isinstance(command, typer.core.TyperGroup) else ()
-        for name, command in root.commands.items()
+        for name, command in found.items()
     }
 
 
-COMMANDS: Mapping[str, tuple[str, ...]] = _commands()
+KNOWN_COMMANDS: Mapping[str, tuple[str, ...]] = _commands()
 """Commands of `ebla`; a group with its own commands."""
 
 
@@ -79,7 +77,7 @@ def missing_modules(sources: Sequence[Source]) -> list[str]:
     return _unknown(sources, MODULE, lambda match: match[1] in modules)
 
 
-def missing_commands(sources: Sequence[Source], commands: Mapping[str, tuple[str, ...]] = COMMANDS) -> list[str]:
+def missing_commands(sources: Sequence[Source], commands: Mapping[str, tuple[str, ...]] = KNOWN_COMMANDS) -> list[str]:
     def is_there(match: re.Match[str]) -> bool:
         if match[1] not in commands:
             return False

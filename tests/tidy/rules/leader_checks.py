@@ -13,20 +13,24 @@ ASKS = ("leads", "is_leader")
 FREE = ("src/ebla/raft/", "src/ebla/leadership/", "src/ebla/control/raft/", "src/ebla/sim/")
 
 PLACES: Mapping[str, str] = {
-    "src/ebla/cli/cluster/leases.py": "shows what the nodes report",
-    "src/ebla/cli/cluster/status_table.py": "shows what the nodes report",
+    "src/ebla/client/leadership_view.py": "shows what the nodes report",
+    "src/ebla/cli/cluster/operations.py": "shows what the node reports",
+    "src/ebla/cli/cluster/status_details.py": "shows what the nodes report",
     "src/ebla/client/cluster_view.py": "shows what the nodes report",
+    "src/ebla/control/coordinator/coordinator.py": "asks for the activity, which then is fenced",
     "src/ebla/control/group0/client.py": "chooses where a proposal is sent; Raft itself decides what is committed",
     "src/ebla/control/group0/node.py": "defines `leads` for the others",
     "src/ebla/control/group0/service.py": "refuses a transfer of leadership elsewhere; Raft decides",
     "src/ebla/control/leadership/leadership_node.py": "starts and stops renewal",
-    "src/ebla/control/settings/cluster.py": "for the purge, whose steps are conditional commits",
-    "src/ebla/control/settings/purger.py": "the purge: conditional commits, and nodes that check the round",
+    "src/ebla/cli/cluster/failover.py": "shows who has answered",
+    "src/ebla/control/operations/failover.py": "evaluates; what it excludes is an activity, which then is fenced",
+    "src/ebla/control/operations/janitor.py": "asks for the activity, which then is fenced",
+    "src/ebla/control/operations/operation_service.py": "chooses which node runs it, as an activity",
+    "src/ebla/control/settings/cluster.py": "passes it on to the other parts of the settings",
+    "src/ebla/control/settings/purger.py": "asks for the activity, which then is fenced",
     "src/ebla/control/settings/service.py": "chooses which node answers an operator",
     "src/ebla/control/settings/settings_node.py": "tidies keys of removed nodes: correct whoever does it",
-    "src/ebla/control/topology/bulk_sessions.py": "closes overdue sessions: conditional commits, correct by whoever",
-    "src/ebla/control/topology/join_driver.py": "asks for the activity, which then is fenced",
-    "src/ebla/node/control_process.py": "places the pipeline, which acts by sessions and conditional commits",
+    "src/ebla/node/control_process.py": "starts the pipeline, which acts only under a permit",
     "src/ebla/settings_store/node_store.py": "decides from what it is told",
 }
 """With what makes each of them harmless."""

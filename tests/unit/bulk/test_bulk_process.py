@@ -11,7 +11,7 @@ from tests.async_tests import real_time, runs_in, settled
 from tests.unit.bulk.bulk_process_rig import BULK, CONTROL, OURS, Control, node_context, state
 from tests.unit.bulk.compaction_service_rig import Compactions, job_of
 from tests.unit.bulk.transfer_rig import transfer_config
-from tests.unit.wire.rig import MemoryTransport, SeededChance
+from tests.unit.wire.rig import MemoryTransport
 
 from ebla.model.errors import ConnectionLost
 from ebla.model.identity import SessionId
@@ -20,6 +20,7 @@ from ebla.observe.event_reporter import discard_event
 from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_clock import SystemClock
+from ebla.sim.rng import SimRng
 from ebla.topology.keys import STATE, Row, session_key
 from ebla.topology.snapshot import Session
 from ebla.topology.states import SessionKind
@@ -39,10 +40,10 @@ class Rig:
         self.control = Control(tasks)
         self.runner = Compactions()
         disk = FileDisk()
-        around = Environment(clock=SystemClock(), rng=SeededChance(), disk=disk, transport=self.transport)
+        around = Environment(clock=SystemClock(), rng=SimRng("test"), disk=disk, transport=self.transport)
         self.bulk = BulkProcess(around, node_context(42), self.runner, transfer_config(folder, disk))
         self.context = PeersContext(
-            transport=self.transport, rng=SeededChance(), introduction=OURS, report=discard_event
+            transport=self.transport, rng=SimRng("test"), introduction=OURS, report=discard_event
         )
 
 

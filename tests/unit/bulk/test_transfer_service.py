@@ -28,11 +28,13 @@ from tests.unit.storage.small_table import TABLE
 from ebla.bulk.stream_service import SourceStream, StreamService
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.model.errors import DiskFull, InvalidRequest, NotFound, Overloaded, Refused, Stale, Unavailable
-from ebla.model.identity import AttemptId, CheckpointId, SessionId, ShardNumber, TableId
+from ebla.model.identity import AttemptId, CheckpointId, RequestId, SessionId, ShardNumber, TableId
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import CheckpointLayer, StagedFile, StagingKind
 from ebla.storage.codec.staging_format import read_sealed
 from ebla.topology.keys import session_key, table_key
+from ebla.topology.snapshot import Session
+from ebla.topology.states import SessionKind
 from ebla.wire.client_connection import ConnectionTarget as CallTarget
 from ebla.wire.client_connection import RpcClientConnection
 from ebla.wire.frames import Lane
@@ -43,6 +45,7 @@ from ebla.wire.transfer_messages import (
     FlightPut,
     OpenStagingRequest,
     ReleaseRequest,
+    SealRequest,
     TakeCheckpointRequest,
 )
 from ebla.wire.verbs import METRICS, OPEN_STAGING, RELEASE, SEAL, TAKE_CHECKPOINT
@@ -116,6 +119,47 @@ async def test_what_is_staged_is_sealed_and_told_of(rig: TransferRig, /, tmp_pat
         await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
         assert (await rig.status(caller)).stagings == ()
         await rig.until(lambda: rig.below("staging") == [])
+
+
+REQUEST = Session(id=SESSION, kind=SessionKind.REQUEST, request=RequestId(uuid.UUID(int=3)))
+"""Of a topology operation: it has no table and no deadline."""
+
+
+async def test_a_repeatable_transfer_is_found_in_every_phase(rig: TransferRig, /, tmp_path: Path) -> None:
+    request = OpenStagingRequest(
+        session=SESSION,
+        transfer=TRANSFER,
+        table=TABLE,
+        shard=ShardNumber(0),
+        range=WHOLE_RING,
+        version=VERSION,
+        kind=StagingKind.ROWS,
+        is_repeatable=True,
+    )
+
+    async def open_again(caller: RpcClientConnection) -> tuple[bool, bool]:
+        answer = await caller.call(OPEN_STAGING, request, CALL_MS)
+        return answer.is_sealed, answer.is_done
+
+    async with rig.life(REQUEST) as caller:
+        assert await open_again(caller) == (False, False)
+        await caller.call(TAKE_CHECKPOINT, take_of(), CALL_MS)
+        await caller.call(SEAL, SealRequest(session=SESSION, transfer=TRANSFER, attempt=ATTEMPT, files=()), CALL_MS)
+        assert await open_again(caller) == (True, False)
+    async with rig.life(REQUEST) as caller:
+        assert await open_again(caller) == (True, False)
+        await caller.call(RELEASE, ReleaseRequest(SESSION, (), (TRANSFER,)), CALL_MS)
+        assert await open_again(caller) == (False, True)
+        with pytest.raises(Refused):
+            await rig.open_staging(caller, StagingKind.ROWS)
+    async with rig.life(REQUEST) as caller:
+        # A new process does not remember it, and the shard knows what it has adopted as a layer.
+        rig.shard.adopted = [TRANSFER]
+        assert await open_again(caller) == (False, True)
+        rig.shard.adopted = []
+        assert await open_again(caller) == (False, False)
+        rig.control.close_session()
+        await rig.until(lambda: rig.below("staging") == rig.below("checkpoints") == [])
 
 
 async def test_a_stream_into_what_is_given_back_ends(rig: TransferRig, /, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.unit.bulk.compaction_service_rig import Compactions
 from tests.unit.bulk.staging_rig import BuildsHere
 from tests.unit.storage.small_table import SMALL, TABLE
 from tests.unit.topology.small_cluster import node, simple
-from tests.unit.wire.rig import MemoryTransport, SeededChance
+from tests.unit.wire.rig import MemoryTransport
 
 from ebla.bulk.bulk_transfers import TransferConfig
 from ebla.bulk.transfer_limits import TransferLimits
@@ -35,6 +35,7 @@ from ebla.ports.environment import Environment
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.file_isolation import FileIsolation
 from ebla.runtime.system_clock import SystemClock
+from ebla.sim.rng import SimRng
 from ebla.storage.layers.layer_facts import LayerFacts
 from ebla.storage.manifest import (
     Incarnation,
@@ -142,6 +143,7 @@ class ScriptedShard:
         self.stale = 0
         """So many times a replica leaves under it."""
         self.failure: Exception | None = None
+        self.adopted: list[TransferId] = []
         self.asked: list[FindTargetRequest | CheckpointRequest] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -179,7 +181,12 @@ class ScriptedShard:
         self.asked.append(request)
         if self.failure is not None:
             raise self.failure
-        return FindTargetAnswer(self.incarnation, WHOLE_RING, 1 << 40)
+        return FindTargetAnswer(
+            incarnation=self.incarnation,
+            stack_range=WHOLE_RING,
+            free_bytes=1 << 40,
+            is_adopted=request.transfer in self.adopted,
+        )
 
 
 def job(session: SessionId = SESSION, deadline_ms: int = 1 << 50) -> Session:
@@ -215,7 +222,7 @@ class TransferRig:
         self.stream_servers: tuple[StreamServer, ...] = ()
         self.bulk: BulkProcess | None = None
         self.context = PeersContext(
-            transport=self.transport, rng=SeededChance(99), introduction=OURS, report=discard_event
+            transport=self.transport, rng=SimRng("peers"), introduction=OURS, report=discard_event
         )
 
     @property
@@ -229,7 +236,7 @@ class TransferRig:
         self.lives += 1
         transfers = replace(transfer_config(self.folder, self.disk), servers=self.stream_servers, limits=self.limits)
         context = node_context(self.lives, lambda event, _details: self.reports.append(event))
-        around = Environment(clock=self.clock, rng=SeededChance(self.lives), disk=self.disk, transport=self.transport)
+        around = Environment(clock=self.clock, rng=SimRng(str(self.lives)), disk=self.disk, transport=self.transport)
         self.bulk = BulkProcess(around, context, Compactions(), transfers)
         self.control.begin(*sessions)
         async with asyncio.TaskGroup() as tasks:

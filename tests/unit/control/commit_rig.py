@@ -94,7 +94,9 @@ class CommitRig:
         self.lagging = None
         return Revision(HISTORY, self.world.group0.index)
 
-    async def transact(self, transaction: Transaction, _deadline_ms: int) -> CommandAnswer:
+    async def transact(
+        self, transaction: Transaction, _deadline_ms: int, _before_offer: object = None
+    ) -> CommandAnswer:
         self.commits += 1
         return await (self.script.pop(0) if self.script else self.commit)(transaction)
 

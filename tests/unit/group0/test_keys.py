@@ -8,16 +8,9 @@ import msgspec
 import pytest
 
 from ebla.control.group0.node import CLUSTER_KEY, ClusterIdentity
-from ebla.group0.keys import (
-    PREFIXES,
-    PURGE_KEY,
-    UNFINISHED_OPERATION_KEY,
-    OperationKind,
-    PurgeState,
-    UnfinishedOperation,
-    prefix_of,
-)
+from ebla.group0.keys import PREFIXES, PURGE_KEY, PurgeState, prefix_of
 from ebla.group0.members import Member, MemberRole
+from ebla.group0.operations import UNFINISHED_OPERATION_KEY, EndedOperation, OperationKind, UnfinishedOperation
 from ebla.group0.start_record import StartRecord
 from ebla.model.identity import Address, HostId
 from ebla.model.records.jobs import JobRecord, PipelineState
@@ -45,6 +38,7 @@ def test_every_struct_of_the_topology_and_of_group_0_itself_has_a_row() -> None:
         ClusterIdentity,
         PurgeState,
         UnfinishedOperation,
+        EndedOperation,
         JobRecord,
         PipelineState,
         WriteJobRecord,
@@ -72,9 +66,9 @@ def test_every_key_of_the_topology_belongs_to_a_row_of_its_own() -> None:
         (
             UNFINISHED_OPERATION_KEY,
             UnfinishedOperation(
-                OperationKind.CHANGE_ROLES,
-                (Member(host=HOST, role=MemberRole.VOTER, address=Address("127.0.0.9", 7000)),),
-                b"a lock",
+                kind=OperationKind.CHANGE_ROLES,
+                members=(Member(host=HOST, role=MemberRole.VOTER, address=Address("127.0.0.9", 7000)),),
+                lock=b"a lock",
             ),
         ),
     ],

@@ -26,6 +26,7 @@ from ebla.group0.members import Member, MemberRole
 from ebla.group0.store import ApplyResult, Group0Store, HistoryStart, PresentMembers, sender_refusal
 from ebla.model.errors import Corruption
 from ebla.model.identity import Address, HistoryId, HostId
+from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.model.transaction import (
     Change,
     Condition,
@@ -37,6 +38,9 @@ from ebla.model.transaction import (
     Revision,
     Transaction,
 )
+from ebla.topology.keys import STATE
+from ebla.topology.snapshot import TopologyState
+from ebla.version import Feature
 
 HISTORY = HistoryId(uuid.UUID(int=7))
 CLIENT = uuid.UUID(int=1)
@@ -134,6 +138,34 @@ def test_a_membership_change_under_a_revoked_lock_changes_nothing(driver: Driver
     assert applied.answer == LockRevoked(b"second")
     assert not applied.members_changed
     assert driver.store.members == {}
+
+
+def features_enabled(*features: str) -> Transaction:
+    state = TopologyState(enabled_features=features)
+    return change(PutKey(STATE, encode_stored(StoredValue(state))))
+
+
+def test_a_membership_entry_needs_a_lock_from_the_entry_on_that_enables_the_feature(driver: Driver) -> None:
+    """A log of an earlier release has entries without one, and every node must compute the same members from it."""
+    assert isinstance(driver.do(ChangeMembers((member(1),))).answer, Done)
+    driver.do(features_enabled("another"))
+    assert isinstance(driver.do(ChangeMembers((member(2),))).answer, Done)
+    driver.do(features_enabled("another", Feature.MEMBERSHIP_LOCK))
+    refused = driver.do(ChangeMembers((member(3),)))
+    assert isinstance(refused.answer, Rejected)
+    assert not refused.members_changed
+    driver.do(AcquireLock(b"lock"))
+    assert isinstance(driver.do(ChangeMembers((member(3),), lock=b"lock")).answer, Done)
+
+
+def test_a_snapshot_carries_whether_membership_entries_need_a_lock(driver: Driver) -> None:
+    driver.do(ChangeMembers((member(1),)))
+    driver.do(features_enabled(Feature.MEMBERSHIP_LOCK))
+    builder = snapshot.StoreBuilder()
+    for chunk in snapshot.encode(snapshot.freeze(driver.store)):
+        builder.add(chunk)
+    driver.store = builder.finish()
+    assert isinstance(driver.do(ChangeMembers((member(2),))).answer, Rejected)
 
 
 def test_members_stand_under_their_keys_and_in_the_feed(driver: Driver) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import uuid
 
+from ebla.leadership.activities import ADVICE, ENDS, PRECONDITIONS, EndReason, Precondition
 from ebla.leadership.lease_agent import (
     RULES,
     ActiveLease,
@@ -78,6 +79,13 @@ def test_rows_1_to_5_change_nothing() -> None:
 
 def test_every_result_of_a_call_has_a_row() -> None:
     assert set(RESULTS) == {*LeaseReply, *FailedCall}
+
+
+def test_every_precondition_and_every_end_of_an_activity_has_a_row() -> None:
+    own_events = {EndReason.LEADER_PROCESS_DIED, EndReason.FINISHED, EndReason.FAILED, EndReason.NOT_STARTED}
+    assert [precondition for precondition, _ in PRECONDITIONS] == list(Precondition)
+    assert {reason for reason, _ in ENDS} == set(EndReason) - own_events
+    assert set(ADVICE) == set(Precondition)
 
 
 def test_an_agent_remembers_64_lease_ids_and_always_that_of_the_present_lease() -> None:

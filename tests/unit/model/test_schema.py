@@ -58,8 +58,8 @@ def test_a_name_dropped_and_declared_again_is_another_column() -> None:
         ((KEY, column("s", ColumnKind.STATIC)), "clustering key"),
         ((column("k", ColumnKind.PARTITION_KEY, "list<int>"),), "frozen"),
         ((KEY, column("c", ColumnKind.CLUSTERING, "duration")), "no order"),
-        ((KEY, column("")), "1 to 255 characters"),
-        ((KEY, column("c" * 256)), "1 to 255 characters"),
+        ((KEY, column("")), "1 to 1024 characters"),
+        ((KEY, column("c" * 1_025)), "1 to 1024 characters"),
         ((KEY, column("j", ColumnKind.PARTITION_KEY)), "counted from 0"),
         ((KEY, Column(name="c", type=parse_type("int"), kind=ColumnKind.CLUSTERING, position=1)), "counted from 0"),
     ],
@@ -69,12 +69,29 @@ def test_impossible_shapes_are_refused(columns: tuple[Column, ...], word: str) -
         table(*columns)
 
 
-@pytest.mark.parametrize("name", ["", "n" * 49])
-def test_names_have_a_length(name: str) -> None:
-    for keyspace, own in ((name, "t"), ("ks", name)):
-        with pytest.raises(InvalidRequest, match="1 to 48 characters"):
-            new_schema((IDENTITY[0], keyspace, own), (KEY,))
-    assert new_schema((IDENTITY[0], "k" * 48, "t" * 48), (KEY,)).partition_key == (KEY,)
+@pytest.mark.parametrize(
+    ("keyspace", "name", "words"),
+    [
+        ("", "t", "keyspace name: 1 to 48"),
+        ("k" * 49, "t", "keyspace name: 1 to 48"),
+        ("ks", "", "table name: 1 to 222"),
+        ("ks", "t" * 223, "table name: 1 to 222"),
+    ],
+)
+def test_names_have_a_length(keyspace: str, name: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{words} characters"):
+        new_schema((IDENTITY[0], keyspace, name), (KEY,))
+    assert new_schema((IDENTITY[0], "k" * 48, "t" * 222), (KEY,)).partition_key == (KEY,)
+
+
+def test_a_dropped_column_comes_back_only_with_a_compatible_type() -> None:
+    schema = without_column(table(KEY, column("v", type_name="set<text>")), "v")
+    assert [(one.name, str(one.type)) for one in schema.dropped] == [("v", "set<text>")]
+    for kind in ("set<int>", "frozen<set<text>>", "text"):
+        with pytest.raises(InvalidRequest, match="incompatible with previous type set<text>"):
+            with_column(schema, column("v", type_name=kind))
+    again = with_column(schema, column("v", type_name="set<blob>"))
+    assert [str(one.type) for one in without_column(again, "v").dropped] == ["set<blob>"]
 
 
 def test_key_columns_neither_come_nor_go() -> None:
@@ -101,7 +118,7 @@ def test_only_key_columns_are_renamed_and_only_to_free_names() -> None:
         with_renamed_column(schema, "v", "w")
     with pytest.raises(InvalidRequest, match="already"):
         with_renamed_column(schema, "k", "v")
-    with pytest.raises(InvalidRequest, match="1 to 255"):
+    with pytest.raises(InvalidRequest, match="1 to 1024"):
         with_renamed_column(schema, "k", "")
     with pytest.raises(NotFound, match="no column 'nope'"):
         with_renamed_column(schema, "nope", "w")

@@ -64,7 +64,7 @@ def test_there_and_back(name: str, value: Any, _theirs: Any) -> None:
         ("int", b"\0\0\0"),
         ("text", b"\xff"),
         ("ascii", b"\x80"),
-        ("varint", b""),
+        ("smallint", b""),
         ("decimal", b"\0\0\0\0"),
         ("inet", b"\0" * 5),
         ("time", b"\xff" * 8),

@@ -41,7 +41,7 @@ TABLE, OTHER_TABLE = TableId(UUID(int=1)), TableId(UUID(int=2))
 A, B, C = (HostId(UUID(int=number)) for number in (11, 12, 13))
 OWN, FOREIGN = UUID(int=21), UUID(int=22)
 SESSION, OTHER_SESSION = SessionId(UUID(int=31)), SessionId(UUID(int=32))
-LIMITS = JobLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, abandoned_after_ms=0, ended_kept_max=2)
+LIMITS = JobLimits(file_jobs_max=2, row_jobs_max=1, runs_max=2, ended_kept_max=2)
 RESULT = JobResult(bytes_moved=5)
 
 
@@ -247,15 +247,6 @@ def test_a_job_that_broke_rests_and_keeps_its_cause() -> None:
 def test_a_run_that_nobody_attends_to_is_taken_over() -> None:
     assert next_steps(scene(running()), LIMITS) == (TakeOverJob(running().id),)
     assert next_steps(scene(running(cancel_requested=True)), LIMITS) == (TakeOverJob(running().id),)
-
-
-def test_the_run_of_another_is_let_alone_for_a_while() -> None:
-    found, limits = running(), JobLimits(abandoned_after_ms=100)
-    assert next_steps(scene(found, now_boot_ms=50), limits) == (), "just seen"
-    assert next_steps(scene(found, now_boot_ms=149, foreign_since_ms={found.id: 50}), limits) == ()
-    assert next_steps(scene(found, now_boot_ms=150, foreign_since_ms={found.id: 50}), limits) == (
-        TakeOverJob(found.id),
-    )
 
 
 def test_what_is_left_keeps_its_place_until_its_session_is_closed() -> None:

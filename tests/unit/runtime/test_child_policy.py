@@ -243,6 +243,23 @@ def test_where_the_end_of_an_optional_child_leads(before: ChildState, wanted: bo
     assert state(given, PIPELINE) == after
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "effects"),
+    [
+        (NotStarted(), NotStarted(), []),
+        (StartPending(9), StartPending(9), []),
+        (Starting(200, 10), Killed(200, 50, "hangs"), [Kill(200)]),
+        (RunningChild(200, 10, 20), Killed(200, 50, "hangs"), [Kill(200)]),
+        (ASKED, Killed(200, 50, "hangs"), [Kill(200)]),
+        (KILLED, KILLED, []),
+    ],
+)
+def test_what_a_kill_does_in_each_state(before: ChildState, after: ChildState, effects: list[ChildEffect]) -> None:
+    given = with_pipeline(before)
+    assert given.kill(PIPELINE, "hangs", 50) == effects
+    assert state(given, PIPELINE) == after
+
+
 def test_an_unwanted_child_that_hangs_is_killed_within_the_bound() -> None:
     given = with_pipeline(RunningChild(200, 0, 0))
     given.heard("shard-0", 100, 1_000)

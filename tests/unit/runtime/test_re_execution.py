@@ -1,8 +1,19 @@
+import os
 import subprocess
 import sys
 import threading
+from functools import partial
 
-from ebla.runtime.re_execution import LoopWatchdog, is_one_too_many, recent_restarts
+import pytest
+
+from ebla.runtime import re_execution
+from ebla.runtime.re_execution import (
+    LoopWatchdog,
+    ReExecution,
+    control_restarts,
+    is_one_too_many,
+    recent_restarts,
+)
 
 
 def test_the_sixth_restart_within_a_minute_is_one_too_many() -> None:
@@ -35,10 +46,23 @@ def test_a_process_executes_itself_again_five_times_and_then_gives_up() -> None:
         "print('run', os.getpid(), flush=True)\n"
         "clock = lambda: time.monotonic_ns() // 1_000_000\n"
         "say = lambda text='killed': print(text, flush=True)\n"
-        "ReExecution(clock, say, say).restart('hung', 3)\n"
+        "ReExecution(clock, say, say, os.getpriority(os.PRIO_PROCESS, 0)).restart('hung', 3)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 3, done.stderr
     assert len({line for line in lines if line.startswith("run")}) == 1
     assert [line.split()[0] for line in lines] == ["run", "killed"] * 6 + ["hung;"]
+
+
+def test_the_count_of_restarts_survives_them_and_outlasts_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "execv", lambda *_arguments: None)
+    monkeypatch.setattr(re_execution, "restore_priority", lambda *_arguments: None)
+    monkeypatch.delenv(re_execution.RESTARTS_VARIABLE, raising=False)
+    monkeypatch.delenv(re_execution.TOTAL_VARIABLE, raising=False)
+    assert control_restarts() == 0
+    for number in range(1, 4):
+        now_ms = number * re_execution.RESTARTS_WINDOW_MS
+        ReExecution(partial(int, now_ms), lambda: None, lambda _reason: None, 0).restart("a test", 3)
+        assert control_restarts() == number
+        assert os.environ[re_execution.RESTARTS_VARIABLE] == str(now_ms), "the one before was a minute ago"

@@ -7,7 +7,7 @@ from tests.async_tests import runs_in
 
 from ebla.ports.environment import Environment
 from ebla.sim.disk import DiskBehaviour, DiskFault
-from ebla.sim.faults.harsh import BIT_ROT, HARSH, InjectedFault, harsh
+from ebla.sim.faults.harsh import BIT_ROT, FREEZE, HARSH, InjectedFault, harsh
 from ebla.sim.network import NetworkConditions, NetworkPath, PathFault
 from ebla.sim.world import Unit, World
 
@@ -39,7 +39,7 @@ def assert_healed(world: World, units: list[Unit]) -> None:
     assert all(unit.running or unit.down for unit in units)
 
 
-@pytest.mark.parametrize("fault", [*HARSH, BIT_ROT], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [*HARSH, BIT_ROT, FREEZE], ids=lambda fault: fault.name)
 @runs_in(lambda work: World(1, 100.0).run(work))
 async def test_each_fault_heals_what_it_did(world: World, /, fault: InjectedFault) -> None:
     units = units_of(world)
@@ -49,6 +49,21 @@ async def test_each_fault_heals_what_it_did(world: World, /, fault: InjectedFaul
         await fault.strike(world, units)
     assert_healed(world, units)
     assert world.trace.events > lines or fault.name in ("reset", "start the down"), "a strike is traced"
+
+
+@runs_in(lambda work: World(1, 100.0).run(work))
+async def test_a_frozen_machine_stands_still_with_its_clocks(world: World, /) -> None:
+    unit = world.unit("a", idle)
+    unit.start()
+    clock = unit.machine.clock
+    before = clock.boot_ms(), clock.wall_us()
+    freezing = asyncio.create_task(FREEZE.strike(world, [unit]))
+    await asyncio.sleep(0.2)
+    assert not unit.running
+    assert (clock.boot_ms(), clock.wall_us()) == before
+    await freezing
+    await asyncio.sleep(2.0)
+    assert 1_990 <= clock.boot_ms() - before[0] <= 2_010
 
 
 @pytest.mark.parametrize("fault", HARSH, ids=lambda fault: fault.name)

@@ -1,4 +1,3 @@
-import random
 import uuid
 from dataclasses import replace
 
@@ -8,13 +7,17 @@ from tests.unit.topology.small_cluster import TABLE, cluster, node, replica
 from ebla.model.errors import InvalidRequest, Outcome, Refused
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 from ebla.ports.rng import Rng
+from ebla.sim.rng import SimRng
 from ebla.topology.cdc_generations import (
+    CDC_PARTS_MAX,
+    PARTS_PER_COMMIT_MAX,
     CdcStreamState,
     CommittedGeneration,
     StreamId,
     StreamParts,
     committed_generations,
     draw_mark,
+    generation_commits,
     generation_data,
     generation_for_write,
     generation_parts,
@@ -30,27 +33,18 @@ from ebla.topology.cdc_generations import (
     stream_id,
     stream_parts,
     tablet_stream_ids,
+    why_too_large,
 )
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.routing.static_sharding import static_shard
-from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart
+from ebla.topology.snapshot import CdcGeneration, CdcGenerationPart, CdcRange
 from ebla.topology.states import NodeState, TransitionState
 from ebla.topology.tablet_map import TabletStreams, tablet_map
 
 
-class SeededChance(random.Random):
-    """The part of the port that streams need."""
-
-    def bytes(self, count: int) -> bytes:
-        return self.randbytes(count)
-
-    def uuid(self) -> uuid.UUID:
-        return uuid.UUID(int=self.getrandbits(128))
-
-
 @pytest.fixture
 def rng() -> Rng:
-    return SeededChance(1)
+    return SimRng("cdc")
 
 
 def generation(number: int, timestamp_ms: int | None, *, published: bool = True) -> CdcGeneration:
@@ -120,6 +114,24 @@ def test_parts_are_small_and_together_are_the_whole(rng: Rng) -> None:
     )
     assert generation_data(snapshot, head) == ranges
     assert generation_parts(()) == (CdcGenerationPart(()),)
+
+
+def test_parts_are_written_in_commits_of_a_few() -> None:
+    parts = [CdcGenerationPart((CdcRange(number, (b"",), 0),)) for number in range(7)]
+    commits = generation_commits(uuid.UUID(int=9), parts)
+    assert [len(commit) for commit in commits] == [3, 3, 1]
+    written = [command for commit in commits for command in commit]
+    assert [(each.number, each.part_count) for each in written] == [(number, 7) for number in range(7)]
+    assert [each.part for each in written] == parts
+    assert len(generation_commits(uuid.UUID(int=9), parts[:PARTS_PER_COMMIT_MAX])) == 1
+
+
+def test_a_generation_of_too_many_parts_says_its_sizes() -> None:
+    parts = [CdcGenerationPart((CdcRange(number, (b"", b""), 0),)) for number in range(CDC_PARTS_MAX + 1)]
+    assert why_too_large(parts[:-1]) == ""
+    reason = why_too_large(parts)
+    assert "257 vnodes has 514 streams in 257 parts" in reason
+    assert "at most 256 parts" in reason
 
 
 def test_the_first_generation_holds_at_once_and_later_ones_give_the_news_time_to_spread() -> None:

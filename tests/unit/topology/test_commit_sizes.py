@@ -2,6 +2,7 @@
 
 import random
 import uuid
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,11 +12,17 @@ from ebla.control.group0.client import COMMAND_BYTES_MAX, VALUE_BYTES_MAX
 from ebla.model.identity import HistoryId, HostId, Replica, RequestId, SessionId, ShardNumber, TableId
 from ebla.model.transaction import Revision, Transaction
 from ebla.topology import keys
-from ebla.topology.apply.command import Rejection, apply_command
+from ebla.topology.apply.command import Rejection, apply_command, apply_commands
 from ebla.topology.apply.draft import ProposedChange
-from ebla.topology.cdc_generations import PART_BYTES_MAX, generation_parts
+from ebla.topology.cdc_generations import (
+    PART_BYTES_MAX,
+    PARTS_PER_COMMIT_MAX,
+    generation_commits,
+    generation_parts,
+)
 from ebla.topology.commands import (
     AdvanceTablets,
+    ChooseTokens,
     Command,
     CreateTable,
     FinalizeResize,
@@ -55,7 +62,9 @@ from ebla.topology.tablet_map import (
     TabletTransition,
     tablet_map,
 )
+from ebla.topology.token_allocation import NUM_TOKENS_MAX
 
+GENERATION = uuid.UUID(int=9)
 CHANCE = random.Random(1)
 HOSTS = [HostId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(100)]
 TABLES = [TableId(uuid.UUID(int=CHANCE.getrandbits(128))) for _ in range(3)]
@@ -205,3 +214,18 @@ def test_a_part_of_a_generation_fits_a_value() -> None:
     parts = generation_parts(ranges)
     assert len(parts) > 1
     assert max(len(keys.encode(part)) for part in parts) <= PART_BYTES_MAX <= VALUE_BYTES_MAX
+
+
+def test_parts_of_a_generation_fit_one_commit_with_the_tokens_of_the_node() -> None:
+    ranges = [CdcRange(end, tuple(bytes([end % 256]) * 16 for _ in range(256)), 12) for end in range(300)]
+    fullest = max(generation_parts(ranges), key=lambda part: len(keys.encode(part)))
+    snapshot = big_cluster(transition=TransitionState.JOIN_GROUP0)
+    joining = msgspec.structs.replace(
+        snapshot.node(HOSTS[0]), state=NodeState.BOOTSTRAPPING, tokens=(), num_tokens=NUM_TOKENS_MAX
+    )
+    snapshot = replace(snapshot, nodes=snapshot.nodes.put(joining.host, joining))
+    (commit,) = generation_commits(GENERATION, [fullest] * PARTS_PER_COMMIT_MAX)
+    tokens = tuple(CHANCE.getrandbits(62) for _ in range(NUM_TOKENS_MAX))
+    result = apply_commands(snapshot, (*commit, ChooseTokens(joining.host, tokens, GENERATION)))
+    assert isinstance(result, ProposedChange), result
+    assert_fits(result.transaction)

@@ -38,7 +38,7 @@ def test_a_queue_with_its_reasons(tmp_path: Path) -> None:
     lines = list(run([saved(world, tmp_path), "--down", str(host(2))]))
     assert any(line.startswith(f"  {host(2)}") and "down" in line for line in lines)
     assert any("next: start request: rebuild" in line for line in lines)
-    assert any(f"join of {host(4)}" in line and "other nodes are down" in line for line in lines)
+    assert any(f"join of {host(4)}" in line and "nodes down and not excluded" in line for line in lines)
     coordinator.step()
     lines = list(run([saved(world, tmp_path)]))
     assert any("barrier" in line or "admit" in line for line in lines)

@@ -6,10 +6,13 @@ from collections.abc import Callable
 import pytest
 from tests.unit.topology.world import FEATURES, Coordinator, World, cluster, host
 
-from ebla.model.identity import Replica, SessionId, ShardNumber, TableId
+from ebla.model.identity import Replica, RequestId, SessionId, ShardNumber, TableId
 from ebla.topology.commands import (
+    AbortRequest,
+    CompleteRequest,
     DecideResize,
     DropCdcGenerations,
+    ExcludeHosts,
     FailDraining,
     MarkCdcPublished,
     OpenBulkSession,
@@ -38,11 +41,13 @@ from ebla.topology.next_step import (
     side_steps,
 )
 from ebla.topology.node_states import NodeAction
-from ebla.topology.request_queue import CancelQueue, LivenessView, RejectRequest, StartRequest
-from ebla.topology.snapshot import Session
+from ebla.topology.request_queue import BlockedQueue, LivenessView, RejectRequest, StartRequest
+from ebla.topology.snapshot import Exclusion, Session
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeRequestKind,
+    NodeState,
+    RequestOutcome,
     ResizeType,
     SessionKind,
     TransitionKind,
@@ -195,8 +200,85 @@ def test_a_hopeless_queue() -> None:
     world.dead.add(host(2))
     world.ask_to_join(world.node(4))
     step = now(world)
-    assert isinstance(step, CancelQueue)
-    assert str(host(2)) in step.why
+    assert isinstance(step, BlockedQueue)
+    assert step.why == "no request can run: nodes down and not excluded: 127.0.0.2"
+
+
+JOIN_STATES_WITH_A_WAY_BACK = [
+    TransitionState.JOIN_GROUP0,
+    TransitionState.COMMIT_CDC_GENERATION,
+    TransitionState.WRITE_BOTH_READ_OLD,
+]
+
+
+def joining_in(transition: TransitionState) -> tuple[World, Coordinator, RequestId]:
+    world, coordinator = cluster(3)
+    request = world.ask_to_join(world.node(9))
+    coordinator.until(transition)
+    return world, coordinator, request.id
+
+
+def exclude(world: World, number: int) -> None:
+    world.do(ExcludeHosts((Exclusion(host=host(number), since_ms=1, by=host(1)),)))
+
+
+@pytest.mark.parametrize("transition", JOIN_STATES_WITH_A_WAY_BACK)
+def test_an_aborted_join_is_rolled_back_by_any_leader(transition: TransitionState) -> None:
+    world, coordinator, request = joining_in(transition)
+    world.do(AbortRequest(request, "wrong rack", world.now_ms))
+    step = now(world)
+    assert isinstance(step, RollBack)
+    assert step.why == "aborted: wrong rack"
+    assert step.row.may_reject is (transition is TransitionState.JOIN_GROUP0)
+    coordinator.settle()
+    assert world.snapshot.node(host(9)).state is NodeState.LEFT
+    assert world.snapshot.node_requests[request].error == "aborted: wrong rack"
+    assert not world.snapshot.sessions
+
+
+@pytest.mark.parametrize("transition", JOIN_STATES_WITH_A_WAY_BACK)
+def test_the_join_of_a_node_that_is_excluded_or_lost_is_rolled_back(transition: TransitionState) -> None:
+    world, coordinator, request = joining_in(transition)
+    lost = LivenessView(world.liveness.alive, world.now_ms, frozenset({host(9)}))
+    step = next_step(world.snapshot, lost)
+    assert isinstance(step, RollBack)
+    assert step.why == "127.0.0.9 does not answer"
+    world.dead.add(host(9))
+    assert isinstance(now(world), DriveNode), "down is not lost"
+    exclude(world, 9)
+    assert isinstance(now(world), RollBack)
+    coordinator.settle()
+    assert world.snapshot.node_requests[request].error == "rolled back: 127.0.0.9 was excluded"
+    assert world.snapshot.state.ignored_nodes == ()
+
+
+def test_a_node_whose_ranges_are_read_is_not_given_up() -> None:
+    world, _, _ = joining_in(TransitionState.WRITE_BOTH_READ_NEW)
+    exclude(world, 9)
+    step = next_step(world.snapshot, LivenessView(frozenset(), world.now_ms, frozenset({host(9)})))
+    assert isinstance(step, DriveNode)
+
+
+def test_a_replace_whose_new_node_is_lost_waits_for_moves_and_is_rolled_back() -> None:
+    world, coordinator = cluster(3)
+    world.dead.add(host(2))
+    world.ask_to_join(world.node(9, rack="r2"), replaced=host(2))
+    coordinator.until(TransitionState.TABLET_DRAINING)
+    lost = LivenessView(world.liveness.alive, world.now_ms, frozenset({host(9)}))
+    assert isinstance(next_step(world.snapshot, lost), RollBack)
+
+
+def test_a_new_leader_drives_what_is_left_of_a_rolled_back_join() -> None:
+    """Its request has ended already: the operator was answered, and only the removal is left."""
+    world, coordinator, request = joining_in(TransitionState.WRITE_BOTH_READ_OLD)
+    coordinator.step(fails=True)
+    world.do(CompleteRequest(host(9), world.now_ms))
+    assert world.snapshot.node_requests[request].outcome is RequestOutcome.FAILED
+    step = now(world)
+    assert isinstance(step, DriveNode)
+    assert step.row.action is NodeAction.LEAVE_GROUP0
+    coordinator.settle()
+    assert world.snapshot.node(host(9)).state is NodeState.LEFT
 
 
 def test_a_node_to_reject() -> None:

@@ -5,7 +5,14 @@ import itertools
 import pytest
 from tests.unit.topology.world import Coordinator, World, host
 
-from ebla.topology.commands import AdvanceNode, CommitCdcGeneration, RejectNode, RollBackNode
+from ebla.topology.commands import (
+    AdvanceNode,
+    CommitCdcGeneration,
+    DropTable,
+    RejectNode,
+    RemoveNodeWithoutData,
+    RollBackNode,
+)
 from ebla.topology.node_states import (
     NODE_TABLE,
     REQUEST_STARTS,
@@ -213,14 +220,26 @@ def rebuild_failed() -> set[tuple[StatePair, StatePair]]:
     return world.taken
 
 
+def removed_without_data() -> set[tuple[StatePair, StatePair]]:
+    world, _ = recorded()
+    for table in world.snapshot.tables.values():
+        assert "tables" in world.refused(RemoveNodeWithoutData(host(2), world.now_ms))
+        world.do(DropTable(table.id))
+    world.taken.clear()
+    before = world.snapshot
+    world.do(RemoveNodeWithoutData(host(2), world.now_ms))
+    world.watch(before)
+    assert world.snapshot.node(host(2)).state is NodeState.LEFT
+    assert not world.snapshot.node(host(2)).tokens
+    return world.taken
+
+
 def test_every_edge_of_the_table_is_committed_by_apply_and_no_other() -> None:
-    taken: set[tuple[StatePair, StatePair]] = rejected_cases() | rebuild_failed()
+    taken: set[tuple[StatePair, StatePair]] = rejected_cases() | rebuild_failed() | removed_without_data()
     for kind in NodeRequestKind:
         taken |= run_case(kind, None)
         for fail_in in TransitionState:
             taken |= run_case(kind, fail_in)
-    # A replaced node goes along with the end of the replace.
-    taken.discard((StatePair(NodeState.NORMAL, None), StatePair(NodeState.LEFT, None)))
     expected = {(edge.source, edge.target) for edge in node_edges()}
     assert taken == expected
 

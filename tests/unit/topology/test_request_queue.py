@@ -1,24 +1,30 @@
-"""Which request is next: priority, viability with dead and ignored nodes, and the end of a hopeless queue."""
+"""Which request is next: priority, viability with dead and excluded nodes, and when a blocked queue is cancelled."""
 
 import itertools
 
 import pytest
 from tests.unit.topology.world import Coordinator, World, cluster, host
 
-from ebla.topology.commands import SetIgnoredNodes
+from ebla.model.identity import TableId
+from ebla.topology.commands import CreateKeyspace, CreateTable, RejectNode, SetIgnoredNodes
 from ebla.topology.request_queue import (
     PRIORITY,
-    CancelQueue,
+    BlockedQueue,
+    Objection,
     Reason,
     RejectRequest,
+    RequestGrace,
     StartRequest,
+    cancellation,
     choose_request,
     draining_hosts,
+    objections_text,
     objections_to_submit,
     pending_requests,
+    queue_position,
 )
-from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import NodeRequestKind, NodeState, TransitionState
+from ebla.topology.snapshot import Keyspace, Replication, Snapshot, Table
+from ebla.topology.states import NodeRequestKind, NodeState, Strategy, TransitionState
 
 
 def ask(world: World, kind: NodeRequestKind, number: int) -> None:
@@ -48,8 +54,7 @@ def test_the_better_priority_goes_first_however_late_it_comes(better: NodeReques
     assert isinstance(choice, StartRequest)
     assert [verdict.request.kind for verdict in choice.verdicts] == [better, worse]
     assert choice.request == next(verdict.request for verdict in choice.verdicts if verdict.viable)
-    bears_the_dead = better not in (NodeRequestKind.JOIN, NodeRequestKind.LEAVE) or not world.dead
-    assert choice.verdicts[0].viable is bears_the_dead
+    assert choice.verdicts[0].viable, "whom a request removes or replaces is excluded, and blocks no other"
 
 
 def test_of_equals_the_oldest_goes_first() -> None:
@@ -64,30 +69,79 @@ def test_nothing_pending() -> None:
     assert choose_request(world.snapshot, world.liveness) is None
 
 
-@pytest.mark.parametrize("kind", [NodeRequestKind.JOIN, NodeRequestKind.LEAVE])
-@pytest.mark.parametrize("ignored", [False, True])
-def test_join_and_leave_bear_no_dead_node_even_an_ignored_one(kind: NodeRequestKind, ignored: bool) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in NodeRequestKind if kind is not NodeRequestKind.REBUILD])
+@pytest.mark.parametrize("excluded", [False, True])
+def test_a_dead_node_blocks_unless_it_is_excluded(kind: NodeRequestKind, excluded: bool) -> None:
     world, _ = cluster(4)
     world.dead.add(host(3))
-    if ignored:
-        world.do(SetIgnoredNodes((host(3),)))
     ask(world, kind, 2)
+    if excluded:
+        world.do(SetIgnoredNodes((*world.snapshot.state.ignored_nodes, host(3))))
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, CancelQueue)
+    assert isinstance(choice, StartRequest if excluded else BlockedQueue)
     (verdict,) = choice.verdicts
-    assert [(each.reason, each.hosts) for each in verdict.objections] == [(Reason.NODES_DOWN, (host(3),))]
+    expected = [] if excluded else [(Reason.NODES_DOWN, (host(3),))]
+    assert [(each.reason, each.hosts) for each in verdict.objections] == expected
 
 
-@pytest.mark.parametrize("kind", [NodeRequestKind.REMOVE, NodeRequestKind.REPLACE])
-@pytest.mark.parametrize("ignored", [False, True])
-def test_remove_and_replace_bear_dead_nodes_that_are_ignored(kind: NodeRequestKind, ignored: bool) -> None:
-    world, _ = cluster(4)
-    world.dead |= {host(2), host(3)}
-    ask(world, kind, 2)
-    if ignored:
-        world.do(SetIgnoredNodes((host(2), host(3))))
+@pytest.mark.parametrize("state", [NodeState.NONE, NodeState.LEFT])
+def test_a_dead_node_that_is_not_normal_does_not_block(state: NodeState) -> None:
+    world, _ = cluster(3)
+    world.ask_to_join(world.node(8))
+    world.dead.add(host(8))
+    if state is NodeState.LEFT:
+        world.do(RejectNode(host(8), "", world.now_ms))
+    world.ask_to_join(world.node(9))
+    assert world.snapshot.node(host(8)).state is state
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, StartRequest if ignored else CancelQueue)
+    assert isinstance(choice, StartRequest)
+    assert all(verdict.viable for verdict in choice.verdicts)
+
+
+def on_vnodes(world: World, factor: int) -> None:
+    replication = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", factor),))
+    world.do(CreateKeyspace(Keyspace(name="v", replication=replication, on_tablets=False)))
+    world.do(CreateTable(Table(id=TableId(world.new_id()), keyspace="v", name="t")))
+
+
+def test_a_leave_by_which_an_excluded_node_gains_a_range_cannot_run() -> None:
+    world, _ = cluster(4)
+    on_vnodes(world, 2)
+    world.dead.add(host(3))
+    world.do(SetIgnoredNodes((host(3),)))
+    join = world.ask_to_join(world.node(9))
+    leave = world.ask(NodeRequestKind.LEAVE, 2)
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, StartRequest)
+    assert choice.request.id == join.id, "only the new node gains ranges"
+    blocked = choice.verdicts[1]
+    assert blocked.request.id == leave.id
+    assert blocked.objections == (Objection(Reason.EXCLUDED_GAINS, (host(3),)),)
+    assert "127.0.0.3" in objections_text(world.snapshot, blocked.objections)
+
+
+def test_a_join_of_an_excluded_node_cannot_run_if_it_gains_a_range() -> None:
+    world, _ = cluster(4)
+    world.ask_to_join(world.node(9))
+    world.dead.add(host(2))
+    world.ask(NodeRequestKind.REMOVE, 2, ignored_nodes=(host(9),))
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, StartRequest)
+    assert choice.request.kind is NodeRequestKind.JOIN, "no table is on vnodes"
+    on_vnodes(world, 2)
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, StartRequest)
+    assert choice.request.kind is NodeRequestKind.REMOVE
+    assert choice.verdicts[0].objections == (Objection(Reason.EXCLUDED_GAINS, (host(9),)),)
+
+
+def test_the_place_in_the_queue() -> None:
+    world, coordinator = cluster(3)
+    leave = world.ask(NodeRequestKind.LEAVE, 2)
+    join = world.ask_to_join(world.node(9))
+    assert [queue_position(world.snapshot, one.id) for one in (join, leave)] == [1, 2]
+    coordinator.until(TransitionState.JOIN_GROUP0)
+    assert [queue_position(world.snapshot, one.id) for one in (join, leave)] == [0, 1]
 
 
 def test_a_rebuild_needs_its_own_node_only() -> None:
@@ -97,7 +151,7 @@ def test_a_rebuild_needs_its_own_node_only() -> None:
     assert isinstance(choose_request(world.snapshot, world.liveness), StartRequest)
     world.dead.add(host(2))
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, CancelQueue)
+    assert isinstance(choice, BlockedQueue)
     assert choice.verdicts[0].objections[0].reason is Reason.TARGET_DOWN
 
 
@@ -121,7 +175,8 @@ def test_a_hopeless_queue_is_cancelled_with_the_reasons() -> None:
     assert world.snapshot.node(host(9)).state is NodeState.LEFT
     assert world.snapshot.node(host(2)).state is NodeState.NORMAL
     for request in (join, leave):
-        assert str(host(3)) in world.snapshot.node_requests[request.id].error
+        error = world.snapshot.node_requests[request.id].error
+        assert error == "cancelled: nodes down and not excluded: 127.0.0.3"
 
 
 def test_a_node_without_an_enabled_feature_is_rejected() -> None:
@@ -157,7 +212,7 @@ def test_a_target_that_came_back_is_let_be(kind: NodeRequestKind) -> None:
     ask(world, kind, 2)
     world.dead.clear()
     choice = choose_request(world.snapshot, world.liveness)
-    assert isinstance(choice, CancelQueue)
+    assert isinstance(choice, BlockedQueue)
     assert [each.reason for each in choice.verdicts[0].objections] == [Reason.TARGET_ALIVE]
     coordinator.settle()
     assert world.snapshot.node(host(2)).state is NodeState.NORMAL
@@ -212,7 +267,7 @@ def test_an_objection_reads_as_a_sentence() -> None:
     world, _ = cluster(4)
     world.dead.add(host(3))
     found = objections_to_submit(world.snapshot, world.request(NodeRequestKind.REMOVE, 2), world.liveness)
-    assert str(found[1]) == f"other nodes are down and not ignored: {host(3)}"
+    assert str(found[1]) == f"nodes down and not excluded: {host(3)}"
 
 
 def test_waiting_leaves_are_drained_along_with_the_first() -> None:
@@ -229,3 +284,100 @@ def test_waiting_leaves_are_drained_along_with_the_first() -> None:
     assert not world.snapshot.has_tablets(host(5))
     coordinator.settle()
     assert {world.snapshot.node(host(number)).state for number in (2, 5)} == {NodeState.LEFT}
+
+
+# How long a blocked queue waits
+
+GRACE_MS = 60_000
+
+
+def blocked_by(world: World, *dead: int) -> BlockedQueue:
+    world.dead = {host(number) for number in dead}
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, BlockedQueue)
+    return choice
+
+
+def test_a_request_is_cancelled_after_its_objection_has_stood_for_the_grace() -> None:
+    world, _ = cluster(4)
+    request = world.ask_to_join(world.node(9)).id
+    grace = RequestGrace()
+    assert grace.overdue(0, 500) == ()
+    assert grace.left_ms(request, GRACE_MS, 500) is None
+    grace.observe(blocked_by(world, 3), 1_000)
+    assert grace.left_ms(request, GRACE_MS, 31_000) == 30_000
+    assert grace.overdue(GRACE_MS, 60_999) == ()
+    grace.observe(blocked_by(world, 3), 60_999)
+    assert grace.overdue(GRACE_MS, 60_999) == ()
+    (verdict,) = grace.overdue(GRACE_MS, 61_000)
+    assert verdict.request.id == request
+    assert grace.left_ms(request, GRACE_MS, 70_000) == 0
+    world.do(cancellation(world.snapshot, verdict, world.now_ms))
+    assert world.snapshot.node(host(9)).state is NodeState.LEFT
+    assert world.snapshot.node_requests[request].error == "cancelled: nodes down and not excluded: 127.0.0.3"
+
+
+def test_without_grace_a_request_is_cancelled_at_the_first_look() -> None:
+    world, _ = cluster(4)
+    world.ask_to_join(world.node(9))
+    grace = RequestGrace()
+    grace.observe(blocked_by(world, 3), 1_000)
+    assert len(grace.overdue(0, 1_000)) == 1
+
+
+def test_no_time_counts_while_something_runs() -> None:
+    """Otherwise a join that a dead node blocks would be cancelled while the replacement of that node runs."""
+    world, _ = cluster(4)
+    request = world.ask_to_join(world.node(9)).id
+    grace = RequestGrace()
+    grace.observe(blocked_by(world, 3), 0)
+    grace.observe(None, 20_000)
+    assert grace.overdue(0, 900_000) == ()
+    assert grace.left_ms(request, GRACE_MS, 900_000) == 40_000
+    grace.observe(blocked_by(world, 3), 900_000)
+    assert grace.overdue(GRACE_MS, 939_999) == ()
+    assert len(grace.overdue(GRACE_MS, 940_000)) == 1
+
+
+def test_another_objection_starts_the_grace_again() -> None:
+    world, _ = cluster(4)
+    world.ask_to_join(world.node(9))
+    grace = RequestGrace()
+    grace.observe(blocked_by(world, 3), 0)
+    grace.observe(blocked_by(world, 4), 50_000)
+    assert grace.overdue(GRACE_MS, 109_999) == ()
+    assert len(grace.overdue(GRACE_MS, 110_000)) == 1
+
+
+def test_a_request_that_could_run_in_between_starts_again() -> None:
+    world, _ = cluster(4)
+    world.ask_to_join(world.node(9))
+    request = world.ask(NodeRequestKind.LEAVE, 2).id
+    grace = RequestGrace()
+    grace.observe(blocked_by(world, 3), 0)
+    world.dead.clear()
+    grace.observe(choose_request(world.snapshot, world.liveness), 50_000)
+    assert grace.left_ms(request, GRACE_MS, 50_000) is None
+    grace.observe(blocked_by(world, 3), 60_000)
+    assert grace.left_ms(request, GRACE_MS, 60_000) == GRACE_MS
+
+
+def test_a_request_that_can_run_keeps_the_others_from_being_cancelled() -> None:
+    world, _ = cluster(4)
+    world.ask_to_join(world.node(9))
+    grace = RequestGrace()
+    grace.observe(blocked_by(world, 3), 0)
+    world.ask(NodeRequestKind.REBUILD, 2)
+    choice = choose_request(world.snapshot, world.liveness)
+    assert isinstance(choice, StartRequest)
+    grace.observe(choice, 10_000)
+    assert grace.overdue(GRACE_MS, 500_000) == ()
+
+
+def test_a_cancelled_leave_keeps_its_node() -> None:
+    world, _ = cluster(4)
+    request = world.ask(NodeRequestKind.LEAVE, 2).id
+    (verdict,) = blocked_by(world, 3).verdicts
+    world.do(cancellation(world.snapshot, verdict, world.now_ms))
+    assert world.snapshot.node(host(2)).state is NodeState.NORMAL
+    assert world.snapshot.node_requests[request].error == "cancelled: nodes down and not excluded: 127.0.0.3"

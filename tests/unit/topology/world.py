@@ -23,7 +23,6 @@ from ebla.topology.apply.command import Rejection, apply_command
 from ebla.topology.apply.draft import ProposedChange
 from ebla.topology.cdc_generations import RANDOM_BITS
 from ebla.topology.commands import (
-    AbortRequest,
     AdvanceNode,
     AdvanceTablets,
     ChooseTokens,
@@ -55,7 +54,7 @@ from ebla.topology.commands import (
 )
 from ebla.topology.invariants import violations, violations_between
 from ebla.topology.node_states import NodeAction
-from ebla.topology.request_queue import CancelQueue, LivenessView, RejectRequest, StartRequest
+from ebla.topology.request_queue import BlockedQueue, LivenessView, RejectRequest, StartRequest, cancellation
 from ebla.topology.snapshot import (
     CdcGenerationPart,
     CdcRange,
@@ -132,6 +131,7 @@ class World:
         self.snapshot = Snapshot()
         self.now_ms = 1_000_000
         self.dead: set[HostId] = set()
+        self.lost: set[HostId] = set()
         self._checking = checking
         self._ids = 1 << 64
 
@@ -145,7 +145,7 @@ class World:
     @property
     def liveness(self) -> LivenessView:
         alive = [node for node in self.snapshot.nodes if node not in self.dead]
-        return LivenessView(frozenset(alive), self.now_ms)
+        return LivenessView(frozenset(alive), self.now_ms, frozenset(self.lost))
 
     def try_(self, command: Command) -> Rejection | None:
         """Commits the command, or gives the refusal."""
@@ -315,12 +315,13 @@ class Coordinator:
                 world.do(StartNodeRequest(step.request.id, world.new_session()))
             case RejectRequest():
                 world.do(RejectNode(step.request.host, step.why, now))
-            case CancelQueue():
-                self._cancel(step)
+            case BlockedQueue():
+                for verdict in step.verdicts:
+                    world.do(cancellation(world.snapshot, verdict, now))
             case steps.DriveGlobal():
                 self._drive_global(step, fails)
             case steps.TurnOnFeatures():
-                world.do(EnableFeatures(step.features))
+                world.do(EnableFeatures(step.features, world.snapshot.version))
             case steps.BeginResize():
                 world.do(StartResizeFinalization())
             case steps.FinishResize():
@@ -440,15 +441,6 @@ class Coordinator:
                     new_replicas=tuple(new if r.host == leaving else r for r in replicas),
                 )
         return None
-
-    def _cancel(self, step: CancelQueue) -> None:
-        world = self._world
-        for verdict in step.verdicts:
-            why = "; ".join(str(objection) for objection in verdict.objections)
-            if verdict.request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE):
-                world.do(RejectNode(verdict.request.host, why, world.now_ms))
-            else:
-                world.do(AbortRequest(verdict.request.id, why, world.now_ms))
 
     def _drive_global(self, step: steps.DriveGlobal, fails: bool) -> None:
         world, request = self._world, step.request

@@ -1,9 +1,8 @@
 """An in-memory transport: links that carry frames in order, one loop turn later, and can be held or cut."""
 
 import asyncio
-import random
 import uuid
-from collections.abc import AsyncIterator, Mapping, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +12,7 @@ import msgspec
 from ebla.model.errors import Unreachable
 from ebla.model.identity import Address, ClusterId, HostId
 from ebla.ports.transport import LinkEvents, OpenLink
+from ebla.sim.rng import SimRng
 from ebla.wire.client_connection import ConnectionTarget, RpcClientConnection
 from ebla.wire.frames import Introduction, Lane
 from ebla.wire.limits import WireLimits
@@ -23,29 +23,6 @@ from ebla.wire.verbs import Notice, Verb
 T = TypeVar("T")
 
 CLUSTER = ClusterId(uuid.UUID(int=0xC))
-
-
-class SeededChance:
-    def __init__(self, seed: int = 1) -> None:
-        self._random = random.Random(seed)
-
-    def random(self) -> float:
-        return self._random.random()
-
-    def randrange(self, start: int, stop: int) -> int:
-        return self._random.randrange(start, stop)
-
-    def choice(self, options: Sequence[T]) -> T:
-        return self._random.choice(options)
-
-    def shuffle(self, items: MutableSequence[T]) -> None:
-        self._random.shuffle(items)
-
-    def bytes(self, count: int) -> bytes:
-        return self._random.randbytes(count)
-
-    def uuid(self) -> uuid.UUID:
-        return uuid.UUID(bytes=self._random.randbytes(16), version=4)
 
 
 class MemoryLink:
@@ -212,7 +189,7 @@ class Rig:
 
     def context(self, who: Introduction) -> PeersContext:
         return PeersContext(
-            transport=self.transport, rng=SeededChance(), introduction=who, limits=self.limits, report=self.report
+            transport=self.transport, rng=SimRng("rig"), introduction=who, limits=self.limits, report=self.report
         )
 
     async def connect(self, lane: Lane = Lane.CONTROL, number: int = 2) -> RpcClientConnection:

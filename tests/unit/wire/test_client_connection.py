@@ -281,6 +281,27 @@ async def test_waiting_callers_go_in_order_and_never_over_the_limit() -> None:
         assert most <= 2
 
 
+async def test_a_turn_that_is_not_used_goes_to_the_next_in_line() -> None:
+    def refuse() -> None:
+        raise Stale("too late")
+
+    limits = WireLimits(in_flight_requests_max=1, frame_bytes_max=10_000, admission_wait_ms=5_000)
+    async with running_rig(limits) as rig:
+        caller = await rig.connect()
+        running = rig.tasks.create_task(slow_call(caller, "running"))
+        await settled()
+        refused = rig.tasks.create_task(_outcome(caller.call(SLOW, EchoRequest("refused"), 20_000, refuse)))
+        large = rig.tasks.create_task(_outcome(slow_call(caller, "z" * 20_000)))
+        last = rig.tasks.create_task(slow_call(caller, "last"))
+        await settled()
+        rig.release.set()
+        await settled()
+        assert (await running).text == "running"
+        assert [type(await refused), type(await large)] == [Stale, TooLarge]
+        assert last.done()
+        assert (await last).text == "last"
+
+
 async def test_bytes_in_flight_are_bounded() -> None:
     async with running_rig(WireLimits(in_flight_bytes_max=10_000, admission_wait_ms=20)) as rig:
         caller = await rig.connect()

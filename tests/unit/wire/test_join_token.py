@@ -1,9 +1,9 @@
 """Join tokens: a string that comes back, and every change of it refused."""
 
 import pytest
-from tests.unit.wire.rig import SeededChance
 
 from ebla.model.errors import InvalidRequest, Refused
+from ebla.sim.rng import SimRng
 from ebla.wire.join_token import make_join_token, parse_join_token
 
 KEY = b"k" * 32
@@ -11,7 +11,7 @@ FINGERPRINT = bytes(range(32))
 
 
 def test_a_token_comes_back_and_is_good_until_it_ends() -> None:
-    token = make_join_token(KEY, FINGERPRINT, 1000, SeededChance())
+    token = make_join_token(KEY, FINGERPRINT, 1000, SimRng("test"))
     assert len(str(token)) == 70
     back = parse_join_token(f" {token}\n")
     assert back == token
@@ -25,7 +25,7 @@ def test_a_token_comes_back_and_is_good_until_it_ends() -> None:
 
 
 def test_every_changed_byte_is_noticed() -> None:
-    text = str(make_join_token(KEY, FINGERPRINT, 1000, SeededChance()))
+    text = str(make_join_token(KEY, FINGERPRINT, 1000, SimRng("test")))
     for position in range(len(text)):
         for changed in ("A", "_", "!"):
             if text[position] == changed:
@@ -41,5 +41,5 @@ def test_other_texts_are_no_tokens(text: str) -> None:
 
 
 def test_the_secret_does_not_show_in_a_repr() -> None:
-    token = make_join_token(KEY, FINGERPRINT, 1000, SeededChance())
+    token = make_join_token(KEY, FINGERPRINT, 1000, SimRng("test"))
     assert "code" not in repr(token)

@@ -14,13 +14,13 @@ from tests.unit.wire.rig import (
     EchoRequest,
     Rig,
     Rumour,
-    SeededChance,
     introduction,
     running_rig,
 )
 
-from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Unreachable
+from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Stale, Unreachable
 from ebla.model.identity import Address
+from ebla.sim.rng import SimRng
 from ebla.sim.world import World
 from ebla.wire.frames import Lane
 from ebla.wire.limits import WireLimits
@@ -41,6 +41,25 @@ async def test_calls_connect_by_themselves_and_share_the_connection() -> None:
         for text in ("a", "b"):
             assert await peers.call(SERVER, ECHO, EchoRequest(text), 1000) == EchoAnswer(text)
         assert rig.transport.attempts == 1
+        peers.close("over")
+
+
+async def test_a_check_is_made_after_the_wait_for_the_connection_and_may_refuse() -> None:
+    limits = WireLimits(backoff_first_ms=2, backoff_max_ms=4)
+    async with running_rig(limits) as rig:
+        is_allowed = True
+
+        def check() -> None:
+            if not is_allowed:
+                raise Stale("too late")
+
+        peers = make_peers(rig)
+        late = asyncio.ensure_future(peers.call(SERVER, ECHO, EchoRequest("a"), 1000, check))
+        is_allowed = False
+        with pytest.raises(Stale):
+            await late
+        is_allowed = True
+        assert await peers.call(SERVER, ECHO, EchoRequest("b"), 1000, check) == EchoAnswer("b")
         peers.close("over")
 
 
@@ -201,7 +220,7 @@ def test_those_who_wait_for_a_forgotten_peer_are_told() -> None:
 
 def test_the_backoff_grows_to_its_bound_and_differs_by_chance() -> None:
     limits = WireLimits(backoff_first_ms=50, backoff_max_ms=1000)
-    rng = SeededChance()
+    rng = SimRng("test")
     for failures, step in ((1, 50), (2, 100), (5, 800), (6, 1000), (10_000, 1000)):
         drawn = [backoff_ms(failures, limits, rng) for _ in range(200)]
         assert step // 2 <= min(drawn)

@@ -271,3 +271,16 @@ async def test_an_answer_that_cannot_be_encoded_is_our_defect() -> None:
 async def _lost(caller: RpcClientConnection) -> None:
     with pytest.raises((ConnectionLost, Unreachable)):
         await caller.call(ECHO, EchoRequest("y" * 2000), 5000)
+
+
+async def test_connections_of_an_excluded_host_are_closed_and_refused() -> None:
+    async with running_rig() as rig:
+        context = rig.context(introduction(2))
+        caller, _ = await connect(context, SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL))
+        rig.server.exclude(frozenset({context.introduction.host}))
+        assert "excluded" in await caller.wait_closed()
+        with pytest.raises(Unreachable, match="excluded"):
+            await connect(context, SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL))
+        rig.server.exclude(frozenset())
+        caller, _ = await connect(context, SERVER_ADDRESS, ConnectionTarget(Lane.CONTROL))
+        caller.close("the test ends")

@@ -1,6 +1,7 @@
 """Numbers are assigned once. A new verb needs a new line in the golden file; a changed line breaks compatibility."""
 
 from pathlib import Path
+from typing import get_args, get_origin
 
 import msgspec
 import pytest
@@ -12,12 +13,18 @@ GOLDEN = Path(__file__).with_name("verbs.golden")
 VERBS = [value for value in vars(verbs).values() if isinstance(value, Verb | Notice)]
 
 
+def shape_of(kind: type[msgspec.Struct]) -> str:
+    """Of an order: what the order carries."""
+    order, carried = get_origin(kind), get_args(kind)
+    name, fields = kind.__name__, (order or kind).__struct_fields__
+    return f"{name}({', '.join(fields)})" + "".join(f" {shape_of(each)}" for each in carried)
+
+
 def line_of(verb: Verb[msgspec.Struct, msgspec.Struct] | Notice[msgspec.Struct]) -> str:
     if isinstance(verb, Notice):
-        shape = f"{verb.message.__name__}({', '.join(verb.message.__struct_fields__)})"
+        shape = shape_of(verb.message)
     else:
-        asked = f"{verb.request.__name__}({', '.join(verb.request.__struct_fields__)})"
-        shape = f"{asked} -> {verb.answer.__name__}({', '.join(verb.answer.__struct_fields__)})"
+        shape = f"{shape_of(verb.request)} -> {shape_of(verb.answer)}"
     return f"{verb.number} {verb.name} {verb.lane.name.lower()} {shape}"
 
 
@@ -45,8 +52,8 @@ def _only_appended(pinned: str, now: str) -> bool:
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_structs_can_grow(verb: Verb[msgspec.Struct, msgspec.Struct] | Notice[msgspec.Struct]) -> None:
     """Frozen arrays that let a longer array of a newer peer pass."""
-    kinds = (verb.message,) if isinstance(verb, Notice) else (verb.request, verb.answer)
-    for kind in kinds:
+    kinds = (verb.message,) if isinstance(verb, Notice) else (verb.request, verb.answer, *get_args(verb.request))
+    for kind in (get_origin(kind) or kind for kind in kinds):
         assert kind.__struct_config__.array_like
         assert kind.__struct_config__.frozen
         assert not kind.__struct_config__.forbid_unknown_fields

@@ -8,6 +8,7 @@ its outcome.
 import asyncio
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -70,6 +71,11 @@ _CHANGE_OF_ROLE = {
 }
 
 
+BeforeOffer = Callable[[], None] | None
+"""Called each time a command is offered to a leader, in the same turn of the loop. If it raises, the command is not
+offered again. A command of an activity that lost its right would otherwise reach the next leader."""
+
+
 class Forgot(EblaError):
     """The call was repeated so late that its answer is no longer cached."""
 
@@ -114,26 +120,33 @@ class Group0Client:
 
     # ---- changes
 
-    def transact(self, transaction: Transaction, deadline_ms: int) -> EagerFuture[CommandAnswer]:
+    def transact(
+        self, transaction: Transaction, deadline_ms: int, before_offer: BeforeOffer = None
+    ) -> EagerFuture[CommandAnswer]:
         """The store's answer. Raises `TooLarge`, `Unavailable` (not applied) or `DeadlineExceeded` (unknown)."""
         self._require_confirmed()
         self._check_sizes(transaction)
-        return self._execute(transaction, EntryKind.COMMAND, deadline_ms)
+        return self._execute(transaction, EntryKind.COMMAND, deadline_ms, before_offer)
 
     async def confirm_start(self, transaction: Transaction, deadline_ms: int) -> None:
         """Commits the record of this start, if its condition holds. Returns nothing: only the record itself shows
         whether it was committed."""
         await self._execute(transaction, EntryKind.COMMAND, deadline_ms)
 
-    async def acquire_lock(self, rng: Rng, deadline_ms: int) -> tuple[bytes, Revision]:
+    async def acquire_lock(
+        self, rng: Rng, deadline_ms: int, before_offer: BeforeOffer = None
+    ) -> tuple[bytes, Revision]:
         self._require_confirmed()
         lock = rng.bytes(16)
-        answer = await self._execute(AcquireLock(lock), EntryKind.COMMAND, deadline_ms)
+        answer = await self._execute(AcquireLock(lock), EntryKind.COMMAND, deadline_ms, before_offer)
         return lock, revision_of(answer)
 
-    async def change_members(self, members: tuple[Member, ...], lock: bytes | None, deadline_ms: int) -> CommandAnswer:
+    async def change_members(
+        self, members: tuple[Member, ...], lock: bytes, deadline_ms: int, before_offer: BeforeOffer = None
+    ) -> CommandAnswer:
+        """Only for runs of operations, which change the keys as well."""
         self._require_confirmed()
-        return await self._execute(ChangeMembers(members, lock), EntryKind.MEMBERS, deadline_ms)
+        return await self._execute(ChangeMembers(members, lock), EntryKind.MEMBERS, deadline_ms, before_offer)
 
     def _require_confirmed(self) -> None:
         if not self.is_confirmed:
@@ -171,7 +184,9 @@ class Group0Client:
 
     # ---- how a command gets into the log
 
-    def _execute(self, body: CommandBody, kind: EntryKind, deadline_ms: int) -> EagerFuture[CommandAnswer]:
+    def _execute(
+        self, body: CommandBody, kind: EntryKind, deadline_ms: int, before_offer: BeforeOffer = None
+    ) -> EagerFuture[CommandAnswer]:
         """Not a coroutine: on the leader, where most calls are made, there is nothing to wait for but the answer, and a
         task per call would cost as much as everything else here. Cancelling the future withdraws the call, as far as
         possible."""
@@ -185,7 +200,12 @@ class Group0Client:
         payload = self._payload(Group0Command(call, body))
         outcome: EagerFuture[CommandAnswer] = EagerFuture()
         open_call = _OpenCall(
-            open=self._open, call=call, command=(payload, kind), outcome=outcome, deadline_ms=deadline_ms
+            open=self._open,
+            call=call,
+            command=(payload, kind),
+            outcome=outcome,
+            deadline_ms=deadline_ms,
+            before_offer=before_offer,
         )
         open_call.expires_at = self._loop.time() + deadline_ms / 1000
         self._open[serial] = open_call
@@ -195,6 +215,8 @@ class Group0Client:
 
     def _offer(self, open_call: "_OpenCall") -> None:
         """Offers the command to the leader, and schedules the next check."""
+        if not self._may_offer(open_call):
+            return
         state = self._raft.core.state
         leader = state.role.leader
         if leader == state.peer:
@@ -210,12 +232,29 @@ class Group0Client:
         open_call.check_at = math.inf
         self._forwarding.create_task(self._forward(open_call, host))
 
+    def _may_offer(self, open_call: "_OpenCall") -> bool:
+        """If not, a command that was never sent fails at once. One that was sent may still be applied: its caller gets
+        the answer if there is one by the deadline."""
+        if open_call.before_offer is None:
+            return True
+        try:
+            open_call.before_offer()
+        except EblaError as error:
+            if open_call.sent:
+                self._check_after(open_call, open_call.deadline_ms)
+            else:
+                self._give_up(open_call, error)
+            return False
+        return True
+
     async def _forward(self, open_call: "_OpenCall", leader: HostId) -> None:
         payload, kind = open_call.command
         remaining_ms = math.ceil((open_call.expires_at - self._loop.time()) * 1000)
         request = ProposeRequest(kind, payload)
         try:
-            await self._peers.call(leader, GROUP0_PROPOSE, request, min(ACCEPT_MS, remaining_ms))
+            await self._peers.call(
+                leader, GROUP0_PROPOSE, request, min(ACCEPT_MS, remaining_ms), open_call.before_offer
+            )
         except EblaError as error:
             open_call.sent |= error.outcome is not Outcome.NOT_APPLIED
             open_call.reason = error.message
@@ -243,10 +282,13 @@ class Group0Client:
         if not open_call.outcome.done() and self._loop.time() < open_call.expires_at:
             self._offer(open_call)
             return
+        self._give_up(open_call, open_call.timeout_error())
+
+    def _give_up(self, open_call: "_OpenCall", error: EblaError) -> None:
         del self._open[open_call.call.serial]
         self._machine.forget(open_call.call)
         if not open_call.outcome.done():
-            open_call.outcome.set_exception(open_call.timeout_error())
+            open_call.outcome.set_exception(error)
 
     def _payload(self, command: Group0Command) -> bytes:
         data = encode_command(command)
@@ -279,6 +321,7 @@ class _OpenCall:
     command: tuple[bytes, EntryKind]
     outcome: EagerFuture[CommandAnswer]
     deadline_ms: int
+    before_offer: BeforeOffer = None
     expires_at: float = math.inf
     check_at: float = math.inf
     """When to offer it again, if there is no answer by then."""

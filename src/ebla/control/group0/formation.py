@@ -1,35 +1,50 @@
 """How a node gets into group 0: it finds the other nodes, then creates the group or joins it.
 
-`group0/discovery.py` decides which node creates it. Here are the calls and the durable steps between them.
+`group0/discovery.py` decides which fresh node creates it, `group0/join_handshake.py` how all others join. Here are the
+calls and the durable steps between them.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-import msgspec
-
+from ebla.aio.wakeup import Wakeup
 from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
 from ebla.group0 import discovery
 from ebla.group0.discovery import Discovery, DiscoveryReply, FoundCluster, JoinCluster, WaitForNodes
+from ebla.group0.join_handshake import (
+    JoinHandshake,
+    JoinPhase,
+    JoinWait,
+    ResponseDecision,
+    restart_refusal,
+)
+from ebla.group0.join_messages import JoinNodeQuery, JoinNodeQueryAnswer, JoinNodeRequest, JoinNodeResponse
 from ebla.group0.members import Member
-from ebla.model.errors import Corruption, EblaError, InvalidRequest, Refused
+from ebla.model.advice import RESET_NODE_ADVICE
+from ebla.model.errors import Corruption, EblaError, Refused, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId
+from ebla.observe.metrics import Metrics
 from ebla.options import DEFAULT_LIMITS, NodeLimits
+from ebla.topology.snapshot import Node
+from ebla.version import DATA_FORMAT
 from ebla.wire.client_connection import ConnectionTarget
 from ebla.wire.frames import Lane
-from ebla.wire.group0_messages import DiscoverRequest, JoinAnswer, JoinRequest
+from ebla.wire.group0_messages import DiscoverRequest
 from ebla.wire.peers import PeersContext, connect
-from ebla.wire.verbs import GROUP0_DISCOVER, GROUP0_JOIN, A, Q, Verb
+from ebla.wire.verbs import GROUP0_DISCOVER, JOIN_NODE_QUERY, JOIN_NODE_REQUEST, A, Q, Verb
 
 CALL_DEADLINE_MS = 1_000
-JOIN_DEADLINE_MS = 10_000
+REQUEST_DEADLINE_MS = 10_000
+QUERY_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group0Config:
     member: Member
     """This node, as a learner."""
+    node: Node
+    """Its row of the topology."""
     cluster: ClusterId
     cluster_name: str
     contacts: tuple[Address, ...]
@@ -54,13 +69,23 @@ class Formation:
         self._config = config
         self._state: Discovery | None = None
         self._saving = asyncio.Lock()
+        self._handshake: JoinHandshake | None = None
+        self._handshake_changed = Wakeup()
+        self._last_wait: JoinWait | None = None
         self.waits_for = ""
         """For people: what the node waits for while it is in no cluster."""
+        self.metrics = Metrics()
+        self._stale_responses = self.metrics.counter(
+            "join_stale_responses_total", "Join responses for an attempt that is not this process's"
+        ).series()
 
     async def join_or_create(self, create: CreateFirstState) -> tuple[Member, ...]:
         """Returns once this node belongs to group 0, or is a learner that waits for its first state. Returns the
-        members known from joining; none if the node's own log has them."""
+        members known from joining; none if the node's own log has them. Raises `NotAdmitted` if it cannot join."""
         mark = self._join_state.mark
+        is_accepted = mark.stage in (JoinStage.ACCEPTED, JoinStage.MEMBER)
+        attempt = mark.join_id if is_accepted else self._context.rng.uuid()
+        self._handshake = JoinHandshake(attempt, is_accepted=is_accepted)
         match mark.stage:
             case JoinStage.REMOVED:
                 raise removed_error(self._config.member)
@@ -69,7 +94,10 @@ class Formation:
             case JoinStage.FOUNDING:
                 return await self._create(create)
             case JoinStage.JOINING:
-                return (await self._join_any()).members
+                return await self._join(self._handshake)
+            case JoinStage.ACCEPTED:
+                await self.check_not_left(mark.members)
+                return mark.members
             case JoinStage.FRESH:
                 return await self._discover(create)
 
@@ -94,9 +122,10 @@ class Formation:
                     # again, and never joins another one.
                     await self._mark(JoinStage.FOUNDING, history=HistoryId(self._context.rng.uuid()))
                     return await self._create(create)
-                case JoinCluster():
-                    await self._mark(JoinStage.JOINING, join_id=self._context.rng.uuid())
-                    return (await self._join_any()).members
+                case JoinCluster(contact=contact):
+                    await self._mark(JoinStage.JOINING)
+                    assert self._handshake is not None, "it is there from the start"
+                    return await self._join(self._handshake, contact)
                 case WaitForNodes(ask=ask, reason=reason):
                     await self._wait(ask, reason)
 
@@ -130,22 +159,107 @@ class Formation:
         self._state = discovery.record_reply(self._state, address, answer.reply)
         await self._save_known()
 
-    async def _join_any(self) -> JoinAnswer:
-        """Contacts the known nodes one after another, until a member adds this node. Idempotent."""
-        while True:
-            for address in self._candidates():
-                try:
-                    request = JoinRequest(self._as_new_member())
-                    answer = await self._call(address, GROUP0_JOIN, request, JOIN_DEADLINE_MS)
-                except InvalidRequest:
-                    raise  # another member, or a later attempt, would answer the same
-                except EblaError as error:
-                    self.waits_for = f"{address}: {error.message}"
-                    continue
-                await self._mark(JoinStage.JOINING, history=answer.history)
-                self.waits_for = ""
-                return answer
-            await asyncio.sleep(self._config.formation_retry_ms / 1000)
+    # ---- the join handshake
+
+    async def _join(self, handshake: JoinHandshake, *first: Address) -> tuple[Member, ...]:
+        """Until this node is accepted, which is durable then. Raises `NotAdmitted` if it is rejected."""
+        contacts = self._candidates(*first)
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(self._request_and_query(handshake, contacts))
+            while handshake.phase in (JoinPhase.REQUESTING, JoinPhase.WAITING):
+                await self._handshake_changed.wait(QUERY_MS / 1000)
+            asking.cancel()
+        if handshake.rejection is not None:
+            self._context.report("join.rejected", {"reason": handshake.rejection.message})
+            raise handshake.rejection
+        accepted = handshake.acceptance
+        assert accepted is not None, "it ends accepted or rejected"
+        await self._mark(
+            JoinStage.ACCEPTED, history=accepted.history, join_id=handshake.attempt, members=accepted.members
+        )
+        self.waits_for = ""
+        self._context.report("join.accepted", {"history": str(accepted.history), "attempt": str(handshake.attempt)})
+        return accepted.members
+
+    async def _request_and_query(self, handshake: JoinHandshake, contacts: tuple[Address, ...]) -> None:
+        config = self._config
+        assert config.node is not None, "a node that joins has a row"
+        assert handshake.attempt is not None, "a node that joins has drawn one"
+        request = JoinNodeRequest(
+            attempt=handshake.attempt,
+            cluster=config.cluster,
+            cluster_name=config.cluster_name,
+            node=config.node,
+            storage_format=DATA_FORMAT,
+        )
+        while handshake.phase is JoinPhase.REQUESTING:
+            step = handshake.next_request(contacts)
+            await asyncio.sleep(step.after_ms / 1000)
+            try:
+                await self._call(step.contact, JOIN_NODE_REQUEST, request, REQUEST_DEADLINE_MS)
+            except EblaError as error:
+                self._show_wait(JoinWait(reason=f"{step.contact}: {error.message}"))
+                handshake.request_failed(error)
+            else:
+                handshake.request_waits()
+            self._handshake_changed.wake()
+        while handshake.phase is JoinPhase.WAITING:
+            await self._query_any(handshake, contacts)
+            self._handshake_changed.wake()
+            await asyncio.sleep(QUERY_MS / 1000)
+
+    async def _query_any(self, handshake: JoinHandshake, contacts: tuple[Address, ...]) -> None:
+        for address in contacts:
+            answer = await self._query(address)
+            if answer is not None:
+                self._show_wait(handshake.query_answered(answer))
+                return
+        self._show_wait(JoinWait(reason=f"no answer from {', '.join(map(str, contacts))}"))
+
+    async def _query(self, address: Address) -> JoinNodeQueryAnswer | None:
+        """None: no answer, which says nothing."""
+        try:
+            return await self._call(address, JOIN_NODE_QUERY, JoinNodeQuery(self._config.member.host), CALL_DEADLINE_MS)
+        except EblaError:
+            return None
+
+    async def check_not_left(self, members: Iterable[Member]) -> None:
+        """Of a node that was accepted before this start. If no member answers, it starts and catches up. Raises
+        `NotAdmitted` if its join has ended without it."""
+        contacts = self._candidates(*(member.address for member in members if member.present))
+        async with asyncio.TaskGroup() as tasks:
+            queries = [tasks.create_task(self._query(address)) for address in contacts]
+        refusal = restart_refusal(answer for query in queries if (answer := query.result()) is not None)
+        if refusal is not None:
+            self._context.report("join.rejected", {"reason": refusal.message})
+            raise refusal
+
+    async def respond(self, response: JoinNodeResponse) -> ResponseDecision:
+        """Returns once the response has been processed, or is stale."""
+        handshake = self._handshake
+        if handshake is None:
+            raise Unavailable("this node has just started", advice="send the response again")
+        decision = handshake.respond(response)
+        if decision is ResponseDecision.STALE:
+            self._stale_responses.add()
+            details = {"attempt": str(response.attempt), "own_attempt": str(handshake.attempt)}
+            self._context.report("join.stale_response", details)
+            return decision
+        self._handshake_changed.wake()
+        while handshake.phase is JoinPhase.REQUESTING:
+            await self._handshake_changed.wait(QUERY_MS / 1000)
+        return ResponseDecision.PROCESSED
+
+    def _show_wait(self, wait: JoinWait) -> None:
+        if wait == self._last_wait:
+            return
+        self._last_wait = wait
+        state = "" if wait.state is None else str(wait.state)
+        queued = f"queued at position {wait.position}" if wait.position else ""
+        self.waits_for = f"to join: {wait.reason or queued or state or 'the request is sent'}"
+        self._context.report("join.waits", {"state": state, "position": wait.position, "reason": wait.reason})
+
+    # ---- shared
 
     async def _call(self, address: Address, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
         caller, _ = await connect(self._context, address, ConnectionTarget(Lane.CONTROL))
@@ -154,11 +268,8 @@ class Formation:
         finally:
             caller.close("done")
 
-    def _as_new_member(self) -> Member:
-        return msgspec.structs.replace(self._config.member, join_id=self._join_state.mark.join_id)
-
-    def _candidates(self) -> tuple[Address, ...]:
-        known = dict.fromkeys((*self._config.contacts, *self._join_state.mark.known))
+    def _candidates(self, *first: Address) -> tuple[Address, ...]:
+        known = dict.fromkeys((*first, *self._config.contacts, *self._join_state.mark.known))
         return tuple(address for address in known if address != self._config.member.address)
 
     async def _save_known(self) -> None:
@@ -176,7 +287,7 @@ class Formation:
 def removed_error(member: Member) -> Refused:
     return Refused(
         f"host {member.host} was removed from the cluster and can never come back",
-        advice="to use this machine again, start a node with a new, empty folder",
+        advice=RESET_NODE_ADVICE,
     )
 
 

@@ -10,6 +10,7 @@ import uuid
 
 import msgspec
 
+from ebla.group0.members import Member
 from ebla.journal.checked_file import read_checked_file, replace_file
 from ebla.model.errors import Corruption
 from ebla.model.identity import Address, HistoryId, StartId, StoreId
@@ -24,10 +25,13 @@ class JoinStage(enum.StrEnum):
     FOUNDING = "founding"
     """Decided to create the group, with the history saved here; its first state may not be durable yet."""
     JOINING = "joining"
-    """Added as a learner, or about to be; holds no state yet."""
+    """Decided to join: it never creates a cluster. No member has accepted it, so nothing else is durable."""
     MEMBER = "member"
     """Holds state. Other members rely on what it acknowledged."""
     REMOVED = "removed"
+    ACCEPTED = "accepted"
+    """A learner of group 0 that holds no state yet. The history and the members are durable: after a restart it reaches
+    group 0 without another response."""
 
 
 class StoreMark(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -46,6 +50,7 @@ class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Every address learned during discovery (INV-FORM-1 needs it to survive a restart)."""
     history: HistoryId = NO_HISTORY
     join_id: uuid.UUID | None = None
+    """The attempt that was accepted."""
     log_id: int = 0
     """Of the log with the member's state. If the log has another id, or is missing, it was lost."""
     stores: tuple[StoreMark, ...] = ()
@@ -55,6 +60,8 @@ class JoinState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     refused once has counted on, and would pass at its next start."""
     offered: tuple[StartId, ...] = ()
     """Starts since then that were offered to group 0, and ended before they knew whether they were confirmed."""
+    members: tuple[Member, ...] = ()
+    """Of group 0 when this node was accepted, until it has its own state."""
 
 
 _encoder = msgspec.msgpack.Encoder()

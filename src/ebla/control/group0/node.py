@@ -6,23 +6,30 @@ verbs.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
 
+from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.client import Group0Client
 from ebla.control.group0.formation import Formation, Group0Config, lost_folder_error, removed_error
 from ebla.control.group0.join_state import JoinStage, JoinStateFile
 from ebla.control.group0.member_features import FEATURES_ADVICE, keep_own_entry, missing_features
 from ebla.control.group0.state_machine import Group0StateMachine
 from ebla.control.group0.transport import Group0Transport
-from ebla.control.group0.voter_assignment import Alive, ChangeVoters, assign_voters
+from ebla.control.group0.voter_assignment import Alive, RunsOperations, assign_voters
 from ebla.control.raft.config import RaftConfig
 from ebla.control.raft.driver import APPLY_BYTES_MAX, RaftDriver
 from ebla.control.raft.storage import RaftStorage
+from ebla.control.topology.committed_topology import topology_of
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
+from ebla.group0.join_admission import JOINING_STATES
+from ebla.group0.join_handshake import ResponseDecision, rejected
+from ebla.group0.join_messages import JoinNodeResponse, JoinNodeResponseAnswer
 from ebla.group0.members import Member, MemberRole, member_key, peer_number
 from ebla.group0.start_record import (
     MustNotRun,
@@ -35,16 +42,21 @@ from ebla.group0.start_record import (
     start_refusal,
 )
 from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
-from ebla.model.errors import EblaError, Unavailable
+from ebla.model.errors import DeadlineExceeded, EblaError, Refused, Unavailable
 from ebla.model.identity import Address, ClusterId, HistoryId, HostId, StartId
 from ebla.model.stored_value import decode_stored
 from ebla.model.transaction import MEMBERS_PREFIX
 from ebla.ports.environment import Environment
 from ebla.raft.effects import LogWrite
-from ebla.raft.events import PeerReachable
+from ebla.raft.events import PeerReachable, TransferLeadership
 from ebla.raft.membership import change_of
 from ebla.raft.messages import NO_PEER, EntryKind, HardState, Membership, PeerId, SnapshotMeta
 from ebla.raft.options import RaftOptions as RaftOptions
+from ebla.raft.roles import Leader
+from ebla.topology.keys import decode as decode_row
+from ebla.topology.keys import node_key
+from ebla.topology.request_queue import latest_join
+from ebla.topology.snapshot import Node
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import MembershipRequest
 from ebla.wire.peers import Peers, PeersContext
@@ -53,6 +65,7 @@ from ebla.wire.verbs import GROUP0_MEMBERSHIP
 CLUSTER_KEY = "cluster/identity"
 CONFIRM_MS = 2_000
 CONFIRM_RETRY_MS = 100
+TRANSFER_AGAIN_MS = 2_000
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
@@ -66,8 +79,16 @@ class ClusterIdentity(msgspec.Struct, frozen=True, array_like=True):
 class Group0Node:
     """`run` until cancelled. It ends earlier only with an error, if this node must stop."""
 
-    def __init__(self, environment: Environment, config: Group0Config, context: PeersContext, peers: Peers) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        config: Group0Config,
+        context: PeersContext,
+        peers: Peers,
+        reach: Callable[[FaultPoint], Awaitable[None]],
+    ) -> None:
         self._environment = environment
+        self._reach = reach
         self.config = config
         self._context = context
         self._peers = peers
@@ -77,6 +98,8 @@ class Group0Node:
         self._start = StartId(environment.rng.uuid())
         self.opened = asyncio.Event()
         """Set once the node has its own state of group 0, which may be old."""
+        self.members_known = asyncio.Event()
+        """Set once it has, or is known to have none: a member that just started must not look like a cluster of one."""
         self.confirmed = asyncio.Event()
         """Set once group 0 knows this start: from now on the node may serve, and act for the cluster."""
         self.waits_for_start = ""
@@ -111,14 +134,18 @@ class Group0Node:
         left = {member.address for member in members} - present
         return tuple(sorted((present | set(self.config.contacts)) - left - {self.config.member.address}))
 
-    async def run(self, alive: Alive, under_leases: ChangeVoters) -> None:
+    async def run(self, alive: Alive, operations: RunsOperations) -> None:
         config = self.config
         self._environment.disk.make_folder(config.folder)
         mark = await self.join_state.load()
         # Durable before the Raft peer runs, so before group 0 can learn of it: the mark is never behind the record.
         await self.join_state.save(incarnation=mark.incarnation + 1)
+        if mark.stage is not JoinStage.MEMBER:
+            self.members_known.set()
         known_members = await self.formation.join_or_create(self._create)
-        running = await self._open(known_members)
+        running = await self._open(known_members, alive)
+        if mark.stage is JoinStage.MEMBER and self._was_never_normal(running.store):
+            await self.formation.check_not_left(running.store.members.values())
         ticket = running.machine.watch(self._follow, MEMBERS_PREFIX)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -126,20 +153,56 @@ class Group0Node:
                 tasks.create_task(running.client.run())
                 tasks.create_task(self._watch_for_removal(running))
                 self._running = running
+                if known_members:
+                    await self._reach(FaultPoint.JOIN_GROUP0_STARTED)
                 self.opened.set()
-                tasks.create_task(self._lead_once_confirmed(running, alive, under_leases))
+                self.members_known.set()
+                tasks.create_task(self._lead_once_confirmed(running, alive, operations))
                 await self._must_end.wait()
                 if self._other_process is not None:
                     raise self._other_process
+                error = self._removal_error(running.store)
                 await self.join_state.save(stage=JoinStage.REMOVED)
-                raise removed_error(config.member)
+                raise error
         finally:
             running.machine.unwatch(ticket)
             self._running = None
 
+    async def join_response(self, response: JoinNodeResponse, within_ms: int) -> JoinNodeResponseAnswer:
+        """Answered once it has taken effect: the coordinator goes on as soon as it has the answer, and counts on a
+        learner that runs."""
+        await self._reach(FaultPoint.JOIN_RESPONSE_RECEIVED)
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                if await self.formation.respond(response) is ResponseDecision.STALE:
+                    return JoinNodeResponseAnswer(stale_attempt=True)
+                if response.history is not None:
+                    await self.opened.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"the response has not taken effect within {within_ms} ms", advice="send it again"
+            ) from None
+        return JoinNodeResponseAnswer()
+
+    def _was_never_normal(self, store: Group0Store) -> bool:
+        """As far as this node's own state tells, which may be old."""
+        key = node_key(self.config.member.host)
+        entry = store.get(key)
+        row = None if entry is None else decode_row(key, entry.value)
+        has_joined = isinstance(row, Node) and row.state not in JOINING_STATES
+        return self.join_state.mark.join_id is not None and not has_joined
+
+    def _removal_error(self, store: Group0Store) -> Refused:
+        """A join that was rolled back ends with its reason."""
+        host = self.config.member.host
+        request = latest_join(topology_of(store), host) if store.index > 0 else None
+        if store.index > 0 and (request is None or not request.error):
+            return removed_error(self.config.member)
+        return rejected("" if request is None else request.error)
+
     # ---- the confirmation of this start
 
-    async def _lead_once_confirmed(self, running: "RunningGroup0", alive: Alive, under_leases: ChangeVoters) -> None:
+    async def _lead_once_confirmed(self, running: "RunningGroup0", alive: Alive, operations: RunsOperations) -> None:
         """Until cancelled. Confirms this start first; `group0/start_record.py` has the reasons.
 
         INV-START-1: until then nothing is fed, served or committed. INV-START-2: committed incarnations of a host
@@ -168,8 +231,9 @@ class Group0Node:
         self._context.report("start.confirmed", {"incarnation": record.incarnation, "start": str(record.start)})
         self.confirmed.set()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(assign_voters(running.client, running.raft.core, running.machine, alive, under_leases))
-            tasks.create_task(keep_own_entry(running.client, running.machine, self.config.member))
+            rng = self._environment.rng
+            tasks.create_task(assign_voters(running.raft.core, running.machine, alive, operations, rng))
+            tasks.create_task(keep_own_entry(running.machine, self.config.member, operations.request, rng))
 
     async def _confirmed_by(self, running: "RunningGroup0", record: StartRecord) -> OwnStart | None:
         """None: it was offered to group 0, and the record has to be read again."""
@@ -236,15 +300,16 @@ class Group0Node:
         self._context.report("group0.created", {"history": str(history), "cluster": config.cluster_name})
         return log_id
 
-    async def _open(self, known_members: tuple[Member, ...]) -> "RunningGroup0":
+    async def _open(self, known_members: tuple[Member, ...], alive: Alive) -> "RunningGroup0":
         mark = self.join_state.mark
+        assert mark.stage in (JoinStage.ACCEPTED, JoinStage.MEMBER), "INV-NODE-21: it is accepted, or created the group"
         raft, machine, transport = self._assemble(mark.history)
         await raft.open()
         if mark.stage is JoinStage.MEMBER and raft.log.log_id != mark.log_id:
             raise lost_folder_error(self.config.folder, mark)
         transport.learn((*known_members, *machine.store.members.values()))
         client = Group0Client(mark.incarnation, machine, raft, self._peers, transport)
-        return RunningGroup0(raft=raft, machine=machine, transport=transport, client=client)
+        return RunningGroup0(raft=raft, machine=machine, transport=transport, client=client, alive=alive)
 
     def _assemble(self, history: HistoryId) -> tuple[RaftDriver[Group0Store], Group0StateMachine, Group0Transport]:
         config, limits = self.config, self.config.limits
@@ -269,7 +334,7 @@ class Group0Node:
         return RaftDriver(self._environment, raft_config, machine, transport), machine, transport
 
     async def _save_membership(self, log_id: int) -> None:
-        await self.join_state.save(stage=JoinStage.MEMBER, log_id=log_id)
+        await self.join_state.save(stage=JoinStage.MEMBER, log_id=log_id, members=())
 
     # ---- following the members
 
@@ -303,7 +368,8 @@ class Group0Node:
 
     async def _ask_members(self, running: "RunningGroup0") -> None:
         own = self.config.member.host
-        for member in list(running.machine.store.members.values()):
+        # A learner without its first state has no members of its own. If its join is rolled back, it gets no state.
+        for member in tuple(running.machine.store.members.values()) or self.join_state.mark.members:
             if member.host == own or not member.present:
                 continue
             try:
@@ -323,6 +389,8 @@ class RunningGroup0:
     machine: Group0StateMachine
     transport: Group0Transport
     client: Group0Client
+    alive: Alive
+    """By the failure detector of this node."""
 
     @property
     def store(self) -> Group0Store:
@@ -331,6 +399,39 @@ class RunningGroup0:
     def leader_host(self) -> HostId | None:
         leader = self.raft.core.leader
         return None if leader == NO_PEER else self.transport.host_of(leader)
+
+    async def transfer_leadership(self, hosts: Collection[HostId], within_ms: int) -> None:
+        """From this node to one of these voters. Returns once one of them leads; asks another one meanwhile, because
+        Raft gives up a transfer that takes too long."""
+        asked: Counter[HostId] = Counter()
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                while self.leader_host() not in hosts:
+                    if self.raft.is_leader:
+                        target = self._transfer_target(hosts, asked)
+                        asked[target] += 1
+                        self.raft.post(TransferLeadership(PeerId(peer_number(target))))
+                    try:
+                        async with asyncio.timeout(TRANSFER_AGAIN_MS / 1000):
+                            await self.raft.wait_status_changed()
+                    except TimeoutError:
+                        continue
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no host took over leadership within {within_ms} ms, asked: {', '.join(map(str, asked)) or 'none'}",
+                advice="see ebla group0 members",
+            ) from None
+
+    def _transfer_target(self, hosts: Collection[HostId], asked: Mapping[HostId, int]) -> HostId:
+        """One that is up, asked least, and then lags least: a host that died a moment ago lags least too."""
+        role = self.raft.core.role
+        progress = role.progress if isinstance(role, Leader) else {}
+
+        def rank(host: HostId) -> tuple[bool, int, int]:
+            known = progress.get(PeerId(peer_number(host)))
+            return (not self.alive(host), asked.get(host, 0), 0 if known is None else -known.match)
+
+        return min(sorted(hosts), key=rank)
 
 
 async def read_committed_store(environment: Environment, folder: str) -> Group0Store:

@@ -2,26 +2,21 @@
 
 import asyncio
 
-import msgspec
-
 from ebla.aio.eager_future import EagerFuture
-from ebla.control.group0.client import revision_of
-from ebla.control.group0.member_features import FEATURES_ADVICE, missing_features
 from ebla.control.group0.node import Group0Node, RunningGroup0
 from ebla.control.group0.pages import KeySelection, PagedReads, PageLimits, change_sets_of_a_page
 from ebla.group0.change_feed import ChangeSet, changes_under
 from ebla.group0.commands import CommandAnswer
 from ebla.group0.discovery import ClusterMember
+from ebla.group0.join_messages import JoinNodeResponse, JoinNodeResponseAnswer
 from ebla.group0.members import Member, MemberRole, member_key, peer_number
-from ebla.model.errors import DeadlineExceeded, InvalidRequest, Refused, Unavailable
-from ebla.model.identity import Address, HostId
+from ebla.model.errors import InvalidRequest, Refused, Unavailable
+from ebla.model.identity import HostId
 from ebla.model.transaction import Revision
 from ebla.ports.rng import Rng
-from ebla.raft.events import TransferLeadership
 from ebla.raft.messages import PeerId
 from ebla.raft.roles import Leader
 from ebla.wire.group0_messages import (
-    ChangeMemberRequest,
     DiscoverAnswer,
     DiscoverRequest,
     ExecuteAnswer,
@@ -30,8 +25,6 @@ from ebla.wire.group0_messages import (
     Group0ReadAnswer,
     Group0ReadRequest,
     Group0Report,
-    JoinAnswer,
-    JoinRequest,
     LockAnswer,
     LockRequest,
     MemberReport,
@@ -50,10 +43,8 @@ from ebla.wire.group0_messages import (
 from ebla.wire.peers import Peers
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import (
-    GROUP0_CHANGE_MEMBER,
     GROUP0_DISCOVER,
     GROUP0_EXECUTE,
-    GROUP0_JOIN,
     GROUP0_LOCK,
     GROUP0_MEMBERS,
     GROUP0_MEMBERSHIP,
@@ -61,6 +52,7 @@ from ebla.wire.verbs import (
     GROUP0_READ,
     GROUP0_TRANSFER,
     GROUP0_WATCH,
+    JOIN_NODE_RESPONSE,
     RAFT,
     SNAPSHOT_CHUNK,
     EmptyAnswer,
@@ -73,7 +65,11 @@ SMALL_READ_KEYS_MAX = 8
 
 class Group0Service:
     def __init__(
-        self, group0: Group0Node, peers: Peers, rng: Rng, page_limits: PageLimits = DEFAULT_PAGE_LIMITS
+        self,
+        group0: Group0Node,
+        peers: Peers,
+        rng: Rng,
+        page_limits: PageLimits = DEFAULT_PAGE_LIMITS,
     ) -> None:
         self._group0 = group0
         self._peers = peers
@@ -87,7 +83,7 @@ class Group0Service:
         server.on_introduced = self._group0.peer_connected
         server.serve(GROUP0_PROPOSE, self._propose)
         server.serve(GROUP0_DISCOVER, self._discover)
-        server.serve(GROUP0_JOIN, self._join)
+        server.serve(JOIN_NODE_RESPONSE, self._join_response)
         server.serve(GROUP0_MEMBERSHIP, self._membership)
         server.serve(GROUP0_TRANSFER, self._transfer)
 
@@ -98,7 +94,6 @@ class Group0Service:
         server.serve(GROUP0_WATCH, self._watch)
         server.serve(GROUP0_LOCK, self._lock)
         server.serve(GROUP0_MEMBERS, self._members)
-        server.serve(GROUP0_CHANGE_MEMBER, self._change_member)
         if not shared:
             server.serve(GROUP0_TRANSFER, self._transfer)
 
@@ -129,27 +124,8 @@ class Group0Service:
             return DiscoverAnswer(ClusterMember(config.member.host, config.cluster, config.cluster_name))
         return DiscoverAnswer(await self._group0.formation.answer(request))
 
-    async def _join(self, request: JoinRequest, call: IncomingCall) -> JoinAnswer:
-        """Adds a new node as a learner. Idempotent for one that waits for its first state. The same host with another
-        join id has lost its data: it may have voted, and what the leader knows of its log is no longer true, so it must
-        not start over."""
-        running, member = self._group0.running, request.member
-        await running.client.read_barrier(call.work_ms())
-        known = running.store.members.get(member_key(member.host))
-        if known is not None and known.join_id != member.join_id:
-            raise InvalidRequest(
-                f"host {member.host} is a {known.role} of this cluster, so it must not start over with an empty log",
-                advice=f"remove it (ebla group0 remove {member.host}) and start the node with a new, empty folder",
-            )
-        missing = missing_features(running.store, member.features)
-        if missing:
-            raise InvalidRequest(
-                f"the cluster uses features that host {member.host} lacks: {', '.join(missing)}", advice=FEATURES_ADVICE
-            )
-        if known is None:
-            newcomer = msgspec.structs.replace(member, role=MemberRole.LEARNER)
-            revision_of(await running.client.change_members((newcomer,), None, call.work_ms()))
-        return JoinAnswer(running.store.revision.history, tuple(running.store.members.values()))
+    async def _join_response(self, response: JoinNodeResponse, call: IncomingCall) -> JoinNodeResponseAnswer:
+        return await self._group0.join_response(response, call.work_ms())
 
     def _membership(self, request: MembershipRequest, _call: IncomingCall) -> MembershipAnswer:
         store = self._group0.running.store
@@ -168,15 +144,7 @@ class Group0Service:
             return EmptyAnswer()
         if not running.raft.is_leader:
             return await self._peers.call(leader, GROUP0_TRANSFER, request, call.remaining_ms())
-        running.raft.post(TransferLeadership(PeerId(peer_number(request.host))))
-        try:
-            async with asyncio.timeout(call.work_ms() / 1000):
-                while running.leader_host() != request.host:
-                    await running.raft.wait_status_changed()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"host {request.host} did not take over leadership in time", advice="see ebla group0 members"
-            ) from None
+        await running.transfer_leadership((request.host,), call.work_ms())
         return EmptyAnswer()
 
     # ---- for the operator
@@ -244,17 +212,6 @@ class Group0Service:
 
     def _members(self, _request: MembersRequest, _call: IncomingCall) -> Group0Report:
         return report_of(self._group0.running)
-
-    async def _change_member(self, request: ChangeMemberRequest, call: IncomingCall) -> ExecuteAnswer:
-        running = self._group0.running
-        await running.client.read_barrier(call.work_ms())
-        known = running.store.members.get(member_key(request.host))
-        if known is None and request.address is None:
-            raise InvalidRequest(f"host {request.host} is not a member; to add it, name its address")
-        member = known or Member(host=request.host, role=request.role, address=request.address or Address(""))
-        wanted = msgspec.structs.replace(member, role=request.role, address=request.address or member.address)
-        answer = await running.client.change_members((wanted,), request.lock, call.work_ms())
-        return ExecuteAnswer(answer)
 
     # ---- shared
 

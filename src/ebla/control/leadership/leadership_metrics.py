@@ -18,6 +18,10 @@ class LeadershipMetrics:
             "activities_ended_total", "Activities that ended on this node, by reason", labels=("reason",)
         )
 
+        self.restarts = self.metrics.counter(
+            "control_restarts_total", "How often control has started itself again since the node was started"
+        ).series()
+
     def count(self, reply: LeaseReply, *, is_grant: bool) -> None:
         if reply is not LeaseReply.OK:
             self._refusals.series(reply).add()

@@ -7,12 +7,12 @@ after a renewal that found the file good enough.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 from ebla.aio.fifo_lock import FifoLock
-from ebla.aio.wakeup import Wakeup
 from ebla.control.group0.node import Group0Node
 from ebla.control.leadership.activity_tasks import ActivityTasks
 from ebla.control.leadership.leadership_metrics import LeadershipMetrics
@@ -49,6 +49,7 @@ from ebla.model.lease_settings import LeaseSettings
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.environment import Environment
 from ebla.raft.messages import PeerId
+from ebla.version import Feature
 from ebla.wire.frames import Lane
 from ebla.wire.peers import Peers
 from ebla.wire.server import IncomingCall, Server
@@ -56,6 +57,7 @@ from ebla.wire.verbs import ABOLISH_LEASE, ACQUIRE_LEASE, LEASE_AVAILABLE
 
 IDLE_S = 1.0
 """The longest wait between two steps: the boot clock and the loop's clock may differ."""
+RENEWAL_RESTART_S = 0.1
 STOP_SAVE_S = 0.5
 STOP_CHECK_S = 0.01
 T = TypeVar("T")
@@ -83,17 +85,18 @@ class LeadershipNode:
         self._loop = asyncio.get_running_loop()
         self.core = LeadershipCore(deps.own)
         self.metrics = LeadershipMetrics()
-        self.activities = ActivityTasks(self, self.metrics, deps.report)
+        self.activities = ActivityTasks(self, deps.peers, self.metrics, deps.report)
         self._calls: dict[HostId, asyncio.Task[None]] = {}
         self._writing = FifoLock()
-        self._wakeup = Wakeup()
         self._tasks: asyncio.TaskGroup | None = None
         self._is_stepping = False
+        self._has_event = False
         self._stepped_down: list[LeaseId] = []
         """Lease ids to abolish once nothing runs under them."""
         self._members: tuple[HostId, ...] = ()
         self._has_ended_process = False
         self._is_stopping = False
+        self._last_save_error = ""
 
     # ---- life
 
@@ -115,13 +118,15 @@ class LeadershipNode:
                 tasks.create_task(self._follow_raft())
                 tasks.create_task(self._save_regularly())
                 tasks.create_task(self._abolish_own())
-                while True:
-                    self.step()
-                    await self._wakeup.wait(self._pause_s())
+                try:
+                    while True:
+                        self.step()
+                        await asyncio.sleep(self._pause_s())
+                finally:
+                    # What ends with the group starts nothing any more.
+                    self._tasks = self.activities.tasks = None
         except* Exception as errors:
             self._end_process(f"leases failed: {next(leaf_errors(errors))!r}")
-        finally:
-            self._tasks = self.activities.tasks = None
 
     async def save_for_stop(self) -> None:
         """At a clean stop and before control executes itself again: activities end, the leases of this leader are
@@ -176,26 +181,34 @@ class LeadershipNode:
     # ---- the step
 
     def step(self) -> None:
-        """After every event. An effect that is carried out may be an event itself: it waits for its turn."""
-        if self._is_stepping or self._tasks is None:
-            self._wakeup.wake()
+        """After every event. An effect that is carried out may be an event itself: then the step is repeated."""
+        if self._tasks is None:
+            return
+        self._has_event = True
+        if self._is_stepping:
             return
         self._is_stepping = True
         try:
-            self._follow_leadership()
-            while True:
-                now_ms, settings = self.now_ms(), self._deps.settings()
-                effects = self.core.step(self.raft_facts(), now_ms, settings)
-                self._replace_failed_renewal()
-                self._carry_out(effects.workers)
-                self.activities.carry_out(effects.activities)
-                self._tell_ended(effects.ended)
-                if effects.is_empty:
-                    break
-            self._end_overdue(settings)
-            self._send_abolishes()
+            with self._ending_process():
+                while self._has_event:
+                    self._has_event = False
+                    self._step_once()
         finally:
             self._is_stepping = False
+
+    def _step_once(self) -> None:
+        self._follow_leadership()
+        while True:
+            now_ms, settings = self.now_ms(), self._deps.settings()
+            effects = self.core.step(self.raft_facts(), now_ms, settings)
+            self._replace_failed_renewal()
+            self._carry_out(effects.workers)
+            self.activities.carry_out(effects.activities)
+            self._tell_ended(effects.ended)
+            if effects.is_empty:
+                break
+        self._end_overdue(settings)
+        self._send_abolishes()
 
     def _follow_leadership(self) -> None:
         raft, core = self.raft_facts(), self.core
@@ -236,7 +249,8 @@ class LeadershipNode:
         if failed is not None:
             self.core.renewal = failed
             self._step_down()
-            self._wakeup.wake()  # the next step starts it under a new lease id
+            # The next step starts it under a new lease id. Not at once: it may fail again and again.
+            self._loop.call_later(RENEWAL_RESTART_S, self.step)
 
     def _send_abolishes(self) -> None:
         over = [one for one in self._stepped_down if not self.core.registry.runs_under(one)]
@@ -265,6 +279,18 @@ class LeadershipNode:
             self._has_ended_process = True
             self._deps.report("control.must_restart", {"reason": reason})
             self._deps.end_process(reason)
+
+    @contextmanager
+    def _ending_process(self) -> Iterator[None]:
+        """If something unexpected fails here, nobody knows what this node has promised: the error must not become that
+        of a verb alone."""
+        try:
+            yield
+        except EblaError:
+            raise
+        except Exception as error:
+            self._end_process(f"leases failed: {error!r}")
+            raise
 
     async def _follow_raft(self) -> None:
         await self._deps.group0.opened.wait()
@@ -320,7 +346,8 @@ class LeadershipNode:
                 answer = await self._deps.peers.call(host, ACQUIRE_LEASE, request, call.timeout_ms)
         except EblaError as error:
             result = _failed_call(error)
-            effects = worker.failed(call.serial, result, error.message, now_ms=self.now_ms(), settings=settings)
+            why = self._older_release(host) or error.message
+            effects = worker.failed(call.serial, result, why, now_ms=self.now_ms(), settings=settings)
         except Exception as error:
             self._deps.report("lease.worker_failed", {"of": str(host), "cause": repr(error)})
             if self.core.renewal is renewal and host in renewal.workers:
@@ -333,6 +360,12 @@ class LeadershipNode:
         if self.core.renewal is renewal:
             self._carry_out(effects)
             self.step()
+
+    def _older_release(self, host: HostId) -> str:
+        """For people, in a rolling upgrade: a node without leases refuses even the lane, so that the error of a call
+        says nothing. Empty if it has them."""
+        lacking = (one for one in self.present_members() if Feature.LEADER_LEASES not in one.features)
+        return next((f"older release {one.release} without leases" for one in lacking if one.host == host), "")
 
     def host_came_up(self, host: HostId) -> None:
         """The failure detector sees it come up or restart."""
@@ -348,6 +381,10 @@ class LeadershipNode:
 
     async def acquire(self, request: LeaseRequest, sender: HostId) -> LeaseAnswer:
         """Raises `DiskFull` if a grant or a renewal cannot be written."""
+        with self._ending_process():
+            return await self._acquire(request, sender)
+
+    async def _acquire(self, request: LeaseRequest, sender: HostId) -> LeaseAnswer:
         async with self._writing:
             call = LeaseCall(request=request, sender=sender, facts=self._facts(), now_ms=self.now_ms())
             decision = self.core.agent.decide(call)
@@ -362,6 +399,8 @@ class LeadershipNode:
                     raise
                 answer = self.core.agent.complete(decision, self.now_ms())
         self.metrics.count(answer.reply, is_grant=decision.is_grant)
+        if answer.reply is LeaseReply.OK and decision.is_grant:
+            self._deps.report("lease.granted", {"lease": str(request.grant), "holder": str(sender)})
         if answer.reply is LeaseReply.ALREADY_ACQUIRED and sender != self._deps.own:
             self._keep_route(sender)
         self.step()
@@ -406,21 +445,26 @@ class LeadershipNode:
     async def _try_save(self) -> None:
         try:
             await self._save()
+            self._last_save_error = ""
         except DiskFull as error:
-            self._deps.report("lease.not_saved", {"cause": error.message})
+            if error.message != self._last_save_error:  # once, not at every try
+                self._last_save_error = error.message
+                self._deps.report("lease.not_saved", {"cause": error.message})
 
     def _abolish_received(self, notice: AbolishLease, _call: IncomingCall) -> None:
         self._abolish(notice.lease_id)
 
     def _abolish(self, lease_id: LeaseId) -> None:
-        self.core.agent.abolish(lease_id, self.now_ms())
-        self.step()
+        with self._ending_process():
+            self.core.agent.abolish(lease_id, self.now_ms())
+            self.step()
 
     def _available_received(self, notice: LeaseAvailable, call: IncomingCall) -> None:
         renewal = self.core.renewal
         if renewal is not None and call.peer.host in renewal.workers:
-            renewal.workers[call.peer.host].available(notice, self.now_ms())
-            self.step()
+            with self._ending_process():
+                renewal.workers[call.peer.host].available(notice, self.now_ms())
+                self.step()
 
     def _tell_ended(self, ended: Sequence[EndedLease]) -> None:
         assert self._tasks is not None, "a step is made while it runs"

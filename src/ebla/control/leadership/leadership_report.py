@@ -96,7 +96,7 @@ def _held(worker: LeaseWorker, now_ms: int, settings: LeaseSettings) -> HeldLeas
         rtt_us=None if mean_ms is None else math.ceil(mean_ms * 1000),
         timeout_ms=worker.call_timeout_ms(settings),
         renewed_ms_ago=None if worker.renewed_ms is None else now_ms - worker.renewed_ms,
-        trouble=f"an older release: {worker.trouble}" if worker.is_older_release else worker.trouble,
+        trouble=worker.trouble,
     )
 
 

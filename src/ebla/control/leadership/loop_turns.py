@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-BEAT_S = 0.1
+BEAT_S = 0.25
 SLOW_TURN_MS = 100
 
 
@@ -15,10 +15,14 @@ class LoopTurns:
         self.longest_ms = 0
         self.beats = 0
         """Read by the watchdog, in its own thread."""
+        self._turned_s: float | None = None
+        """When the loop was last seen to turn, by its own clock."""
+        self._pause_s = 0.0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            self._turn()
             due_s = loop.time() + BEAT_S
             await asyncio.sleep(BEAT_S)
             self.beats += 1
@@ -26,3 +30,17 @@ class LoopTurns:
             if late_ms > SLOW_TURN_MS:
                 self.slow += 1
                 self.longest_ms = max(self.longest_ms, late_ms)
+
+    def take_longest_pause_ms(self) -> int:
+        """Since the last call, the longest time in which the loop was not seen to turn: at least as long as any stall,
+        and longer by one beat at most. The time up to now counts, because after a stall the caller may run before the
+        beat that is late."""
+        self._turn()
+        taken_s, self._pause_s = self._pause_s, 0.0
+        return math.ceil(taken_s * 1000)
+
+    def _turn(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._turned_s is not None:
+            self._pause_s = max(self._pause_s, now_s - self._turned_s)
+        self._turned_s = now_s

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from ebla.group0.members import Member
 from ebla.model.identity import Address, HostId
+from ebla.model.opinions import Opinion, OpinionState
 
 
 class PeerState(enum.StrEnum):
@@ -137,3 +138,23 @@ def down_hosts(
         if member.host != own and member.host not in up and (not member.present or member.address in given_up)
     )
     return tuple(sorted(down))
+
+
+def opinions_of(
+    members: Iterable[Member], peers: Sequence[PeerLiveness], own: HostId, now_ms: int, silence_ms: int
+) -> tuple[Opinion, ...]:
+    """What this node believes of each present member, by the rules of `down_hosts`, sorted by host."""
+    present = sorted((member for member in members if member.present), key=lambda member: member.host)
+    down = down_hosts(present, peers, own, now_ms - silence_ms)
+    up_since_ms = {peer.host: peer.since_ms for peer in peers if peer.state is PeerState.UP}
+    since_ms = {peer.peer: peer.since_ms for peer in peers}
+    found = []
+    for member in present:
+        if member.host in down:
+            state, since = OpinionState.DOWN, since_ms.get(member.address, now_ms)
+        elif member.host == own or member.host in up_since_ms:
+            state, since = OpinionState.UP, up_since_ms.get(member.host, now_ms)
+        else:
+            state, since = OpinionState.NONE, now_ms
+        found.append(Opinion(voter=own, host=member.host, state=state, for_ms=max(0, now_ms - since)))
+    return tuple(found)

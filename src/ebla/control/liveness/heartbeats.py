@@ -11,7 +11,7 @@ from typing import Protocol
 from ebla.control.liveness.clock_skew import PeerClock, ahead_of_majority_ms, clock_offset_ms, measure_clock
 from ebla.control.liveness.failure_detector import FailureDetector, PeerLiveness, PeerState, RoundTrip
 from ebla.model.errors import EblaError
-from ebla.model.identity import Address, HostId
+from ebla.model.identity import Address, HostId, TopologyVersion
 from ebla.options import NodeLimits
 from ebla.ports.clock import Clock
 from ebla.wire.client_connection import ConnectionTarget
@@ -61,6 +61,10 @@ class HeartbeatMonitor:
         """Called when a peer went up or down."""
         self.on_up: Callable[[HostId], None] = _nobody
         """Called when a host came up or restarted."""
+        self.excluded_in: Callable[[HostId], TopologyVersion] = _in_no_version
+        """The version of the topology in which the sender of a heartbeat is excluded; 0: it is not."""
+        self.on_excluded: Callable[[TopologyVersion], None] = _nothing_heard
+        """Called when a peer answers that this node is excluded in that version."""
 
     def peers(self) -> tuple[PeerLiveness, ...]:
         """The state of each peer now: a reader never sees an `up` that has expired."""
@@ -95,8 +99,13 @@ class HeartbeatMonitor:
                 self._check()
                 await asyncio.sleep(self._heartbeat_ms / 1000)
 
-    def _answer(self, request: HeartbeatRequest, _call: IncomingCall) -> HeartbeatAnswer:
-        return HeartbeatAnswer(request.serial, self._incarnation, self._clock.wall_us())
+    def _answer(self, request: HeartbeatRequest, call: IncomingCall) -> HeartbeatAnswer:
+        return HeartbeatAnswer(
+            serial=request.serial,
+            incarnation=self._incarnation,
+            wall_us=self._clock.wall_us(),
+            excluded_in=self.excluded_in(call.peer.host),
+        )
 
     def _check(self) -> None:
         for peer in self._detector.check(self._clock.boot_ms()):
@@ -143,6 +152,8 @@ class HeartbeatMonitor:
             return  # an error counts as silence
         finally:
             self._in_flight[peer] -= 1
+        if answer.excluded_in:
+            self.on_excluded(answer.excluded_in)
         round_trip_us = int((self._loop.time() - began) * 1_000_000) if connected else None
         if connected and answer.wall_us:
             self._measure_clock(peer, host, clock_offset_ms(asked_us, answer.wall_us, self._clock.wall_us()))
@@ -185,4 +196,12 @@ def _nothing() -> None:
 
 
 def _nobody(_host: HostId) -> None:
+    pass
+
+
+def _in_no_version(_host: HostId) -> TopologyVersion:
+    return TopologyVersion(0)
+
+
+def _nothing_heard(_version: TopologyVersion) -> None:
     pass

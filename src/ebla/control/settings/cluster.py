@@ -1,8 +1,10 @@
 """The cluster as settings see it: members, who is up, the membership fence, and the purge's state in group 0."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from ebla.control.group0.client import BeforeOffer
 from ebla.control.group0.node import Group0Node
 from ebla.control.liveness.clock_skew import PeerClock
 from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
@@ -60,6 +62,16 @@ class SettingsCluster:
     def members(self) -> tuple[Member, ...]:
         """The present ones; none while the node is in no cluster."""
         return self.store.present_members().members if self.group0.is_running else ()
+
+    async def wait_members_known(self, wait_ms: int) -> None:
+        """Raises `Unavailable`."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self.group0.members_known.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"this node did not read its state of group 0 within {wait_ms} ms", advice="try again"
+            ) from None
 
     def others(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members() if member.host != self.host)
@@ -122,8 +134,10 @@ class SettingsCluster:
     async def read_barrier(self, deadline_ms: int) -> None:
         await self.group0.running.client.read_barrier(deadline_ms)
 
-    async def transact(self, transaction: Transaction, deadline_ms: int) -> CommandAnswer:
-        return await self.group0.running.client.transact(transaction, deadline_ms)
+    async def transact(
+        self, transaction: Transaction, deadline_ms: int, before_offer: BeforeOffer = None
+    ) -> CommandAnswer:
+        return await self.group0.running.client.transact(transaction, deadline_ms, before_offer)
 
     def watch_group0(self, prefix: str, on_change: Callable[[], None]) -> None:
         self.group0.running.machine.watch(lambda _step: on_change(), prefix)

@@ -23,7 +23,7 @@ from ebla.aio.wakeup import Wakeup
 from ebla.journal.checked_file import discard_temporary, read_checked_file, replace_file
 from ebla.journal.recovery import make_durable_folder
 from ebla.journal.segmented_log import LogFailed, SegmentedLog
-from ebla.model.errors import Corruption, DiskFull, EblaError, Refused
+from ebla.model.errors import Corruption, DiskFull, EblaError, Refused, Unavailable
 from ebla.model.identity import HostId
 from ebla.ports.disk import Disk
 from ebla.ports.environment import Environment
@@ -62,6 +62,7 @@ class DurableSettings:
         self._log = log
         self.store = store
         self._waiting: deque[_Job] = deque()
+        self._has_ended = False
         self._wakeup = Wakeup()
         self._log_bytes = 0
         self._file_bytes = 0
@@ -130,29 +131,53 @@ class DurableSettings:
         await self._submit(partial(self._replace, make))
 
     async def _submit(self, work: "Work") -> Decision:
+        if self._has_ended:
+            raise _stopped()
         result: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, result))
         self._wakeup.wake()
-        return await result
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            if (work, result) in self._waiting:
+                self._waiting.remove((work, result))
+            elif not result.done():
+                # It is being written and will take effect. An order counts as running until then: else the node could
+                # grant its lease again before. The registry and the caller may both cancel it, one after the other.
+                while not result.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([result])
+                result.exception()  # seen: the caller is cancelled
+            raise
 
     async def work(self) -> None:
         """Until cancelled. Raises `LogFailed` or `OSError` if the disk failed: whether the last change is durable is
         known after a restart only, so the node must stop."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._compact())
-            while True:
-                while self._waiting:
-                    work, result = self._waiting.popleft()
-                    try:
-                        decision = await work()
-                    except (LogFailed, OSError) as failure:
-                        _settle(result, LogFailed(f"the settings of this node failed: {failure}"))
-                        raise
-                    except EblaError as error:
-                        _settle(result, error)
-                    else:
-                        _settle(result, decision)
-                await self._wakeup.wait(IDLE_S)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._compact())
+                while True:
+                    while self._waiting:
+                        await self._do(*self._waiting.popleft())
+                    await self._wakeup.wait(IDLE_S)
+        finally:
+            self._has_ended = True
+            for _, result in self._waiting:
+                _settle(result, _stopped())
+
+    async def _do(self, work: "Work", result: "asyncio.Future[Decision]") -> None:
+        try:
+            decision = await work()
+        except (LogFailed, OSError) as failure:
+            _settle(result, LogFailed(f"the settings of this node failed: {failure}"))
+            raise
+        except EblaError as error:
+            _settle(result, error)
+        except BaseException:  # cancelled, or a bug: the caller waits for the result through every cancellation
+            _settle(result, LogFailed("the settings of this node have stopped before a change was durable"))
+            raise
+        else:
+            _settle(result, decision)
 
     async def _change(self, decide: Callable[[SettingsStore], Decision]) -> Decision:
         decision = decide(self.store)
@@ -221,6 +246,11 @@ def _settle(result: "asyncio.Future[Decision]", outcome: Decision | EblaError) -
         result.set_result(outcome)
     else:
         result.set_exception(outcome)
+        result.exception()  # marks it as retrieved: the caller may be gone
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("the settings of this node have stopped", advice="nothing was changed; start the node again")
 
 
 def _as_updates(store: SettingsStore) -> Iterator[Update]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ebla.aio.wakeup import Wakeup
+from ebla.control.leadership.activity_tasks import ActivityTasks, RunningHandle
 from ebla.control.settings.cluster import SettingsCluster
 from ebla.control.settings.durable_store import DurableSettings
 from ebla.control.settings.replication import MESSAGE_BYTES_MAX, SettingsReplication
@@ -15,7 +16,8 @@ from ebla.model.transaction import Revision
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.clock import Clock
 from ebla.settings_store.entry import Entry, decode_entries, encode_entries, entry_bytes
-from ebla.wire.server import IncomingCall, Server
+from ebla.settings_store.node_store import Decision, SettingsStore
+from ebla.wire.server import Server
 from ebla.wire.settings_messages import PreparePurgeAnswer, PreparePurgeRequest, PushTombstonesRequest
 from ebla.wire.verbs import PREPARE_PURGE, PUSH_TOMBSTONES, EmptyAnswer
 
@@ -45,26 +47,27 @@ class PurgeAgent:
         self._collected: tuple[Revision, list[tuple[str, Entry]]] | None = None
         """The tombstones for the attempt that is being prepared, as they were at its first page."""
 
-    def serve_on(self, server: Server) -> None:
-        server.serve(PREPARE_PURGE, self._serve_prepare)
-        server.serve(PUSH_TOMBSTONES, self._serve_push)
-
-    async def _serve_prepare(self, request: PreparePurgeRequest, call: IncomingCall) -> PreparePurgeAnswer:
-        return await self.prepare(request, call.work_ms())
-
-    async def _serve_push(self, request: PushTombstonesRequest, _call: IncomingCall) -> EmptyAnswer:
-        return await self.push(request)
+    def serve_on(self, server: Server, activities: ActivityTasks) -> None:
+        activities.serve_order(server, PREPARE_PURGE, self.prepare)
+        activities.serve_order(server, PUSH_TOMBSTONES, self.push)
 
     # ---- a round
 
-    async def prepare(self, request: PreparePurgeRequest, deadline_ms: int) -> PreparePurgeAnswer:
-        """The order matters: see `docs/settings.md`."""
+    async def prepare(
+        self, request: PreparePurgeRequest, handle: RunningHandle, deadline_ms: int
+    ) -> PreparePurgeAnswer:
+        """The sequence matters: see `docs/settings.md`."""
+
+        def decide(store: SettingsStore) -> Decision:
+            handle.check_effect()  # here, because the change may have waited for others
+            return store.prepare(request.purged_us)
+
         self._reset.require_done()
         if request.start == 0:
             # First the removals up to R, so that no message of a removed host is merged after this.
             await self._wait_applied(request, min(APPLY_WAIT_MS, deadline_ms))
             self._check_attempt(request.purged_us, request.attempt)
-            await self._durable.run(lambda store: store.prepare(request.purged_us))
+            await self._durable.run(decide)
             await self._replication.drain()
             self._reset.require_done()
             self._collected = (request.attempt, self._durable.store.purgeable(request.purged_us))
@@ -73,15 +76,17 @@ class PurgeAgent:
         page = first_part(tombstones[request.start :])
         return PreparePurgeAnswer(encode_entries(page), more=request.start + len(page) < len(tombstones))
 
-    async def push(self, request: PushTombstonesRequest) -> EmptyAnswer:
+    async def push(self, request: PushTombstonesRequest, handle: RunningHandle, deadline_ms: int) -> EmptyAnswer:  # noqa: ARG002  # as every order
+        def decide(store: SettingsStore) -> Decision:
+            handle.check_effect()
+            return store.receive_tombstones(tombstones, request.purged_us, wall_us, is_last=request.is_last)
+
         self._reset.require_done()
         self._check_attempt(request.purged_us, request.attempt)
         self._collected_for(request.attempt)
         tombstones = decode_entries(request.tombstones)
         wall_us = self._clock.wall_us()
-        decision = await self._durable.run(
-            lambda store: store.receive_tombstones(tombstones, request.purged_us, wall_us, is_last=request.is_last)
-        )
+        decision = await self._durable.run(decide)
         if decision.older_copy:
             self._reset.start("its settings folder is an older copy: this node has made changes that it does not know")
             self._reset.require_done()
@@ -134,8 +139,8 @@ class PurgeAgent:
         self._changed.wake()
 
     async def _learn(self) -> None:
-        if self._reset.in_progress:
-            return  # it ends with the timestamps of group 0, and then this runs again
+        if self._reset.in_progress or not self._cluster.group0.is_running:
+            return  # a reset ends with the timestamps of group 0, and then this runs again
         state = self._cluster.purge_state().state
         decision = await self._durable.run(lambda store: store.learn(state.tentative_wall_us, state.effective_wall_us))
         if decision.older_copy:

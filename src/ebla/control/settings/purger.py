@@ -1,11 +1,12 @@
-"""Runs purge rounds, on the leader. `docs/settings.md` has the protocol with its reasons.
+"""Runs purge rounds, on the leader, as the activity `round` of the domain `purge`. `docs/settings.md` has the protocol
+with its reasons.
 
 A round that fails anywhere needs no undo: its tentative timestamp stays in group 0, and the next round finishes it.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -13,13 +14,17 @@ import msgspec
 
 from ebla.aio.wakeup import Wakeup
 from ebla.control.fault_points import FaultInjected, FaultPoint
+from ebla.control.leadership.activity_tasks import RunningHandle
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.settings.cluster import SettingsCluster, StoredPurgeState
 from ebla.control.settings.durable_store import DurableSettings
-from ebla.control.settings.purge_agent import PurgeAgent, first_part
+from ebla.control.settings.purge_agent import first_part
 from ebla.control.settings.settings_metrics import SettingsMetrics
 from ebla.group0.commands import CommandAnswer, ConditionFailed, Done
 from ebla.group0.keys import PURGE_KEY
 from ebla.group0.members import Member
+from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivitySpec, EndReason, Precondition
+from ebla.leadership.quorum import MAJORITY
 from ebla.model.errors import EblaError, Outcome
 from ebla.model.identity import HostId
 from ebla.model.transaction import MembersUnchanged, Revision
@@ -35,7 +40,6 @@ from ebla.settings_store.purge import (
     qualifying_time,
 )
 from ebla.settings_store.registry import SettingsPurge
-from ebla.wire.peers import Peers
 from ebla.wire.settings_messages import (
     HostProblem,
     PreparePurgeRequest,
@@ -87,8 +91,7 @@ class PurgeRound:
 class PurgerDeps:
     durable: DurableSettings
     cluster: SettingsCluster
-    peers: Peers
-    agent: PurgeAgent
+    leadership: LeadershipNode
     clock: Clock
     metrics: SettingsMetrics
     report: EventReporter
@@ -105,7 +108,6 @@ class Purger:
         self._durable = deps.durable
         self._cluster = deps.cluster
         self._loop = asyncio.get_running_loop()
-        self._one_round = asyncio.Lock()
         self._followed: dict[UUID, PurgeRound] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._ended_at = -math.inf
@@ -119,8 +121,17 @@ class Purger:
                 await asyncio.sleep(CHECK_S)
                 setting = self._deps.setting()
                 is_due = self._loop.time() - self._ended_at >= setting.interval_ms / 1000
-                if self._cluster.leads and is_due:
+                if not self._cluster.leads or not is_due:
+                    continue
+                if self._has_work(setting):
                     await self._run_round(PurgeRound(), setting.age_ms, ROUND_MS, is_finishing=not setting.enabled)
+                else:
+                    self._ended_at = self._loop.time()
+
+    def _has_work(self, setting: SettingsPurge) -> bool:
+        """As far as this node knows, so that no activity is started for nothing."""
+        start = self._round_start(self._cluster.purge_state(), setting.age_ms, is_finishing=not setting.enabled)
+        return choose_timestamp(start) is not PurgeResult.NOTHING_TO_PURGE
 
     # ---- by command
 
@@ -135,7 +146,7 @@ class Purger:
 
     def _start(self, request: SettingsPurgeRequest) -> PurgeRound:
         round_ = PurgeRound()
-        if request.seen or not self._cluster.leads or self._tasks is None:
+        if request.seen or self._tasks is None:
             # Another node led when the round began. What became of it there is not known here.
             round_.is_proposed = request.seen > 0
             round_.report = self._report_of(round_, RoundEnded(PurgeResult.NOT_LEADER, "the leader of group 0 changed"))
@@ -150,7 +161,7 @@ class Purger:
     async def _run_command(self, round_: PurgeRound, age_ms: int, timeout_ms: int) -> None:
         """An unfinished round is finished first: its time is not the one that the caller asked for."""
         expires_at = self._loop.time() + timeout_ms / 1000
-        if self._cluster.purge_state().is_unfinished:
+        if self._cluster.group0.is_running and self._cluster.purge_state().is_unfinished:
             finishing = PurgeRound(steps=round_.steps, changed=round_.changed)
             finishing.tell("an unfinished round is finished first")
             await self._run_round(finishing, age_ms, timeout_ms, is_finishing=True)
@@ -164,12 +175,27 @@ class Purger:
     # ---- a round
 
     async def _run_round(self, round_: PurgeRound, age_ms: int, timeout_ms: int, *, is_finishing: bool) -> None:
+        """Half of the time is for waiting until it may start: then a command learns why it may not."""
+
+        async def body(handle: RunningHandle) -> RoundEnded | None:
+            try:
+                await self._round(round_, age_ms, handle, is_finishing=is_finishing)
+            except RoundEnded as end:
+                return end
+            return None
+
+        leadership = self._deps.leadership
+        wait_ms = min(leadership.settings().period_ms, timeout_ms // 2)
+        spec = ActivitySpec(name="round", domain="purge", quorum=MAJORITY, wait_ms=wait_ms)
         ended: RoundEnded | None = None
         try:
-            async with asyncio.timeout(timeout_ms / 1000), self._one_round:
-                await self._round(round_, age_ms, is_finishing=is_finishing)
-        except RoundEnded as end:
-            ended = end
+            async with asyncio.timeout(timeout_ms / 1000):
+                ended = await leadership.activities.run(spec, body)
+        except ActivityRefused as refusal:
+            ended = RoundEnded(_REFUSALS[refusal.precondition], refusal.message)
+        except ActivityEnded as end:
+            is_stepped_down = end.reason is EndReason.NOT_LEADER
+            ended = RoundEnded(PurgeResult.NOT_LEADER if is_stepped_down else PurgeResult.QUORUM_LOST, end.message)
         except TimeoutError:
             ended = RoundEnded(PurgeResult.TIMED_OUT, f"the round did not end within {timeout_ms} ms")
         except FaultInjected as fault:
@@ -198,55 +224,57 @@ class Purger:
             ended_wall_us=self._deps.clock.wall_us(),
         )
 
-    async def _round(self, round_: PurgeRound, age_ms: int, *, is_finishing: bool) -> None:
-        self._require_lead()
+    async def _round(self, round_: PurgeRound, age_ms: int, handle: RunningHandle, *, is_finishing: bool) -> None:
+        """First the quorum, then what a quorum of group 0 knows, then the decisions."""
+        await self._cluster.read_barrier(COMMIT_MS)
         refusal = self._deps.why_not_allowed()
         if refusal:
             raise RoundEnded(PurgeResult.FEATURE_MISSING, refusal)
         stored = self._cluster.purge_state()
         purged_us = round_.purged_us = self._choose(stored, age_ms, is_finishing=is_finishing)
-        attempt = await self._commit_tentative(stored, purged_us)
+        attempt = await self._commit_tentative(stored, purged_us, handle)
         round_.tell(f"tentative: changes from now on are dated after {purged_us}")
         await self._deps.reach(FaultPoint.PURGE_TENTATIVE)
         present = self._cluster.store.present_members()
         request = PreparePurgeRequest(purged_us=purged_us, members_revision=present.revision, attempt=attempt)
-        tombstones = await self._prepare(present.members, request)
+        tombstones = await self._prepare(present.members, request, handle)
         round_.tombstones = len(tombstones)
         round_.tell(f"prepared: {len(present.members)} nodes have {_tombstones(len(tombstones))}")
         await self._deps.reach(FaultPoint.PURGE_PREPARED)
-        await self._push(present.members, request, tombstones)
+        await self._push(present.members, request, tombstones, handle)
         round_.tell(f"pushed: {len(present.members)} nodes have all of them")
         await self._deps.reach(FaultPoint.PURGE_PUSHED)
         round_.is_proposed = True
-        await self._commit_effective(purged_us, attempt, present.revision)
+        await self._commit_effective(purged_us, attempt, present.revision, handle)
         round_.tell(f"effective: purged up to {purged_us}")
         await self._deps.reach(FaultPoint.PURGE_EFFECTIVE)
 
-    def _require_lead(self) -> None:
-        if not self._cluster.leads:
-            raise RoundEnded(PurgeResult.NOT_LEADER, "this node does not lead group 0")
-
     # ---- step 1
 
-    def _choose(self, stored: StoredPurgeState, age_ms: int, *, is_finishing: bool) -> int:
+    def _offsets_ms(self) -> dict[HostId, int]:
         others = [member.host for member in self._cluster.others()]
-        offsets_ms = {host: ms for host, ms in self._cluster.clock_offsets_ms().items() if host in others}
+        return {host: ms for host, ms in self._cluster.clock_offsets_ms().items() if host in others}
+
+    def _round_start(self, stored: StoredPurgeState, age_ms: int, *, is_finishing: bool) -> RoundStart:
         store = self._durable.store
-        start = RoundStart(
+        return RoundStart(
             tentative_us=stored.state.tentative_wall_us,
             effective_us=stored.state.effective_wall_us,
             wall_us=self._deps.clock.wall_us(),
             age_us=age_ms * 1000,
-            clock_offsets_ms=tuple(offsets_ms.values()),
-            other_members=len(others),
+            clock_offsets_ms=tuple(self._offsets_ms().values()),
+            other_members=len(self._cluster.others()),
             oldest_tombstone_us=qualifying_time(store.entries[key] for key in store.tombstones),
             is_finishing=is_finishing,
         )
+
+    def _choose(self, stored: StoredPurgeState, age_ms: int, *, is_finishing: bool) -> int:
+        start = self._round_start(stored, age_ms, is_finishing=is_finishing)
         chosen = choose_timestamp(start)
         if isinstance(chosen, int):
             return chosen
         if chosen is PurgeResult.CLOCK_AHEAD:
-            behind = {host: ms for host, ms in offsets_ms.items() if ms < -CLOCK_AHEAD_MAX_MS}
+            behind = {host: ms for host, ms in self._offsets_ms().items() if ms < -CLOCK_AHEAD_MAX_MS}
             problems = [
                 self._cluster.problem(host, f"its clock is {-ms // 1000} s behind") for host, ms in behind.items()
             ]
@@ -258,27 +286,27 @@ class Purger:
 
     # ---- step 2
 
-    async def _commit_tentative(self, stored: StoredPurgeState, purged_us: int) -> Revision:
+    async def _commit_tentative(self, stored: StoredPurgeState, purged_us: int, handle: RunningHandle) -> Revision:
         """Also of a round that is finished: the attempt before can then no longer become effective."""
         state = msgspec.structs.replace(stored.state, tentative_wall_us=purged_us, purger=self._cluster.host)
-        answer = await self._cluster.transact(stored.changed_to(state), COMMIT_MS)
+        handle.check_effect()
+        answer = await self._cluster.transact(stored.changed_to(state), COMMIT_MS, handle.check_effect)
         if not isinstance(answer, Done):
             raise RoundEnded(PurgeResult.CONFLICT, "another node changed the state of the purge meanwhile")
         return answer.revision
 
     # ---- step 3
 
-    async def _prepare(self, members: Sequence[Member], request: PreparePurgeRequest) -> list[tuple[str, Entry]]:
+    async def _prepare(
+        self, members: Sequence[Member], request: PreparePurgeRequest, handle: RunningHandle
+    ) -> list[tuple[str, Entry]]:
         collected = CollectedTombstones()
 
         async def prepare(host: HostId) -> None:
             start = 0
             while True:
                 page_request = msgspec.structs.replace(request, start=start)
-                if host == self._cluster.host:
-                    page = await self._deps.agent.prepare(page_request, PREPARE_MS)
-                else:
-                    page = await self._deps.peers.call(host, PREPARE_PURGE, page_request, PREPARE_MS)
+                page = await handle.call(host, PREPARE_PURGE, page_request, PREPARE_MS)
                 tombstones = decode_entries(page.tombstones)
                 collected.add(tombstones)
                 start += len(tombstones)
@@ -286,12 +314,17 @@ class Purger:
                     return
 
         await self._at_each(members, prepare, PREPARE_MS, PurgeResult.PREPARE_FAILED)
+        handle.check_effect()
         return collected.sorted_entries()
 
     # ---- step 4
 
     async def _push(
-        self, members: Sequence[Member], request: PreparePurgeRequest, tombstones: Sequence[tuple[str, Entry]]
+        self,
+        members: Sequence[Member],
+        request: PreparePurgeRequest,
+        tombstones: Sequence[tuple[str, Entry]],
+        handle: RunningHandle,
     ) -> None:
         parts = [
             PushTombstonesRequest(
@@ -305,10 +338,7 @@ class Purger:
 
         async def push(host: HostId) -> None:
             for part in parts:  # the next one once the former is durable there
-                if host == self._cluster.host:
-                    await self._deps.agent.push(part)
-                else:
-                    await self._deps.peers.call(host, PUSH_TOMBSTONES, part, PUSH_MS)
+                await handle.call(host, PUSH_TOMBSTONES, part, PUSH_MS)
 
         await self._at_each(members, push, PUSH_MS, PurgeResult.PUSH_FAILED)
 
@@ -340,19 +370,21 @@ class Purger:
         async with asyncio.TaskGroup() as tasks:
             for member in members:
                 tasks.create_task(attempt(member.host))
-        self._require_lead()
         if problems:
             raise RoundEnded(failure, problems=[problems[host] for host in sorted(problems)])
 
     # ---- step 5
 
-    async def _commit_effective(self, purged_us: int, attempt: Revision, members_revision: Revision) -> None:
+    async def _commit_effective(
+        self, purged_us: int, attempt: Revision, members_revision: Revision, handle: RunningHandle
+    ) -> None:
         stored = self._cluster.purge_state()
         if stored.revision != attempt:
             raise RoundEnded(PurgeResult.SUPERSEDED, "another node has started a round or a reset meanwhile")
         state = msgspec.structs.replace(stored.state, effective_wall_us=purged_us)
         transaction = stored.changed_to(state, MembersUnchanged(members_revision))
-        answer: CommandAnswer = await self._cluster.transact(transaction, COMMIT_MS)
+        handle.check_effect()
+        answer: CommandAnswer = await self._cluster.transact(transaction, COMMIT_MS, handle.check_effect)
         if isinstance(answer, Done):
             return
         if isinstance(answer, ConditionFailed) and answer.key != PURGE_KEY:
@@ -360,8 +392,16 @@ class Purger:
         raise RoundEnded(PurgeResult.SUPERSEDED, "another node has started a round or a reset meanwhile")
 
 
+_REFUSALS: Mapping[Precondition, PurgeResult] = {
+    Precondition.DOMAIN_CONFLICT: PurgeResult.CONFLICT,
+    Precondition.NOT_LEADER: PurgeResult.NOT_LEADER,
+    Precondition.NO_LEASE: PurgeResult.NO_QUORUM,
+    Precondition.NO_QUORUM: PurgeResult.NO_QUORUM,
+}
+
 _UNKNOWN_AFTER_PROPOSAL = (
     PurgeResult.NO_QUORUM,
+    PurgeResult.QUORUM_LOST,
     PurgeResult.NOT_LEADER,
     PurgeResult.TIMED_OUT,
     PurgeResult.FAULT_INJECTED,

@@ -340,7 +340,7 @@ class SettingsReplication:
     async def _synchronise(self) -> None:
         """With some peer at the start, with all of them after a burst or a change of history, and with new members."""
         while True:
-            if not self._reset.in_progress:
+            if self._cluster.group0.is_running and not self._reset.in_progress:
                 history = self._cluster.store.chain[-1].history
                 if self._history not in (None, history):
                     self._may_push = False

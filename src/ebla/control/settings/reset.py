@@ -46,6 +46,7 @@ class SettingsReset:
         self._report = report
         self._reason = ""
         self._joins = False
+        self._last_wait = ""
         self._wakeup = Wakeup()
         self.warning = ""
         """For people: that the settings are being reset, or were since the start of this process."""
@@ -81,8 +82,13 @@ class SettingsReset:
             try:
                 await self._reset()
             except EblaError as error:
-                self._report("settings.reset_waits", {"cause": str(error)})
+                self._report_wait(str(error))
                 await asyncio.sleep(RETRY_S)
+
+    def _report_wait(self, cause: str) -> None:
+        if cause != self._last_wait:  # once, not at every try
+            self._last_wait = cause
+            self._report("settings.reset_waits", {"cause": cause})
 
     async def _reset(self) -> None:
         joins = self._joins or self._durable.store.header.joins
@@ -96,7 +102,7 @@ class SettingsReset:
         self._report("settings.reset_done", {"copied": copy is not None, "entries": len(self._durable.store.entries)})
         if not joins:
             self.warning = f"the settings of this node were reset: {self._reason or 'the reset was interrupted before'}"
-        self._reason, self._joins = "", False
+        self._reason, self._joins, self._last_wait = "", False, ""
         self.on_done()
 
     async def _end_round(self) -> PurgeState:
@@ -129,7 +135,7 @@ class SettingsReset:
                 if copy is not None:
                     return copy
         if problems:
-            raise Unavailable(f"no node has a complete copy of the settings ({'; '.join(problems)})")
+            raise Unavailable(f"no node has a complete copy of the settings ({'; '.join(sorted(problems))})")
         return None
 
     async def _pull_copy(self, host: HostId, effective_us: int) -> dict[str, Entry] | None:

@@ -208,6 +208,7 @@ class SettingsService:
     # ---- writes
 
     async def _write(self, request: SettingsWriteRequest, call: IncomingCall) -> SettingsWriteAnswer:
+        await self._cluster.wait_members_known(call.work_ms())
         own = self._cluster.find_host(request.on) if request.on else None
         if own is not None and own != self._cluster.host:
             return await self._peers.call(own, SETTINGS_WRITE, request, call.work_ms())

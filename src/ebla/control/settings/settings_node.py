@@ -14,6 +14,7 @@ from ebla.aio.wakeup import Wakeup
 from ebla.control.fault_points import FaultPoint
 from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.node import Group0Node
+from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.settings.cluster import Liveness, SettingsCluster
 from ebla.control.settings.durable_store import DurableSettings
 from ebla.control.settings.purge_agent import PurgeAgent
@@ -42,6 +43,7 @@ class SettingsDeps:
     group0: Group0Node
     liveness: Liveness
     peers: Peers
+    leadership: LeadershipNode
     report: EventReporter
     why_no_purge: Callable[[], str]
     """Why the cluster must not purge yet; empty: it may."""
@@ -60,6 +62,7 @@ class SettingsNode:
         environment = deps.environment
         self._clock, self._rng = environment.clock, environment.rng
         self._report = deps.report
+        self._leadership = deps.leadership
         self.durable = durable
         self.cluster = SettingsCluster(deps.group0, deps.liveness, environment.clock)
         self.reset = SettingsReset(durable, self.cluster, deps.peers, environment, deps.report)
@@ -71,8 +74,7 @@ class SettingsNode:
             PurgerDeps(
                 durable=durable,
                 cluster=self.cluster,
-                peers=deps.peers,
-                agent=self.agent,
+                leadership=deps.leadership,
                 clock=environment.clock,
                 metrics=self.replication.metrics,
                 report=deps.report,
@@ -104,7 +106,7 @@ class SettingsNode:
     def serve_on(self, server: Server) -> None:
         """The verbs between nodes."""
         self.replication.serve_on(server)
-        self.agent.serve_on(server)
+        self.agent.serve_on(server, self._leadership.activities)
 
     async def run(self) -> None:
         """Until cancelled. Raises if the disk failed."""
@@ -203,13 +205,17 @@ class SettingsNode:
     # ---- own entries, and those of removed hosts
 
     async def _tidy(self) -> None:
+        last_wait = ""
         while True:
             if not self.reset.in_progress:
                 try:
                     await self.change(lambda store, _writer: store.publish_actor(self._clock.wall_us()))
                     await self._delete_removed()
+                    last_wait = ""
                 except EblaError as error:
-                    self._report("settings.tidy_waits", {"cause": error.message})
+                    if error.message != last_wait:  # once, not at every try
+                        last_wait = error.message
+                        self._report("settings.tidy_waits", {"cause": last_wait})
             await self._tidy_now.wait(TIDY_S)
 
     async def _delete_removed(self) -> None:

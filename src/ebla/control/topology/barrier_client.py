@@ -1,11 +1,11 @@
-"""Requests a barrier from many nodes at once, from each until it answers, is down, or the deadline passes."""
+"""Requests a barrier from many nodes at once: until the deadline passes, or until all have acknowledged it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ebla.model.errors import EblaError
-from ebla.model.identity import HostId
+from ebla.model.identity import HostId, TopologyVersion
 from ebla.wire.feed_messages import NodeBarrierRequest
 from ebla.wire.peers import Peers
 from ebla.wire.verbs import NODE_BARRIER
@@ -13,6 +13,7 @@ from ebla.wire.verbs import NODE_BARRIER
 CALL_MS = 2_000
 """For one call: a dead connection must not use up the whole deadline."""
 RETRY_MS = 100
+ROUND_MS = 1_000
 
 OwnBarrier = Callable[[NodeBarrierRequest, int], Awaitable[object]]
 """The barrier on this node, within so many milliseconds."""
@@ -48,6 +49,33 @@ class BarrierClient:
             for host in hosts:
                 tasks.create_task(self._request_one(host, request, expires_at, down, lacking))
         return BarrierOutcome(tuple(sorted(down)), tuple(sorted(lacking.items())))
+
+    async def wait_all(
+        self,
+        version: TopologyVersion,
+        awaited: Callable[[], tuple[HostId, ...]],
+        on_missing: Callable[[Mapping[HostId, str]], None],
+    ) -> None:
+        """Until all of them have drained the older versions; time alone never passes it. `awaited` may shrink
+        meanwhile, by an exclusion. `on_missing` gets what each of the others lacks, in its own words, every round."""
+        acknowledged: set[HostId] = set()
+        request = NodeBarrierRequest(version, drain=True)
+        while asked := tuple(host for host in awaited() if host not in acknowledged):
+            again_at = self._loop.time() + ROUND_MS / 1000
+            lacking = dict(await asyncio.gather(*(self._lacks(host, request) for host in asked)))
+            acknowledged.update(host for host in asked if not lacking[host])
+            missing = {host: lacking[host] for host in asked if lacking[host]}
+            if missing:
+                on_missing(missing)
+                await asyncio.sleep(max(0.0, again_at - self._loop.time()))
+
+    async def _lacks(self, host: HostId, request: NodeBarrierRequest) -> tuple[HostId, str]:
+        """What it lacks; empty: it has acknowledged the version."""
+        try:
+            await self._call(host, request, ROUND_MS)
+        except EblaError as error:
+            return host, error.message
+        return host, ""
 
     async def _request_one(
         self,

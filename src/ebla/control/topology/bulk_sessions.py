@@ -87,9 +87,8 @@ class BulkSessionService:
 
     # ---- the leader's part
 
-    async def enforce(self) -> None:
-        """Until cancelled: while this node leads, it ends overdue sessions. A former leader that does not know yet that
-        it was replaced commits nothing without a quorum, and any node may commit the same."""
+    async def enforce(self, check_effect: Callable[[], None]) -> None:
+        """Until cancelled: ends overdue sessions, beside the coordinator's loop and under its activity."""
         watched: dict[SessionId, int] = {}
         while True:
             await asyncio.sleep(CHECK_MS / 1000)
@@ -97,15 +96,17 @@ class BulkSessionService:
             times = SessionTimes(self._deps.now_ms(), self._deps.clock.boot_ms(), self._life_ms_max)
             watched = refresh_watched(watched, snapshot, times.boot_ms)
             over = sessions_to_end(snapshot, watched, times)
-            if over and self._deps.group0.leads:
-                await self._end(over)
+            if over:
+                check_effect()
+                await self._end(over, check_effect)
 
-    async def _end(self, over: tuple[SessionId, ...]) -> None:
+    async def _end(self, over: tuple[SessionId, ...], check_effect: Callable[[], None]) -> None:
         """One attempt; the next check makes another. Does not wait for guards: a caller that needs the end of a session
         closes it, and `close` waits."""
         names = ", ".join(str(session) for session in over)
         try:
-            done = await self._deps.commit(self._deps.topology.snapshot, (CloseSessions(over),), COMMIT_MS)
+            snapshot = self._deps.topology.snapshot
+            done = await self._deps.commit(snapshot, (CloseSessions(over),), COMMIT_MS, (), check_effect)
         except EblaError as error:
             self._report_once("session.not_ended", {"sessions": names, "cause": error.message})
             return

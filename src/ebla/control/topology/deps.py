@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ebla.control.group0.client import error_of
+import msgspec
+
+from ebla.control.group0.client import BeforeOffer, error_of
 from ebla.control.group0.node import Group0Node
 from ebla.control.topology.barrier_client import BarrierClient, DownHosts
 from ebla.group0.commands import ConditionFailed, Done
 from ebla.model.errors import Refused
+from ebla.model.transaction import Condition
 from ebla.observe.event_reporter import EventReporter
 from ebla.ports.clock import Clock
 from ebla.ports.rng import Rng
@@ -42,13 +45,23 @@ class TopologyDeps:
         await self.group0.running.client.read_barrier(within_ms)
         return self.topology.snapshot
 
-    async def commit(self, snapshot: Snapshot, commands: Sequence[Command], within_ms: int) -> Snapshot | None:
-        """Commits them together, if the topology is still this one. Returns the result; None if another change was
-        committed first. Errors carry their outcome."""
+    async def commit(
+        self,
+        snapshot: Snapshot,
+        commands: Sequence[Command],
+        within_ms: int,
+        conditions: tuple[Condition, ...] = (),
+        before_offer: BeforeOffer = None,
+    ) -> Snapshot | None:
+        """Commits them together, if the topology is still this one and the further conditions hold. Returns the result;
+        None if another change was committed first. Errors carry their outcome."""
         applied = apply_commands(snapshot, commands)
         if isinstance(applied, Rejection):
             raise Refused(applied.reason)
-        answer = await self.group0.running.client.transact(applied.transaction, within_ms)
+        transaction = applied.transaction
+        if conditions:
+            transaction = msgspec.structs.replace(transaction, conditions=(*transaction.conditions, *conditions))
+        answer = await self.group0.running.client.transact(transaction, within_ms, before_offer)
         match answer:
             case Done():
                 return applied.snapshot

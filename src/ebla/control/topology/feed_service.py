@@ -104,7 +104,7 @@ class TopologyFeedService:
             )
         while waits := self.waits_for(version, drain=drain):
             if not await self._reported.wait(expires_at - self._loop.time()):
-                raise DeadlineExceeded(f"version {version} of the topology: {'; '.join(waits)}")
+                raise DeadlineExceeded("; ".join(waits))
         reports = self.reports()
         versions = [reports[name].version for name in self._config.expected()]
         return min(versions, default=self._state.snapshot.version)

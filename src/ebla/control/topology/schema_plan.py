@@ -1,16 +1,16 @@
 """Turns a schema request into topology commands, or into the error that says why not. Pure."""
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
 
-from ebla.control.topology.join_steps import why_no_table_yet
 from ebla.model.errors import AlreadyExists, EblaError, InvalidRequest, NotFound, Refused, Unavailable
-from ebla.model.identity import HostId, TableId
+from ebla.model.identity import TableId
 from ebla.model.schema import (
+    KEYSPACE_NAME_CHARACTERS_MAX,
+    TABLE_NAME_CHARACTERS_MAX,
     TableSchema,
     decode_schema,
     encode_schema,
@@ -44,7 +44,8 @@ from ebla.wire.schema_messages import (
     TruncateTableRequest,
 )
 
-NAME = re.compile(r"\w{1,48}", re.ASCII)
+NAME = re.compile(r"\w+", re.ASCII)
+NAME_CHARACTERS_MAX = {"keyspace": KEYSPACE_NAME_CHARACTERS_MAX, "table": TABLE_NAME_CHARACTERS_MAX}
 RESERVED = "system"
 KEYS_PER_COMMIT_MAX = 4_096
 """Keys that one commit deletes. Dropping a keyspace with more takes several."""
@@ -68,16 +69,9 @@ class NotYetPossible(Exception):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningState:
-    snapshot: Snapshot
-    down: Collection[HostId] = ()
-
-
-def plan_schema_change(request: SchemaChange, planning: PlanningState, new_id: TableId) -> SchemaChangePlan:
+def plan_schema_change(request: SchemaChange, snapshot: Snapshot, new_id: TableId) -> SchemaChangePlan:
     """`new_id`: the id of a table to be created, a new one for each attempt. Raises an error that says why not, or
     `NotYetPossible`."""
-    snapshot = planning.snapshot
     if snapshot.state.upgrade is not UpgradeState.DONE:
         raise NotYetPossible(Unavailable("the cluster has no node in its ring yet", advice="try again in a moment"))
     match request:
@@ -88,7 +82,7 @@ def plan_schema_change(request: SchemaChange, planning: PlanningState, new_id: T
         case DropKeyspaceRequest():
             return _drop_keyspace(request, snapshot)
         case CreateTableRequest():
-            return _create_table(request, planning, new_id)
+            return _create_table(request, snapshot, new_id)
         case AlterTableRequest():
             return _alter_table(request, snapshot)
         case DropTableRequest():
@@ -127,6 +121,14 @@ def _alter_keyspace(request: AlterKeyspaceRequest, snapshot: Snapshot) -> Schema
             f"replicas of keyspace {keyspace.name}, which is on tablets, would have to move, and this release has no "
             "topology coordinator to move them",
             advice="create a keyspace with the other replication",
+        )
+    if known.replication != keyspace.replication and (operation := snapshot.running_operation):
+        # The streams of the operation were planned by the old replication.
+        raise NotYetPossible(
+            Refused(
+                f"the replication of keyspace {keyspace.name} cannot change now: {operation}",
+                advice="try again when it has ended, see `ebla topology`",
+            )
         )
     _check_keyspace(snapshot, keyspace)
     return SchemaChangePlan((AlterKeyspace(keyspace),))
@@ -201,7 +203,7 @@ def _check_room(snapshot: Snapshot, replication: Replication) -> None:
             advice="add nodes, lower the factor, or put the keyspace on vnodes",
         )
         joining = sum(node.datacenter == name for node in snapshot.nodes_in(NodeState.NONE, NodeState.BOOTSTRAPPING))
-        if factor <= count + joining and not snapshot.tables:
+        if factor <= count + joining:
             raise NotYetPossible(error)
         raise error
 
@@ -209,8 +211,7 @@ def _check_room(snapshot: Snapshot, replication: Replication) -> None:
 # ---- tables
 
 
-def _create_table(request: CreateTableRequest, planning: PlanningState, new_id: TableId) -> SchemaChangePlan:
-    snapshot = planning.snapshot
+def _create_table(request: CreateTableRequest, snapshot: Snapshot, new_id: TableId) -> SchemaChangePlan:
     _check_name(request.name, "table")
     _check_not_reserved(request.keyspace)
     keyspace = _keyspace(snapshot, request.keyspace)
@@ -222,8 +223,6 @@ def _create_table(request: CreateTableRequest, planning: PlanningState, new_id: 
     if not 0 <= request.min_tablet_count <= TABLETS_PER_COMMIT_MAX:
         raise InvalidRequest(f"a table has at most {TABLETS_PER_COMMIT_MAX} tablets at first")
     schema = new_schema((new_id, request.keyspace, request.name), request.columns, request.options)
-    if why := why_no_table_yet(snapshot, planning.down):
-        raise NotYetPossible(Refused(f"no table can be created now: {why}", advice="try again when it is in the ring"))
     table = Table(
         id=new_id,
         keyspace=request.keyspace,
@@ -321,8 +320,9 @@ def _table(snapshot: Snapshot, keyspace: str, name: str) -> Table:
 
 
 def _check_name(name: str, what: str) -> None:
-    if NAME.fullmatch(name) is None:
-        raise InvalidRequest(f"{name!r} is not a valid name for a {what}: 1 to 48 letters, digits and underscores")
+    most = NAME_CHARACTERS_MAX[what]
+    if NAME.fullmatch(name) is None or len(name) > most:
+        raise InvalidRequest(f"{name!r} is not a valid name for a {what}: 1 to {most} letters, digits and underscores")
 
 
 def _check_not_reserved(keyspace: str) -> None:

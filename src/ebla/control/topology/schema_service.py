@@ -15,7 +15,6 @@ from ebla.control.topology.barrier_client import BarrierOutcome
 from ebla.control.topology.deps import TopologyDeps, expires_at, out_of_time, remaining_ms
 from ebla.control.topology.schema_plan import (
     NotYetPossible,
-    PlanningState,
     SchemaChangePlan,
     is_applied,
     plan_schema_change,
@@ -94,7 +93,7 @@ class SchemaService:
     async def _plan(self, change: SchemaChange, expires: float) -> tuple[SchemaChangePlan, Snapshot]:
         snapshot = await self._deps.read(remaining_ms(expires))
         drawn = TableId(self._deps.rng.uuid())
-        return plan_schema_change(change, PlanningState(snapshot, self._deps.down()), drawn), snapshot
+        return plan_schema_change(change, snapshot, drawn), snapshot
 
     async def _commit(self, planned: SchemaChangePlan, snapshot: Snapshot, expires: float) -> TopologyVersion | None:
         """The version that has it; None if another change was committed first, or if no time is left."""

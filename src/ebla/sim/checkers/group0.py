@@ -1,11 +1,13 @@
 """The promises of group 0, checked by what its clients saw and by the final state of its nodes."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ebla.group0.store import Group0Store
+from ebla.model.identity import HostId
 from ebla.sim.checkers.history import ClientOperation, OperationHistory
 from ebla.sim.checkers.linearizability import find_violation
 from ebla.sim.checkers.models import RegisterRead, RegisterWrite
@@ -94,6 +96,24 @@ class ClusterFoundings:
             return None
         each = ", ".join(f"{history} by {founder}" for history, founder in self._founders.items())
         return f"INV-FORM-1: {len(self._founders)} clusters were created: {each}"
+
+
+class AcceptedHosts:
+    """Which hosts may run a Raft server, by what their nodes have reported.
+
+    INV-NODE-21: no Raft server runs before its host is accepted, or creates the group.
+    """
+
+    def __init__(self) -> None:
+        self._hosts: set[HostId] = set()
+
+    def reported(self, event: str, host: HostId) -> None:
+        if event in ("group0.created", "join.accepted"):
+            self._hosts.add(host)
+
+    def violation(self, running: Iterable[HostId]) -> str | None:
+        early = sorted(host for host in running if host not in self._hosts)
+        return f"INV-NODE-21: {early[0]} runs a Raft server and was not accepted" if early else None
 
 
 @dataclass(slots=True, kw_only=True)

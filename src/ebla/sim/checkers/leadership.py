@@ -3,7 +3,7 @@
 INV-LEASE-1  a node has at most one promise at a time, across restarts; a promise ends by its expiry, by its holder's
              abolish, or by the death of the holder's process
 INV-LEASE-2  a leader counts a lease only while the node honours it
-INV-LEASE-3  a node grants its lease anew only after everything under the old one on that node has ended
+INV-LEASE-3  a node grants its lease again only after everything under the old one on that node has ended
 INV-LEASE-4  once a root activity of a domain has started, none of that domain under an older leader passes its effect
              check
 INV-LEASE-5  an order has effects only while the node's lease has the order's id and grant number

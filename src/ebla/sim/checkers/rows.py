@@ -83,6 +83,16 @@ class RowsLedger:
         self._used_us[wanted_us] = None
         return wanted_us
 
+    def held_by_quorum(self, table: str) -> dict[Cell, int]:
+        """The timestamps of values that a quorum has acknowledged and that nothing may have deleted."""
+        return {
+            cell: place.by_quorum
+            for cell, place in self._places.items()
+            if cell[0] == table
+            and place.by_quorum
+            and not any(one.deletes and at_us >= place.by_quorum for at_us, one in place.tried.items())
+        }
+
     def cells(self, table: str) -> list[Cell]:
         return [cell for cell in self._places if cell[0] == table]
 

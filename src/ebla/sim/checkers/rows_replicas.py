@@ -1,17 +1,20 @@
 """The state at the end: all faults are healed, every move has ended and everything was read once at ALL.
 
+INV-ROWS-5   even before that, a quorum of the replicas has each value that a quorum acknowledged, whatever joined since
 INV-ROWS-10  all replicas of a row are equal
 INV-ROWS-11  a shard has the stacks that the topology gives it, and no folder of another
 INV-ROWS-12  nothing is left running: no version is held, no request waits, no guard is held
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from ebla.feed.topology_view import View
 from ebla.model.identity import Replica, TableId
+from ebla.model.schema import TableSchema
 from ebla.request.read_plan import split_by_replicas
+from ebla.sim.checkers.rows import Cell
 from ebla.sim.clusters.nodes import SimShard
-from ebla.sim.workloads.rows_table import ALL_KEYS
+from ebla.sim.workloads.rows_table import ALL_KEYS, row_span
 from ebla.storage.codec.row_codec import decode_row, is_head
 from ebla.storage.manifest import layers_folder
 from ebla.storage.store_identity import is_stamp
@@ -38,6 +41,32 @@ async def replica_difference(view: View, table: TableId, now_s: int, ask: ReadRe
                 shown = [(key.hex(), rows[first].get(key), rows[other].get(key)) for key in keys[:2]]
                 return f"INV-ROWS-10: {schema.full_name}: {first} and {other} differ: {shown}"
     return None
+
+
+async def lost_from_quorum(
+    view: View, table: TableId, now_s: int, held: Mapping[Cell, int], ask: ReadReplica
+) -> str | None:
+    """INV-ROWS-5, in storage. `held` has the oldest timestamp that each cell may have. Reads would hide a replica that
+    lacks the value as long as they also reach one that has it."""
+    schema = view.schemas[table]
+    for piece in split_by_replicas(view.sets.of(table), (ALL_KEYS,)):
+        request = ReadRowsRequest(version=view.version, table=table, spans=piece.spans, rows_max=ROWS_MAX, now_s=now_s)
+        stored = [_timestamps(schema, await ask(replica, request)) for replica in piece.replicas]
+        for cell, at_us in held.items():
+            key, _ = row_span(schema, cell)
+            if not any(start <= key and (end is None or key < end) for start, end in piece.spans):
+                continue
+            having = [replica for replica, rows in zip(piece.replicas, stored) if rows.get(key, 0) >= at_us]
+            if len(having) <= len(piece.replicas) // 2:
+                return f"INV-ROWS-5: {cell}, acknowledged with {at_us}, is on {len(having)} replicas only: {having}"
+    return None
+
+
+def _timestamps(schema: TableSchema, answer: ReadRowsAnswer) -> dict[bytes, int]:
+    """Of the values, by key."""
+    number = schema.column("a").number
+    rows = {key: decode_row(value, schema.layouts) for key, value in answer.items if not is_head(value)}
+    return {key: row.cells[number].timestamp_us for key, row in rows.items() if number in row.cells}
 
 
 def unexpected_stacks(shard: SimShard, view: View) -> str | None:

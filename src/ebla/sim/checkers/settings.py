@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from ebla.control.leadership.activity_tasks import RunningHandle
 from ebla.control.settings.settings_node import SettingsNode
 from ebla.group0.members import member_key
+from ebla.group0.operations import OperationResult, ended_operations
 from ebla.group0.store import Group0Store
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
@@ -190,8 +192,10 @@ class SettingsLedger:
         prepare, push = agent.prepare, agent.push
         received: dict[Revision, dict[str, Entry]] = {}
 
-        async def watched_prepare(request: PreparePurgeRequest, deadline_ms: int) -> PreparePurgeAnswer:
-            answer = await prepare(request, deadline_ms)
+        async def watched_prepare(
+            request: PreparePurgeRequest, handle: RunningHandle, deadline_ms: int
+        ) -> PreparePurgeAnswer:
+            answer = await prepare(request, handle, deadline_ms)
             host, header = settings.store.host, settings.store.header
             if header.tentative_us < request.purged_us:
                 self._fail(f"INV-SET-3: {host} answers prepare_purge({request.purged_us}) without storing it")
@@ -202,9 +206,9 @@ class SettingsLedger:
                 attempt.prepared.append(host)
             return answer
 
-        async def watched_push(request: PushTombstonesRequest) -> EmptyAnswer:
+        async def watched_push(request: PushTombstonesRequest, handle: RunningHandle, deadline_ms: int) -> EmptyAnswer:
             received.setdefault(request.attempt, {}).update(decode_entries(request.tombstones))
-            answer = await push(request)
+            answer = await push(request, handle, deadline_ms)
             if request.is_last:
                 if settings.store.header.watermark_us < request.purged_us:
                     self._fail(f"INV-SET-3: {settings.store.host} acknowledges {request.purged_us} without storing it")
@@ -281,8 +285,10 @@ class SettingsLedger:
 
 
 def is_removed(store: Group0Store, host: HostId) -> bool:
+    """Or its addition was undone."""
     member = store.members.get(member_key(host))
-    return member is not None and not member.present
+    undone = [one.hosts for one in ended_operations(store) if one.result is OperationResult.UNDONE]
+    return (member is not None and not member.present) or (host,) in undone
 
 
 def find_difference(stores: Mapping[str, SettingsStore]) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ebla.bulk.bulk_transfers import KEY_NAME
-from ebla.model.identity import HostId, Replica, SessionId, TransferId
+from ebla.model.identity import CheckpointId, HostId, Replica, SessionId, TransferId
 from ebla.model.transfers import FileMove
 from ebla.sim.disk import ProcessDisk
 from ebla.storage.codec.staging_format import checkpoints_folder, staging_folder
@@ -60,8 +60,10 @@ class TransfersLedger:
     merged_rows: int = 0
     copied_files: int = 0
     _closed: dict[SessionId, SessionClose] = field(default_factory=dict)
+    _closed_on: dict[tuple[HostId, SessionId], None] = field(default_factory=dict)
     _layers: dict[TransferId, Sequence[FileChecksums]] = field(default_factory=dict)
-    _rows: dict[TransferId, dict[bytes, bytes]] = field(default_factory=dict)
+    _rows: dict[TransferId, dict[Sequence[CheckpointId], dict[bytes, bytes]]] = field(default_factory=dict)
+    """By what they were read from: a repeat of a transfer takes new checkpoints."""
     _known: dict[tuple[Incarnation, TransferId], tuple[LayerId, ...]] = field(default_factory=dict)
     _kept: dict[tuple[HostId, int], _Kept] = field(default_factory=dict)
 
@@ -74,9 +76,13 @@ class TransfersLedger:
         if known is None or set(known.down) > set(down):
             self._closed[session] = SessionClose(self.now(), tuple(down))
 
+    def closed_on(self, host: HostId, session: SessionId) -> None:
+        """This host has acknowledged a version that does not list the session any more."""
+        self._closed_on[(host, session)] = None
+
     def is_closed(self, host: HostId, session: SessionId) -> bool:
         closed = self._closed.get(session)
-        return closed is not None and host not in closed.down
+        return (host, session) in self._closed_on or (closed is not None and host not in closed.down)
 
     def held(self, host: HostId, who: str, sessions: Sequence[SessionId]) -> None:
         """Guards of sessions that are no longer listed."""
@@ -87,6 +93,8 @@ class TransfersLedger:
     def effect(self, own: Replica, session: SessionId, began: float) -> None:
         """Something becomes part of a stack. `began`: when it was requested."""
         closed = self._closed.get(session)
+        if (own.host, session) in self._closed_on:
+            self.fail(f"INV-XFER-1: {own} adopts data of session {session}, whose end its node has acknowledged")
         if closed is not None and (own.host not in closed.down or began > closed.at):
             self.fail(f"INV-XFER-1: {own} adopts data of session {session}, whose close was answered")
 
@@ -100,9 +108,11 @@ class TransfersLedger:
             found = [{name: _checksum(disk, path) for name, path in layer} for layer in paths]
             self._layers.setdefault(move.target.transfer, found)
 
-    def sends_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
+    def sends_rows(
+        self, transfer: TransferId, items: Sequence[Item], checkpoints: tuple[CheckpointId, ...] = ()
+    ) -> None:
         """By one attempt. All attempts must read the same rows: checkpoints do not change."""
-        known = self._rows.setdefault(transfer, dict(items))
+        known = self._rows.setdefault(transfer, {}).setdefault(checkpoints, dict(items))
         if known != dict(items):
             self.fail(f"INV-XFER-2: two attempts at transfer {transfer} read different rows")
 
@@ -133,9 +143,10 @@ class TransfersLedger:
 
     def merged(self, own: Replica, transfer: TransferId, items: Sequence[Item]) -> None:
         """All rows of a transfer, merged by one adoption."""
-        expected = self._rows.get(transfer, {})
+        readings = list(self._rows.get(transfer, {}).values())
         self.merged_rows += len(items)
-        if dict(items) != expected:
+        if dict(items) not in readings:
+            expected = readings[-1] if readings else {}
             lacking = [key.hex() for key in expected if key not in dict(items)]
             self.fail(
                 f"INV-XFER-2: transfer {transfer} on {own} brings {len(items)} rows, and {len(expected)} were read; "

@@ -1,12 +1,11 @@
 """Nodes whose shards broker for Spark jobs: those of `transfer_nodes.py`, without pipelines."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from ebla.broker.broker import TableBroker
 from ebla.broker.broker_deps import BrokerLimits
-from ebla.bulk.transfer_limits import TransferLimits
 from ebla.feed.topology_view import View
 from ebla.model.identity import ClusterId
 from ebla.node.context import NodeContext
@@ -15,7 +14,7 @@ from ebla.node.shard_process import ShardService, ShardServiceContext
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.table_jobs import WriteJobsLedger, watch_adoptions
 from ebla.sim.checkers.transfers import TransfersLedger
-from ebla.sim.clusters.nodes import LIMITS, SimShard
+from ebla.sim.clusters.nodes import LIMITS, TRANSFERS, SimShard
 from ebla.sim.clusters.transfer_nodes import TransferCluster
 from ebla.sim.transfers.spark_engine import SimSparkEngine
 from ebla.sim.world import World
@@ -23,16 +22,7 @@ from ebla.transfers.cluster_client import WireClusterClient
 from ebla.transfers.transfer_client import TransferCallLimits
 
 NODES = 4
-BULK_LIMITS = TransferLimits(
-    puts_max=12,
-    gets_max=10,
-    free_bytes_min=2_000,
-    barrier_ms=2_000,
-    shard_ms=4_000,
-    build_ms=10_000,
-    sweep_ms=2_000,
-    rows_merged_bytes_max=300,
-)
+BULK_LIMITS = replace(TRANSFERS, puts_max=12, rows_merged_bytes_max=300)
 """So that some jobs add a layer to a tablet, and others merge rows into it."""
 NODE_LIMITS = msgspec.structs.replace(
     LIMITS,

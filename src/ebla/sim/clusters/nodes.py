@@ -12,6 +12,7 @@ from ebla.bulk.stream_service import StreamService
 from ebla.bulk.transfer_limits import TransferLimits
 from ebla.control.group0.join_state import JoinStateFile
 from ebla.control.group0.node import Group0Node
+from ebla.control.leadership.activity_tasks import RunningHandle
 from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.control.settings.settings_node import SettingsNode
 from ebla.feed.topology_view import View
@@ -22,7 +23,8 @@ from ebla.model.schema import TableSchema
 from ebla.node.bulk import transfer_config
 from ebla.node.bulk_process import BulkProcess
 from ebla.node.context import NodeContext
-from ebla.node.control_process import ControlProcess, group0_config
+from ebla.node.control_process import ControlProcess
+from ebla.node.group0_config import group0_config
 from ebla.node.shard_process import ShardDeps, ShardProcess, ShardService, ShardServiceContext
 from ebla.options import NodeLimits, NodeOptions, NodePorts, PipelineOptions
 from ebla.ports.environment import Environment
@@ -44,7 +46,8 @@ from ebla.topology.states import NodeState
 from ebla.version import Feature
 from ebla.wire.frames import Introduction
 from ebla.wire.peers import Peers
-from ebla.wire.verbs import ProcessStatus
+from ebla.wire.topology_messages import StopNodeRequest
+from ebla.wire.verbs import EmptyAnswer, ProcessStatus
 
 SHARDS = (ShardNumber(0), ShardNumber(1))
 DATA = "/data"
@@ -52,8 +55,9 @@ STORE_WAIT_S = 0.1
 CLUSTER_NAME = "sim"
 CONTROL_PORT = NodePorts().control
 JOIN_S = 60.0
-LIMITS = NodeLimits(write_timeout_ms=1_000, read_timeout_ms=1_500)
-"""Request timeouts so short that a barrier, which waits for running requests, often passes between two faults."""
+LIMITS = NodeLimits(write_timeout_ms=1_000, read_timeout_ms=1_500, fold_ms=5_000)
+"""Request timeouts so short that a barrier, which waits for running requests, often passes between two faults. The
+limit of a compaction is so short that one whose answer was lost is over before the checks at the end."""
 STORE = StoreLimits(
     segment_bytes=12_000,
     segments_max=4,
@@ -141,11 +145,20 @@ class SimChildren:
     def want(self, name: str, wanted: bool) -> None:
         pass
 
+    def kill(self, name: str, reason: str) -> None:
+        pass
+
 
 class SimControlProcess(ControlProcess):
-    num_tokens = 4
     watch_settings: Callable[[SettingsNode], None] | None = None
     """Called once the settings are read, before they take part in anything."""
+    watch_order: Callable[[RunningHandle], None] | None = None
+    """Called before an order to stop takes effect."""
+
+    async def _stop_ordered(self, request: StopNodeRequest, handle: RunningHandle, deadline_ms: int) -> EmptyAnswer:
+        if self.watch_order is not None:
+            self.watch_order(handle)
+        return await super()._stop_ordered(request, handle, deadline_ms)
 
     async def _open_settings(self, group0: Group0Node, liveness: HeartbeatMonitor, peers: Peers) -> SettingsNode:
         settings = await super()._open_settings(group0, liveness, peers)
@@ -215,10 +228,11 @@ class SimCluster:
             peers=tuple(each.control.host for each in self.nodes),
             rack=f"rack{node.number % 3}",
             shards=len(node.shards),
+            num_tokens=4,
             hidden_features=node.hidden_features,
             fault_points=True,
             limits=self.limits,
-            pipeline=PipelineOptions(enabled=False),  # the world places them
+            pipeline=PipelineOptions(enabled=self.has_pipelines),
         )
         return NodeContext(
             options=options,
@@ -231,11 +245,11 @@ class SimCluster:
             crash=partial(self.world.loop.call_soon, node.control.kill, context=self.world.kernel),
         )
 
-    def connection(self, environment: Environment, process: str) -> NodeConnection:
-        """For a client outside the cluster's nodes, to the control process of any node."""
+    def connection(self, environment: Environment, process: str, *nodes: SimNode) -> NodeConnection:
+        """For a client outside the cluster, to the control process of any of these nodes, by default of all."""
         host = HostId(environment.rng.uuid())
         introduction = Introduction(host=host, cluster=self.id, cluster_name=CLUSTER_NAME, process=process)
-        addresses = [node.control.address(CONTROL_PORT) for node in self.nodes]
+        addresses = [node.control.address(CONTROL_PORT) for node in nodes or self.nodes]
         return NodeConnection(peers_context(environment, introduction), addresses)
 
     def watch_shard(
@@ -250,6 +264,14 @@ class SimCluster:
     def watch_settings(self, node: SimNode, settings: SettingsNode, environment: Environment) -> None:
         """Called in each incarnation of control before its settings take part in anything. For subclasses."""
 
+    @property
+    def has_pipelines(self) -> bool:
+        return False
+
+    def children_of(self, node: SimNode) -> SimChildren:
+        names = (*(f"shard-{shard.own.shard}" for shard in node.shards), "bulk")
+        return SimChildren(*names if node.has_children else ())
+
     # -- the processes -----------------------------------------------------------------------------------------------
 
     async def _run_control(self, number: int, environment: Environment) -> None:
@@ -257,8 +279,7 @@ class SimCluster:
         unit = node.control
         own = self.context(node, unit.name, unit.start_count)
         group0 = replace(group0_config(own), snapshot_entries_max=60, kept_entries=20, formation_retry_ms=300)
-        names = (*(f"shard-{shard.own.shard}" for shard in node.shards), "bulk")
-        children = SimChildren(*names if node.has_children else ())
+        children = self.children_of(node)
         stop = asyncio.Event()
         node.control_process = process = SimControlProcess(environment, own, group0, children, stop)
         process.watch_settings = lambda settings: self.watch_settings(node, settings, environment)

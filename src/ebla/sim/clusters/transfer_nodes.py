@@ -5,11 +5,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
+from ebla.control.pipeline_placement import PIPELINE
+from ebla.control.settings.settings_node import SettingsNode
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId, HostId, JobId, Replica, SessionId
+from ebla.model.lease_settings import LeaseSettings
 from ebla.model.records.jobs import JOBS_PREFIX, JobRecord
 from ebla.model.stored_value import decode_stored
 from ebla.model.transfers import FileMove
@@ -18,10 +22,12 @@ from ebla.node.pipeline_process import PipelineProcess
 from ebla.node.shard_process import ShardService, ShardServiceContext
 from ebla.pipeline.job_scheduler import JobLimits
 from ebla.ports.environment import Environment
+from ebla.settings_store.registry import LEASES, Setting
+from ebla.sim.checkers.leadership import LeadershipRecord
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.transfers import TransfersLedger
 from ebla.sim.checkers.transfers_taps import TransferTaps
-from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard
+from ebla.sim.clusters.nodes import SimChildren, SimCluster, SimNode, SimShard
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.transfers.attempts import SimExecutor
 from ebla.sim.transfers.spark_engine import SimSparkEngine, SimTransfers
@@ -31,7 +37,9 @@ from ebla.transfers.cluster_client import WireClusterClient
 from ebla.transfers.record_store import WatchLimits
 from ebla.transfers.transfer_client import TransferCallLimits
 from ebla.wire.transfer_messages import CloseSessionAnswer, CloseSessionRequest
-from ebla.wire.verbs import A, Q, Verb
+from ebla.wire.verbs import A, ProcessStatus, Q, Verb
+
+T = TypeVar("T")
 
 NODES = 4
 SHARED_HARDWARE = {1: "n1"}
@@ -48,7 +56,6 @@ retried within the storm."""
 JOBS = JobLimits(
     file_jobs_max=4,
     row_jobs_max=3,
-    abandoned_after_ms=500,
     poll_ms=400,
     progress_ms=500,
     backoff_first_ms=500,
@@ -59,6 +66,7 @@ JOBS = JobLimits(
     buckets_min=4,
     buckets_max=16,
 )
+LEASE_SETTINGS = LeaseSettings(period_ms=4_000, grace_ms=2_000, activity_stop_ms=600)
 RECORDS = WatchLimits(watch_ms=1_000, answer_ms=2_000, retry_ms=200)
 CALLS = TransferCallLimits(
     open_session_ms=3_000,
@@ -78,6 +86,12 @@ class TransferCluster(SimCluster):
     ledger: TransfersLedger
     engine: SimSparkEngine
     pipelines: dict[HostId, Unit] = field(default_factory=dict)
+    wanted: dict[HostId, bool] = field(default_factory=dict)
+    """Which pipelines their control processes want to run."""
+    leaders: LeadershipRecord = field(default_factory=LeadershipRecord)
+    terms: dict[HostId, int] = field(default_factory=dict)
+    """Under which term each pipeline acts."""
+    permitted_effects: int = 0
     is_stormy: bool = False
 
     def watch_shard(
@@ -131,6 +145,49 @@ class TransferCluster(SimCluster):
         unit.expected_errors = node.bulk.expected_errors
         self.pipelines[node.host] = unit
 
+    @property
+    def has_pipelines(self) -> bool:
+        return bool(self.pipelines)
+
+    def children_of(self, node: SimNode) -> SimChildren:
+        if node.host not in self.pipelines:
+            return SimCluster.children_of(self, node)
+        self.wanted.pop(node.host, None)
+        # As a real node does at its start: no child of the predecessor may live.
+        self.world.loop.call_soon(self.pipelines[node.host].kill, context=self.world.kernel)
+        return _WatchedChildren(self, node)
+
+    def watch_settings(
+        self,
+        node: SimNode,  # noqa: ARG002  # for subclasses
+        settings: SettingsNode,
+        environment: Environment,  # noqa: ARG002  # for subclasses
+    ) -> None:
+        value = settings.value
+        short: dict[str, Any] = {LEASES.name: LEASE_SETTINGS} if self.pipelines else {}
+
+        def with_short_leases(setting: Setting[T]) -> T:
+            return short.get(setting.name) or value(setting)
+
+        settings.value = with_short_leases  # type: ignore[method-assign]  # a storm is short
+
+    def acts(self, host: HostId, permit: int) -> None:
+        """A pipeline has passed the check of its permit. INV-LEASE-4: no newer leader's job queue has started."""
+        self.permitted_effects += 1
+        for node in self.nodes:
+            leadership = None if node.live_control is None else node.live_control.leadership
+            known = {} if leadership is None else leadership.core.registry.activities
+            for activity in known.values():
+                if activity.domain == "pipeline" and activity.has_started:
+                    self.leaders.started("pipeline", activity.term)
+            if node.host == host and permit in known:
+                self.terms[host] = known[permit].term
+            elif node.host == host and leadership is not None:
+                self.world.fail(f"INV-LEASE-4: the pipeline of {host} acts after its activity has ended")
+        problem = self.leaders.acted("pipeline", self.terms.get(host, 0))
+        if problem is not None:
+            self.world.fail(problem)
+
     async def _run_pipeline(self, node: SimNode, environment: Environment) -> None:
         unit = self.pipelines[node.host]
         own = self.context(node, unit.name, unit.start_count)
@@ -159,6 +216,31 @@ def build_cluster(world: World) -> TransferCluster:
     return cluster
 
 
+class _WatchedChildren(SimChildren):
+    """The processes of a node with a pipeline, which `supervise_pipelines` starts and ends."""
+
+    def __init__(self, cluster: TransferCluster, node: SimNode) -> None:
+        self._cluster = cluster
+        self._pipeline = cluster.pipelines[node.host]
+        self._host = node.host
+        shards = {f"shard-{shard.own.shard}": shard.unit for shard in node.shards}
+        self._units = {**shards, "bulk": node.bulk, PIPELINE: self._pipeline}
+
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        return tuple(
+            ProcessStatus(name=name, pid=0 if unit.down else unit.start_count, started_wall_us=0)
+            for name, unit in self._units.items()
+            if name != PIPELINE or not unit.down
+        )
+
+    def want(self, name: str, wanted: bool) -> None:  # noqa: ARG002  # there is one
+        self._cluster.wanted[self._host] = wanted
+
+    def kill(self, name: str, reason: str) -> None:  # noqa: ARG002  # there is one
+        world = self._cluster.world
+        world.loop.call_soon(self._pipeline.kill, context=world.kernel)
+
+
 class _WatchedPipeline(PipelineProcess):
     """Reports the answers to its calls. Some calls arrive once more, late, as from a pipeline that was frozen and does
     not know that it no longer leads."""
@@ -173,24 +255,33 @@ class _WatchedPipeline(PipelineProcess):
         self.call_limits = CALLS
         self._rng = environment.rng
         self._watched = cluster
+        check = self.permit.check
 
-    async def _run_jobs_while_active(self, cluster: WireClusterClient) -> None:
+        def watched_check() -> None:
+            check()
+            cluster.acts(node.host, self.permit.number)
+
+        self.permit.check = watched_check  # type: ignore[method-assign]  # records, and does the same
+
+    async def _run_jobs_under_permits(self, cluster: WireClusterClient) -> None:
         async with asyncio.TaskGroup() as echoing:
             self._watch(cluster, echoing)
-            await super()._run_jobs_while_active(cluster)
+            await super()._run_jobs_under_permits(cluster)
 
     def _watch(self, clients: WireClusterClient, echoing: asyncio.TaskGroup) -> None:
         self._watched.watch_closes(clients)
         bulk_, shard = clients.bulk, clients.shard
+        bulk_peers, shard_peers = clients._bulk, clients._shards  # noqa: SLF001  # a late frame passes no check
 
         async def watched_bulk(host: HostId, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
             if self._rng.random() < ECHO_SHARE:
-                echoing.create_task(self._echo(partial(bulk_, host, verb, request, deadline_ms)))
+                echoing.create_task(self._echo(partial(bulk_peers.call, host, verb, request, deadline_ms)))
             return await bulk_(host, verb, request, deadline_ms)
 
         async def watched_shard(replica: Replica, verb: Verb[Q, A], request: Q, deadline_ms: int) -> A:
             if self._rng.random() < ECHO_SHARE:
-                echoing.create_task(self._echo(partial(shard, replica, verb, request, deadline_ms)))
+                late = shard_peers.of(replica.shard)
+                echoing.create_task(self._echo(partial(late.call, replica.host, verb, request, deadline_ms)))
             return await shard(replica, verb, request, deadline_ms)
 
         clients.bulk = watched_bulk  # type: ignore[method-assign]  # does the same twice
@@ -205,14 +296,14 @@ class _WatchedPipeline(PipelineProcess):
 
 
 async def supervise_pipelines(cluster: TransferCluster) -> None:
-    """As each control does: a pipeline runs where control leads, and is ended soon where it does not. Some outlive the
-    lead for a while, and some die or pause during it."""
+    """As each supervisor does: a pipeline runs where control wants it, and is ended soon where it does not. Some
+    outlive that for a while, and some die or pause during it."""
     rng = cluster.world.rng.fork("pipelines")
     while True:
         await asyncio.sleep(rng.between(0.1, 0.6))
         for node in cluster.nodes:
             unit = cluster.pipelines[node.host]
-            if not _leads(node):
+            if node.control.down or not cluster.wanted.get(node.host):
                 if not unit.down and rng.happens(0.3):
                     unit.kill()
             elif unit.down:
@@ -222,9 +313,3 @@ async def supervise_pipelines(cluster: TransferCluster) -> None:
             elif cluster.is_stormy and rng.happens(PAUSED_SHARE):
                 unit.pause()
                 cluster.world.loop.call_later(rng.exponential(4.0), unit.resume, context=cluster.world.kernel)
-
-
-def _leads(node: SimNode) -> bool:
-    process = node.control_process
-    group0 = None if node.control.down or process is None else process._group0  # noqa: SLF001  # no public view of it
-    return group0 is not None and group0.is_running and group0.running.raft.is_leader

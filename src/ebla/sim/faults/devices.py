@@ -48,3 +48,20 @@ async def clock_jump(world: World, units: Sequence[Unit]) -> None:
     by_us = world.rng.randrange(-JUMP_US_MAX, JUMP_US_MAX)
     world.log("faults", f"the wall clock of {unit.name} jumps by {by_us / 1e6:+.1f} s")
     unit.machine.clock.jump(by_us)
+
+
+async def freeze(world: World, units: Sequence[Unit]) -> None:
+    """A machine stands still with its clocks, as a virtual machine that is paused. Never in the default mix: it breaks
+    every bound on the rates of clocks."""
+    machine = world.rng.choice(units).machine
+    struck = [unit for unit in world.units.values() if unit.machine is machine and unit.running]
+    world.log("faults", f"{machine.name} is frozen with its clocks")
+    machine.clock.freeze()
+    for unit in struck:
+        unit.pause()
+    try:
+        await asyncio.sleep(world.rng.exponential(8.0))
+    finally:
+        machine.clock.thaw()
+        for unit in struck:
+            unit.resume()

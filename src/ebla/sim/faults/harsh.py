@@ -50,6 +50,7 @@ DEVICE_FAULTS = (
     InjectedFault("clock jump", 1.0, devices.clock_jump),
 )
 BIT_ROT = InjectedFault("bit rot", 0.5, devices.bit_rot)
+FREEZE = InjectedFault("freeze", 2.0, devices.freeze)
 HARSH = PROCESS_FAULTS + LINK_FAULTS + DEVICE_FAULTS
 
 

@@ -23,7 +23,9 @@ async def run(world: World) -> None:
             tasks.create_task(_start_later(world, unit))
         if world.rng.happens(0.5):
             tasks.create_task(_crash_founder(world, cluster))
+        checking = tasks.create_task(cluster.check_accepted(world))
         await harsh(world, units, world.seconds)
+        checking.cancel()
     await _judge(world, cluster)
 
 

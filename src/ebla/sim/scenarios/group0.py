@@ -32,9 +32,10 @@ async def run(world: World) -> None:
     for unit in nodes:
         unit.start()
     async with asyncio.TaskGroup() as tasks:
-        meddling = tasks.create_task(_meddle(world, cluster))
+        beside = [tasks.create_task(_meddle(world, cluster)), tasks.create_task(cluster.check_accepted(world))]
         await harsh(world, nodes, world.seconds)
-        meddling.cancel()
+        for task in beside:
+            task.cancel()
     await _judge(world, cluster, load)
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from ebla.model.errors import Refused
 from ebla.model.identity import ClusterId
-from ebla.node.control_process import ControlProcess, group0_config
+from ebla.node.control_process import ControlProcess
+from ebla.node.group0_config import group0_config
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.starts import StartsLedger
 from ebla.sim.clusters.nodes import SimChildren, SimCluster, SimNode

@@ -12,7 +12,7 @@ from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId
 from ebla.ports.environment import Environment
 from ebla.sim.checkers.rows_barriers import BarrierLedger
-from ebla.sim.checkers.rows_replicas import leftover_work, replica_difference, unexpected_stacks
+from ebla.sim.checkers.rows_replicas import leftover_work, lost_from_quorum, replica_difference, unexpected_stacks
 from ebla.sim.clusters.nodes import SimCluster, SimNode, SimShard
 from ebla.sim.faults import links
 from ebla.sim.faults.harsh import DEVICE_FAULTS, LINK_FAULTS, PROCESS_FAULTS, InjectedFault, harsh, heal, storm
@@ -85,7 +85,7 @@ async def start_nodes(load: RowsLoad, home: SimNode) -> Unit:
     """Starts the nodes and, on one of them, a topology driver, which it returns. Ends once the tables exist."""
     cluster = load.cluster
     for shard in cluster.shards():
-        _record_deaths(load, shard)
+        record_deaths(load, shard)
     for unit in cluster.units():
         unit.start()
     await cluster.wait_all_normal()
@@ -94,7 +94,8 @@ async def start_nodes(load: RowsLoad, home: SimNode) -> Unit:
     return driver
 
 
-def _record_deaths(load: RowsLoad, shard: SimShard) -> None:
+def record_deaths(load: RowsLoad, shard: SimShard) -> None:
+    """For the ledger of rows."""
     end = shard.unit.end
 
     def ended(*, with_machine: bool) -> None:
@@ -170,6 +171,7 @@ async def check_replicas(load: RowsLoad, *, repaired: bool = False) -> None:
     client = RowsClient(world.scenario_environment("judge"), load, "judge")
     if repaired:
         await _check_equality(load, client)
+    await _check_quorums(load, client)
     for table in sorted(load.tables):
         readable = await _read_all(client, table)
         world.check(readable, f"{table} cannot be read at ALL, although everything is healed")
@@ -180,10 +182,26 @@ async def check_replicas(load: RowsLoad, *, repaired: bool = False) -> None:
         world.check(problem is None, str(problem))
 
 
-async def _check_equality(load: RowsLoad, client: RowsClient) -> View:
+async def _check_quorums(load: RowsLoad, client: RowsClient) -> None:
+    view, now_s = _view_of(load)
+    for keyspace, schema in load.tables.items():
+        held = load.ledger.held_by_quorum(keyspace)
+        try:
+            problem = await lost_from_quorum(view, schema.id, now_s, held, client.read_replica)
+        except EblaError as error:
+            problem = f"{schema.full_name}: a replica cannot be read: {error}"
+        load.cluster.world.check(problem is None, str(problem))
+
+
+def _view_of(load: RowsLoad) -> tuple[View, int]:
+    """With the time in seconds, on a node that serves."""
     process = load.cluster.shards()[0].process
     assert process is not None
-    view, now_s = process.view.current, process.environment.clock.wall_us() // 1_000_000
+    return process.view.current, process.environment.clock.wall_us() // 1_000_000
+
+
+async def _check_equality(load: RowsLoad, client: RowsClient) -> View:
+    view, now_s = _view_of(load)
     for schema in load.tables.values():
         try:
             problem = await replica_difference(view, schema.id, now_s, client.read_replica)

@@ -1,5 +1,5 @@
-"""Control processes only: first nodes join the ring, started in any order, then clients change the schema on all of
-them at once, both under every fault."""
+"""Control processes only: first nodes join the ring, started in any order and with links that fail, then clients change
+the schema on all of them at once, under every fault."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.checkers.schema import find_partial_change
 from ebla.sim.clients import start_clients
 from ebla.sim.clusters.nodes import LIMITS, SimCluster, SimNode
-from ebla.sim.faults.harsh import harsh
+from ebla.sim.faults.harsh import LINK_FAULTS, harsh
 from ebla.sim.scenario import Scenario
 from ebla.sim.workloads.schema_client import KEYSPACES, OnSchemaAnswer, SchemaClient, SchemaLoad
 from ebla.sim.world import Unit, World
@@ -52,7 +52,8 @@ async def run(world: World) -> None:
         sampling = tasks.create_task(_sample(world, cluster))
         for unit in units:
             tasks.create_task(_start_later(world, unit))
-        await harsh(world, units, world.seconds / 2)
+        # A node that crashes before it is accepted can never join: the scenario `topology` has such nodes.
+        await harsh(world, units, world.seconds / 2, faults=LINK_FAULTS)
         await cluster.wait_all_normal()
         load = SchemaLoad(cluster=cluster, begin=cluster.begin)
         await _create_keyspaces(world, load)

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from ebla.control.fault_points import FaultPoint
+from ebla.control.fault_points import PURGE_POINTS, FaultPoint
 from ebla.control.settings.settings_node import SettingsNode
-from ebla.group0.members import MemberRole, peer_number
+from ebla.group0.members import peer_number
+from ebla.group0.operations import Operation, OperationKind
 from ebla.model.errors import EblaError
 from ebla.model.identity import ClusterId, HostId
 from ebla.ports.environment import Environment
@@ -30,17 +31,19 @@ from ebla.sim.workloads.settings_client import SettingsClient, SettingsLoad, pur
 from ebla.sim.world import Unit, World
 from ebla.version import Feature
 from ebla.wire.fault_messages import FaultKind
-from ebla.wire.group0_messages import ChangeMemberRequest
-from ebla.wire.settings_messages import SettingsWriteRequest
-from ebla.wire.verbs import GROUP0_CHANGE_MEMBER, SETTINGS_WRITE
+from ebla.wire.operation_messages import OperateRequest
+from ebla.wire.settings_messages import SettingChange, SettingsWriteRequest
+from ebla.wire.verbs import OPERATE, SETTINGS_WRITE
 
 CLIENTS = ("c1", "c2", "c3")
 NODES_MIN, NODES_MAX = 3, 5
 SKEW_US = 3 * 3_600_000_000
 STORM_S = 4.0
 STORM_PAUSE_S = 1.0
-ROUND_S = 3.0
+ROUND_S = 8.0
 """How long to wait for a round to reach a step."""
+SHORT_LEASES = SettingChange("leases", '{"period_ms": 6000, "grace_ms": 2000, "activity_stop_ms": 1000}')
+"""After a crash of the leader no round starts until its leases have run out."""
 COMMIT_MS = 3_000
 CALM_S = 240.0
 """A node pulls from one peer at least every 60 s."""
@@ -136,7 +139,7 @@ def _set_clocks(cluster: PurgingCluster) -> None:
 
 async def _purge_often(world: World, cluster: PurgingCluster) -> None:
     connection = cluster.connection(world.scenario_environment("operator"), "operator")
-    request = SettingsWriteRequest(changes=(purge_change(interval_ms=1_000),))
+    request = SettingsWriteRequest(changes=(purge_change(interval_ms=1_000), SHORT_LEASES))
 
     ends_at = world.now() + CALM_S
     while True:
@@ -172,7 +175,7 @@ class _Strikes:
         return ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
 
     async def strike(self) -> None:
-        point = self._rng.choice(tuple(FaultPoint))
+        point = self._rng.choice(PURGE_POINTS)
         self._back_up()
         self._set_points(point, is_set=True)
         caught = await self._world.wait_for(lambda: self._is_waiting(point), ROUND_S)
@@ -248,12 +251,13 @@ class _Strikes:
             return
         name = f"remove-{node.control.name}-{self._world.loop.next_number()}"
         own = self._cluster.context(leader, name, 1)
-        request = ChangeMemberRequest(host=node.host, role=MemberRole.REMOVED)
+        removal = Operation(id=self._rng.uuid(), kind=OperationKind.REMOVE, hosts=(node.host,))
+        request = OperateRequest(removal, forward=True)
 
         async def operate(environment: Environment) -> None:
             connection = NodeConnection(own.peers_context(environment, name), [own.control_socket])
             try:
-                await connection.call(GROUP0_CHANGE_MEMBER, request, COMMIT_MS)
+                await connection.call(OPERATE, request, COMMIT_MS)
             except EblaError as error:
                 self._world.log(name, str(error))
             connection.leave()

@@ -105,6 +105,7 @@ async def _judge(world: World, cluster: TransferCluster, load: RowsLoad, submitt
     engine, ledger = cluster.engine, cluster.ledger
     short_cuts = sum(executor.short_cuts for executor in engine.executors)
     acknowledged = load.ledger.acknowledged
+    world.check(cluster.permitted_effects > 0, "no pipeline acted")
     world.check(acknowledged > world.seconds, f"only {acknowledged} writes were acknowledged")
     world.log(
         "scenario",

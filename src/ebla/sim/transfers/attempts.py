@@ -14,14 +14,15 @@ from typing import Protocol, TypeVar
 
 from ebla.bulk.stream_service import SourceStream, StreamService
 from ebla.model.errors import Corruption, EblaError, Overloaded, Unavailable, Unreachable
-from ebla.model.identity import AttemptId, HostId, TransferId
+from ebla.model.identity import AttemptId, CheckpointId, HostId, TransferId
+from ebla.model.schema import TableSchema
+from ebla.model.token import TokenRange
 from ebla.model.transfers import (
     ROWS_NAME,
     ComparisonTask,
     FileMove,
     MoveResult,
     RowMove,
-    RowTarget,
     StagedFile,
     TransferResult,
     TransferSource,
@@ -30,6 +31,7 @@ from ebla.model.transfers import (
 )
 from ebla.ports.disk import Disk, File
 from ebla.ports.environment import Environment
+from ebla.ports.transfer_engine import SourceDamaged
 from ebla.sim.disk import ProcessDisk
 from ebla.sim.rng import SimRng
 from ebla.sim.transfers.checkpoint_scans import (
@@ -141,7 +143,7 @@ class EngineAccess(Protocol):
 
     def bulk_of(self, host: HostId) -> BulkHandle: ...
 
-    def note_rows(self, transfer: TransferId, items: Sequence[Item]) -> None:
+    def note_rows(self, transfer: TransferId, items: Sequence[Item], checkpoints: tuple[CheckpointId, ...]) -> None:
         """The rows that an attempt has read and is about to put."""
         ...
 
@@ -367,24 +369,37 @@ class AttemptRun:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     async def _move_rows(self, move: RowMove) -> list[MoveResult]:
-        replicas = []
-        for source in move.sources:
-            await self._step()
-            replicas.append(await self._scan(source, lambda opened, disk: read_rows(opened, disk, move.range)))
-        rows = list(merge_streams([items for items, _ in replicas], move.schema or replicas[0][1]))
-        return [await self._put_lacking(to, rows, [items for items, _ in replicas]) for to in move.targets]
+        rows: list[Item] = []
+        had: list[list[Item]] = [[] for _ in move.sources]
+        for part in move.row_parts:
+            replicas = [await self._read_rows(move.sources[number], part.range) for number in part.sources]
+            rows += merge_streams([items for items, _ in replicas], move.schema or replicas[0][1])
+            for number, (items, _) in zip(part.sources, replicas):
+                had[number] += items
+        read = tuple(source.checkpoint for source in move.sources)
+        results = []
+        for to in move.targets:
+            wanted = missing_rows(rows, () if to.own is None else had[to.own], to.target.range)
+            self._executor.engine.note_rows(to.target.transfer, wanted, read)
+            results.append(await self._put_rows(to.target, wanted))
+        return results
 
-    async def _put_lacking(self, to: RowTarget, rows: Sequence[Item], replicas: Sequence[Sequence[Item]]) -> MoveResult:
-        wanted = missing_rows(rows, () if to.own is None else replicas[to.own], to.target.range)
-        self._executor.engine.note_rows(to.target.transfer, wanted)
+    async def _read_rows(self, source: TransferSource, token_range: TokenRange) -> tuple[list[Item], TableSchema]:
+        await self._step()
+        try:
+            return await self._scan(source, lambda opened, disk: read_rows(opened, disk, token_range))
+        except Corruption as error:
+            raise SourceDamaged(f"on {source.host}: {error.message}") from error
+
+    async def _put_rows(self, target: TransferTarget, wanted: Sequence[Item]) -> MoveResult:
         records = [
             encode_rows(rows_batch(wanted[start : start + ROWS_PER_RECORD]))
             for start in range(0, len(wanted), ROWS_PER_RECORD)
         ]
-        staged = (await self._put(to.target, ROWS_NAME, records),) if records else ()
+        staged = (await self._put(target, ROWS_NAME, records),) if records else ()
         size = sum(one.size_bytes for one in staged)
         return MoveResult(
-            transfer=to.target.transfer, attempt=self._attempt.id, files=staged, rows=len(wanted), size_bytes=size
+            transfer=target.transfer, attempt=self._attempt.id, files=staged, rows=len(wanted), size_bytes=size
         )
 
     async def _scan(self, source: TransferSource, scan: Callable[[SourceStream, Disk], Awaitable[T]]) -> T:

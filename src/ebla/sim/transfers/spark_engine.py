@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ebla.model.errors import EblaError, Stale
-from ebla.model.identity import AttemptId, HostId, JobId, TransferId
-from ebla.model.transfers import FileMove, TransferResult, TransferTask
+from ebla.model.errors import EblaError, Stale, Unavailable
+from ebla.model.identity import AttemptId, CheckpointId, HostId, JobId, TransferId
+from ebla.model.transfers import FileMove, RowMove, TransferResult, TransferTask
 from ebla.ports.environment import Environment
 from ebla.ports.transfer_engine import EngineState, EngineStatus, PipelineUnavailable, TaskCounts, WorkFailed
 from ebla.sim.rng import SimRng
@@ -77,7 +77,7 @@ class SimSparkEngine:
     """Attempts whose session was closed, or whose staging was gone."""
     note_files: Callable[[FileMove], None] = _ignore
     """Called before the first attempt at a file move."""
-    note_rows: Callable[[TransferId, Sequence[Item]], None] = _ignore
+    note_rows: Callable[[TransferId, Sequence[Item], tuple[CheckpointId, ...]], None] = _ignore
 
     @property
     def is_away(self) -> bool:
@@ -102,7 +102,7 @@ class _Piece:
     attempts: list[SimAttempt] = field(default_factory=list)
     results: list[Sequence[TransferResult]] = field(default_factory=list)
     """The results of the attempts that reported, in that order."""
-    failures: list[str] = field(default_factory=list)
+    failures: list[EblaError] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def is_running(self) -> bool:
@@ -183,7 +183,7 @@ class SimTransfers:
             hangs = now - quiet_since > SPECULATE_AFTER_S
             if hangs or not piece.is_running():
                 if len(piece.attempts) >= ATTEMPTS_MAX and (not piece.is_running() or now - began > GIVE_UP_AFTER_S):
-                    return WorkFailed(f"every attempt failed: {'; '.join(piece.failures) or 'no answer'}")
+                    return _failed(piece)
                 if len(piece.attempts) < ATTEMPTS_MAX:
                     self._launch(piece)
                 quiet_since = now
@@ -204,7 +204,7 @@ class SimTransfers:
         engine = self._engine
         executors = engine.running()
         if not executors:
-            piece.failures.append("there is no executor")
+            piece.failures.append(Unavailable("there is no executor"))
             return
         executor = self._rng.choice(self._near(piece.work, executors) or executors)
         engine.attempts += 1
@@ -232,7 +232,7 @@ class SimTransfers:
             attempt.ended = False  # not reported: it looks as if it hung
         elif isinstance(end, EblaError):
             self._engine.refused += isinstance(end, Stale)
-            piece.failures.append(f"{type(end).__name__}: {end}")
+            piece.failures.append(end)
         else:
             piece.results.append(end)
         piece.heard.set()
@@ -251,3 +251,11 @@ class SimTransfers:
 
     def _is_lost(self, generation: int) -> bool:
         return self._engine.is_away or self._engine.generation != generation
+
+
+def _failed(piece: _Piece) -> WorkFailed:
+    """With the cause and the transfer that the real engine would name."""
+    texts = "; ".join(f"{type(one).__name__}: {one}" for one in piece.failures)
+    cause = type(piece.failures[-1]).__name__ if piece.failures else ""
+    transfer = str(piece.work.targets[0].target.transfer) if isinstance(piece.work, RowMove) else ""
+    return WorkFailed(f"every attempt failed: {texts or 'no answer'}", cause=cause, transfer=transfer)

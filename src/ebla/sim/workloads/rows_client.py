@@ -90,14 +90,14 @@ class RowsClient:
 
     async def _try(self) -> None:
         if self._rng.random() < 0.1:
-            self._move()
+            self.move()
         try:
             await self._act()
         except EblaError:
-            self._move()
+            self.move()
             await asyncio.sleep(self._rng.random() * PAUSE_S)
 
-    def _move(self) -> None:
+    def move(self) -> None:
         self._home = self._rng.choice(self._load.cluster.shards())
 
     async def _act(self) -> None:
@@ -232,7 +232,7 @@ class RowsClient:
                 self._ledger.failed_reads += 1
                 if tries >= PAGE_TRIES_MAX:
                     return False
-                self._move()
+                self.move()
                 await asyncio.sleep(self._rng.random() * PAUSE_S)
                 continue
             for key, _ in answer.items:

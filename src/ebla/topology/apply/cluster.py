@@ -1,17 +1,23 @@
-"""Commands about the cluster as a whole: fence, features, ignored nodes, CDC generations, the upgrade."""
+"""Commands about the cluster as a whole: fence, features, ignored and excluded nodes, CDC generations, the upgrade."""
 
 import msgspec
 
+from ebla.model.identity import HostId
 from ebla.topology import keys
 from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.apply.nodes import commit_generation_data, require_complete
+from ebla.topology.cdc_generations import CDC_PARTS_MAX
 from ebla.topology.commands import (
     BuildCoordinatorState,
     DropCdcGenerations,
     EnableFeatures,
+    ExcludeHosts,
+    FencePredecessor,
+    IncludeHost,
     MarkCdcPublished,
     RaiseFence,
     RefreshNode,
+    ResetFailoverCount,
     SetBalancing,
     SetIgnoredNodes,
     StartCdcCommit,
@@ -20,10 +26,14 @@ from ebla.topology.commands import (
 )
 from ebla.topology.features import features_to_enable, missing_to_start
 from ebla.topology.keys import Row
+from ebla.topology.request_queue import presumed_dead
 from ebla.topology.snapshot import CdcGeneration, GenerationId
 from ebla.topology.states import GlobalRequestKind, NodeState, RequestOutcome, TransitionState, UpgradeState
 
-CDC_PARTS_MAX = 256
+
+def _fence_predecessor(draft: TopologyDraft, _command: FencePredecessor) -> None:
+    draft.require(bool(draft.base.nodes), "the first node has not created the topology yet")
+    draft.set_state()
 
 
 def _raise_fence(draft: TopologyDraft, command: RaiseFence) -> None:
@@ -37,25 +47,60 @@ def _set_balancing(draft: TopologyDraft, command: SetBalancing) -> None:
 
 def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
     for host in command.hosts:
-        node = draft.base.nodes.get(host)
-        member = node is not None and node.state not in (NodeState.LEFT, NodeState.NONE)
-        draft.require(member, f"{host} is no member and cannot be ignored")
-    needed = [
-        host
-        for request in draft.base.node_requests.values()
-        if request.is_open
-        for host in (*request.ignored_nodes, *((request.replaced,) if request.replaced else ()))
-        if host in draft.base.state.ignored_nodes and host not in command.hosts
-    ]
-    draft.require(not needed, f"{needed[0] if needed else ''} is ignored by a request that is not done")
-    removing = [node.host for node in draft.base.nodes_in(NodeState.REMOVING) if node.host not in command.hosts]
-    draft.require(not removing, f"{removing[0] if removing else ''} is being removed")
+        _require_in_cluster(draft, host, "ignored")
+    kept = {*command.hosts, *draft.base.excluded_hosts}
+    for host in draft.base.state.ignored_nodes:
+        if host not in kept:
+            _require_not_ignored_by_others(draft, host)
+    draft.set_state(ignored_nodes=tuple(sorted(kept)))
+
+
+def _require_in_cluster(draft: TopologyDraft, host: HostId, what: str) -> None:
+    node = draft.base.nodes.get(host)
+    is_member = node is not None and node.state not in (NodeState.LEFT, NodeState.NONE)
+    draft.require(is_member, f"{host} is no member and cannot be {what}")
+
+
+def _require_not_ignored_by_others(draft: TopologyDraft, host: HostId) -> None:
+    """Barriers are about to wait for this host again."""
+    draft.require(draft.base.node(host).state is not NodeState.REMOVING, f"{host} is being removed")
+    requests = [request for request in draft.base.node_requests.values() if request.is_open]
+    needed = any(host in (*request.ignored_nodes, *presumed_dead(request)) for request in requests)
+    draft.require(not needed, f"{host} is ignored by a request that is not done")
     # Stages did not wait for it. If barriers waited for it again in the middle of a transition, it would keep what
     # `cleanup` should have removed: during the transition it counts as a replica, and nothing cleans up later.
-    moving = [host for host in draft.base.state.ignored_nodes if host not in command.hosts]
-    moving = [host for host in moving if draft.base.in_tablet_transition(host)]
-    draft.require(not moving, f"{moving[0] if moving else ''} is part of moves under way; wait until they have ended")
-    draft.set_state(ignored_nodes=tuple(sorted(set(command.hosts))))
+    moving = draft.base.in_tablet_transition(host)
+    draft.require(not moving, f"{host} is part of moves under way; wait until they have ended")
+
+
+def _exclude(draft: TopologyDraft, command: ExcludeHosts) -> None:
+    """A host that is excluded already is refused, so that a command sent twice does not count twice."""
+    state = draft.base.state
+    hosts = [one.host for one in command.exclusions]
+    draft.require(bool(hosts), "no host is named")
+    draft.require(len(set(hosts)) == len(hosts), "a host is named twice")
+    for host in hosts:
+        _require_in_cluster(draft, host, "excluded")
+        draft.require(draft.base.exclusion_of(host) is None, f"{host} is excluded already")
+    draft.step(
+        ignored_nodes=tuple(sorted({*state.ignored_nodes, *hosts})),
+        exclusions=tuple(sorted((*state.exclusions, *command.exclusions), key=lambda one: one.host)),
+        failover_count=state.failover_count + sum(one.is_automatic for one in command.exclusions),
+    )
+
+
+def _include(draft: TopologyDraft, command: IncludeHost) -> None:
+    state = draft.base.state
+    draft.require(draft.base.exclusion_of(command.host) is not None, f"{command.host} is not excluded")
+    _require_not_ignored_by_others(draft, command.host)
+    draft.step(
+        ignored_nodes=tuple(host for host in state.ignored_nodes if host != command.host),
+        exclusions=tuple(one for one in state.exclusions if one.host != command.host),
+    )
+
+
+def _reset_failover_count(draft: TopologyDraft, _command: ResetFailoverCount) -> None:
+    draft.set_state(failover_count=0)
 
 
 def _refresh_node(draft: TopologyDraft, command: RefreshNode) -> None:
@@ -88,6 +133,9 @@ def _enable_features(draft: TopologyDraft, command: EnableFeatures) -> None:
     ready = features_to_enable(draft.base)
     early = [feature for feature in command.features if feature not in ready]
     draft.require(not early, f"not every node supports {', '.join(early)}")
+    draft.require_idle("features are enabled")
+    draft.raise_fence(command.fence)
+    draft.require_barrier(draft.base.version, "support by every node")
     enabled = sorted({*draft.base.state.enabled_features, *command.features})
     draft.step(enabled_features=tuple(enabled))
 
@@ -181,8 +229,12 @@ def _build_coordinator_state(draft: TopologyDraft, command: BuildCoordinatorStat
 
 
 CLUSTER_COMMANDS: CommandHandlers = {
+    FencePredecessor: _fence_predecessor,
     RaiseFence: _raise_fence,
     SetIgnoredNodes: _set_ignored,
+    ExcludeHosts: _exclude,
+    IncludeHost: _include,
+    ResetFailoverCount: _reset_failover_count,
     RefreshNode: _refresh_node,
     EnableFeatures: _enable_features,
     SetBalancing: _set_balancing,

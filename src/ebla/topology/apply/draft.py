@@ -119,6 +119,10 @@ class TopologyDraft:
         passed = self.now.fence >= since
         self.require(passed, f"{what} began at version {since}, and the fence is at {self.now.fence}: no barrier yet")
 
+    def require_idle(self, what: str) -> None:
+        running = self.base.running_operation
+        self.require(not running, f"{what} only when the topology is idle, and {running} is not done yet")
+
     def open_session(self, session: Session) -> None:
         self.require(session.id not in self.base.sessions, f"session {session.id} is already open")
         self.put_all({keys.session_key(session.id): session})
@@ -154,13 +158,16 @@ class TopologyDraft:
         """Stops ignoring nodes that left (INV-NODE-8) or that barriers should wait for again.
 
         A node involved in a tablet transition stays ignored until an operator removes it from the list: stages did not
-        wait for it, and in the middle of a transition no one can tell what it should have dropped.
+        wait for it, and in the middle of a transition no one can tell what it should have dropped. An excluded node
+        stays ignored until it is recovered: the request that ignored it too has nothing to do with that.
         """
         left = [host for host in gone if self.now.node(host).state is NodeState.LEFT]
-        free = [host for host in gone if host in left or not self.now.in_tablet_transition(host)]
+        exclusions = tuple(one for one in self.now.state.exclusions if one.host not in left)
+        bound = [one.host for one in exclusions]
+        free = [host for host in gone if host in left or not (host in bound or self.now.in_tablet_transition(host))]
         kept = tuple(host for host in self.now.state.ignored_nodes if host not in free)
         if kept != self.now.state.ignored_nodes:
-            self.set_state(ignored_nodes=kept)
+            self.set_state(ignored_nodes=kept, exclusions=exclusions)
 
     def finish(self) -> ProposedChange:
         if keys.STATE in self._rows:

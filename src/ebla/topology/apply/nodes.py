@@ -13,6 +13,7 @@ from ebla.topology.commands import (
     CreateCluster,
     FailDraining,
     RejectNode,
+    RemoveNodeWithoutData,
     RollBackNode,
     StartNodeRequest,
 )
@@ -20,6 +21,7 @@ from ebla.topology.node_states import REJECTED, REQUEST_STARTS, NodeAction, Node
 from ebla.topology.request_queue import presumed_dead
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Session, Snapshot, TopologyState
 from ebla.topology.states import (
+    EndCause,
     NodeRequestKind,
     NodeState,
     RequestOutcome,
@@ -94,14 +96,32 @@ def _reject(draft: TopologyDraft, command: RejectNode) -> None:
     row = node_row(node.state, draft.base.transition) if node.in_transition else None
     early = node.state is NodeState.NONE or (row is not None and row.may_reject)
     draft.require(early, f"{node.host} is {node.state} and can no longer be rejected")
+    error = EndCause.REJECTED.error(command.reason)
     if node.state is NodeState.NONE:
-        # Others may be in transition meanwhile: the topology stays where it is.
-        draft.step()
-        _end_operation(draft, node, f"rejected: {command.reason}", command.now_ms)
-        _become_left(draft, node.host, command.now_ms)
+        end_before_start(draft, node, error, command.now_ms)
         return
-    _note_error(draft, node, f"rejected: {command.reason}")
+    note_error(draft, node, error)
     _finish(draft, node, REJECTED, command.now_ms)
+
+
+def end_before_start(draft: TopologyDraft, node: Node, error: str, now_ms: int) -> None:
+    """A node in `none` becomes `left`. Others may be in transition meanwhile: the topology stays where it is."""
+    assert node.state is NodeState.NONE
+    draft.step()
+    _end_operation(draft, node, error, now_ms)
+    _become_left(draft, node.host, now_ms)
+
+
+def _remove_without_data(draft: TopologyDraft, command: RemoveNodeWithoutData) -> None:
+    """Without a table, tokens have no data: nothing has to be moved before they go."""
+    node = draft.member(command.host)
+    draft.require(node.state is NodeState.NORMAL, f"{node.host} is {node.state}, not normal")
+    draft.require(not draft.base.tables, f"the cluster has {len(draft.base.tables)} tables, and it may hold their rows")
+    has_others = any(other.host != node.host for other in draft.base.token_owners())
+    draft.require(has_others, "no other node owns tokens")
+    _require_rest(draft)
+    draft.step()
+    _become_left(draft, node.host, command.now_ms)
 
 
 def _choose_tokens(draft: TopologyDraft, command: ChooseTokens) -> None:
@@ -182,6 +202,12 @@ def _advance(draft: TopologyDraft, command: AdvanceNode) -> None:
         )
         stays = node.state is NodeState.REPLACING or not draft.base.has_tablets(node.host)
         draft.require(stays, f"{node.host} still has tablets")
+    request = draft.base.request_of(node)
+    if row.action is NodeAction.STREAM and request is not None:
+        streamed = msgspec.structs.replace(
+            request, streamed_bytes=command.streamed_bytes, streamed_ranges=command.streamed_ranges
+        )
+        draft.put_all({keys.request_key(request.id): streamed})
     if row.next.transition is None:
         _finish(draft, node, row.next, command.now_ms)
     else:
@@ -196,7 +222,7 @@ def _roll_back(draft: TopologyDraft, command: RollBackNode) -> None:
     draft.require(
         not draft.base.any_tablet_transition, "tablets are still in transition; they must come to an end first"
     )
-    _note_error(draft, node, f"rolled back: {command.reason}")
+    note_error(draft, node, EndCause.ROLLED_BACK.error(command.reason))
     draft.set_state(new_cdc_generation=None)
     if there.transition is None:
         _finish(draft, node, there, command.now_ms)
@@ -208,7 +234,7 @@ def _fail_draining(draft: TopologyDraft, command: FailDraining) -> None:
     node, row = _current(draft, command.host, TransitionState.TABLET_DRAINING)
     draft.require(row.action is NodeAction.DRAIN_TABLETS, "nothing is being drained")
     draft.require(not _error_of(draft.base, node), "it is being given up already")
-    _note_error(draft, node, f"draining failed: {command.reason}")
+    note_error(draft, node, f"draining failed: {command.reason}")
     draft.set_state()
 
 
@@ -224,7 +250,7 @@ def _error_of(snapshot: Snapshot, node: Node) -> str:
     return "" if request is None else request.error
 
 
-def _note_error(draft: TopologyDraft, node: Node, error: str) -> None:
+def note_error(draft: TopologyDraft, node: Node, error: str) -> None:
     """The first error is the cause; later ones are its consequences."""
     request = draft.now.request_of(node)
     if request is not None and not request.error:
@@ -241,8 +267,8 @@ def _enter(draft: TopologyDraft, node: Node, place: StatePair, session: SessionI
     draft.close_session(draft.base.state.session)
     opened = None
     if row.session:
-        assert session is not None
         assert node.request is not None
+        session = draft.found(session, f"{place.transition or place.state} needs a session")
         draft.open_session(Session(id=session, kind=SessionKind.REQUEST, request=node.request))
         opened = session
     draft.step(transition=place.transition, session=opened)
@@ -293,6 +319,7 @@ def _become_left(draft: TopologyDraft, host: HostId, now_ms: int) -> None:
 NODE_COMMANDS: CommandHandlers = {
     StartNodeRequest: _start,
     RejectNode: _reject,
+    RemoveNodeWithoutData: _remove_without_data,
     ChooseTokens: _choose_tokens,
     CommitCdcGeneration: _commit_generation,
     AdvanceNode: _advance,

@@ -1,21 +1,26 @@
-"""Commands that submit, cancel and finish requests. None affects clients' requests, so the version does not grow."""
+"""Commands that submit, abort and finish requests. None affects clients' requests, so the version grows only if a node
+becomes `left`."""
 
 import msgspec
 
-from ebla.model.identity import HostId
+from ebla.model.identity import HostId, RequestId
 from ebla.topology import keys
 from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
+from ebla.topology.apply.nodes import end_before_start, note_error
 from ebla.topology.commands import (
     AbortRequest,
+    CancelRequest,
     FinishGlobalRequest,
     SubmitGlobalRequest,
     SubmitJoin,
     SubmitNodeRequest,
 )
 from ebla.topology.keys import Row
-from ebla.topology.request_queue import objections_to_removal
-from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest
+from ebla.topology.node_states import node_row
+from ebla.topology.request_queue import JOINING_KINDS, objections_to_removal
+from ebla.topology.snapshot import GlobalRequest, Node, NodeRequest, Snapshot
 from ebla.topology.states import (
+    EndCause,
     GlobalRequestKind,
     NodeRequestKind,
     NodeState,
@@ -35,11 +40,11 @@ def _submit_join(draft: TopologyDraft, command: SubmitJoin) -> None:
     if known is not None:
         draft.require(
             known.state is not NodeState.LEFT,
-            f"{node.host} left this cluster and cannot come back; wipe its data directory to join as a new node",
+            f"{node.host} left this cluster and cannot come back; to join as a new one: ebla reset-node FOLDER",
         )
         draft.require(
             known.state is not NodeState.NONE,
-            f"{node.host} has asked to join before, which did not end well; wipe its data directory and start anew",
+            f"{node.host} has an unfinished join under another attempt; start over with ebla reset-node FOLDER",
         )
         draft.require(False, f"{node.host} is already a member of this cluster")
     draft.require(request.host == node.host, "a node joins for itself")
@@ -82,8 +87,7 @@ def _prepare_replace(draft: TopologyDraft, node: Node, request: NodeRequest) -> 
 def _submit_node_request(draft: TopologyDraft, command: SubmitNodeRequest) -> None:
     request = command.request
     node = draft.member(request.host)
-    joins = request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
-    draft.require(not joins, "a member cannot join again")
+    draft.require(request.kind not in JOINING_KINDS, "a member cannot join again")
     draft.require(node.state is NodeState.NORMAL, f"{node.host} is {node.state}; it must be normal to {request.kind}")
     draft.require(node.request is None, f"{node.host} already has a request; wait for it or abort it")
     _require_room(draft, request)
@@ -102,8 +106,12 @@ def _submit_node_request(draft: TopologyDraft, command: SubmitNodeRequest) -> No
 def _require_room(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
     known = request.id in draft.base.node_requests or request.id in draft.base.global_requests
     draft.require(not known, f"request {request.id} was made before")
-    waiting = sum(each.is_open for each in draft.base.node_requests.values()) + len(draft.base.state.global_requests)
+    waiting = open_requests(draft.base)
     draft.require(waiting < PENDING_REQUESTS_MAX, f"{waiting} requests are waiting; try again when some are done")
+
+
+def open_requests(snapshot: Snapshot) -> int:
+    return sum(each.is_open for each in snapshot.node_requests.values()) + len(snapshot.state.global_requests)
 
 
 def _store(draft: TopologyDraft, request: NodeRequest | GlobalRequest) -> None:
@@ -161,32 +169,63 @@ def _check_rf_change(draft: TopologyDraft, request: GlobalRequest) -> None:
 
 
 def _abort(draft: TopologyDraft, command: AbortRequest) -> None:
+    error = EndCause.ABORTED.error(command.reason)
     if command.request in draft.base.state.global_requests:
-        _abort_global(draft, command)
+        _abort_global(draft, command.request, error, command.now_ms)
         return
-    request = draft.found(draft.base.node_requests.get(command.request), f"there is no request {command.request}")
-    draft.require(request.is_open, f"the request is already {request.outcome}")
+    request = _open_request(draft, command.request)
+    if request.outcome is RequestOutcome.PENDING:
+        _end_pending(draft, request, error, command.now_ms)
+        return
     node = draft.base.node(request.host)
-    joins = request.kind in (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
-    draft.require(not joins, "a join cannot be aborted; stop the node, and it is rolled back")
-    reason = f"aborted: {command.reason}"
-    if request.outcome is RequestOutcome.RUNNING:
-        draining = draft.base.transition is TransitionState.TABLET_DRAINING
-        draft.require(draining, f"the {request.kind} has gone too far to be aborted")
-        draft.put_all({keys.request_key(request.id): msgspec.structs.replace(request, error=reason)})
-        draft.set_state()
+    _require_way_back(draft, request, node)
+    note_error(draft, node, error)
+    draft.set_state()
+
+
+def _cancel(draft: TopologyDraft, command: CancelRequest) -> None:
+    request = _open_request(draft, command.request)
+    draft.require(request.outcome is RequestOutcome.PENDING, "the request runs, so it is not cancelled")
+    _end_pending(draft, request, EndCause.CANCELLED.error(command.reason), command.now_ms)
+
+
+def _open_request(draft: TopologyDraft, request_id: RequestId) -> NodeRequest:
+    request = draft.found(draft.base.node_requests.get(request_id), f"there is no request {request_id}")
+    said = f": {request.error}" if request.error else ""
+    draft.require(request.is_open, f"the request is already {request.outcome}{said}")
+    return request
+
+
+def _end_pending(draft: TopologyDraft, request: NodeRequest, error: str, now_ms: int) -> None:
+    node = draft.base.node(request.host)
+    if node.state is NodeState.NONE:
+        end_before_start(draft, node, error, now_ms)
         return
-    draft.end_request(request, reason, command.now_ms)
+    draft.end_request(request, error, now_ms)
     draft.put_node(msgspec.structs.replace(node, request=None))
     draft.set_state()
     if request.kind is NodeRequestKind.REMOVE:
         draft.forget_ignored(node.host)
 
 
-def _abort_global(draft: TopologyDraft, command: AbortRequest) -> None:
-    request = draft.base.global_requests[command.request]
+def _require_way_back(draft: TopologyDraft, request: NodeRequest, node: Node) -> None:
+    here = draft.base.transition
+    if request.kind not in JOINING_KINDS:
+        draining = here is TransitionState.TABLET_DRAINING
+        draft.require(draining, f"the {request.kind} has gone too far to be aborted")
+        return
+    since = draft.base.state.transition_since
+    switched = here is TransitionState.WRITE_BOTH_READ_NEW
+    draft.require(not switched, f"too late: reads use the new ring since version {since}")
+    row = node_row(node.state, here)
+    ends = row is None or row.on_failure is None
+    draft.require(not ends, f"the {request.kind} is being rolled back already: {request.error}")
+
+
+def _abort_global(draft: TopologyDraft, request_id: RequestId, error: str, now_ms: int) -> None:
+    request = draft.base.global_requests[request_id]
     draft.require(request.outcome is RequestOutcome.PENDING, f"the {request.kind} is running and cannot be aborted")
-    _drop_from_queue(draft, request, f"aborted: {command.reason}", command.now_ms)
+    _drop_from_queue(draft, request, error, now_ms)
 
 
 def _finish_global(draft: TopologyDraft, command: FinishGlobalRequest) -> None:
@@ -217,5 +256,6 @@ REQUEST_COMMANDS: CommandHandlers = {
     SubmitNodeRequest: _submit_node_request,
     SubmitGlobalRequest: _submit_global_request,
     AbortRequest: _abort,
+    CancelRequest: _cancel,
     FinishGlobalRequest: _finish_global,
 }

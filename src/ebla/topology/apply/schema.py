@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ebla.model.identity import Replica, SessionId, TopologyVersion
+from ebla.model.schema import KEYSPACE_NAME_CHARACTERS_MAX, TABLE_NAME_CHARACTERS_MAX
 from ebla.topology import keys
 from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.apply.resize import drop_stream_sets, with_new_stream_set
@@ -25,14 +26,15 @@ from ebla.topology.snapshot import Keyspace, Replication, Snapshot
 from ebla.topology.states import NodeState, SessionKind, Strategy
 from ebla.topology.tablet_map import TABLETS_PER_COMMIT_MAX, tablet_map
 
-NAME = re.compile(r"\w{1,48}", re.ASCII)
+KEYSPACE_NAME = re.compile(rf"\w{{1,{KEYSPACE_NAME_CHARACTERS_MAX}}}", re.ASCII)
+TABLE_NAME = re.compile(rf"\w{{1,{TABLE_NAME_CHARACTERS_MAX}}}", re.ASCII)
 BULK_SESSIONS_MAX = 1024
 BULK_CLOSED_KEPT = 16
 
 
 def _create_keyspace(draft: TopologyDraft, command: CreateKeyspace) -> None:
     keyspace = command.keyspace
-    draft.require(NAME.fullmatch(keyspace.name) is not None, f"{keyspace.name!r} is no name for a keyspace")
+    draft.require(KEYSPACE_NAME.fullmatch(keyspace.name) is not None, f"{keyspace.name!r} is no name for a keyspace")
     draft.require(keyspace.name not in draft.base.keyspaces, f"keyspace {keyspace.name} exists")
     _put_keyspace(draft, keyspace)
 
@@ -66,6 +68,10 @@ def _alter_keyspace(draft: TopologyDraft, command: AlterKeyspace) -> None:
     draft.require(old.on_tablets == keyspace.on_tablets, "a keyspace stays on tablets or on vnodes")
     by_request = old.on_tablets and old.replication != keyspace.replication
     draft.require(not by_request, "replication on tablets changes by a global request")
+    if old.replication != keyspace.replication:
+        # A running operation streams between the replica sets of two rings, which it planned with the old factors.
+        # With new ones in the middle of it, reads would switch to replicas that nobody streamed to.
+        draft.require_idle(f"the replication of keyspace {keyspace.name} changes")
     _put_keyspace(draft, keyspace)
 
 
@@ -83,7 +89,7 @@ def _drop_keyspace(draft: TopologyDraft, command: DropKeyspace) -> None:
 def _create_table(draft: TopologyDraft, command: CreateTable) -> None:
     table = command.table
     keyspace = draft.found(draft.base.keyspaces.get(table.keyspace), f"there is no keyspace {table.keyspace}")
-    draft.require(NAME.fullmatch(table.name) is not None, f"{table.name!r} is no name for a table")
+    draft.require(TABLE_NAME.fullmatch(table.name) is not None, f"{table.name!r} is no name for a table")
     draft.require(draft.base.table_named(table.keyspace, table.name) is None, f"table {table.full_name} exists")
     draft.require(table.id not in draft.base.tables, f"table id {table.id} is in use")
     rows: dict[str, Row | None] = {keys.table_key(table.id): table}

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 
 import msgspec
+from tests.unit.topology.world import World as TopologyWorld
 
 from ebla.control.group0.formation import Formation, Group0Config
 from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
@@ -36,7 +37,14 @@ def formation(environment: Environment, marks: JoinStateFile) -> Formation:
     return Formation(
         context,
         marks,
-        Group0Config(member=member, cluster=CLUSTER, cluster_name="test", contacts=(NOWHERE,), folder="/data/group0"),
+        Group0Config(
+            member=member,
+            node=msgspec.structs.replace(TopologyWorld().node(1), host=HOST),
+            cluster=CLUSTER,
+            cluster_name="test",
+            contacts=(NOWHERE,),
+            folder="/data/group0",
+        ),
     )
 
 

@@ -4,13 +4,15 @@ import uuid
 
 import pytest
 
-from ebla.control.group0.member_features import missing_features, why_not_in_use
+from ebla.control.group0.member_features import common_features, joining_hosts, missing_features, why_not_in_use
 from ebla.group0.members import Member, MemberRole, member_key
+from ebla.group0.operations import UNFINISHED_OPERATION_KEY, OperationKind, UnfinishedOperation
 from ebla.group0.store import Group0Store, HistoryStart, KeyEntry
 from ebla.model.identity import Address, HistoryId, HostId
 from ebla.model.stored_value import StoredValue, encode_stored
-from ebla.topology.keys import STATE
-from ebla.topology.snapshot import TopologyState
+from ebla.topology.keys import STATE, encode, node_key
+from ebla.topology.snapshot import Node, TopologyState
+from ebla.topology.states import JOINING_STATES, NodeState
 from ebla.version import Feature
 
 PURGE = Feature.SETTINGS_PURGE
@@ -56,6 +58,47 @@ def test_a_feature_is_in_use_once_enabled_and_advertised_by_every_present_member
 
 
 def test_a_node_lacks_what_is_enabled_and_it_does_not_support() -> None:
-    store = store_of(("alpha", "beta"), VOTER)
+    store = store_of(("alpha", "beta"), member(1, MemberRole.VOTER))
     assert missing_features(store, ("beta", "gamma")) == ("alpha",)
-    assert missing_features(store_of(None, VOTER), ()) == ()
+    assert missing_features(store_of(None, member(1, MemberRole.VOTER)), ()) == ()
+
+
+def test_a_node_does_not_start_without_what_all_members_have_advertised() -> None:
+    """The leader may have seen that all support it, and be about to enable it."""
+    assert missing_features(store_of((), VOTER, LEARNER), ()) == (PURGE,)
+    assert missing_features(store_of((), VOTER, LEARNER, member(3, MemberRole.REMOVED)), ()) == (PURGE,)
+    assert missing_features(store_of((), VOTER, LEARNER, member(3, MemberRole.LEARNER)), ()) == ()
+
+
+def row(number: int, state: NodeState) -> Node:
+    return Node(
+        host=HostId(uuid.UUID(int=number)),
+        datacenter="dc1",
+        rack="r1",
+        shard_count=1,
+        ignore_msb=0,
+        release_version="1",
+        address="h",
+        num_tokens=1,
+        state=state,
+    )
+
+
+def test_a_member_is_joining_until_it_is_in_the_ring() -> None:
+    states = dict(enumerate(NodeState, 10))
+    members = [member(number, MemberRole.LEARNER) for number in states]
+    store = store_of((), member(1, MemberRole.LEARNER), member(2, MemberRole.REMOVED), *members)
+    for number, state in states.items():
+        store.entries[node_key(HostId(uuid.UUID(int=number)))] = KeyEntry(encode(row(number, state)), store.revision)
+    expected = [1, *(number for number, state in states.items() if state in JOINING_STATES)]
+    assert sorted(host.int for host in joining_hosts(store)) == expected, "1 has no row"
+    assert joining_hosts(store_of(None, member(1, MemberRole.VOTER))) == (), "the founder, before the topology"
+
+
+def test_features_are_common_if_every_present_member_and_the_host_being_added_have_them() -> None:
+    """A feature that was enabled without the host that is being added could not be read by it."""
+    store = store_of((), VOTER, LEARNER, member(3, MemberRole.REMOVED))
+    assert common_features(store) == (PURGE,)
+    record = UnfinishedOperation(kind=OperationKind.ADD_LEARNER, members=(member(4, MemberRole.LEARNER),), lock=b"")
+    store.entries[UNFINISHED_OPERATION_KEY] = KeyEntry(encode_stored(StoredValue(record)), store.revision)
+    assert common_features(store) == ()

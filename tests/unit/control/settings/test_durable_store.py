@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from tests.async_tests import settled
 from tests.unit.journal.on_disks import Machine
 
 from ebla.control.settings import durable_store
@@ -131,16 +132,29 @@ def test_full_disk_changes_nothing_and_the_store_goes_on() -> None:
     assert contents(machine).get("user/a") == b"y"
 
 
-def test_cancelled_caller_leaves_its_change_to_the_worker() -> None:
+def test_cancelled_caller_waits_for_a_change_that_is_being_written() -> None:
+    """An order must not be over before its effect is. What waits behind it is dropped."""
     machine = Machine(1)
 
     async def work(durable: DurableSettings) -> None:
         await accept_writes(durable)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.0001):
-                await write(durable, "user/a", b"x")
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(write(durable, "user/a", b"x"))
+            await settled()
+            waiting = tasks.create_task(write(durable, "user/dropped", b"x"))
+            await settled()
+            writing.cancel()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert not writing.done()
+            writing.cancel()  # a second time: the order's caller gives up after its lease has ended
+            await settled()
+            assert not writing.done()
+            await asyncio.wait([writing])
+            assert writing.cancelled()
+            assert durable.store.get("user/a") == b"x"
         await write(durable, "user/b", b"y")
-        assert durable.store.get("user/a") == b"x"
+        assert durable.store.get("user/dropped") is None
         assert durable.store.header.counter == 2
 
     machine.run(with_settings(machine, work))

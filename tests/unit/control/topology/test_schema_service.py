@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.async_tests import runs_in
 from tests.unit.control.commit_rig import CommitRig
-from tests.unit.topology.world import host
+from tests.unit.topology.world import Coordinator, host
 
 from ebla.control.topology import schema_plan
 from ebla.control.topology.schema_service import SchemaService
@@ -179,21 +179,25 @@ async def test_a_keyspace_dropped_by_halves_is_not_called_untouched(
     assert not rig.snapshot.keyspaces
 
 
+FOUR = CreateKeyspaceRequest(
+    Keyspace(name="four", replication=Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 4),)), on_tablets=True)
+)
+
+
 async def test_a_request_that_will_soon_be_possible_waits(rig: Rig, /) -> None:
-    joining = rig.world.node(4)
-    rig.world.ask_to_join(joining)
+    rig.world.ask_to_join(rig.world.node(4))
     async with asyncio.TaskGroup() as tasks:
-        changing = tasks.create_task(rig.schema.change(TABLE, 10_000))
+        changing = tasks.create_task(rig.schema.change(FOUR, 10_000))
         await asyncio.sleep(1)
         assert not changing.done()
-        rig.down = (joining.host,)
+        Coordinator(rig.world).settle()
     assert changing.result().changed
 
 
 async def test_a_request_that_waited_too_long_says_what_for(rig: Rig, /) -> None:
     rig.world.ask_to_join(rig.world.node(4))
-    with pytest.raises(Refused, match="is about to join"):
-        await rig.schema.change(TABLE, 1_000)
+    with pytest.raises(InvalidRequest, match="which has 3"):
+        await rig.schema.change(FOUR, 1_000)
 
 
 async def test_a_refusal_of_the_topology_is_passed_on(rig: Rig, /) -> None:

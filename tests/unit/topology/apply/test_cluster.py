@@ -5,22 +5,29 @@ from dataclasses import replace
 import msgspec
 from tests.unit.topology.world import FEATURES, World, cluster, host
 
-from ebla.model.identity import RequestId, TopologyVersion
+from ebla.model.identity import HostId, RequestId, TopologyVersion
 from ebla.topology.apply.command import Rejection, apply_command
 from ebla.topology.commands import (
+    AbortRequest,
     BuildCoordinatorState,
     DropCdcGenerations,
+    ExcludeHosts,
+    FencePredecessor,
+    IncludeHost,
     MarkCdcPublished,
     RaiseFence,
     RefreshNode,
+    RemoveNodeWithoutData,
+    ResetFailoverCount,
     SetBalancing,
     SetIgnoredNodes,
     StartCdcCommit,
+    StartNodeRequest,
     StartUpgrade,
     WriteCdcPart,
 )
 from ebla.topology.next_step import BuildState, Rest, next_step
-from ebla.topology.snapshot import CdcGenerationPart, Keyspace, Replication
+from ebla.topology.snapshot import CdcGenerationPart, Exclusion, Keyspace, Replication
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, Strategy, TransitionState, UpgradeState
 
 
@@ -33,6 +40,22 @@ def test_the_fence_rises_and_never_falls() -> None:
     assert (world.snapshot.fence, world.snapshot.version) == (version, version)
     assert "never falls" in world.refused(RaiseFence(fence))
     assert "ahead" in world.refused(RaiseFence(TopologyVersion(version + 1)))
+
+
+def test_a_new_coordinator_fences_what_its_predecessor_has_in_flight() -> None:
+    world, _ = cluster(2)
+    request = world.ask_to_join(world.node(3))
+    in_flight = apply_command(world.snapshot, StartNodeRequest(request.id))
+    assert not isinstance(in_flight, Rejection)
+    before = world.snapshot
+    world.do(FencePredecessor())
+    assert world.snapshot == before, "nothing but the revision of the row changes"
+    assert world.group0.commit(in_flight.transaction) is None
+    world.do(StartNodeRequest(request.id))
+
+
+def test_there_is_no_predecessor_before_the_topology() -> None:
+    assert "not created" in World().refused(FencePredecessor())
 
 
 def test_ignored_nodes_are_members() -> None:
@@ -55,6 +78,76 @@ def test_who_an_open_request_ignores_stays_ignored() -> None:
     assert "being removed" in world.refused(SetIgnoredNodes((host(3),)))
     coordinator.settle()
     assert world.snapshot.state.ignored_nodes == (host(3),), "the one that left is not ignored any more"
+
+
+def exclusion(number: int, *, automatic: bool = False) -> Exclusion:
+    return Exclusion(host=host(number), since_ms=1, by=host(1), is_automatic=automatic)
+
+
+def excluded(world: World) -> tuple[HostId, ...]:
+    return world.snapshot.excluded_hosts
+
+
+def ignored(world: World) -> tuple[HostId, ...]:
+    return world.snapshot.state.ignored_nodes
+
+
+def test_excluded_hosts_are_ignored_until_they_are_included() -> None:
+    world, _ = cluster(4)
+    version = world.snapshot.version
+    world.do(ExcludeHosts((exclusion(4, automatic=True), exclusion(3))))
+    assert world.snapshot.version == version + 1, "the nodes must see it"
+    assert excluded(world) == ignored(world) == (host(3), host(4))
+    assert world.snapshot.state.failover_count == 1, "manual ones do not count"
+    world.do(SetIgnoredNodes((host(2),)))
+    assert ignored(world) == (host(2), host(3), host(4))
+    world.do(IncludeHost(host(3)))
+    assert excluded(world) == (host(4),)
+    assert ignored(world) == (host(2), host(4))
+    assert "not excluded" in world.refused(IncludeHost(host(2))), "another request ignores it"
+
+
+def test_several_hosts_are_all_excluded_or_none_and_count_once() -> None:
+    world, _ = cluster(3)
+    world.do(ExcludeHosts((exclusion(3, automatic=True),)))
+    assert "excluded already" in world.refused(ExcludeHosts((exclusion(2), exclusion(3, automatic=True))))
+    assert "no member" in world.refused(ExcludeHosts((exclusion(2), exclusion(77))))
+    assert "twice" in world.refused(ExcludeHosts((exclusion(2), exclusion(2))))
+    assert "no host" in world.refused(ExcludeHosts(()))
+    assert (world.snapshot.excluded_hosts, world.snapshot.state.failover_count) == ((host(3),), 1)
+    world.do(ResetFailoverCount())
+    assert world.snapshot.state.failover_count == 0
+    assert world.snapshot.excluded_hosts == (host(3),)
+
+
+def test_a_failed_request_does_not_include_an_excluded_host() -> None:
+    world, _ = cluster(4)
+    world.dead.add(host(3))
+    world.do(ExcludeHosts((exclusion(3),)))
+    request = world.ask(NodeRequestKind.REMOVE, 3)
+    assert "ignored by a request" in world.refused(IncludeHost(host(3)))
+    world.do(AbortRequest(request.id, "never mind", world.now_ms))
+    assert world.snapshot.state.ignored_nodes == (host(3),)
+    world.do(IncludeHost(host(3)))
+    assert not world.snapshot.state.ignored_nodes
+
+
+def test_a_host_that_leaves_loses_its_exclusion() -> None:
+    world, coordinator = cluster(4)
+    world.dead.add(host(3))
+    world.do(ExcludeHosts((exclusion(3),)))
+    world.ask(NodeRequestKind.REMOVE, 3)
+    coordinator.settle()
+    assert world.snapshot.node(host(3)).state is NodeState.LEFT
+    assert not world.snapshot.state.exclusions
+
+
+def test_an_excluded_host_of_a_cluster_without_tables_can_be_removed() -> None:
+    world, _ = cluster(3)
+    world.do(ExcludeHosts((exclusion(3),)))
+    world.do(RemoveNodeWithoutData(host(3), world.now_ms))
+    assert not world.snapshot.state.exclusions
+    assert not ignored(world)
 
 
 def refresh(number: int, shards: int = 2) -> RefreshNode:

@@ -11,7 +11,9 @@ from ebla.topology.apply.draft import FINISHED_REQUESTS_MAX
 from ebla.topology.apply.requests import PENDING_REQUESTS_MAX
 from ebla.topology.commands import (
     AbortRequest,
+    CancelRequest,
     FinishGlobalRequest,
+    SetBalancing,
     SubmitGlobalRequest,
     SubmitJoin,
     SubmitNodeRequest,
@@ -46,7 +48,7 @@ def test_who_may_join() -> None:
     odd = world.request(join, 3, replaced=host(2))
     assert "replaces nobody" in world.refused(SubmitJoin(world.node(3), odd))
     world.ask_to_join(world.node(3))
-    assert "wipe its data directory" in world.refused(SubmitJoin(world.node(3), world.request(join, 3)))
+    assert "ebla reset-node" in world.refused(SubmitJoin(world.node(3), world.request(join, 3)))
 
 
 def test_a_joining_node_starts_from_nothing_whatever_it_says() -> None:
@@ -147,10 +149,63 @@ def test_a_pending_request_is_aborted_at_once() -> None:
     assert "no request" in world.refused(AbortRequest(RequestId(world.new_id()), "", 1))
 
 
-def test_a_join_is_not_aborted() -> None:
+def test_a_pending_join_is_aborted_at_once() -> None:
     world, _ = cluster(2)
     request = world.ask_to_join(world.node(3))
-    assert "cannot be aborted" in world.refused(AbortRequest(request.id, "", 1))
+    version = world.snapshot.version
+    world.do(AbortRequest(request.id, "wrong rack", world.now_ms))
+    assert world.snapshot.node(host(3)).state is NodeState.LEFT
+    assert world.snapshot.node_requests[request.id].error == "aborted: wrong rack"
+    assert world.snapshot.version == version + 1, "nodes learn that the row is left"
+    assert "already failed: aborted: wrong rack" in world.refused(AbortRequest(request.id, "", 1))
+
+
+def test_a_pending_join_is_aborted_while_another_node_joins() -> None:
+    world, coordinator = cluster(2)
+    world.ask_to_join(world.node(3))
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    waiting = world.ask_to_join(world.node(4))
+    session = world.snapshot.state.session
+    world.do(AbortRequest(waiting.id, "", world.now_ms))
+    assert world.snapshot.node(host(4)).state is NodeState.LEFT
+    assert world.snapshot.node_requests[waiting.id].error == "aborted: no reason was given"
+    assert (world.snapshot.transition, world.snapshot.state.session) == (TransitionState.WRITE_BOTH_READ_OLD, session)
+
+
+def test_only_a_pending_request_is_cancelled() -> None:
+    world, coordinator = cluster(2)
+    request = world.ask_to_join(world.node(3))
+    coordinator.until(TransitionState.JOIN_GROUP0)
+    assert "not cancelled" in world.refused(CancelRequest(request.id, "", 1))
+    coordinator.settle()
+    assert "already done" in world.refused(CancelRequest(request.id, "", 1))
+
+
+def test_a_running_join_stores_its_abort_and_the_first_error_stays() -> None:
+    world, coordinator = cluster(2)
+    request = world.ask_to_join(world.node(3))
+    coordinator.until(TransitionState.WRITE_BOTH_READ_OLD)
+    before = world.snapshot
+    world.do(AbortRequest(request.id, "wrong rack", world.now_ms))
+    assert world.snapshot.transition is before.transition
+    assert world.snapshot.state == before.state, "the failure edge is a step of its own"
+    world.do(AbortRequest(request.id, "and slow", world.now_ms))
+    stored = world.snapshot.node_requests[request.id]
+    assert (stored.outcome, stored.error) == (RequestOutcome.RUNNING, "aborted: wrong rack")
+    coordinator.until(TransitionState.LEFT_TOKEN_RING)
+    assert "rolled back already: aborted: wrong rack" in world.refused(AbortRequest(request.id, "", 1))
+
+
+def test_a_join_is_not_aborted_once_reads_use_the_new_ring() -> None:
+    world, coordinator = cluster(2)
+    request = world.ask_to_join(world.node(3))
+    coordinator.until(TransitionState.WRITE_BOTH_READ_NEW)
+    since = world.snapshot.version
+    world.do(SetBalancing(False))
+    refusal = world.refused(AbortRequest(request.id, "", 1))
+    assert refusal == f"too late: reads use the new ring since version {since}"
+    coordinator.settle()
+    assert world.refused(AbortRequest(request.id, "", 1)) == "the request is already done"
 
 
 def test_a_leave_is_aborted_while_it_drains_and_not_later() -> None:

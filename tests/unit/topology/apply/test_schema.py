@@ -62,6 +62,42 @@ def test_which_keyspaces_are_refused(made: Keyspace, reason: str) -> None:
     assert reason in world.refused(CreateKeyspace(made))
 
 
+def test_replication_on_vnodes_changes_only_when_the_topology_is_idle() -> None:
+    """Otherwise reads switch to replicas that nobody streamed to."""
+    world, coordinator = cluster(2)
+    world.do(CreateKeyspace(keyspace("v", (("dc1", 2),), on_tablets=False)))
+    request = world.ask_to_join(world.node(3))
+    changed = keyspace("v", (("dc1", 1),), on_tablets=False)
+    for transition in (TransitionState.JOIN_GROUP0, TransitionState.WRITE_BOTH_READ_NEW):
+        coordinator.until(transition)
+        refusal = world.refused(AlterKeyspace(changed))
+        assert f"join (request {request.id}) of {host(3)} at 127.0.0.3, in {transition}" in refusal
+        same = world.snapshot.keyspaces["v"]
+        world.do(AlterKeyspace(msgspec.structs.replace(same, durable_writes=not same.durable_writes)))
+    coordinator.settle()
+    world.do(AlterKeyspace(changed))
+    assert world.snapshot.keyspaces["v"] == changed
+
+
+def test_replication_on_vnodes_does_not_change_while_a_node_is_rebuilt_or_tablets_move() -> None:
+    world, coordinator = cluster(3)
+    world.create_table(2, 1)
+    world.do(CreateKeyspace(keyspace("v", (("dc1", 2),), on_tablets=False)))
+    changed = keyspace("v", (("dc1", 1),), on_tablets=False)
+    world.ask(NodeRequestKind.REBUILD, 2)
+    coordinator.step()
+    assert "rebuild" in world.refused(AlterKeyspace(changed))
+    coordinator.settle()
+    (table,) = world.snapshot.tablets
+    (old,) = world.snapshot.tablets[table].replicas(0)
+    free = next(node.host for node in world.placeable() if node.host != old.host)
+    move = TabletMove(
+        table=table, tablet=0, kind=TransitionKind.MIGRATION, new_replicas=(Replica(free, ShardNumber(0)),)
+    )
+    world.do(StartMoves((move,)))
+    assert "tablet_migration" in world.refused(AlterKeyspace(changed))
+
+
 def test_the_life_of_a_keyspace() -> None:
     world, _ = cluster(2)
     world.do(CreateKeyspace(keyspace()))

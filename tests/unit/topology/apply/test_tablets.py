@@ -8,6 +8,8 @@ from ebla.topology.commands import (
     AbortRequest,
     AdvanceTablets,
     DropTable,
+    ExcludeHosts,
+    IncludeHost,
     LeaveMigrationTrack,
     RecordRepair,
     SetIgnoredNodes,
@@ -16,6 +18,7 @@ from ebla.topology.commands import (
     TabletAdvance,
     TabletMove,
 )
+from ebla.topology.snapshot import Exclusion
 from ebla.topology.states import (
     GlobalRequestKind,
     NodeRequestKind,
@@ -255,6 +258,13 @@ def test_who_was_ignored_is_not_waited_for_again_in_the_middle_of_a_move() -> No
     assert "part of moves under way" in world.refused(SetIgnoredNodes(()))
     world.do(step(world, table))
     world.do(SetIgnoredNodes(()))
+
+
+def test_an_excluded_host_is_not_included_in_the_middle_of_a_move() -> None:
+    world, _, table = small()
+    world.do(move(table, MIGRATION, at(1), at(3)))
+    world.do(ExcludeHosts((Exclusion(host=host(3), since_ms=1, by=host(1)),)))
+    assert "part of moves under way" in world.refused(IncludeHost(host(3)))
 
 
 def test_an_aborted_remove_leaves_its_target_ignored_while_tablets_of_it_move() -> None:

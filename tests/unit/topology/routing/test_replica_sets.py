@@ -1,6 +1,7 @@
 import uuid
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.unit.topology.small_cluster import TABLE, cluster, host, network, node, one_tablet, replica, simple
 
@@ -9,9 +10,9 @@ from ebla.model.identity import HostId, TableId
 from ebla.model.token import TOKEN_MAX, TOKEN_MIN, Token, TokenRange
 from ebla.topology.node_states import NODE_TABLE
 from ebla.topology.routing.replica_sets import ReplicaSets, token_replicas
-from ebla.topology.routing.replication_strategies import RangeStream, range_streams, stream_sources
 from ebla.topology.routing.static_sharding import static_shard
 from ebla.topology.routing.vnode_ring import RING_USES, next_ring, previous_ring
+from ebla.topology.routing.vnode_streams import RangeStream, ring_streams, stream_sources
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind, TransitionState
 from ebla.topology.tablet_map import ReplicaSet, TabletTransition, tablet_map
@@ -307,9 +308,8 @@ def test_a_version_with_the_same_nodes_takes_over_what_was_worked_out() -> None:
 
 
 def streams(snapshot: Snapshot, *given_up: HostId) -> list[RangeStream]:
-    rings = ReplicaSets(snapshot).rings
-    replication = snapshot.replication_of(TABLE)
-    return list(range_streams(rings.previous(replication).vnodes, rings.after(replication).vnodes, given_up))
+    state = msgspec.structs.replace(snapshot.state, ignored_nodes=given_up)
+    return list(ring_streams(replace(snapshot, state=state), snapshot.replication_of(TABLE)))
 
 
 def test_a_joining_node_streams_from_whom_it_takes_over() -> None:

@@ -2,11 +2,14 @@
 
 import uuid
 
+from tests.unit.topology.small_cluster import TABLE
+from tests.unit.topology.small_cluster import cluster as small_cluster
 from tests.unit.topology.world import cluster
 
-from ebla.model.identity import HistoryId, TopologyVersion
-from ebla.node.control_process import child_warnings, topology_status, with_versions
+from ebla.model.identity import HistoryId, HostId, Replica, ShardNumber, TopologyVersion
+from ebla.node.node_status import TabletCounter, child_warnings, topology_status, with_versions
 from ebla.topology.states import NodeState
+from ebla.topology.tablet_map import tablet_map
 from ebla.wire.feed_messages import ChildReport
 from ebla.wire.verbs import ChildBeatRequest, ProcessState, ProcessStatus
 
@@ -43,6 +46,23 @@ def test_what_a_predecessor_said_is_not_its_successors() -> None:
     assert reported == status(11)
 
 
+def test_a_shard_is_told_with_what_it_stores() -> None:
+    beat = ChildBeatRequest(name="shard-0", pid=10, serving=True, load_bytes=2048)
+    assert [one.load_bytes for one in with_versions([status(10), status(11)], {}, {"shard-0": beat})] == [2048, None]
+
+
+def test_tablets_are_counted_by_host_and_only_maps_that_changed_are_counted_again() -> None:
+    one, two = HostId(uuid.UUID(int=1)), HostId(uuid.UUID(int=2))
+    both = tuple(Replica(host, ShardNumber(0)) for host in (one, two))
+    before = small_cluster(tablets=tablet_map(TABLE, [both, both, both[:1], both[:1]]))
+    counter = TabletCounter()
+    assert counter.count(before) == {one: 4, two: 2}
+    assert counter.count(before) == {one: 4, two: 2}
+    after = small_cluster(tablets=before.tablets[TABLE].with_replicas(2, both))
+    assert counter.count(after) == {one: 4, two: 3}
+    assert counter.count(small_cluster()) == {}
+
+
 def test_a_process_that_said_nothing_is_told_as_it_is() -> None:
     assert with_versions([status(10)], {}, {}) == (status(10),)
 
@@ -67,7 +87,10 @@ def test_children_that_warn_of_the_same_are_one_warning() -> None:
 def test_the_topology_is_told_with_every_node_that_has_not_left() -> None:
     world, _ = cluster(3)
     snapshot = world.snapshot
-    reported = topology_status(snapshot, "something")
+    first, *_ = snapshot.members()
+    reported = topology_status(snapshot, "something", {first.host: 7})
     assert (reported.version, reported.fence, reported.waits_for) == (snapshot.version, snapshot.fence, "something")
     assert [state for _, state in reported.nodes] == [NodeState.NORMAL.value] * 3
     assert reported.transition == ""
+    assert [one.tablets for one in reported.counts] == [7, 0, 0]
+    assert [one.shards for one in reported.counts] == [node.shard_count for node in snapshot.members()]

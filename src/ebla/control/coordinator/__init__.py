@@ -1,0 +1,1 @@
+"""The topology coordinator: drives the operations of nodes, as an activity of the leader."""

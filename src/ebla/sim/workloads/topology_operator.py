@@ -1,0 +1,220 @@
+"""What operators do to a cluster that grows: they start new nodes, abort joins, exclude and recover nodes, and change
+the schema meanwhile. A node whose join has ended is replaced by another one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from ebla.control.fault_points import FaultPoint
+from ebla.group0.operations import Operation, OperationKind
+from ebla.model.errors import EblaError
+from ebla.model.identity import HostId, RequestId
+from ebla.model.schema import TableOptions, TombstoneGc, decode_schema
+from ebla.ports.environment import Environment
+from ebla.sim.clusters.growing_nodes import GrowingCluster
+from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.workloads.deleted_rows import DeletedRows
+from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.rows_table import COLUMNS
+from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Snapshot
+from ebla.topology.states import NodeState
+from ebla.wire.fault_messages import FaultKind
+from ebla.wire.operation_messages import OperateRequest
+from ebla.wire.schema_messages import (
+    CreateKeyspaceRequest,
+    CreateTableRequest,
+    DropTableRequest,
+    TruncateTableRequest,
+)
+from ebla.wire.topology_messages import AbortTopologyRequest
+from ebla.wire.verbs import ABORT_REQUEST, OPERATE
+
+THINK_S = 4.0
+JOINS_AT_ONCE = 2
+OPERATE_MS = 20_000
+ABORT_MS = 8_000
+POINTS = tuple(point for point in FaultPoint if point.startswith(("topology.", "join.", "stream.", "atomic.")))
+DELETED = "d"
+"""The name of the tables whose tombstones are purged at once."""
+
+
+class SchemaChanger(TopologyDriver):
+    """Creates the tables, then changes the schema in every state of a join. It moves nothing."""
+
+    def __init__(
+        self, environment: Environment, load: RowsLoad, home: SimNode, tasks: asyncio.TaskGroup, deleted: DeletedRows
+    ) -> None:
+        super().__init__(environment, load, home, tasks)
+        self._deleted = deleted
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        for table in snapshot.tables.values():
+            if table.name == DELETED:
+                self._deleted.tables[table.keyspace] = decode_schema(table.definition)
+        kept = {id_: table for id_, table in snapshot.tables.items() if table.name != DELETED}
+        super()._learn(replace(snapshot, tables=FrozenMap(kept)))
+
+    async def _create_tables(self) -> None:
+        purged = TableOptions(tombstone_gc=TombstoneGc.IMMEDIATE)
+        for keyspace in KEYSPACES:
+            await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
+            for name, options in (("t", TableOptions()), (DELETED, purged)):
+                await self._change_schema(
+                    CreateTableRequest(
+                        keyspace=keyspace.name, name=name, columns=COLUMNS, options=options, if_not_exists=True
+                    )
+                )
+        self._learn(await self._look())
+
+    async def _step(self) -> None:
+        await asyncio.sleep(self._rng.random() * THINK_S)
+        snapshot = await self._look()
+        if self._load.stopping:
+            await self._drop_passing(snapshot)
+            return
+        kind = self._rng.randrange(0, 100)
+        if kind < 25:
+            await self._add_column(snapshot)
+        elif kind < 80:
+            await self._come_and_go(snapshot)
+        else:
+            await self._truncate(snapshot)
+
+    async def _truncate(self, snapshot: Snapshot) -> None:
+        """Only tables that nobody reads: a truncated table has another id."""
+        for table in snapshot.tables.values():
+            if table.name == "p":
+                await self._change_schema(TruncateTableRequest(table.keyspace, "p"))
+                self._learn(await self._look())
+                return
+
+    async def _drop_passing(self, snapshot: Snapshot) -> None:
+        for table in snapshot.tables.values():
+            if table.name == "p":
+                await self._change_schema(DropTableRequest(table.keyspace, "p", if_exists=True))
+
+
+@dataclass(slots=True, kw_only=True)
+class JoinCounts:
+    """What was tried."""
+
+    requested: int = 0
+    aborts: int = 0
+    refused_aborts: int = 0
+    exclusions: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class GrowthOperator:
+    """`run` until cancelled. Runs outside every process: operators do not die with nodes."""
+
+    cluster: GrowingCluster
+    environment: Environment
+    joins_max: int
+    on_start: Callable[[SimNode], None]
+    """Called before a new node starts."""
+    counts: JoinCounts = field(default_factory=JoinCounts)
+    is_calm: bool = False
+    """After the faults: recovers only."""
+
+    async def run(self) -> None:
+        rng = self.environment.rng
+        actions: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
+            (35, self._join),
+            (45, self._abort),
+            (58, self._exclude),
+            (72, self._include),
+            (88, self._crash_at),
+            (100, self._pause_at),
+        )
+        while True:
+            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else 2 * THINK_S))
+            self.replace_ended()
+            drawn = rng.randrange(0, 100)
+            act = self._include if self.is_calm else next(one for below, one in actions if drawn < below)
+            try:
+                await act()
+            except EblaError:
+                continue
+
+    def replace_ended(self) -> None:
+        """Stops the nodes whose joins have ended without them."""
+        for node in self.cluster.present():
+            if self.cluster.state_of(node) is NodeState.LEFT and (node.control.down or self.is_calm):
+                self.cluster.retire(node)
+
+    def joining(self) -> list[SimNode]:
+        return [node for node in self.cluster.present() if self.cluster.state_of(node) is not NodeState.NORMAL]
+
+    async def _join(self) -> None:
+        newest = self.cluster.newest()
+        if newest is None or len(self.joining()) >= JOINS_AT_ONCE or self.counts.requested >= self.joins_max:
+            return
+        self.counts.requested += 1
+        node = self.cluster.grow()
+        self.on_start(node)
+        for unit in node.units():
+            unit.start()
+
+    async def _abort(self) -> None:
+        newest = self.cluster.newest()
+        opened = [] if newest is None else [one.id for one in newest.node_requests.values() if one.is_open]
+        if opened:
+            await self.abort(self.environment.rng.choice(opened))
+
+    async def abort(self, request: RequestId) -> None:
+        self.counts.aborts += 1
+        connection = self.cluster.connection(self.environment, "operator", *self._normal())
+        try:
+            await connection.call(ABORT_REQUEST, AbortTopologyRequest(request=request, reason="not needed"), ABORT_MS)
+        except EblaError:
+            self.counts.refused_aborts += 1
+            raise
+        finally:
+            connection.leave()
+
+    async def _crash_at(self) -> None:
+        """Control of a node dies when it gets to a step of a join."""
+        process = self.environment.rng.choice(self.cluster.present()).live_control
+        if process is not None:
+            process.fault_points.set(self.environment.rng.choice(POINTS), FaultKind.CRASH, once=True)
+
+    async def _pause_at(self) -> None:
+        """Longer than a lease, sometimes: another leader has taken over when it goes on."""
+        process = self.environment.rng.choice(self.cluster.present()).live_control
+        if process is not None:
+            point = self.environment.rng.choice(POINTS)
+            process.fault_points.set(point, FaultKind.PAUSE, once=True)
+            await asyncio.sleep(self.environment.rng.choice((0.5, 5.0, 15.0)) * self.environment.rng.random())
+            process.fault_points.release(point)
+
+    def release_points(self) -> None:
+        for node in self.cluster.present():
+            process = node.live_control
+            if process is not None:
+                for point in POINTS:
+                    process.fault_points.release(point)
+
+    async def _exclude(self) -> None:
+        host = self.environment.rng.choice(self._normal()).host
+        self.counts.exclusions += 1
+        await self._operate(OperationKind.EXCLUDE, host, is_forced=self.environment.rng.random() < 0.4)
+
+    async def _include(self) -> None:
+        excluded = sorted({host for one in self.cluster.snapshots().values() for host in one.excluded_hosts})
+        if excluded:
+            await self._operate(OperationKind.INCLUDE, self.environment.rng.choice(excluded))
+
+    async def _operate(self, kind: OperationKind, host: HostId, *, is_forced: bool = False) -> None:
+        connection = self.cluster.connection(self.environment, "operator", *self._normal())
+        operation = Operation(id=self.environment.rng.uuid(), kind=kind, hosts=(host,), is_forced=is_forced)
+        try:
+            await connection.call(OPERATE, OperateRequest(operation, forward=True), OPERATE_MS)
+        finally:
+            connection.leave()
+
+    def _normal(self) -> list[SimNode]:
+        present = self.cluster.present()
+        return [node for node in present if self.cluster.state_of(node) is NodeState.NORMAL] or present

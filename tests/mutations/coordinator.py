@@ -1,0 +1,228 @@
+"""Bugs of the topology coordinator and of joins: what it decides, commits and refuses."""
+
+from tests.mutations.framework import Mutation, PytestCheck
+
+TOPOLOGY = "tests/unit/topology/"
+QUEUE = PytestCheck(TOPOLOGY + "test_request_queue.py")
+STEPS = PytestCheck(TOPOLOGY + "test_next_step.py")
+REQUESTS = PytestCheck(TOPOLOGY + "apply/test_requests.py")
+CLUSTER = PytestCheck(TOPOLOGY + "apply/test_cluster.py")
+SCHEMA = PytestCheck(TOPOLOGY + "apply/test_schema.py")
+FEATURES = PytestCheck(TOPOLOGY + "test_features.py")
+RUNS = PytestCheck("tests/unit/control/operations/test_runner.py")
+CRASHES = PytestCheck("tests/unit/control/operations/test_crash_points.py")
+VOTERS = PytestCheck("tests/unit/group0/test_voters.py")
+BARRIERS = PytestCheck("tests/unit/control/coordinator/test_awaited_barrier.py")
+JOIN_ACTIONS = "ebla.control.coordinator.join_actions"
+JOINS = "tests/sim/test_topology.py"
+FAULTS = f"{JOINS}::test_a_join_survives_one_fault_in_each_state"
+
+MUTATIONS = (
+    Mutation(
+        name="coordinator-predecessor-not-fenced",
+        module="ebla.topology.apply.cluster",
+        function="_fence_predecessor",
+        find="draft.set_state()",
+        replace="pass",
+        check=CLUSTER,
+        why="a step that a deposed leader still has in flight is committed under its successor",
+    ),
+    Mutation(
+        name="coordinator-replication-altered-in-a-transition",
+        module="ebla.topology.apply.schema",
+        function="_alter_keyspace",
+        find="if old.replication != keyspace.replication:",
+        replace="if False:",
+        check=SCHEMA,
+        why="reads switch to replicas that nobody streamed to",
+    ),
+    Mutation(
+        name="coordinator-cancels-without-grace",
+        module="ebla.topology.request_queue",
+        function="RequestGrace.overdue",
+        find="each.counted_ms + passed_ms >= grace_ms",
+        replace="grace_ms >= 0",
+        check=QUEUE,
+        why="a join is cancelled because another node restarts",
+    ),
+    Mutation(
+        name="coordinator-grace-runs-during-operations",
+        module="ebla.topology.request_queue",
+        function="RequestGrace.observe",
+        find="self._counts_since_ms = boot_ms if isinstance(found, BlockedQueue) else None",
+        replace="self._counts_since_ms = boot_ms",
+        check=QUEUE,
+        why="a join is cancelled while the replacement of the node that blocks it runs",
+    ),
+    Mutation(
+        name="coordinator-aborts-after-reads-switched",
+        module="ebla.topology.apply.requests",
+        function="_require_way_back",
+        find="switched = here is TransitionState.WRITE_BOTH_READ_NEW",
+        replace="return",
+        check=REQUESTS,
+        why="the operator is promised a rollback that never comes",
+    ),
+    Mutation(
+        name="coordinator-abort-not-stored",
+        module="ebla.topology.apply.requests",
+        function="_abort",
+        find="note_error(draft, node, error)",
+        replace="pass",
+        check=STEPS,
+        why="a new leader completes a join that the operator has aborted",
+    ),
+    Mutation(
+        name="coordinator-aborted-join-continued",
+        module="ebla.topology.next_step",
+        function="_step_of_node",
+        find="if failed and row.on_failure is not None:",
+        replace="if False:",
+        check=STEPS,
+        why="an aborted join goes on, and one whose node is dead blocks all others for ever",
+    ),
+    Mutation(
+        name="coordinator-excluded-node-blocks",
+        module="ebla.topology.request_queue",
+        function="_blockers",
+        find="(*snapshot.state.ignored_nodes, *gone)",
+        replace="gone",
+        check=QUEUE,
+        why="after a failover no node can join until the dead one is back",
+    ),
+    Mutation(
+        name="coordinator-excluded-node-gains-a-range",
+        module="ebla.topology.request_queue",
+        function="_excluded_gains",
+        find="found = tuple(host for host in excluded if host in gaining)",
+        replace="found = ()",
+        check=QUEUE,
+        why="a node becomes a replica of rows that it never received",
+    ),
+    Mutation(
+        name="coordinator-left-host-stays-a-member",
+        module="ebla.group0.operation_table",
+        function="_plan_remove",
+        find="members=(msgspec.structs.replace(known, role=MemberRole.REMOVED),), commands=commands",
+        replace="members=(known,), commands=commands",
+        check=RUNS,
+        why="a node that left still votes",
+    ),
+    Mutation(
+        name="coordinator-left-without-a-barrier",
+        module="ebla.group0.operation_table",
+        function="removal_commands",
+        find="return (done,) if fence else ()",
+        replace="return (done,)",
+        check=RUNS,
+        why="the removal of a node on its way out is refused until the coordinator is back",
+    ),
+    Mutation(
+        name="coordinator-admits-without-a-feature",
+        module="ebla.topology.request_queue",
+        function="_admission",
+        find="if missing:",
+        replace="if False:",
+        check=QUEUE,
+        why="a node joins that cannot read what the others write",
+    ),
+    Mutation(
+        name="coordinator-addition-without-its-request",
+        module="ebla.group0.operation_table",
+        function="_why_not_added",
+        find="if request is None or request.id != operation.id or node.state not in JOINING_STATES:",
+        replace="if request is None:",
+        check=RUNS,
+        why="the answer to an earlier attempt admits a process that has lost its log",
+    ),
+    Mutation(
+        name="coordinator-addition-forgets-the-start",
+        module="ebla.group0.operation_table",
+        function="_plan_add",
+        find="commands=(StartNodeRequest(node.request),)",
+        replace="commands=()",
+        check=CRASHES,
+        why="a node is a member before its join has started, and nothing takes it out again",
+    ),
+    Mutation(
+        name="coordinator-feature-enabled-without-a-barrier",
+        module="ebla.topology.apply.cluster",
+        function="_enable_features",
+        find='draft.require_barrier(draft.base.version, "support by every node")',
+        replace="pass",
+        check=FEATURES,
+        why="a node restarts with an older release and meets a feature that it cannot read",
+    ),
+    Mutation(
+        name="coordinator-joining-node-counts-for-seats",
+        module="ebla.group0.voters",
+        function="choose_voters",
+        find="one.member.present and not one.joining",
+        replace="one.member.present",
+        check=VOTERS,
+        why="a node that may be rolled back decides about commits",
+    ),
+    Mutation(
+        name="coordinator-barrier-skipped",
+        module=JOIN_ACTIONS,
+        function="JoinActions.barrier",
+        find="await self._deps.topology.barriers.wait_all(version, lambda: awaited_hosts(self._run.snapshot), explain)",
+        replace="",
+        check=PytestCheck(f"{FAULTS}[write_both_read_old-barrier_refused]"),
+        why="a checkpoint is taken while a node still writes to the old ring only",
+    ),
+    Mutation(
+        name="coordinator-silent-node-counts-as-passed",
+        module="ebla.control.topology.barrier_client",
+        function="BarrierClient._lacks",
+        find="return host, error.message",
+        replace='return host, ""',
+        check=BARRIERS,
+        why="a node that is only slow serves reads by a ring that the others have left",
+    ),
+    Mutation(
+        name="coordinator-excluded-node-waited-for",
+        module=JOIN_ACTIONS,
+        function="awaited_hosts",
+        find="and node.host not in snapshot.state.ignored_nodes",
+        replace="",
+        check=BARRIERS,
+        why="a dead node that was excluded stops every join",
+    ),
+    Mutation(
+        name="coordinator-fence-left-behind",
+        module=JOIN_ACTIONS,
+        function="JoinActions._advance",
+        find="fence=fence",
+        replace="fence=TopologyVersion(0)",
+        check=PytestCheck(f"{FAULTS}[write_both_read_new-aborted]"),
+        why="a request of a ring that nobody uses any more takes effect",
+    ),
+    Mutation(
+        name="coordinator-reads-switched-before-streaming-ended",
+        module=JOIN_ACTIONS,
+        function="JoinActions._run_streams",
+        find="if result is not None and result.is_done:",
+        replace="if result is not None:",
+        check=PytestCheck(f"{FAULTS}[write_both_read_old-spark_unavailable]"),
+        why="the new node answers reads without the rows",
+    ),
+    Mutation(
+        name="coordinator-order-outlives-its-state",
+        module=JOIN_ACTIONS,
+        function="JoinActions._run_streams",
+        find="streams.give(None)",
+        replace="pass",
+        check=PytestCheck(f"{JOINS}::test_an_aborted_join_ends_its_streams"),
+        why="the pipeline repeats the streams of a join that was rolled back, under a closed session, for ever",
+    ),
+    Mutation(
+        name="coordinator-left-host-kept-in-group0",
+        module="ebla.control.coordinator.coordinator",
+        function="CoordinatorLoop._left_member",
+        find="if member is not None and member.present:",
+        replace="if member is None:",
+        check=PytestCheck(f"{JOINS}::test_a_member_whose_row_is_left_is_removed"),
+        why="a host that can never come back counts for the quorum of group 0",
+    ),
+)

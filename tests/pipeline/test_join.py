@@ -1,0 +1,225 @@
+"""Nodes join nodes with data on vnodes, which Spark streams to them, under load at QUORUM and while processes die.
+
+Afterwards every replica holds every row that the ring gives it, and no request has failed but those that were in flight
+at a killed node."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.cluster.conftest import LocalNodes
+from tests.cluster.joining import LEASES, NewNode, change_setting, pause_at, release, wait_paused, wait_until
+from tests.pipeline.clusters import (
+    SETTINGS,
+    VALUE_BYTES,
+    PipelineCluster,
+    Replicas,
+    new_keyspace,
+    run_command,
+    some_rows,
+)
+from tests.pipeline.quorum_load import QuorumLoad
+from tests.pipeline.served_nodes import NODES, PATIENCE_S, STEADY
+
+from ebla.cli.cluster.local_cluster import LocalNode
+from ebla.cli.cluster.node_calls import read_snapshot
+from ebla.control.fault_points import FaultPoint
+from ebla.model.token import token_of
+from ebla.topology.routing.replica_sets import ReplicaSets
+
+VNODES = "vnodes"
+SMALL_BYTES, LARGE_BYTES = 10 << 20, 200 << 20
+LARGE_S = 600.0
+ROLLED_BACK_S = 10.0
+NOTICING = ("limits.peer_silence_ms=3000",)
+"""Long enough that a busy machine does not make nodes look down, and shorter than the time that a load allows."""
+AT_FULL_SPEED = ("limits.transfer_bytes_per_second_max=1000000000",)
+KILLED_AT = (
+    FaultPoint.JOIN_GROUP0_AFTER_ACTION,
+    FaultPoint.COMMIT_CDC_GENERATION_AFTER_BARRIER,
+    FaultPoint.WRITE_BOTH_READ_OLD_AFTER_BARRIER,
+    FaultPoint.WRITE_BOTH_READ_NEW_AFTER_BARRIER,
+)
+
+
+class JoinCluster(PipelineCluster):
+    """Nodes with a pipeline and a table on vnodes, of which all replicas have the same rows."""
+
+    def __init__(self, local: LocalNodes, size_bytes: int) -> None:
+        super().__init__(local)
+        change_setting(self.node(0), "leases", LEASES)
+        new_keyspace(self, VNODES, tablets=0)
+        self.table = Replicas(self, VNODES, "t")
+        self.rows = some_rows(range(size_bytes // VALUE_BYTES), 2_000, 1)
+        for number in range(NODES):
+            self.table.write(number, self.rows)
+
+    @property
+    def nodes(self) -> list[LocalNode]:
+        return self.local.nodes
+
+    def new_node(self) -> NewNode:
+        new = NewNode(self.local)
+        self.processes.append(new.process)
+        return new
+
+    def forget(self, new: NewNode) -> None:
+        """Its process has ended."""
+        self.processes.remove(new.process)
+
+    def load(self) -> QuorumLoad:
+        return QuorumLoad([node.options.address for node in self.nodes], self.table.name)
+
+    def kill_and_start(self, node: LocalNode, load: QuorumLoad | None = None) -> None:
+        number = self.nodes.index(node)
+        if load is not None:
+            load.note_kill()
+        self.kill_node(number)
+        self.processes[number] = self.local.start(number)
+
+    def check_rows(self) -> None:
+        """Ranges that a node has lost to another stay on its disk."""
+        replicas = ReplicaSets(read_snapshot(self.local.data)).of(self.table.table)
+        owners = {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
+        assert {len(hosts) for hosts in owners.values()} == {NODES}
+        for number, node in enumerate(self.nodes):
+            host, held = self.host(number), self.table.held(number)
+            owned = [key for key in self.rows if host in owners[key]]
+            wrong = [key for key in owned if held.get(key) != self.rows[key]]
+            assert owned, f"{node.name} is a replica of some rows"
+            assert not wrong, f"{node.name}: {len(wrong)} of {len(owned)} rows are missing or wrong: {wrong[:5]}"
+
+
+@contextmanager
+def running(folder: Path, size_bytes: int, settings: tuple[str, ...] = ()) -> Iterator[JoinCluster]:
+    local = LocalNodes(folder / "nodes", NODES, (*STEADY, *SETTINGS, *NOTICING, *settings))
+    try:
+        yield JoinCluster(local, size_bytes)
+    finally:
+        local.end_all()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[JoinCluster]:
+    with running(tmp_path_factory.mktemp("join"), SMALL_BYTES) as made:
+        yield made
+
+
+def test_a_node_joins_under_load_while_the_leader_is_killed_in_the_middle_of_streaming(cluster: JoinCluster) -> None:
+    with cluster.load() as load:
+        pause_at(cluster.nodes, FaultPoint.STREAM_BEFORE_SEAL)
+        new = cluster.new_node()
+        cluster.kill_and_start(wait_paused(cluster.nodes, FaultPoint.STREAM_BEFORE_SEAL), load)
+        release(cluster.nodes, FaultPoint.STREAM_BEFORE_SEAL)
+        new.wait_normal()
+        cluster.wait_up()
+    load.check()
+    cluster.check_rows()
+    cluster.wait_clean()
+
+
+def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: JoinCluster) -> None:
+    members = list(cluster.nodes)
+    with cluster.load() as load:
+        pause_at(members, FaultPoint.STREAM_BEFORE_ADOPT)
+        new = cluster.new_node()
+        wait_paused(members, FaultPoint.STREAM_BEFORE_ADOPT)
+        assert "cql.listens" not in cluster.local.output(new.number), "it is not in the ring yet"
+        request = new.wait_request()
+        took_s = wait_until(lambda: aborted(cluster, str(request.id)), "it is rolled back", PATIENCE_S)
+        assert took_s < ROLLED_BACK_S
+        assert new.wait_left().startswith("aborted: ")
+        assert "aborted: " in new.wait_end()
+        cluster.forget(new)
+        release(members, FaultPoint.STREAM_BEFORE_ADOPT)
+    load.check()
+    cluster.wait_clean()
+    cluster.check_rows()
+
+
+def aborted(cluster: JoinCluster, request: str) -> bool:
+    """Waits for the end of the rollback."""
+    done = run_command(cluster, "topology", "abort", request, "--reason", "a test")
+    assert done.returncode == 0, done.stderr
+    return True
+
+
+@pytest.mark.long
+def test_a_node_joins_while_the_leader_is_killed_in_each_state(cluster: JoinCluster) -> None:
+    """One leader after the other, each in the state that the last one had left to it."""
+    members = list(cluster.nodes)
+    with cluster.load() as load:
+        pause_at(members, *KILLED_AT)
+        new = cluster.new_node()
+        for number, point in enumerate(KILLED_AT):
+            leader = wait_paused(members, point)
+            release([node for node in members if node != leader], point)
+            cluster.kill_and_start(leader, load)
+            wait_until(partial(is_answering, cluster, leader), f"{leader.name} answers")
+            pause_at([leader], *KILLED_AT[number + 1 :])
+        new.wait_normal()
+        cluster.wait_up()
+    load.check()
+    cluster.check_rows()
+    cluster.wait_clean()
+
+
+@pytest.mark.long
+def test_an_aborted_join_is_rolled_back_although_the_leader_is_killed_meanwhile(cluster: JoinCluster) -> None:
+    members = list(cluster.nodes)
+    with cluster.load() as load:
+        pause_at(members, FaultPoint.STREAM_CHECKPOINTED, FaultPoint.LEFT_TOKEN_RING_AFTER_ACTION)
+        new = cluster.new_node()
+        wait_paused(members, FaultPoint.STREAM_CHECKPOINTED)
+        request = new.wait_request()
+        assert run_command(cluster, "topology", "abort", str(request.id), "--detach").returncode == 0
+        leader = wait_paused(members, FaultPoint.LEFT_TOKEN_RING_AFTER_ACTION)
+        cluster.kill_and_start(leader, load)
+        release(members, FaultPoint.STREAM_CHECKPOINTED, FaultPoint.LEFT_TOKEN_RING_AFTER_ACTION)
+        assert new.wait_left().startswith("aborted: ")
+        new.wait_end()
+        cluster.forget(new)
+        cluster.wait_up()
+    load.check()
+    cluster.wait_clean()
+    cluster.check_rows()
+
+
+@pytest.mark.long
+def test_a_join_waits_for_a_pipeline_that_was_killed_while_it_streamed(cluster: JoinCluster) -> None:
+    members = list(cluster.nodes)
+    cluster.wait_pipeline()
+    with cluster.load() as load:
+        pause_at(members, FaultPoint.STREAM_CHECKPOINTED)
+        new = cluster.new_node()
+        wait_paused(members, FaultPoint.STREAM_CHECKPOINTED)
+        os.kill(cluster.pipeline_pid, signal.SIGKILL)
+        release(members, FaultPoint.STREAM_CHECKPOINTED)
+        new.wait_cause("pipeline unavailable")
+        new.wait_normal()
+        cluster.wait_up()
+    load.check()
+    cluster.check_rows()
+    cluster.wait_clean()
+
+
+@pytest.mark.long
+def test_a_node_joins_nodes_with_much_data_under_load(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> None:
+    with running(tmp_path_factory.mktemp("large"), LARGE_BYTES, AT_FULL_SPEED) as cluster:
+        with cluster.load() as load:
+            new = cluster.new_node()
+            new.wait_normal(LARGE_S)
+            cluster.wait_up()
+        load.check()
+        assert load.failed_in_flight == 0
+        cluster.check_rows()
+        cluster.wait_clean()
+
+
+def is_answering(cluster: JoinCluster, node: LocalNode) -> bool:
+    number = cluster.nodes.index(node)
+    return cluster.local.view_from(number).nodes[0].group0 is not None

@@ -1,0 +1,68 @@
+"""What the coordinator must not do for a node that joins."""
+
+import uuid
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from tests.unit.topology.world import World, host
+
+from ebla.control.coordinator.coordinator_deps import CoordinatorRun
+from ebla.control.coordinator.join_actions import JoinActions, SilentHosts
+from ebla.group0.join_admission import learner_of
+from ebla.group0.operations import UNFINISHED_OPERATION_KEY, OperationKind, UnfinishedOperation
+from ebla.model.errors import Stale
+from ebla.model.identity import HistoryId, RequestId
+from ebla.model.stored_value import StoredValue, encode_stored
+from ebla.model.transaction import Revision
+from ebla.topology.commands import AdvanceNode, Command
+from ebla.topology.states import TransitionState
+
+NEW = 4
+
+
+class Run:
+    """A run of the coordinator whose group 0 has an unfinished operation on this host."""
+
+    def __init__(self, operated: int) -> None:
+        world = World()
+        self.node = world.node(NEW)
+        record = UnfinishedOperation(
+            kind=OperationKind.ADD_LEARNER,
+            members=(learner_of(world.node(operated), 7000, RequestId(uuid.UUID(int=9))),),
+            lock=b"lock",
+        )
+        entry = SimpleNamespace(
+            value=encode_stored(StoredValue(record)), revision=Revision(HistoryId(uuid.UUID(int=1)), 7)
+        )
+        store = SimpleNamespace(get=lambda key: entry if key == UNFINISHED_OPERATION_KEY else None)
+        group0 = SimpleNamespace(running=SimpleNamespace(store=store))
+        self.deps = SimpleNamespace(topology=SimpleNamespace(group0=group0))
+        self.committed: list[Command] = []
+
+    async def commit(self, commands: tuple[Command, ...]) -> None:
+        self.committed.extend(commands)
+
+
+ADVANCE = AdvanceNode(host=host(NEW), leaving=TransitionState.WRITE_BOTH_READ_NEW, now_ms=1)
+
+
+async def test_nothing_advances_a_host_whose_addition_is_unfinished() -> None:
+    run = Run(operated=NEW)
+    with pytest.raises(Stale, match="add_learner"):
+        await JoinActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
+    assert run.committed == []
+
+
+async def test_an_operation_on_another_host_stops_nothing() -> None:
+    run = Run(operated=2)
+    await JoinActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
+    assert run.committed == [ADVANCE]
+
+
+def test_a_host_is_lost_once_it_was_silent_for_the_whole_time() -> None:
+    silent = SilentHosts()
+    silent.observe((host(1), host(2)), 1_000)
+    silent.observe((host(1),), 3_000)
+    silent.observe((host(1), host(2)), 5_000)
+    assert silent.lost(4_000, 5_000) == {host(1)}
