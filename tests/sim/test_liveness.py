@@ -10,7 +10,7 @@ from ebla.control.liveness.failure_detector import PeerLiveness, PeerState
 from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.scenario import run_scenario
-from ebla.sim.scenarios.liveness import SCENARIO, SETTLE_S, build_nodes
+from ebla.sim.scenarios.liveness import SCENARIO, SETTLE_S, build_cluster
 from ebla.sim.world import World
 
 SILENCE_S = LIMITS.peer_silence_ms / 1000
@@ -32,7 +32,7 @@ def in_a_settled_world(story: Callable[[World, list[SimNode]], Awaitable[None]])
     """Four nodes that all consider each other up; then the story."""
 
     async def run(world: World) -> None:
-        nodes = build_nodes(world)
+        nodes = build_cluster(world).nodes
         for node in nodes:
             for unit in node.units():
                 unit.start()

@@ -37,10 +37,12 @@ class LivenessFault(enum.Enum):
 
 
 async def run(world: World) -> None:
-    nodes = build_nodes(world)
-    for node in nodes:
-        for unit in node.units():
-            unit.start()
+    cluster = build_cluster(world)
+    nodes = cluster.nodes
+    for unit in cluster.units():
+        unit.start()
+    # A node that is struck before it has joined may be rejected, and then it rightly never serves.
+    await cluster.wait_all_normal()
     bounds = LivenessBounds(LIMITS.peer_silence_ms / 1000, SETTLE_S, LIMITS.feed_silence_ms / 1000)
     checker = LivenessChecker(world, nodes, bounds)
     async with asyncio.TaskGroup() as tasks:
@@ -63,12 +65,12 @@ async def _sample(checker: LivenessChecker) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-def build_nodes(world: World) -> list[SimNode]:
-    """Nodes that are not yet started."""
+def build_cluster(world: World) -> SimCluster:
+    """Its nodes are not yet started."""
     cluster = SimCluster(world=world, id=ClusterId(world.rng.uuid()), barriers=BarrierLedger(world.fail), stop_s=60.0)
     for _ in range(NODES):
         cluster.add_node(shards=(ShardNumber(0),))
-    return cluster.nodes
+    return cluster
 
 
 # ---- the faults
