@@ -415,7 +415,7 @@ class ActivityRegistry:
         return None
 
     def _try_switch(self, activity: Activity, switch: QuorumSwitch, view: LeadershipView) -> list[ActivityEffect]:
-        if view.now_ms < _quorum_until_ms(switch.quorum, view):
+        if activity.unsafe or view.now_ms < _quorum_until_ms(switch.quorum, view):
             activity.quorum, activity.switch = switch.quorum, None
             return [QuorumSwitched(activity.number, None)]
         if view.now_ms < switch.until_ms:

@@ -139,7 +139,7 @@ class LeaseWorker:
     """Each event returns effects. After a `LeaseLost` the registry ends the activities that lost their quorum, and the
     worker stays silent until all of them have ended."""
 
-    def __init__(self, host: HostId, grant_number: int, now_ms: int) -> None:
+    def __init__(self, host: HostId, grant_number: int, now_ms: int, *, waits_for_ends: bool) -> None:
         self.host = host
         self.grant_number = grant_number
         self.deadline_ms = 0
@@ -157,7 +157,7 @@ class LeaseWorker:
         self._backoff_ms = 0
         self._refused_by: LeaseAvailable | None = None
         self._notices: deque[LeaseAvailable] = deque(maxlen=NOTICES_MAX)
-        self._waits_for_ends = False
+        self._waits_for_ends = waits_for_ends
 
     def call_timeout_ms(self, settings: LeaseSettings) -> int:
         return min(settings.period_ms, self.round_trips.timeout_ms() << min(self._timeouts, 16))
@@ -199,7 +199,6 @@ class LeaseWorker:
         if call is None or call.serial != serial:
             return effects
         self.round_trips.add(now_ms, rtt_ms)
-        self._timeouts = 0
         return effects + self._concluded(call, answer.reply, answer, now_ms, settings)
 
     def failed(
@@ -278,7 +277,7 @@ class LeaseWorker:
                 self.grant_number += 1
         else:
             self.trouble = _words(result, answer)
-        self._timeouts += result is FailedCall.TIMEOUT
+        self._timeouts = self._timeouts + 1 if result is FailedCall.TIMEOUT else 0
         self._next_ms = self._next_call_ms(row.next_call, answer, now_ms, settings)
         return effects
 

@@ -49,7 +49,9 @@ class LeaseRenewal:
         return {host: worker.deadline_ms for host, worker in self.workers.items()}
 
     def _start(self, host: HostId, now_ms: int) -> None:
-        self.workers[host] = LeaseWorker(host, self._next_numbers.get(host, 1), now_ms)
+        """In the place of another worker it waits, too, until what that one's lease kept alive has ended."""
+        number, waits_for_ends = self._next_numbers.get(host, 1), host in self._next_numbers
+        self.workers[host] = LeaseWorker(host, number, now_ms, waits_for_ends=waits_for_ends)
 
     def _stop(self, host: HostId, why: str) -> list[WorkerEffect]:
         worker = self.workers.pop(host)
