@@ -31,6 +31,8 @@ class ActivityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     waits_for: str = ""
     leases_held: int = 0
     leases_needed: int = 0
+    ending_ms: int = 0
+    """Since it was cancelled, while it has not ended."""
 
 
 class EndedActivityReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

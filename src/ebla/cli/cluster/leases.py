@@ -30,7 +30,7 @@ def leases(flags: TableFlags) -> int:
     """Show who leads and the lease of each node. Exit status 1 if no leader holds a majority of leases."""
     answer = flags.call(CLUSTER_LEADERSHIP, ClusterLeadershipRequest(), CALL_MS)
     if flags.as_json:
-        print_json(msgspec.to_builtins(answer))
+        print_json(msgspec.to_builtins(_named(answer)))
     else:
         typer.echo(headline(answer.reports))
         names, rows = lease_rows(answer)
@@ -49,10 +49,24 @@ def activities(
     """Show what runs or waits under leases, on every node."""
     answer = flags.call(CLUSTER_LEADERSHIP, ClusterLeadershipRequest(), CALL_MS)
     if flags.as_json:
-        print_json(msgspec.to_builtins(answer))
+        found = [
+            (report.address, one) for report in answer.reports for one in (report.ended if ended else report.activities)
+        ]
+        print_json(msgspec.to_builtins([{"node": address} | _named(one) for address, one in found]))
         return
     names, rows = ended_rows(answer) if ended else activity_rows(answer)
     flags.print_records(names, rows, less_important=("quorum", "domain", "leases"))
+
+
+def _named(one: msgspec.Struct) -> dict[str, object]:
+    """With the names of its fields: on the wire it is an array."""
+    return {name: _with_names(getattr(one, name)) for name in one.__struct_fields__}
+
+
+def _with_names(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_with_names(one) for one in value]
+    return _named(value) if isinstance(value, msgspec.Struct) else value
 
 
 def activity_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -95,7 +109,7 @@ def lease_rows(answer: ClusterLeadershipAnswer) -> tuple[tuple[str, ...], list[l
 def _row(report: LeadershipReport, held: HeldLeaseReport | None, addresses: dict[HostId, str]) -> list[str]:
     holder = report.lease.holder if report.lease is not None else None
     ending = [one for one in report.activities if one.state == "ending"]
-    notes = [f"waits for {one.name} ({_seconds(one.age_ms)})" for one in ending]
+    notes = [f"waits for {one.name} ({_seconds(one.ending_ms)})" for one in ending]
     if held is not None and held.trouble:
         notes.append(held.trouble)
     rtt_ms = None if held is None or held.rtt_us is None else f"{held.rtt_us / 1000:.1f}"

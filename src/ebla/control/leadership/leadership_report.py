@@ -101,11 +101,12 @@ def _held(worker: LeaseWorker, now_ms: int, settings: LeaseSettings) -> HeldLeas
 
 
 def _activity(one: Activity, view: LeadershipView) -> ActivityReport:
+    ending_ms = 0
     match one.phase:
         case WaitingActivity():
             state, waits_for = "waiting", "" if one.failure is None else one.failure.message
-        case EndingActivity(reason=reason):
-            state, waits_for = "ending", str(reason)
+        case EndingActivity(reason=reason, cancelled_ms=cancelled_ms):
+            state, waits_for, ending_ms = "ending", str(reason), view.now_ms - cancelled_ms
         case _:
             state, waits_for = "running", ""
     sets = [(part, hosts) for part in one.quorum for hosts in host_sets(part, view.voters)]
@@ -120,6 +121,7 @@ def _activity(one: Activity, view: LeadershipView) -> ActivityReport:
         waits_for=waits_for,
         leases_held=sum(deadlines.get(host, 0) > view.now_ms for host in named),
         leases_needed=max((leases_needed(part, hosts) for part, hosts in sets), default=0),
+        ending_ms=ending_ms,
     )
 
 
