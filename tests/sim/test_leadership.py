@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 from tests.async_tests import runs_in
@@ -12,12 +13,15 @@ from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivityS
 from ebla.leadership.messages import LeaseReply, LeaseRequest
 from ebla.leadership.quorum import FOLLOWER, MAJORITY
 from ebla.model.errors import DiskFull, Stale
-from ebla.model.identity import ClusterId
+from ebla.model.identity import ClusterId, HostId
 from ebla.sim.checkers.rows_barriers import BarrierLedger
 from ebla.sim.clusters.nodes import SimCluster, SimNode
 from ebla.sim.disk import DiskFault
 from ebla.sim.scenario import find_scenario, run_scenario
 from ebla.sim.world import World
+from ebla.wire.leadership_messages import ClusterLeadershipRequest
+from ebla.wire.metrics_messages import collect_metrics
+from ebla.wire.server import IncomingCall
 
 SPEC = ActivitySpec(name="work", domain="test", quorum=MAJORITY, wait_ms=3_000)
 
@@ -118,6 +122,66 @@ async def pause_all(nodes: list[SimNode], seconds: float) -> None:
     await asyncio.sleep(seconds)
     for node in nodes:
         node.control.resume()
+
+
+def promised_to(node: SimNode) -> HostId | None:
+    lease = of(node).core.agent.current(of(node).now_ms())
+    return None if lease is None else lease.holder
+
+
+async def test_a_leader_that_stops_frees_all_leases_at_once(world: World, nodes: list[SimNode], /) -> None:
+    leader = leader_of(nodes)
+    others = [node for node in nodes if node is not leader]
+    assert leader.control_process is not None
+    leader.control_process._stop.set()
+    assert await world.wait_for(lambda: leader.host not in map(promised_to, others), 0.5)
+
+
+async def test_the_leases_of_a_killed_leader_run_out(world: World, nodes: list[SimNode], /) -> None:
+    leader = leader_of(nodes)
+    others = [node for node in nodes if node is not leader]
+    leader.control.kill()
+    await asyncio.sleep(9.0)
+    assert [promised_to(node) for node in others] == [leader.host, leader.host]
+    assert await world.wait_for(lambda: leader.host not in map(promised_to, others), 6.5)
+
+
+async def test_any_node_collects_the_reports_without_a_majority(world: World, nodes: list[SimNode], /) -> None:
+    follower = next(node for node in nodes if node is not leader_of(nodes))
+    others = [node for node in nodes if node is not follower]
+    for node in others:
+        node.control.pause()
+    assert follower.control_process is not None
+    assert follower.control_process._leases is not None
+    began = world.now()
+    answer = await follower.control_process._leases._collect(ClusterLeadershipRequest(), cast("IncomingCall", None))
+    assert world.now() - began < 1.1
+    assert [report.host for report in answer.reports] == [follower.host]
+    assert {silent.host for silent in answer.silent} == {node.host for node in others}
+    for node in others:
+        node.control.resume()
+
+
+async def test_control_counts_what_becomes_of_leases_and_activities(world: World, nodes: list[SimNode], /) -> None:
+    leader = leader_of(nodes)
+    others = [node for node in nodes if node is not leader]
+
+    def count(node: SimNode, name: str, *labels: str) -> float:
+        families = collect_metrics(of(node).metrics.metrics).metrics
+        found = (series for family in families if family.name == name for series in family.series)
+        return sum(series.value for series in found if series.labels == labels)
+
+    assert {count(node, "lease_grants_total") for node in nodes} == {1}
+    renewal = of(leader).core.renewal
+    assert renewal is not None
+    of(others[0])._abolish(renewal.lease_id)
+    await asyncio.sleep(11.0)
+    assert min(count(node, "lease_renewals_total") for node in nodes if node is not others[0]) >= 2
+    assert count(others[0], "lease_refusals_total", "lease_lost") >= 1
+    assert count(leader, "lease_losses_total") == 1
+    await pause_all(others, 6.0)
+    assert count(leader, "activities_ended_total", EndReason.NOT_LEADER) >= 1
+    assert count(leader, "control_restarts_total") == 0
 
 
 async def test_an_order_of_an_older_grant_is_stale(world: World, nodes: list[SimNode], /) -> None:
