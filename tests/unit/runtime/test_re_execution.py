@@ -1,8 +1,10 @@
+import itertools
 import os
 import subprocess
 import sys
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,6 +38,25 @@ def test_the_watchdog_acts_on_a_loop_without_turns() -> None:
     watchdog.start()
     assert acted.wait(10.0)
     watchdog.stop()
+
+
+def test_time_in_which_the_watchdog_did_not_run_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process was stopped, or the machine suspended, for an hour."""
+    acted, looks, hour = (
+        threading.Event(),
+        itertools.count(),
+        itertools.chain([0.0, 3_600.0], itertools.count(3_600.5, 0.5)),
+    )
+    monkeypatch.setattr(re_execution, "time", SimpleNamespace(monotonic=lambda: next(hour)))
+
+    def beats() -> int:
+        next(looks)
+        return 7
+
+    watchdog = LoopWatchdog(beats, lambda: 1_500, lambda _why: acted.set())
+    watchdog.start()
+    assert acted.wait(10.0)
+    assert next(looks) == 3, "one look when it starts, one after the hour, and one more"
 
 
 def test_a_process_executes_itself_again_five_times_and_then_gives_up() -> None:
