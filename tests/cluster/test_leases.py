@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.cluster.commands import run
@@ -17,6 +18,8 @@ from tests.cluster.conftest import LocalNodes, eventually
 from tests.cluster.group0_load import Group0Load
 from tests.cluster.group0_nodes import FASTER, Group, stopped
 from tests.cluster.lease_records import broken_promises, leadership_of, named, records, runs_activity
+
+from ebla.wire.leadership_messages import HeldLeaseReport
 
 EVERYONE = (0, 1, 2)
 PERIOD_S = 4.0
@@ -58,7 +61,7 @@ def has_default_leases(group: Group) -> bool:
     return all(one is not None and one.left_ms > PERIOD_S * 1000 for one in reports)
 
 
-def ebla(group: Group, number: int, *command: str) -> dict[str, object]:
+def ebla(group: Group, number: int, *command: str) -> dict[str, Any]:
     return run(group.cluster.data, *command, "--node", group.nodes[number].name)
 
 
@@ -78,6 +81,30 @@ def wait_leads(group: Group, among: Sequence[int], *, but: int | None = None, se
 def transfer(group: Group, source: int, target: int) -> None:
     done = ebla(group, source, "group0", "transfer-leader", str(group.host(target)), "--timeout-ms", "20000")
     assert done["code"] == 0, done
+
+
+def test_any_node_shows_the_leases_and_exits_with_1_if_the_leader_lacks_a_majority(group: Group) -> None:
+    leader = wait_leads(group, EVERYONE)
+    eventually(lambda: all(one.is_held for one in held_by(group, leader)), "the leader holds all leases")
+    for number in EVERYONE:
+        shown = ebla(group, number, "leases")
+        assert (shown["code"], "3 of 3 voters (2 needed)" in shown["text"]) == (0, True), shown
+    others = tuple(number for number in EVERYONE if number != leader)
+    with stopped(group.processes[others[0]]), stopped(group.processes[others[1]]):
+        eventually(lambda: ebla(group, leader, "leases")["code"] == 1, "it lacks a majority")
+        shown = ebla(group, leader, "leases", "--json")
+    assert [one["host"] for one in shown["json"]["reports"]] == [str(group.host(leader))]
+    assert {one["host"] for one in shown["json"]["silent"]} == {str(group.host(number)) for number in others}
+
+
+def held_by(group: Group, leader: int) -> Sequence[HeldLeaseReport]:
+    report = leadership_of(group.nodes[leader])
+    return () if report is None else report.held
+
+
+def test_control_has_at_least_the_priority_of_the_shards(group: Group) -> None:
+    control, shard = (group.cluster.pid(process) for process in ("control", "shard-0"))
+    assert os.getpriority(os.PRIO_PROCESS, control) <= os.getpriority(os.PRIO_PROCESS, shard)
 
 
 def test_the_next_leader_starts_after_each_of_four_was_killed(group: Group) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.async_tests import settled
 
 from ebla.control.leadership.leadership_node import LeadershipDeps, LeadershipNode
+from ebla.leadership.lease_agent import DAMAGED_FILE
 from ebla.leadership.messages import (
     AbolishLease,
     LeaseAvailable,
@@ -33,7 +34,8 @@ HISTORY = HistoryId(uuid.UUID(int=5))
 class Rig:
     """A node that is in no cluster yet, and promises its lease to another host."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_damaged: bool = False) -> None:
+        self.is_damaged = is_damaged
         self.events: list[str] = []
         self.ends: list[str] = []
         self.node = LeadershipNode(
@@ -53,6 +55,8 @@ class Rig:
         return round(asyncio.get_running_loop().time() * 1000)
 
     async def load(self) -> LeaseFileContent:
+        if self.is_damaged:
+            return DAMAGED_FILE
         grant = LeaseGrant(OTHER, LEASE, 1)
         return SavedLease(grant=grant, history=HISTORY, term=3, period_ms=15_000, left_ms=15_000)
 
@@ -76,6 +80,16 @@ async def test_an_event_within_a_step_is_not_left_for_the_next() -> None:
     rig.node._stepped_down, rig.node._members = [LEASE], (OWN,)
     async with running(rig):
         assert rig.events == ["lease.ended"]
+
+
+async def test_a_damaged_file_is_a_warning_while_it_blocks_the_lease() -> None:
+    rig = Rig(is_damaged=True)
+    await rig.node.load()
+    assert "nobody gets this node's lease for 120 s" in rig.node.warning()
+    async with running(rig) as node:
+        await asyncio.sleep(120.0)
+        await settled()
+        assert node.warning() == ""
 
 
 def break_(*_: object) -> None:
