@@ -398,7 +398,7 @@ def _do_available(node: LeadershipNode, command: Command) -> None:
 
 def _do_up(node: LeadershipNode, command: Command) -> None:
     assert node.renewal is not None
-    node.renewal.workers[node.host(command.words[0])].host_came_up(node.now_ms)
+    node.carry_out(node.renewal.workers[node.host(command.words[0])].host_came_up(node.now_ms))
 
 
 def _do_worker_fails(node: LeadershipNode, command: Command) -> None:

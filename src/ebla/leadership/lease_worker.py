@@ -82,7 +82,9 @@ class RoundTrips:
 
     def add(self, now_ms: int, rtt_ms: float) -> None:
         self._samples.append((now_ms, rtt_ms))
-        while self._samples[0][0] <= now_ms - SAMPLES_WINDOW_MS:
+
+    def forget(self, now_ms: int) -> None:
+        while self._samples and self._samples[0][0] <= now_ms - SAMPLES_WINDOW_MS:
             self._samples.popleft()
 
     def mean_ms(self) -> float | None:
@@ -219,10 +221,15 @@ class LeaseWorker:
             self._refused_by = None
             self._next_ms = min(self._next_ms, now_ms)
 
-    def host_came_up(self, now_ms: int) -> None:
-        """It came up, or restarted: what was learned of its silence says nothing about it any more."""
+    def host_came_up(self, now_ms: int) -> list[WorkerEffect]:
+        """It came up, or restarted: what was learned of its silence says nothing about it any more. A call that is in
+        flight for long went to the host as it was; its timeout may be as long as the period."""
         self._backoff_ms = 0
         self._next_ms = min(self._next_ms, now_ms)
+        if self._call is None or now_ms < self._call.started_ms + CALL_SPACING_MS:
+            return []
+        self._call = None
+        return [DropCall(self.host)]
 
     # ---- internal
 
@@ -231,6 +238,7 @@ class LeaseWorker:
 
     def _start_call(self, now_ms: int, settings: LeaseSettings) -> WorkerCall:
         assert self._call is None, "one call is in flight"
+        self.round_trips.forget(now_ms)
         self._serial += 1
         self._last_start_ms = now_ms
         self._refused_by = None

@@ -370,8 +370,8 @@ class LeadershipNode:
     def host_came_up(self, host: HostId) -> None:
         """The failure detector sees it come up or restart."""
         renewal = self.core.renewal
-        if renewal is not None and host in renewal.workers:
-            renewal.workers[host].host_came_up(self.now_ms())
+        if self._tasks is not None and renewal is not None and host in renewal.workers:
+            self._carry_out(renewal.workers[host].host_came_up(self.now_ms()))
             self.step()
 
     # ---- the agent
