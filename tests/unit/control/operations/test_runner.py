@@ -287,6 +287,25 @@ async def test_after_the_keys_were_sent_the_outcome_is_unknown(entry: int, error
     assert failure.code is (OperationCode.CANNOT_ACQUIRE_LOCK if entry == 1 else OperationCode.TIMEOUT)
 
 
+@pytest.mark.parametrize("is_janitor", [False, True])
+@pytest.mark.parametrize("entry", [1, 2, 3, 4])
+async def test_the_outcome_is_unknown_if_an_earlier_run_left_the_record(entry: int, is_janitor: bool) -> None:
+    """The same operation is continued, by a call or by the janitor. Whatever becomes of that, the record stays."""
+    rig = await prepared()
+    first, second = rig.leader(1), rig.leader(2)
+
+    async def fail() -> None:
+        raise Unavailable("no leader")
+
+    first.before[3] = second.before[entry] = fail
+    assert (await failed(first, refresh(2))).outcome is Outcome.UNKNOWN
+    with pytest.raises(OperationFailed) as caught:
+        await (second.janitor.repair_now() if is_janitor else second.runner.run(refresh(2, 33)))
+    has_read, has_changed = entry > 1, entry > 2
+    assert caught.value.outcome is (Outcome.UNKNOWN if (has_changed if is_janitor else has_read) else Outcome.NOT_APPLIED)
+    assert ("the repair has not ended" in caught.value.message) is (is_janitor and has_changed)
+
+
 @pytest.mark.parametrize("entry", [1, 2, 3, 4])
 async def test_a_step_has_fifteen_seconds(entry: int) -> None:
     rig = await prepared()
