@@ -6,10 +6,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ebla.cli.cluster.operations import new_operation_id, resolve_host, run_operation
+from ebla.cli.cluster.operations import (
+    failed_answer,
+    new_operation_id,
+    report_answer,
+    resolve_host,
+    run_operation,
+)
 from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.output import print_json
 from ebla.group0.operations import Operation, OperationKind
+from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
 from ebla.wire.failover_messages import (
     FailoverCheckAnswer,
@@ -89,7 +96,12 @@ def check_lines(answer: FailoverCheckAnswer) -> list[str]:
 
 
 def _show_status(flags: TableFlags, *, reset: bool) -> int:
-    answer = flags.call(FAILOVER_STATUS, FailoverStatusRequest(reset=reset), CALL_MS)
+    try:
+        answer = flags.call(FAILOVER_STATUS, FailoverStatusRequest(reset=reset), CALL_MS)
+    except EblaError as error:
+        if not reset:
+            raise
+        return report_answer(flags, failed_answer(error, None), "")
     if flags.as_json:
         fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
         fields["excluded"] = [msgspec.structs.asdict(one) for one in answer.excluded]

@@ -302,7 +302,9 @@ async def test_the_outcome_is_unknown_if_an_earlier_run_left_the_record(entry: i
     with pytest.raises(OperationFailed) as caught:
         await (second.janitor.repair_now() if is_janitor else second.runner.run(refresh(2, 33)))
     has_read, has_changed = entry > 1, entry > 2
-    assert caught.value.outcome is (Outcome.UNKNOWN if (has_changed if is_janitor else has_read) else Outcome.NOT_APPLIED)
+    assert caught.value.outcome is (
+        Outcome.UNKNOWN if (has_changed if is_janitor else has_read) else Outcome.NOT_APPLIED
+    )
     assert ("the repair has not ended" in caught.value.message) is (is_janitor and has_changed)
 
 
