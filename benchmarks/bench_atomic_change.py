@@ -166,7 +166,8 @@ async def repair_s(calls: list[ControlCall]) -> float:
     led = next(number for number, report in enumerate(reports) if report.role == "leader")
     fault = FaultRequest(action=FaultAction.SET, name=str(FaultPoint.ATOMIC_KEYS), kind=FaultKind.CRASH, once=True)
     await calls[led](FAULT, fault, CALL_MS)
-    member = next(one.member for one in reports[led].members if one.member.host != reports[led].leader)
+    others_of = (one.member for one in reports[led].members if one.member.host != reports[led].leader)
+    member = next(one for one in others_of if one.present)
     changed = msgspec.structs.replace(member, release="bench")
     refresh = Operation(id=uuid.uuid4(), kind=OperationKind.REFRESH, hosts=(member.host,), member=changed)
     try:
