@@ -319,6 +319,26 @@ async def test_a_step_has_fifteen_seconds(entry: int) -> None:
     assert failure.outcome is (Outcome.UNKNOWN if entry > 1 else Outcome.NOT_APPLIED)
 
 
+async def test_all_attempts_together_have_sixty_seconds() -> None:
+    """Each step is in time, and another lock is acquired before the membership entry."""
+    rig = await prepared()
+    leader, operator = rig.leader(1), rig.leader(9)
+
+    async def late() -> None:
+        await asyncio.sleep(14)
+
+    async def overtaken() -> None:
+        await asyncio.sleep(14)
+        await operator.acquire_lock(rig.rng, 1)
+
+    leader.before |= {1: late, 2: late, 3: overtaken, 4: late, 5: late}
+    began = asyncio.get_running_loop().time()
+    failure = await failed(leader, refresh(2))
+    took_s = asyncio.get_running_loop().time() - began
+    assert took_s == pytest.approx((runner.RUN_MS + runner.ATTEMPT_PAUSE_MS) / 1000, abs=0.2)
+    assert (failure.code, failure.outcome) == (OperationCode.TIMEOUT, Outcome.UNKNOWN)
+
+
 async def test_keys_that_change_all_the_time_end_in_a_conflict() -> None:
     rig = await prepared()
     leader = rig.leader(1)
