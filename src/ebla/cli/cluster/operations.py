@@ -26,6 +26,8 @@ OPERATION_MS = 100_000
 UNKNOWN_STATUS = 3
 SHOWN_ENDED = 10
 PROGRESS_S = 2.0
+NOTHING_FAILED = OperateAnswer(operation=None)
+"""Of a request that is no operation itself."""
 
 app = typer.Typer()
 """Unnamed, so that its commands are added to the parent."""
@@ -47,15 +49,17 @@ def operations(
         if not repair and dismiss is None:
             raise
         return report_answer(flags, failed_answer(error, dismiss), "")
+    done = answer.repaired or NOTHING_FAILED
     if flags.as_json:
-        print_json(msgspec.to_builtins(operations_json(answer)))
-        return 0 if answer.repaired is None else exit_status(answer.repaired)
+        changed = answer_json(done) if repair or dismiss is not None else {}
+        print_json(msgspec.to_builtins({**operations_json(answer), **changed}))
+        return exit_status(done)
     typer.echo(describe_unfinished(answer))
     rows = ended_rows(answer)
     if rows:
         names = ("operation", "kind", "hosts", "result", "ended", "reason")
         flags.print_records(names, rows, less_important=("hosts", "operation"))
-    return 0 if answer.repaired is None else report_answer(flags, answer.repaired, "")
+    return report_answer(flags, done, "")
 
 
 def describe_unfinished(answer: OperationsAnswer) -> str:
@@ -95,7 +99,6 @@ def operations_json(answer: OperationsAnswer) -> dict[str, object]:
         "step": answer.step,
         "janitor_in_ms": answer.janitor_in_ms,
         "ended": [fields(one) for one in answer.ended],
-        **({} if answer.repaired is None else answer_json(answer.repaired)),
     }
 
 
