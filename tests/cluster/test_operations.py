@@ -1,5 +1,6 @@
 """Operations on real processes: a node joins and goes while leaders are killed or stopped at each step."""
 
+import json
 import os
 import shutil
 import signal
@@ -195,11 +196,9 @@ def test_a_node_joins_while_its_leader_dies_or_stops_and_is_removed_in_the_same_
         eventually(lambda: normal_nodes(group) == 5, "and in the ring", 60)
         second = Strike(group, removing, how)
         asked = next(number for number in EVERYONE if number != second.leader)
-        removal = Command(data, "group0", "remove", "node5", "--node", group.nodes[asked].name, "--json")
-        removal.start()
-        second.wait()
-        gone = removal.result(60)
-        assert (gone["code"], gone["json"]["outcome"]) == (0, "done"), gone
+        with command(group, asked, "group0", "remove", "node5") as removal:
+            second.wait()
+            assert answer_of(removal, 60) == (0, "done")
         assert process.wait(60) == 3
         second.end()
         eventually(lambda: ids(group) == 4, "it is removed", 60)
@@ -207,22 +206,22 @@ def test_a_node_joins_while_its_leader_dies_or_stops_and_is_removed_in_the_same_
     shutil.rmtree(data / "node5")
 
 
-class Command(threading.Thread):
-    """A command of an operator, in the background."""
+@contextmanager
+def command(group: Group, number: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of an operator, as a process: others run meanwhile."""
+    flags = ("--data", str(group.cluster.data), "--node", group.nodes[number].name, "--json")
+    process = subprocess.Popen([sys.executable, "-m", "ebla", *arguments, *flags], stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
-    def __init__(self, data: Path, *command: str) -> None:
-        super().__init__(daemon=True)
-        self._data = data
-        self._command = command
-        self._result: dict[str, Any] | None = None
 
-    def run(self) -> None:
-        self._result = run(self._data, *self._command)
-
-    def result(self, within_s: float) -> dict[str, Any]:
-        self.join(within_s)
-        assert self._result is not None, f"{self._command} did not end within {within_s} s"
-        return self._result
+def answer_of(process: subprocess.Popen[bytes], within_s: float) -> tuple[int, str]:
+    """The exit status, and the outcome that it prints."""
+    output, _ = process.communicate(timeout=within_s)
+    return process.returncode, json.loads(output)["outcome"]
 
 
 @pytest.mark.parametrize(
@@ -250,10 +249,9 @@ def test_an_exclusion_goes_on_after_its_leader_died_or_stopped(group: Group, poi
     eventually(lambda: ebla(group, asked, "failover", name, "--dry-run")["code"] == 0, "it is down for a majority", 60)
     strike = Strike(group, point, how)
     assert strike.leader == leader, "it still leads"
-    exclusion = Command(group.cluster.data, "failover", name, "--node", group.nodes[asked].name, "--json")
-    exclusion.start()
-    strike.wait()
-    assert exclusion.result(60)["code"] == 0
+    with command(group, asked, "failover", name) as exclusion:
+        strike.wait()
+        assert answer_of(exclusion, 60) == (0, "done")
     strike.end()
     group.start(victim)
     assert [one["host"] for one in ebla(group, asked, "failover", "--status")["json"]["excluded"]] == [
