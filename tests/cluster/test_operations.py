@@ -1,5 +1,6 @@
 """Operations on real processes: a node joins and goes while leaders are killed or stopped at each step."""
 
+import json
 import os
 import shutil
 import signal
@@ -32,12 +33,9 @@ EVERYONE = (0, 1, 2, 3)
 LEASES = '{"period_ms": 4000, "grace_ms": 2000, "activity_stop_ms": 500, "retry_backoff_ms": 200}'
 """So short that a new leader acts a few seconds after the death of the old one."""
 POINTS = [point for point in FaultPoint if point.startswith("atomic.")]
-HOWS = {
-    FaultPoint.ATOMIC_LOCKED: "kill",
-    FaultPoint.ATOMIC_KEYS: "stop",
-    FaultPoint.ATOMIC_MEMBERS: "kill",
-    FaultPoint.ATOMIC_DELETED: "stop",
-}
+HOWS = ("kill", "stop")
+ALTERNATING = {(point, HOWS[number % 2]) for number, point in enumerate(POINTS)}
+"""Each point once, and both ways."""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +83,40 @@ def waits_at(group: Group, number: int, point: FaultPoint) -> bool:
     return shown["code"] == 0 and any(one["name"] == point and one["waiting"] for one in shown["json"])
 
 
+class Strike:
+    """The leader dies at this point of its next operation, or stands still there until another node leads."""
+
+    def __init__(self, group: Group, point: FaultPoint, how: str) -> None:
+        self._group = group
+        self._point = point
+        self._how = how
+        self.leader = group.leader(EVERYONE)
+        assert ebla(group, self.leader, "fault", "set", str(point), "pause", "--once")["code"] == 0
+
+    def wait(self, limit_s: float = 30) -> None:
+        """Until the leader is at the point, and is struck."""
+        group, leader = self._group, self.leader
+        eventually(lambda: waits_at(group, leader, self._point), f"it waits at {self._point}", limit_s)
+        if self._how == "kill":
+            group.kill(leader)
+        else:
+            os.kill(group.processes[leader].pid, signal.SIGSTOP)
+
+    def end(self) -> None:
+        """The node is back. What it had stopped in the middle of is another leader's now."""
+        if self._how == "kill":
+            self._group.start(self.leader)
+        else:
+            others = [number for number in EVERYONE if number != self.leader]
+            eventually(lambda: leads_another(self._group, others), "another node leads", 30)
+            os.kill(self._group.processes[self.leader].pid, signal.SIGCONT)
+        self._group.wait_answers(self.leader)
+
+
+def leads_another(group: Group, numbers: list[int]) -> bool:
+    return any((report := group.report(number)) is not None and report.role == "leader" for number in numbers)
+
+
 class Request(threading.Thread):
     """An operation that an operator asks of a node."""
 
@@ -101,33 +133,31 @@ class Request(threading.Thread):
             self.answer = error
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_an_operation_goes_on_after_its_leader_died_or_stopped(group: Group, point: FaultPoint) -> None:
+@pytest.mark.parametrize(
+    ("point", "how"),
+    [
+        (point, how) if (point, how) in ALTERNATING else pytest.param(point, how, marks=pytest.mark.long)
+        for point in POINTS
+        for how in HOWS
+    ],
+)
+def test_an_operation_goes_on_after_its_leader_died_or_stopped(group: Group, point: FaultPoint, how: str) -> None:
     """The learner is promoted: with the leader gone, three of four voters are left."""
-    leader = group.leader(EVERYONE)
-    report = group.report(leader)
+    strike = Strike(group, point, how)
+    report = group.report(strike.leader)
     assert report is not None
     learner = next(each.member.host for each in report.members if each.member.role is MemberRole.LEARNER)
-    asked = next(number for number in EVERYONE if number != leader and group.host(number) != learner)
-    assert ebla(group, leader, "fault", "set", str(point), "pause", "--once")["code"] == 0
+    asked = next(number for number in EVERYONE if number != strike.leader and group.host(number) != learner)
     operation = Operation(
         id=uuid.uuid4(), kind=OperationKind.CHANGE_ROLES, hosts=(HostId(learner),), roles=(MemberRole.VOTER,)
     )
     request = Request(group, asked, operation)
     request.start()
-    eventually(lambda: waits_at(group, leader, point), f"it waits at {point}", 30)
-    if HOWS[point] == "kill":
-        group.kill(leader)
-    else:
-        os.kill(group.processes[leader].pid, signal.SIGSTOP)
+    strike.wait()
     request.join(40)
-    if HOWS[point] == "kill":
-        group.start(leader)
-    else:
-        os.kill(group.processes[leader].pid, signal.SIGCONT)
     assert isinstance(request.answer, OperateAnswer)
     assert request.answer.code is None, request.answer
-    group.wait_answers(leader)
+    strike.end()
     eventually(lambda: unfinished(group) == [None] * 4, "nothing is unfinished", 60)
     eventually(lambda: [voters(group, number) for number in EVERYONE] == [3] * 4, "three nodes vote", 60)
 
@@ -138,43 +168,73 @@ def unfinished(group: Group) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("adding", "removing"),
+    ("adding", "removing", "how"),
     [
-        (FaultPoint.ATOMIC_MEMBERS, FaultPoint.ATOMIC_KEYS),
-        pytest.param(FaultPoint.ATOMIC_LOCKED, FaultPoint.ATOMIC_LOCKED, marks=pytest.mark.long),
-        pytest.param(FaultPoint.ATOMIC_KEYS, FaultPoint.ATOMIC_MEMBERS, marks=pytest.mark.long),
-        pytest.param(FaultPoint.ATOMIC_DELETED, FaultPoint.ATOMIC_DELETED, marks=pytest.mark.long),
+        (FaultPoint.ATOMIC_MEMBERS, FaultPoint.ATOMIC_KEYS, "kill"),
+        *(
+            pytest.param(adding, removing, how, marks=pytest.mark.long)
+            for adding, removing in (
+                (FaultPoint.ATOMIC_LOCKED, FaultPoint.ATOMIC_LOCKED),
+                (FaultPoint.ATOMIC_KEYS, FaultPoint.ATOMIC_MEMBERS),
+                (FaultPoint.ATOMIC_DELETED, FaultPoint.ATOMIC_DELETED),
+            )
+            for how in HOWS
+        ),
+        pytest.param(FaultPoint.ATOMIC_MEMBERS, FaultPoint.ATOMIC_KEYS, "stop", marks=pytest.mark.long),
     ],
 )
-def test_a_node_joins_while_its_leader_dies_and_is_removed_while_the_next_one_dies(
-    group: Group, adding: FaultPoint, removing: FaultPoint
+def test_a_node_joins_while_its_leader_dies_or_stops_and_is_removed_in_the_same_way(
+    group: Group, adding: FaultPoint, removing: FaultPoint, how: str
 ) -> None:
     data = group.cluster.data
     token = run(data, "token")["text"].strip()
-    leader = group.leader(EVERYONE)
-    assert ebla(group, leader, "fault", "set", str(adding), "crash", "--once")["code"] == 0
+    first = Strike(group, adding, how)
     with joining(group, token) as process:
-        assert group.processes[leader].wait(60) is not None, "it died in the middle of the addition"
-        group.start(leader)
+        first.wait(60)
+        first.end()
         eventually(lambda: ids(group) == 5, "the fifth is a member", 60)
         eventually(lambda: normal_nodes(group) == 5, "and in the ring", 60)
-        second = group.leader(EVERYONE)
-        assert ebla(group, second, "fault", "set", str(removing), "crash", "--once")["code"] == 0
-        asked = next(number for number in EVERYONE if number != second)
-        gone = run(data, "group0", "remove", "node5", "--node", group.nodes[asked].name, "--json")
-        assert (gone["code"], gone["json"]["outcome"]) == (0, "done"), gone
+        second = Strike(group, removing, how)
+        asked = next(number for number in EVERYONE if number != second.leader)
+        with command(group, asked, "group0", "remove", "node5") as removal:
+            second.wait()
+            assert answer_of(removal, 60) == (0, "done")
         assert process.wait(60) == 3
-        group.start(second)
+        second.end()
         eventually(lambda: ids(group) == 4, "it is removed", 60)
         eventually(lambda: unfinished(group) == [None] * 4, "nothing is unfinished", 60)
     shutil.rmtree(data / "node5")
 
 
+@contextmanager
+def command(group: Group, number: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of an operator, as a process: others run meanwhile."""
+    flags = ("--data", str(group.cluster.data), "--node", group.nodes[number].name, "--json")
+    process = subprocess.Popen([sys.executable, "-m", "ebla", *arguments, *flags], stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answer_of(process: subprocess.Popen[bytes], within_s: float) -> tuple[int, str]:
+    """The exit status, and the outcome that it prints."""
+    output, _ = process.communicate(timeout=within_s)
+    return process.returncode, json.loads(output)["outcome"]
+
+
 @pytest.mark.parametrize(
-    "point",
-    [point if point is FaultPoint.ATOMIC_KEYS else pytest.param(point, marks=pytest.mark.long) for point in POINTS],
+    ("point", "how"),
+    [
+        (point, how)
+        if (point, how) == (FaultPoint.ATOMIC_KEYS, "kill")
+        else pytest.param(point, how, marks=pytest.mark.long)
+        for point in POINTS
+        for how in HOWS
+    ],
 )
-def test_an_exclusion_goes_on_after_its_leader_died(group: Group, point: FaultPoint) -> None:
+def test_an_exclusion_goes_on_after_its_leader_died_or_stopped(group: Group, point: FaultPoint, how: str) -> None:
     """The dead node gives its vote to the learner first, so that two of three voters are left without the leader."""
     leader = group.leader(EVERYONE)
     report = group.report(leader)
@@ -187,10 +247,13 @@ def test_an_exclusion_goes_on_after_its_leader_died(group: Group, point: FaultPo
     group.kill(victim)
     eventually(lambda: group.host(victim) not in voting(group, leader), "the dead node has no vote", 60)
     eventually(lambda: ebla(group, asked, "failover", name, "--dry-run")["code"] == 0, "it is down for a majority", 60)
-    assert ebla(group, leader, "fault", "set", str(point), "crash", "--once")["code"] == 0
-    assert ebla(group, asked, "failover", name)["code"] == 0
-    assert group.processes[leader].wait(60) is not None, "it died in the middle of the exclusion"
-    group.start(leader, victim)
+    strike = Strike(group, point, how)
+    assert strike.leader == leader, "it still leads"
+    with command(group, asked, "failover", name) as exclusion:
+        strike.wait()
+        assert answer_of(exclusion, 60) == (0, "done")
+    strike.end()
+    group.start(victim)
     assert [one["host"] for one in ebla(group, asked, "failover", "--status")["json"]["excluded"]] == [
         str(group.host(victim))
     ]

@@ -20,7 +20,7 @@ class OperateRequest(msgspec.Struct, frozen=True, array_like=True):
 class OperateAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """`code` is None if the operation is done. `ended` is None if there was nothing to do."""
 
-    operation: uuid.UUID
+    operation: uuid.UUID | None
     ended: EndedOperation | None = None
     code: OperationCode | None = None
     outcome: Outcome = Outcome.NOT_APPLIED
@@ -50,3 +50,5 @@ class OperationsAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=Tru
     """None: it is not armed on that node."""
     ended: tuple[EndedOperation, ...] = ()
     """The oldest first."""
+    repaired: OperateAnswer | None = None
+    """How the janitor's run ended, if it was requested; `operation` is the one that was unfinished."""

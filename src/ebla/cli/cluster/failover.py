@@ -6,10 +6,20 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ebla.cli.cluster.operations import new_operation_id, resolve_host, run_operation
+from ebla.cli.cluster.operations import (
+    NOTHING_FAILED,
+    answer_json,
+    exit_status,
+    failed_answer,
+    new_operation_id,
+    report_answer,
+    resolve_host,
+    run_operation,
+)
 from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.output import print_json
-from ebla.group0.operations import Operation, OperationKind
+from ebla.group0.operations import Operation, OperationCode, OperationKind
+from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
 from ebla.wire.failover_messages import (
     FailoverCheckAnswer,
@@ -17,6 +27,7 @@ from ebla.wire.failover_messages import (
     FailoverStatusAnswer,
     FailoverStatusRequest,
 )
+from ebla.wire.operation_messages import OperateAnswer
 from ebla.wire.verbs import FAILOVER_CHECK, FAILOVER_STATUS
 
 CALL_MS = 10_000
@@ -76,12 +87,15 @@ def recover(
 
 def _dry_run(flags: NodeFlags, hosts: tuple[HostId, ...], *, force: bool) -> int:
     answer = flags.call(FAILOVER_CHECK, FailoverCheckRequest(hosts), CALL_MS)
+    is_met = all(one.is_met or (force and one.can_force) for one in answer.checks)
+    verdict = OperateAnswer(operation=None, code=None if is_met else OperationCode.REFUSED)
     if flags.as_json:
-        print_json(msgspec.to_builtins([msgspec.structs.asdict(one) for one in answer.checks]))
+        checks = [msgspec.structs.asdict(one) for one in answer.checks]
+        print_json(msgspec.to_builtins({**answer_json(verdict), "checks": checks}))
     else:
         for line in check_lines(answer):
             typer.echo(line)
-    return 0 if all(one.is_met or (force and one.can_force) for one in answer.checks) else 1
+    return exit_status(verdict)
 
 
 def check_lines(answer: FailoverCheckAnswer) -> list[str]:
@@ -89,12 +103,17 @@ def check_lines(answer: FailoverCheckAnswer) -> list[str]:
 
 
 def _show_status(flags: TableFlags, *, reset: bool) -> int:
-    answer = flags.call(FAILOVER_STATUS, FailoverStatusRequest(reset=reset), CALL_MS)
+    try:
+        answer = flags.call(FAILOVER_STATUS, FailoverStatusRequest(reset=reset), CALL_MS)
+    except EblaError as error:
+        if not reset:
+            raise
+        return report_answer(flags, failed_answer(error, None), "")
     if flags.as_json:
         fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
         fields["excluded"] = [msgspec.structs.asdict(one) for one in answer.excluded]
         fields["down"] = [msgspec.structs.asdict(one) for one in answer.down]
-        print_json(msgspec.to_builtins(fields))
+        print_json(msgspec.to_builtins({**fields, **(answer_json(NOTHING_FAILED) if reset else {})}))
         return 0
     typer.echo(headline(answer))
     if not answer.is_leader:

@@ -14,7 +14,7 @@ from ebla.cli.cluster.node_calls import choose_node, control_caller, local_trans
 from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.output import print_json
 from ebla.group0.operations import EndedOperation, Operation, OperationCode, OperationResult, UnfinishedOperation
-from ebla.model.errors import EblaError, InvalidRequest, Outcome
+from ebla.model.errors import EblaError, InvalidRequest, Outcome, Unavailable
 from ebla.model.identity import HostId
 from ebla.wire.group0_messages import MembersRequest
 from ebla.wire.operation_messages import OperateAnswer, OperateRequest, OperationsAnswer, OperationsRequest
@@ -26,6 +26,8 @@ OPERATION_MS = 100_000
 UNKNOWN_STATUS = 3
 SHOWN_ENDED = 10
 PROGRESS_S = 2.0
+NOTHING_FAILED = OperateAnswer(operation=None)
+"""Of a request that is no operation itself."""
 
 app = typer.Typer()
 """Unnamed, so that its commands are added to the parent."""
@@ -38,18 +40,26 @@ def operations(
     dismiss: Annotated[
         UUID | None, typer.Option("--dismiss", metavar="ID", help="Forget this quarantined operation.")
     ] = None,
-) -> None:
+) -> int:
     """Show changes of members: the unfinished one, quarantined ones, and how the latest ended."""
     request = OperationsRequest(repair=repair, dismiss=dismiss)
-    answer = flags.call(OPERATIONS, request, OPERATION_MS if repair else CALL_MS)
+    try:
+        answer = flags.call(OPERATIONS, request, OPERATION_MS if repair else CALL_MS)
+    except EblaError as error:
+        if not repair and dismiss is None:
+            raise
+        return report_answer(flags, failed_answer(error, dismiss), "")
+    done = answer.repaired or NOTHING_FAILED
     if flags.as_json:
-        print_json(msgspec.to_builtins(operations_json(answer)))
-        return
+        changed = answer_json(done) if repair or dismiss is not None else {}
+        print_json(msgspec.to_builtins({**operations_json(answer), **changed}))
+        return exit_status(done)
     typer.echo(describe_unfinished(answer))
     rows = ended_rows(answer)
     if rows:
         names = ("operation", "kind", "hosts", "result", "ended", "reason")
         flags.print_records(names, rows, less_important=("hosts", "operation"))
+    return report_answer(flags, done, "")
 
 
 def describe_unfinished(answer: OperationsAnswer) -> str:
@@ -96,19 +106,35 @@ def operations_json(answer: OperationsAnswer) -> dict[str, object]:
 
 
 def run_operation(flags: NodeFlags, operation: Operation, done: str) -> int:
-    """Returns the exit status: 0 done, 1 not applied, 3 unknown."""
-    answer = run_async(_operate(flags, operation))
-    code = "done" if answer.code is None else str(answer.code)
-    outcome = "done" if answer.code is None else str(answer.outcome)
+    """Returns the exit status."""
+    return report_answer(flags, run_async(_operate(flags, operation)), done)
+
+
+def report_answer(flags: NodeFlags, answer: OperateAnswer, done: str) -> int:
+    """Returns the exit status. `done`: what to say of success."""
     if flags.as_json:
-        shown = {"operation_id": str(answer.operation), "code": code, "outcome": outcome}
-        print_json({**shown, "message": answer.message, "advice": answer.advice})
-    elif answer.code is None:
-        typer.echo(done)
-    else:
+        print_json(answer_json(answer))
+    elif answer.code is not None:
         what = "not applied" if answer.outcome is Outcome.NOT_APPLIED else "unknown whether it was applied"
         advice = f"; {answer.advice}" if answer.advice else ""
-        sys.stderr.write(f"ebla: {what}: {answer.message} ({code}){advice}\n")
+        sys.stderr.write(f"ebla: {what}: {answer.message} ({answer.code}){advice}\n")
+    elif done:
+        typer.echo(done)
+    return exit_status(answer)
+
+
+def answer_json(answer: OperateAnswer) -> dict[str, object]:
+    return {
+        "operation_id": None if answer.operation is None else str(answer.operation),
+        "code": "done" if answer.code is None else str(answer.code),
+        "outcome": "done" if answer.code is None else str(answer.outcome),
+        "message": answer.message,
+        "advice": answer.advice,
+    }
+
+
+def exit_status(answer: OperateAnswer) -> int:
+    """0 done, 1 not applied, 3 unknown."""
     if answer.code is None:
         return 0
     return 1 if answer.outcome is Outcome.NOT_APPLIED else UNKNOWN_STATUS
@@ -124,13 +150,7 @@ async def _operate(flags: NodeFlags, operation: Operation) -> OperateAnswer:
             try:
                 return await call(OPERATE, OperateRequest(operation, forward=True), OPERATION_MS)
             except EblaError as error:
-                return OperateAnswer(
-                    operation=operation.id,
-                    code=OperationCode.UNAVAILABLE,
-                    outcome=error.outcome,
-                    message=error.message,
-                    advice=error.advice,
-                )
+                return failed_answer(error, operation.id)
 
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(ask())
@@ -145,13 +165,24 @@ async def _operate(flags: NodeFlags, operation: Operation) -> OperateAnswer:
     return asking.result()
 
 
+def failed_answer(error: EblaError, operation: UUID | None) -> OperateAnswer:
+    """The node could not be asked, or refused the request itself."""
+    code = OperationCode.INVALID if isinstance(error, InvalidRequest) else OperationCode.UNAVAILABLE
+    return OperateAnswer(
+        operation=operation, code=code, outcome=error.outcome, message=error.message, advice=error.advice
+    )
+
+
 def new_operation_id() -> UUID:
     return uuid.uuid4()
 
 
 def resolve_host(flags: NodeFlags, text: str) -> HostId:
     """A host by its id, the address of its control process, or the name of a local node."""
-    report = flags.call(GROUP0_MEMBERS, MembersRequest(), CALL_MS)
+    try:
+        report = flags.call(GROUP0_MEMBERS, MembersRequest(), CALL_MS)
+    except EblaError as error:  # whatever became of this read, nothing was changed
+        raise Unavailable(error.message, advice=error.advice) from error
     members = {one.member.host: one.member for one in report.members}
     local = {node.name: node.options.control_address for node in find_nodes(flags.data)}
     found = [

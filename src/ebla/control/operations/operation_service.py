@@ -24,7 +24,7 @@ from ebla.group0.operations import (
     read_state,
     why_malformed,
 )
-from ebla.model.errors import DeadlineExceeded, EblaError, InvalidRequest, Outcome, Refused, Unavailable
+from ebla.model.errors import EblaError, InvalidRequest, Outcome, Unavailable
 from ebla.model.identity import HostId
 from ebla.topology.snapshot import TopologyState
 from ebla.wire.operation_messages import OperateAnswer, OperateRequest, OperationsAnswer, OperationsRequest
@@ -187,13 +187,7 @@ class Operations:
             else:
                 ended = await self._run_for_peer(operation, call.work_ms())
         except OperationFailed as error:
-            return OperateAnswer(
-                operation=operation.id,
-                code=error.code,
-                outcome=error.outcome,
-                message=error.message,
-                advice=error.advice,
-            )
+            return _failed_answer(error, operation.id)
         return OperateAnswer(operation=operation.id, ended=ended)
 
     async def _run_for_peer(self, operation: Operation, within_ms: int) -> EndedOperation | None:
@@ -216,8 +210,7 @@ class Operations:
             raise Unavailable("no leader of group 0 is known" if leader is None else f"host {leader} leads now")
         if request.dismiss is not None:
             await self._dismiss(request.dismiss, call.work_ms())
-        if request.repair:
-            await self._repair()
+        repaired = await self._repair() if request.repair else None
         store = running.store
         found, current = read_record(store), self.runner.current
         return OperationsAnswer(
@@ -228,15 +221,17 @@ class Operations:
             step="" if current is None else current.step,
             janitor_in_ms=self.janitor.due_in_ms(),
             ended=ended_operations(store),
+            repaired=repaired,
         )
 
-    async def _repair(self) -> None:
+    async def _repair(self) -> OperateAnswer:
+        found = read_record(self._deps.group0.running.store)
+        operation = None if found is None else found.value.id
         try:
             await self.janitor.repair_now()
-        except OperationUnknown as error:
-            raise DeadlineExceeded(f"{error.message} ({error.code})", advice=error.advice) from error
         except OperationFailed as error:
-            raise Refused(f"{error.message} ({error.code})", advice=error.advice) from error
+            return _failed_answer(error, operation)
+        return OperateAnswer(operation=operation)
 
     async def _dismiss(self, operation: uuid.UUID, within_ms: int) -> None:
         running = self._deps.group0.running
@@ -272,6 +267,12 @@ def _as_known(error: OperationFailed, *, may_be_committed: bool) -> OperationFai
     if not may_be_committed or error.code in DECIDED or error.outcome is Outcome.UNKNOWN:
         return error
     return OperationUnknown(error.message, advice=REPAIRED_LATER, code=error.code, operation=error.operation)
+
+
+def _failed_answer(error: OperationFailed, operation: uuid.UUID | None) -> OperateAnswer:
+    return OperateAnswer(
+        operation=operation, code=error.code, outcome=error.outcome, message=error.message, advice=error.advice
+    )
 
 
 def _result_of(answer: OperateAnswer) -> EndedOperation | None:

@@ -162,7 +162,7 @@ class OperationRun:
         self._loop = asyncio.get_running_loop()
         self._spent_s = 0.0
         self._may_be_committed = False
-        """Whether the record of this operation may have been committed."""
+        """Whether a record of this operation, or of the janitor's repair, may have been committed."""
         self._secured: tuple[HostId, ...] = ()
         """The new voters, a majority of which this run needs the leases of."""
         self.step = "waits for the quorum"
@@ -205,7 +205,7 @@ class OperationRun:
                     if await self._secure_quorum(handle, state, record):
                         conflicts += 1  # that took time: what was read and checked before may be outdated
                         continue
-                    if not await self._commit(handle, transaction, "keys", is_own=is_own):
+                    if not await self._commit(handle, transaction, "keys", is_own=is_own or self._operation is None):
                         conflicts += 1
                         continue
                     await self._deps.reach(FaultPoint.ATOMIC_KEYS)
@@ -241,6 +241,8 @@ class OperationRun:
             if is_first and self._check is not None and operation is not None:
                 self._operation = await self._check(operation, handle, state.snapshot, state.members) or operation
                 decision = decide(self._operation, state, run)
+            # An earlier run of the same operation left the record: this one may fail, and it is completed all the same.
+            self._may_be_committed |= isinstance(decision, CommitRecord) and decision.is_own and not is_first
             return decision, state
 
     def _read(self) -> OperationState:
@@ -350,8 +352,9 @@ class OperationRun:
     def _failure(self, code: OperationCode, message: str, advice: str = "") -> OperationFailed:
         if not self._may_be_committed:
             return OperationFailed(message, advice=advice, code=code, operation=self.id)
+        what = "the repair" if self.id is None else f"operation {self.id}"
         return OperationUnknown(
-            f"{message}; operation {self.id} has not ended",
+            f"{message}; {what} has not ended",
             advice="it will be completed or undone by the janitor, see `ebla operations`",
             code=code,
             operation=self.id,

@@ -1,10 +1,14 @@
 """What the commands of failover print."""
 
+import json
 import uuid
 
+import pytest
 from typer.testing import CliRunner
 
+from ebla.cli import command
 from ebla.cli.app import app
+from ebla.cli.cluster import failover
 from ebla.cli.cluster.failover import check_lines, excluded_rows, headline
 from ebla.model.identity import HostId
 from ebla.wire.failover_messages import CheckReport, ExclusionReport, FailoverCheckAnswer, FailoverStatusAnswer
@@ -41,6 +45,27 @@ def test_checks_are_one_line_each() -> None:
         "ok    127.0.0.3 is a member",
         "FAIL  shop.audit would lose its last live replica",
     ]
+
+
+@pytest.mark.parametrize(("force", "code", "exit_code"), [(False, "refused", 1), (True, "done", 0)])
+def test_a_dry_run_says_what_would_come_of_it(
+    monkeypatch: pytest.MonkeyPatch, force: bool, code: str, exit_code: int
+) -> None:
+    unmet = CheckReport(is_met=False, text="shop.audit would lose its last live replica", can_force=True)
+    monkeypatch.setattr(failover, "resolve_host", lambda _flags, _text: HOST)
+    monkeypatch.setattr(command, "call_node", lambda *_arguments: FailoverCheckAnswer((unmet,)))
+    arguments = ["failover", "node3", "--dry-run", "--json", *(["--force"] if force else [])]
+    shown = CliRunner().invoke(app, arguments)
+    fields = json.loads(shown.stdout)
+    assert (shown.exit_code, fields["code"], fields["operation_id"]) == (exit_code, code, None)
+    assert [one["text"] for one in fields["checks"]] == [unmet.text]
+
+
+def test_a_reset_says_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "call_node", lambda *_arguments: status(is_enabled=True))
+    shown = json.loads(CliRunner().invoke(app, ["failover", "--reset", "--json"]).stdout)
+    assert (shown["code"], shown["outcome"], shown["count"]) == ("done", "done", 1)
+    assert "code" not in json.loads(CliRunner().invoke(app, ["failover", "--status", "--json"]).stdout)
 
 
 def test_the_status_names_the_setting_the_count_and_who_is_excluded() -> None:

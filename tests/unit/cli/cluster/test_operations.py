@@ -1,12 +1,26 @@
 """`ebla operations`: what is unfinished, and how others ended."""
 
+import json
 import uuid
+from collections.abc import Callable
 
+import pytest
+from typer.testing import CliRunner
+
+from ebla.cli import command
+from ebla.cli.app import app
 from ebla.cli.cluster.operations import describe_unfinished, ended_rows, operations_json
 from ebla.group0.members import Member, MemberRole
-from ebla.group0.operations import EndedOperation, OperationKind, OperationResult, UnfinishedOperation
+from ebla.group0.operations import (
+    EndedOperation,
+    OperationCode,
+    OperationKind,
+    OperationResult,
+    UnfinishedOperation,
+)
+from ebla.model.errors import ConnectionLost, DeadlineExceeded, EblaError, Outcome, Refused
 from ebla.model.identity import Address, HostId
-from ebla.wire.operation_messages import OperationsAnswer
+from ebla.wire.operation_messages import OperateAnswer, OperationsAnswer
 
 HOST = HostId(uuid.UUID(int=1))
 MEMBER = Member(host=HOST, role=MemberRole.REMOVED, address=Address("h", 1))
@@ -40,3 +54,62 @@ def test_quarantined_ones_come_first_then_the_newest() -> None:
     assert rows[0][3] == "quarantined"
     assert [row[4] for row in rows[1:3]] == ["41 s ago", "42 s ago"]
     assert len(rows) == 11
+
+
+# ---- exit statuses
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """Sets what every call to the node answers, or raises."""
+
+    def answers(result: object) -> None:
+        def call(*_arguments: object) -> object:
+            if isinstance(result, EblaError):
+                raise result
+            return result
+
+        monkeypatch.setattr(command, "call_node", call)
+
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "status"),
+    [
+        (None, Outcome.NOT_APPLIED, 0),
+        (OperationCode.CANNOT_ACQUIRE_LOCK, Outcome.NOT_APPLIED, 1),
+        (OperationCode.LOCK_CONFLICT, Outcome.UNKNOWN, 3),
+    ],
+)
+def test_a_repair_says_how_it_ended(
+    node: Callable[[object], None], code: OperationCode | None, outcome: Outcome, status: int
+) -> None:
+    repaired = OperateAnswer(operation=uuid.UUID(int=7), code=code, outcome=outcome, message="the reason")
+    node(answer(repaired=repaired))
+    plain = CliRunner().invoke(app, ["operations", "--repair"])
+    assert plain.exit_code == status
+    assert ("the reason" in plain.stderr) is (code is not None)
+    shown = CliRunner().invoke(app, ["operations", "--repair", "--json"])
+    assert shown.exit_code == status
+    fields = json.loads(shown.stdout)
+    assert fields["operation_id"] == str(uuid.UUID(int=7))
+    assert (fields["code"], fields["outcome"]) == (str(code or "done"), "done" if code is None else str(outcome))
+
+
+@pytest.mark.parametrize("arguments", [("operations", "--dismiss", str(uuid.UUID(int=7))), ("failover", "--reset")])
+def test_a_change_without_an_operation_has_the_same_exit_statuses(
+    node: Callable[[object], None], arguments: tuple[str, ...]
+) -> None:
+    for error, outcome, status in ((DeadlineExceeded("late"), "unknown", 3), (Refused("no"), "not_applied", 1)):
+        node(error)
+        assert CliRunner().invoke(app, arguments).exit_code == status
+        shown = CliRunner().invoke(app, [*arguments, "--json"])
+        assert (shown.exit_code, json.loads(shown.stdout)["outcome"]) == (status, outcome)
+
+
+def test_a_host_that_cannot_be_looked_up_changes_nothing(node: Callable[[object], None]) -> None:
+    """The call that was lost is a read."""
+    node(ConnectionLost("the node ended"))
+    failed = CliRunner().invoke(app, ["failover", "node3"])
+    assert (failed.exit_code, failed.stderr) == (1, "ebla: not applied: the node ended\n")

@@ -287,6 +287,27 @@ async def test_after_the_keys_were_sent_the_outcome_is_unknown(entry: int, error
     assert failure.code is (OperationCode.CANNOT_ACQUIRE_LOCK if entry == 1 else OperationCode.TIMEOUT)
 
 
+@pytest.mark.parametrize("is_janitor", [False, True])
+@pytest.mark.parametrize("entry", [1, 2, 3, 4])
+async def test_the_outcome_is_unknown_if_an_earlier_run_left_the_record(entry: int, is_janitor: bool) -> None:
+    """The same operation is continued, by a call or by the janitor. Whatever becomes of that, the record stays."""
+    rig = await prepared()
+    first, second = rig.leader(1), rig.leader(2)
+
+    async def fail() -> None:
+        raise Unavailable("no leader")
+
+    first.before[3] = second.before[entry] = fail
+    assert (await failed(first, refresh(2))).outcome is Outcome.UNKNOWN
+    with pytest.raises(OperationFailed) as caught:
+        await (second.janitor.repair_now() if is_janitor else second.runner.run(refresh(2, 33)))
+    has_read, has_changed = entry > 1, entry > 2
+    assert caught.value.outcome is (
+        Outcome.UNKNOWN if (has_changed if is_janitor else has_read) else Outcome.NOT_APPLIED
+    )
+    assert ("the repair has not ended" in caught.value.message) is (is_janitor and has_changed)
+
+
 @pytest.mark.parametrize("entry", [1, 2, 3, 4])
 async def test_a_step_has_fifteen_seconds(entry: int) -> None:
     rig = await prepared()
@@ -296,6 +317,26 @@ async def test_a_step_has_fifteen_seconds(entry: int) -> None:
     failure = await failed(leader, add(NEWCOMER))
     assert asyncio.get_running_loop().time() - began == pytest.approx(runner.STEP_MS / 1000, abs=0.2)
     assert failure.outcome is (Outcome.UNKNOWN if entry > 1 else Outcome.NOT_APPLIED)
+
+
+async def test_all_attempts_together_have_sixty_seconds() -> None:
+    """Each step is in time, and another lock is acquired before the membership entry."""
+    rig = await prepared()
+    leader, operator = rig.leader(1), rig.leader(9)
+
+    async def late() -> None:
+        await asyncio.sleep(14)
+
+    async def overtaken() -> None:
+        await asyncio.sleep(14)
+        await operator.acquire_lock(rig.rng, 1)
+
+    leader.before |= {1: late, 2: late, 3: overtaken, 4: late, 5: late}
+    began = asyncio.get_running_loop().time()
+    failure = await failed(leader, refresh(2))
+    took_s = asyncio.get_running_loop().time() - began
+    assert took_s == pytest.approx((runner.RUN_MS + runner.ATTEMPT_PAUSE_MS) / 1000, abs=0.2)
+    assert (failure.code, failure.outcome) == (OperationCode.TIMEOUT, Outcome.UNKNOWN)
 
 
 async def test_keys_that_change_all_the_time_end_in_a_conflict() -> None:
