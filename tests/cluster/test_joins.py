@@ -150,7 +150,7 @@ def test_a_new_node_that_is_killed_after_its_acceptance_continues_if_it_is_back_
     wait_paused(cluster.old, FaultPoint.COMMIT_CDC_GENERATION_ENTERED)
     new.kill()
     release(cluster.old, FaultPoint.COMMIT_CDC_GENERATION_ENTERED)
-    new.wait_cause("barrier of version")
+    new.wait_cause(f"no reply from {new.node.options.address}; rolled back in ")
     new.start_again()
     new.wait_normal()
 

@@ -277,6 +277,7 @@ CAUSES: Mapping[tuple[TransitionState | None, Strike], str] = {
     (TransitionState.WRITE_BOTH_READ_OLD, barrier_refused): "barrier of version",
     (TransitionState.WRITE_BOTH_READ_NEW, barrier_refused): "barrier of version",
     (TransitionState.COMMIT_CDC_GENERATION, source_dies): "barrier of version",
+    (TransitionState.COMMIT_CDC_GENERATION, new_node_dies): "no reply from",
     (QUEUED, source_dies): "queued",
 }
 

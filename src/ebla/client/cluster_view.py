@@ -10,6 +10,7 @@ from ebla.client.leadership_view import lease_counts, leases_line
 from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import HostId
 from ebla.model.records.jobs import PipelineState
+from ebla.topology.states import JOINING_STATES
 from ebla.topology.states import NodeState as TopologyState
 from ebla.wire.group0_messages import Group0Report
 from ebla.wire.verbs import ProcessState, ProcessStatus, StatusAnswer, TopologyStatus
@@ -190,7 +191,22 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     transition: str = ""
 
     @property
+    def excluded(self) -> tuple[NodeView, ...]:
+        return tuple(node for node in self.nodes if node.excluded)
+
+    @property
+    def joining(self) -> tuple[NodeView, ...]:
+        """Their joins take as long as their data takes."""
+        return tuple(node for node in self.nodes if node.topology_state in JOINING_STATES)
+
+    @property
     def all_up(self) -> bool:
+        return not self.joining and self.members_up
+
+    @property
+    def members_up(self) -> bool:
+        """All but those that join."""
+        members = [node for node in self.nodes if node not in self.joining]
         return all(
             node.state is NodeStatus.UP
             and node.held_up_by == node.asked_others == len(self.nodes) - 1
@@ -199,8 +215,8 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
             and node.group0.applied > 0
             and not node.why_not_serving
             and node.ring is not None
-            and node.ring.normal >= len(self.nodes)
-            for node in self.nodes
+            and node.ring.normal >= len(members)
+            for node in members
         ) and any(node.group0 is not None and node.group0.leads for node in self.nodes)
 
 

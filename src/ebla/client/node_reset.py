@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from ebla.control.group0.join_state import JoinStage
 from ebla.group0.join_messages import JoinNodeQueryAnswer
 from ebla.model.identity import RequestId
-from ebla.topology.states import NodeState, RequestOutcome
+from ebla.topology.states import JOINING_STATES, NodeState, RequestOutcome
 
 NOT_ACCEPTED = ("fresh", "joining")
 """Stages, by value, in which no Raft server has run. Any stage that is unknown here counts as accepted."""
-JOINING_STATES = (NodeState.NONE, NodeState.BOOTSTRAPPING, NodeState.REPLACING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,9 @@ class RequestFollower:
         )
 
     def _seconds_left(self, now_s: float) -> float | None:
+        """None as long as nothing says so: the total is an estimate, and more may have moved."""
         progress = self._progress
-        if progress is None or not progress.bytes_total:
+        if progress is None or progress.bytes_moved >= progress.bytes_total:
             return None
         if self._streams_since is None or progress.bytes_moved < self._streams_since[1]:
             self._streams_since = (now_s, progress.bytes_moved)
@@ -111,7 +112,7 @@ class RequestFollower:
         if progress.bytes_moved == first or now_s <= began_s:
             return None
         rate = (progress.bytes_moved - first) / (now_s - began_s)
-        return max(0, progress.bytes_total - progress.bytes_moved) / rate
+        return (progress.bytes_total - progress.bytes_moved) / rate
 
 
 def _running_state(report: TopologyReport, request: NodeRequest) -> str:

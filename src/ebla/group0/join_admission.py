@@ -14,11 +14,9 @@ from ebla.model.identity import Address, ClusterId, RequestId
 from ebla.topology.apply.requests import PENDING_REQUESTS_MAX, SHARDS_MAX, open_requests
 from ebla.topology.commands import Command, RejectNode, SubmitJoin
 from ebla.topology.snapshot import Node, NodeRequest, Snapshot, TopologyState
-from ebla.topology.states import NodeRequestKind, NodeState
+from ebla.topology.states import JOINING_STATES, NodeRequestKind, NodeState
 from ebla.topology.token_allocation import NUM_TOKENS_MAX
 from ebla.version import DATA_FORMAT
-
-JOINING_STATES = (NodeState.NONE, NodeState.BOOTSTRAPPING, NodeState.REPLACING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,12 @@ def test_a_join_shows_its_state_its_cause_what_it_moves_and_the_time_left() -> N
     assert (result.bytes, result.ranges, result.seconds) == (8_000_000, 2, 12.3)
 
 
+def test_no_time_is_left_to_show_when_more_has_moved_than_was_expected() -> None:
+    follower = RequestFollower(JOIN, "node4")
+    follower.look(joining(moved=40_000_000), 10.0)
+    assert follower.look(joining(moved=200_000_000), 14.0).left_s is None
+
+
 def test_a_pending_request_shows_its_position() -> None:
     text = RequestFollower(QUEUED, "node5").look(joining(), 0.0).text
     assert text == "node5: pending; queued: position 1 behind 3f2a (11 s)"

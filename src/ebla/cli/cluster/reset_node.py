@@ -13,7 +13,6 @@ from ebla.cli.cluster.local_cluster import LocalNode, load_node
 from ebla.cli.cluster.node_calls import call_address, run_async
 from ebla.cli.command import OutputFlags, add_command
 from ebla.client.node_reset import (
-    JOINING_STATES,
     AbortFirst,
     MayReset,
     MustNotReset,
@@ -34,7 +33,7 @@ from ebla.runtime.system_clock import SystemClock
 from ebla.runtime.system_rng import SystemRng
 from ebla.runtime.tcp_transport import TcpTransport
 from ebla.runtime.tls import NodeTls, TlsFolder
-from ebla.topology.states import NodeState
+from ebla.topology.states import JOINING_STATES, NodeState
 from ebla.wire.topology_messages import AbortTopologyRequest
 from ebla.wire.verbs import ABORT_REQUEST, JOIN_NODE_QUERY
 

@@ -65,7 +65,7 @@ class StartedCluster:
 
 def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluster:
     """Starts the nodes that do not run. Returns once each one runs, sees the others and has its child processes, else
-    stops those that it started."""
+    stops those that it started. A node that still joins after this time goes on."""
     started = StartedCluster(nodes)
     started.catch_signals()
     reset: set[str] = set()  # by name; at most once each
@@ -73,7 +73,7 @@ def bring_up(nodes: Sequence[LocalNode], print_line: PrintLine) -> StartedCluste
         for node in nodes:
             if node.running_pid() is None:
                 started.processes[node.name] = start(node)
-        while (ended := run_async(_wait_all_up(started))) is not None:
+        while (ended := run_async(_wait_all_up(started, print_line))) is not None:
             _reset_if_useless(started, ended, reset, print_line)
             started.processes[ended.name] = start(ended)
     except BaseException:
@@ -128,8 +128,8 @@ def _unfinished(started: StartedCluster, node: LocalNode) -> bool:
 # ---- up
 
 
-async def _wait_all_up(started: StartedCluster) -> LocalNode | None:
-    """None: all are up; else the first node that has ended."""
+async def _wait_all_up(started: StartedCluster, print_line: PrintLine) -> LocalNode | None:
+    """None: all are up; else the first node that has ended. Excluded nodes serve nobody until they are recovered."""
     deadline = time.monotonic() + START_S
     while True:
         for node in started.nodes:
@@ -139,9 +139,15 @@ async def _wait_all_up(started: StartedCluster) -> LocalNode | None:
         if started.is_stop_requested:
             raise KeyboardInterrupt
         view = await fetch_cluster_view(started.nodes)
-        if view.all_up and all([await _accepts_cql_clients(node) for node in started.nodes]):
+        excluded, joining = ({one.name for one in found} for found in (view.excluded, view.joining))
+        serving = [node for node in started.nodes if node.name not in excluded | joining]
+        is_up = view.members_up and all([await _accepts_cql_clients(node) for node in serving])
+        if is_up and not joining:
             return None
         if time.monotonic() >= deadline:
+            if is_up:
+                print_line(f"{', '.join(sorted(joining))} still joins, and goes on: see `ebla topology`")
+                return None
             lines = "\n".join(f"    {line.plain}" for line in status_lines(view, verbose=True))
             raise Unavailable(f"not all nodes were up within {START_S:.0f} s:\n{lines}")
         await asyncio.sleep(POLL_S)

@@ -19,8 +19,8 @@ from ebla.control.group0.member_features import common_features
 from ebla.control.leadership.activity_tasks import RunningHandle
 from ebla.group0.members import member_key
 from ebla.group0.operations import OperationFailed, read_record
-from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivitySpec, Precondition
-from ebla.leadership.quorum import MAJORITY
+from ebla.leadership.activities import ActivityEnded, ActivityRefused, ActivitySpec
+from ebla.leadership.quorum import MAJORITY, missing_hosts
 from ebla.model.errors import EblaError, Outcome, Stale, Unavailable, leaf_errors
 from ebla.model.identity import HostId, RequestId
 from ebla.topology.commands import Command, DropCdcGenerations, EnableFeatures, FencePredecessor, RejectNode
@@ -74,13 +74,11 @@ class Coordinator:
         """One run of the activity. Returns how many have failed in a row by errors that nobody foresaw."""
         period_ms = self._deps.leadership.settings().period_ms
         spec = ActivitySpec(name="topology", domain="coordinator", quorum=MAJORITY, wait_ms=period_ms)
+        self._explain_leases()
         try:
             await self._deps.leadership.activities.run(spec, self._coordinate)
-        except ActivityRefused as error:
-            if error.precondition in (Precondition.NO_QUORUM, Precondition.NO_LEASE):
-                self.causes.set(None, WaitKind.LEASE, f" a majority of the voters: {error.message}")
-        except ActivityEnded:
-            pass  # reported where it ended; the next leader continues
+        except (ActivityRefused, ActivityEnded):
+            pass  # the next run says what it waits for; why one has ended is reported there
         except EblaError as error:
             self.causes.set(None, WaitKind.NO_MAJORITY, f": {error.message}")
         except Exception as error:  # whatever it is, the coordinator must run again
@@ -95,7 +93,17 @@ class Coordinator:
                 await asyncio.sleep(1.0)
         return failures
 
+    def _explain_leases(self) -> None:
+        """Before the run: the last leader's leases may have to end first."""
+        view, nodes = self._deps.leadership.view(), self._deps.committed.snapshot.nodes
+        deadlines = {} if view.held is None else view.held.deadlines
+        missing = missing_hosts(MAJORITY, view.voters, deadlines, view.now_ms)
+        names = [nodes[host].address if host in nodes else str(host) for host in missing]
+        if names:
+            self.causes.set(None, WaitKind.LEASE, f" {', '.join(names)}")
+
     async def _coordinate(self, handle: RunningHandle) -> None:
+        self.causes.clear(None)
         try:
             async with asyncio.TaskGroup() as tasks:
                 run = CoordinatorRun(deps=self._deps, handle=handle, causes=self.causes, tasks=tasks)

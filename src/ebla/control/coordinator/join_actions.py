@@ -1,8 +1,9 @@
 """What the coordinator does in each state of a join. Every action can be repeated, by this leader or the next."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from ebla.group0.join_messages import JoinNodeResponse
 from ebla.group0.members import member_key
 from ebla.group0.operations import Operation, OperationKind, read_record
 from ebla.model.errors import EblaError, Stale
-from ebla.model.identity import Address, HostId, RequestId, SessionId, TopologyVersion
+from ebla.model.identity import Address, HostId, RequestId, SessionId, TableId, TopologyVersion
 from ebla.topology.cdc_generations import (
     generation_commits,
     generation_parts,
@@ -34,11 +35,12 @@ from ebla.topology.commands import (
     RollBackNode,
 )
 from ebla.topology.next_step import DriveNode, RollBack
-from ebla.topology.routing.vnode_streams import has_streams, ring_streams
+from ebla.topology.node_states import node_row
+from ebla.topology.routing.vnode_streams import RangeStream, has_streams, ring_streams
 from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Snapshot
 from ebla.topology.states import NodeState, TransitionState
 from ebla.topology.token_allocation import choose_tokens
-from ebla.wire.topology_messages import StopNodeRequest, StreamOrder, StreamProgress
+from ebla.wire.topology_messages import StopNodeRequest, StreamOrder, StreamProgress, StreamResult
 from ebla.wire.verbs import JOIN_NODE_RESPONSE, STOP_NODE
 
 STOP_MS = 10_000
@@ -55,6 +57,11 @@ class SilentHosts:
 
     def observe(self, down: tuple[HostId, ...], boot_ms: int) -> None:
         self.since_ms = {host: self.since_ms.get(host, boot_ms) for host in down}
+
+    def left_ms(self, host: HostId, timeout_ms: int, boot_ms: int) -> int | None:
+        """Until it is lost; None: it is not seen as down."""
+        since_ms = self.since_ms.get(host)
+        return None if since_ms is None else max(0, timeout_ms - (boot_ms - since_ms))
 
     def lost(self, timeout_ms: int, boot_ms: int) -> frozenset[HostId]:
         return frozenset(host for host, since_ms in self.since_ms.items() if boot_ms - since_ms >= timeout_ms)
@@ -183,12 +190,7 @@ class JoinActions:
                 if left_ms <= 0:
                     await self._expel(node, f"it did not answer its acceptance: {error.message}")
                     return
-                self._run.causes.set(
-                    request,
-                    WaitKind.NO_REPLY,
-                    f" {node.address}",
-                    countdown=f"; rolled back in {-(-left_ms // 1000)} s",
-                )
+                self._explain_no_reply(request, node, left_ms)
                 await asyncio.sleep(TICK_S)
                 continue
             await self._deps.reach(FaultPoint.JOIN_RESPONSE_SENT)
@@ -198,6 +200,20 @@ class JoinActions:
                 return
             self._accepted = request
             return
+
+    def _explain_no_reply(self, subject: Subject, node: Node, left_ms: int) -> None:
+        countdown = f"; rolled back in {-(-left_ms // 1000)} s"
+        self._run.causes.set(subject, WaitKind.NO_REPLY, f" {node.address}", countdown=countdown)
+
+    def _explain_silence(self, subject: Subject, hosts: Iterable[HostId]) -> bool:
+        """Whether one of these hosts is down, whose silence ends the join."""
+        timeout_ms, boot_ms = self._deps.settings().peer_timeout_ms, self._deps.topology.clock.boot_ms()
+        for host in hosts:
+            left_ms = self._silent.left_ms(host, timeout_ms, boot_ms)
+            if left_ms is not None:
+                self._explain_no_reply(subject, self._run.snapshot.node(host), left_ms)
+                return True
+        return False
 
     async def _expel(self, node: Node, why: str) -> None:
         """The key half of its removal from group 0 rejects it: row `left`, and the topology is idle."""
@@ -222,6 +238,8 @@ class JoinActions:
         version = snapshot.version
 
         def explain(missing: Mapping[HostId, str]) -> None:
+            if self._explain_silence(subject, (host for host in self._given_up_if_silent() if host in missing)):
+                return
             nodes = self._run.snapshot.nodes
             texts = (f"{nodes[host].address}: {lacks}" for host, lacks in sorted(missing.items()) if host in nodes)
             self._run.causes.set(subject, WaitKind.BARRIER, f" {version}: {'; '.join(texts)}")
@@ -230,6 +248,12 @@ class JoinActions:
         self._run.causes.clear(subject)
         self._passed = (since, version)
         return version
+
+    def _given_up_if_silent(self) -> tuple[HostId, ...]:
+        """The new node, as long as its join can be rolled back."""
+        node = self._run.snapshot.node_in_transition()
+        row = None if node is None else node_row(node.state, self._run.snapshot.transition)
+        return () if node is None or row is None or row.on_failure is None else (node.host,)
 
     async def _barrier_of(self, node: Node, transition: TransitionState) -> TopologyVersion:
         version = await self.barrier(node.request)
@@ -311,33 +335,45 @@ class JoinActions:
                     return result.error
                 if lost := self._lost_source():
                     return lost
-                if result is None:
-                    causes.set(request, WaitKind.PIPELINE, ": it has not taken the order yet")
-                elif result.unavailable:
-                    causes.set(request, WaitKind.PIPELINE, f": {result.unavailable}")
-                elif result.error:
-                    causes.set(request, WaitKind.STREAM, f", and is repeated: {result.error}")
-                else:
-                    causes.clear(request)
+                self._explain_streams(request, node, result)
                 await streams.changed.wait(TICK_S)
         finally:
             streams.give(None)
+
+    def _explain_streams(self, request: RequestId, node: Node, result: StreamResult | None) -> None:
+        causes, down = self._run.causes, frozenset(self._silent.since_ms)
+        sources = (host for _, _, host in self._streams_from(down))
+        if self._explain_silence(request, chain((node.host,), sources)):
+            return
+        if result is None:
+            causes.set(request, WaitKind.PIPELINE, ": it has not taken the order yet")
+        elif result.unavailable:
+            causes.set(request, WaitKind.PIPELINE, f": {result.unavailable}")
+        elif result.error:
+            causes.set(request, WaitKind.STREAM, f", and is repeated: {result.error}")
+        else:
+            causes.clear(request)
 
     def _lost_source(self) -> str:
         """A source that is unreachable for `peer_timeout_ms` and not excluded."""
         boot_ms = self._deps.topology.clock.boot_ms()
         lost = self._silent.lost(self._deps.settings().peer_timeout_ms, boot_ms)
         snapshot = self._run.snapshot
-        for table in sorted(snapshot.tables) if lost else ():
+        for table, stream, gone in self._streams_from(lost):
+            name, where = snapshot.tables[table].full_name, snapshot.node(gone).address
+            part = f"tokens after {stream.range.start} up to {stream.range.end}"
+            return f"{where}, the source of {name}, {part}, is unreachable"
+        return ""
+
+    def _streams_from(self, hosts: frozenset[HostId]) -> Iterator[tuple[TableId, RangeStream, HostId]]:
+        snapshot = self._run.snapshot
+        for table in sorted(snapshot.tables) if hosts else ():
             if snapshot.on_tablets(table):
                 continue
             for stream in ring_streams(snapshot, snapshot.replication_of(table)):
-                gone = next((host for host in stream.sources if host in lost), None)
-                if gone is not None:
-                    name, where = snapshot.tables[table].full_name, snapshot.node(gone).address
-                    part = f"tokens after {stream.range.start} up to {stream.range.end}"
-                    return f"{where}, the source of {name}, {part}, is unreachable"
-        return ""
+                for host in stream.sources:
+                    if host in hosts:
+                        yield table, stream, host
 
     # ---- left_token_ring
 

@@ -111,7 +111,10 @@ class TopologyService:
         missing = [str(one.address.host) for one in members if one.role is MemberRole.VOTER and one.host in down]
         if missing:
             return f"missing {', '.join(missing)}"
-        return "no leader is known" if leader is None else f"the leader, {leader}, does not answer"
+        if leader is None:
+            return "no leader is known"
+        row = self._deps.committed.snapshot.nodes.get(leader)
+        return f"the leader, {leader if row is None else row.address}, does not answer"
 
     def _base(self, leader: HostId | None) -> TopologyReport:
         snapshot, group0 = self._deps.committed.snapshot, self._deps.topology.group0

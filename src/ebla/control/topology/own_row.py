@@ -5,6 +5,7 @@ Every commit has a condition on the state it was decided by.
 """
 
 import asyncio
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,8 +18,9 @@ from ebla.ports.rng import Rng
 from ebla.topology.apply.command import Rejection, apply_commands
 from ebla.topology.cdc_generations import generation_commits, generation_parts, generation_ranges
 from ebla.topology.commands import Command, CreateCluster, RefreshNode
-from ebla.topology.snapshot import GenerationId, Node, Snapshot, TopologyState
-from ebla.topology.states import NodeState
+from ebla.topology.request_queue import latest_join
+from ebla.topology.snapshot import GenerationId, Node, NodeRequest, Snapshot, TopologyState
+from ebla.topology.states import NodeState, TransitionState
 from ebla.topology.token_allocation import choose_tokens
 
 CHECK_MS = 500
@@ -36,6 +38,7 @@ class OwnRow:
         self._last_reason = ""
         self.waits_for = ""
         """For people: why this node is not in the ring."""
+        self._join = JoinLog()
 
     async def run(self) -> None:
         """Until cancelled. Raises `Refused` where this node must not run as it is."""
@@ -54,6 +57,8 @@ class OwnRow:
         if self._is_operated_on():
             return
         snapshot = self._deps.topology.snapshot
+        if (news := self._join.news(snapshot.nodes.get(self._own.host), snapshot)) is not None:
+            self._deps.report(*news)
         self.waits_for = own_problem(snapshot, self._own)
         if not self._commands(snapshot) and not own_refusal(snapshot, self._own):
             return
@@ -93,6 +98,36 @@ class OwnRow:
                 self._deps.report("topology.waits", {"reason": error.message})
             return error.message
         return "another change was committed first" if done is None else ""
+
+
+@dataclass(slots=True)
+class JoinLog:
+    """What the log of a new node says of its join: each state, and at the end what it took and moved."""
+
+    _seen: tuple[NodeState, TransitionState | None] | None = None
+
+    def news(self, own: Node | None, snapshot: Snapshot) -> tuple[str, dict[str, object]] | None:
+        """The next event; None: nothing has changed."""
+        request = None if own is None else latest_join(snapshot, own.host)
+        if own is None or request is None:
+            return None
+        here = (own.state, snapshot.transition if own.in_transition else None)
+        before, self._seen = self._seen, here
+        if here == before:
+            return None
+        if own.in_transition:
+            return "join.state", {"state": str(own.state), "transition": str(snapshot.transition or "")}
+        # A node that was normal at the first look is one that was started again.
+        return _join_done(request) if own.state is NodeState.NORMAL and before is not None else None
+
+
+def _join_done(request: NodeRequest) -> tuple[str, dict[str, object]]:
+    took_ms = 0 if request.end_ms is None else max(0, request.end_ms - request.start_ms)
+    return "join.done", {
+        "seconds": took_ms / 1000,
+        "bytes": request.streamed_bytes,
+        "ranges": request.streamed_ranges,
+    }
 
 
 def own_commands(snapshot: Snapshot, own: Node, now_ms: int, rng: Rng) -> tuple[Command, ...]:

@@ -118,8 +118,8 @@ def _alter_keyspace(request: AlterKeyspaceRequest, snapshot: Snapshot) -> Schema
         raise InvalidRequest(f"keyspace {keyspace.name} stays on {'tablets' if known.on_tablets else 'vnodes'}")
     if known.on_tablets and known.replication != keyspace.replication:
         raise Refused(
-            f"replicas of keyspace {keyspace.name}, which is on tablets, would have to move, and this release has no "
-            "topology coordinator to move them",
+            f"replicas of keyspace {keyspace.name}, which is on tablets, would have to move, and this release does not "
+            "move tablets",
             advice="create a keyspace with the other replication",
         )
     if known.replication != keyspace.replication and (operation := snapshot.running_operation):

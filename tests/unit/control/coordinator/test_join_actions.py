@@ -1,20 +1,24 @@
-"""What the coordinator must not do for a node that joins."""
+"""What the coordinator must not do for a node that joins, and what it says of one that is silent."""
 
 import uuid
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tests.unit.topology.world import World, host
+from tests.unit.topology.world import Coordinator as Driver
+from tests.unit.topology.world import World, cluster, host
 
 from ebla.control.coordinator.coordinator_deps import CoordinatorRun
 from ebla.control.coordinator.join_actions import JoinActions, SilentHosts
+from ebla.control.coordinator.wait_causes import WaitCauses
 from ebla.group0.join_admission import learner_of
 from ebla.group0.operations import UNFINISHED_OPERATION_KEY, OperationKind, UnfinishedOperation
 from ebla.model.errors import Stale
-from ebla.model.identity import HistoryId, RequestId
+from ebla.model.identity import HistoryId, HostId, RequestId
 from ebla.model.stored_value import StoredValue, encode_stored
 from ebla.model.transaction import Revision
+from ebla.settings_store.registry import TopologySettings
 from ebla.topology.commands import AdvanceNode, Command
 from ebla.topology.states import TransitionState
 
@@ -66,3 +70,49 @@ def test_a_host_is_lost_once_it_was_silent_for_the_whole_time() -> None:
     silent.observe((host(1),), 3_000)
     silent.observe((host(1), host(2)), 5_000)
     assert silent.lost(4_000, 5_000) == {host(1)}
+
+
+class Silence:
+    """A join in this state, in which the new node and all others lack the version, and the new node is down."""
+
+    def __init__(self, state: TransitionState) -> None:
+        self.world, _ = cluster(3)
+        node = self.world.node(NEW)
+        request = self.world.ask_to_join(node)
+        Driver(self.world).until(state)
+        self.request = request.id
+        self.now_ms = 1_000
+        self.causes = WaitCauses(lambda: self.now_ms, lambda _event, _fields: None)
+        self.silent = SilentHosts()
+        topology = SimpleNamespace(
+            barriers=SimpleNamespace(wait_all=self.wait_all), clock=SimpleNamespace(boot_ms=lambda: self.now_ms)
+        )
+        deps = SimpleNamespace(topology=topology, settings=lambda: TopologySettings(peer_timeout_ms=5_000))
+        run = SimpleNamespace(deps=deps, causes=self.causes, snapshot=self.world.snapshot)
+        self.actions = JoinActions(cast("CoordinatorRun", run), self.silent)
+        self.seen = ""
+
+    async def wait_all(
+        self, _version: object, _awaited: object, on_missing: Callable[[Mapping[HostId, str]], None]
+    ) -> None:
+        on_missing({host(2): "no answer", host(NEW): "no answer"})
+        found = self.causes.of(self.request)
+        self.seen = "" if found is None else found.text
+
+    async def barrier_after(self, silent_ms: int) -> str:
+        self.silent.observe((host(2), host(NEW)), self.now_ms)
+        self.now_ms += silent_ms
+        await self.actions.barrier(self.request)
+        return self.seen
+
+
+async def test_a_join_says_that_its_node_is_silent_and_when_it_is_rolled_back() -> None:
+    seen = await Silence(TransitionState.COMMIT_CDC_GENERATION).barrier_after(2_000)
+    assert seen == "no reply from 127.0.0.4; rolled back in 3 s"
+
+
+async def test_a_join_that_cannot_be_rolled_back_any_more_names_all_that_the_barrier_lacks() -> None:
+    seen = await Silence(TransitionState.WRITE_BOTH_READ_NEW).barrier_after(2_000)
+    assert seen.startswith("barrier of version ")
+    assert "127.0.0.2: no answer" in seen
+    assert "127.0.0.4: no answer" in seen
