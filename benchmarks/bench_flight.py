@@ -104,7 +104,7 @@ SCHEMA = new_schema(
 )
 
 
-class BenchPlane:
+class BenchService:
     """`bulk.stream_service.StreamService` with the real puts, without sessions and tickets."""
 
     def __init__(self, folder: Path) -> None:
@@ -182,7 +182,7 @@ def listed(folder: Path) -> tuple[CheckpointPart, ...]:
 async def serve(folder: Path) -> None:
     workers = BulkWorkers()
     certificate = TlsFolder(folder.parent / "tls").node_certificate()
-    server = FlightServer(BenchPlane(folder), workers, discard_event)
+    server = FlightServer(BenchService(folder), workers, discard_event)
     identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
     address = server.listen(Address("127.0.0.1", 0), identity)
     print(address.port, flush=True)

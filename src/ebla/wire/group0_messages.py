@@ -85,7 +85,7 @@ class Group0ReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     start: int = 0
 
 
-class FoundKeyValue(msgspec.Struct, frozen=True, array_like=True):
+class KeyValue(msgspec.Struct, frozen=True, array_like=True):
     key: str
     value: bytes
     revision: Revision
@@ -98,7 +98,7 @@ class Group0ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
     was asked for, the node holds that state no longer and this is the first page of a new one."""
 
     revision: Revision
-    found: tuple[FoundKeyValue, ...]
+    found: tuple[KeyValue, ...]
     more: bool = False
 
 
