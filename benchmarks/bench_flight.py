@@ -94,7 +94,9 @@ TRANSFER = TransferId(uuid.UUID(int=3))
 CHECKPOINT = CheckpointId(uuid.UUID(int=4))
 TABLE = TableId(uuid.UUID(int=5))
 SCHEMA = new_schema(
-    (TABLE, "ks", "bench"),
+    TABLE,
+    "ks",
+    "bench",
     (
         Column(name="k", type=parse_type("bigint"), kind=ColumnKind.PARTITION_KEY),
         Column(name="a", type=parse_type("bigint"), kind=ColumnKind.REGULAR),

@@ -67,7 +67,9 @@ def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Col
 
 STORE = StoreId(uuid.UUID(int=1))
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "bench", "rows"),
+    TableId(uuid.UUID(int=1)),
+    "bench",
+    "rows",
     (
         _column("id", "bigint", ColumnKind.PARTITION_KEY),
         _column("amount", "double"),

@@ -60,7 +60,7 @@ class RecordStore(Generic[T]):
         self._timeout_ms = timeout_ms
 
     async def read(self, key: str, deadline: Deadline | None = None) -> VersionedRecord[T] | None:
-        """As a quorum knows it; None: there is none."""
+        """As a quorum knows it; None: it does not exist."""
         found = await self._read_all(Group0ReadRequest(keys=(key,)), deadline)
         return self._decode(found[0]) if found else None
 

@@ -94,7 +94,7 @@ def a_snapshot(tablets: int = 2, copies: int = 2, nodes: int = 3) -> Snapshot:
         Column(name="k", type=ScalarType(Scalar.INT), kind=ColumnKind.PARTITION_KEY),
         Column(name="v", type=ScalarType(Scalar.TEXT), kind=ColumnKind.REGULAR),
     )
-    schema = new_schema((TABLE, "ks", "t"), columns)
+    schema = new_schema(TABLE, "ks", "t", columns)
     sets = [tuple(replica((number + place) % nodes + 1, 1) for place in range(copies)) for number in range(tablets)]
     made = cluster(*(node(number) for number in range(1, nodes + 1)), tablets=tablet_map(TABLE, sets))
     table = Table(id=TABLE, keyspace="ks", name="t", definition=encode_schema(schema))

@@ -60,7 +60,7 @@ from ebla.wire.verbs import (
 
 DEFAULT_PAGE_LIMITS = PageLimits()
 SMALL_READ_KEYS_MAX = 8
-"""So few keys fit into one page whatever their values are."""
+"""So few keys fit into one page at any size of their values."""
 
 
 class Group0Service:

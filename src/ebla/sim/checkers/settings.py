@@ -75,7 +75,7 @@ class SettingsLedger:
         erased = sum(map(len, self.erased.values()))
         return f"{erased} tombstones erased, {self.refused} messages of removed hosts refused"
 
-    # ---- told by the scenario
+    # ---- reported by the scenario
 
     def folder_lost(self, host: HostId) -> None:
         self._nodes.pop(host, None)
