@@ -291,7 +291,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Show changes of members: the unfinished one, quarantined ones, and how the latest ended.", _operations
     ),
     "failover": LazyCommand(
-        "Exclude dead nodes: nothing waits for them any more, and they serve no rows until they are recovered.",
+        "Exclude dead nodes: nothing waits for them, and they serve no rows until they are recovered.",
         _failover,
     ),
     "recover": LazyCommand("Include an excluded node again: it serves rows, and may vote.", _failover),
