@@ -126,7 +126,7 @@ def schema() -> TableSchema:
         Column(name="v", type=SCALARS["text"], kind=ColumnKind.REGULAR),
         Column(name="w", type=SCALARS["int"], kind=ColumnKind.REGULAR),
     )
-    return new_schema((TABLE, "ks", "t"), columns)
+    return new_schema(TABLE, "ks", "t", columns)
 
 
 def planned(table: TableSchema, text: str) -> SelectPlan:

@@ -94,7 +94,9 @@ TRANSFER = TransferId(uuid.UUID(int=3))
 CHECKPOINT = CheckpointId(uuid.UUID(int=4))
 TABLE = TableId(uuid.UUID(int=5))
 SCHEMA = new_schema(
-    (TABLE, "ks", "bench"),
+    TABLE,
+    "ks",
+    "bench",
     (
         Column(name="k", type=parse_type("bigint"), kind=ColumnKind.PARTITION_KEY),
         Column(name="a", type=parse_type("bigint"), kind=ColumnKind.REGULAR),
@@ -104,7 +106,7 @@ SCHEMA = new_schema(
 )
 
 
-class BenchPlane:
+class BenchService:
     """`bulk.stream_service.StreamService` with the real puts, without sessions and tickets."""
 
     def __init__(self, folder: Path) -> None:
@@ -182,7 +184,7 @@ def listed(folder: Path) -> tuple[CheckpointPart, ...]:
 async def serve(folder: Path) -> None:
     workers = BulkWorkers()
     certificate = TlsFolder(folder.parent / "tls").node_certificate()
-    server = FlightServer(BenchPlane(folder), workers, discard_event)
+    server = FlightServer(BenchService(folder), workers, discard_event)
     identity = FlightCertificate(certificate.certificate_pem, certificate.key_pem)
     address = server.listen(Address("127.0.0.1", 0), identity)
     print(address.port, flush=True)

@@ -57,7 +57,9 @@ def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Col
 
 
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "bench", "rows"),
+    TableId(uuid.UUID(int=1)),
+    "bench",
+    "rows",
     (
         _column("id", "bigint", ColumnKind.PARTITION_KEY),
         _column("name", "text"),

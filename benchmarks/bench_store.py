@@ -67,7 +67,9 @@ def _column(name: str, kind: str, place: ColumnKind = ColumnKind.REGULAR) -> Col
 
 STORE = StoreId(uuid.UUID(int=1))
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "bench", "rows"),
+    TableId(uuid.UUID(int=1)),
+    "bench",
+    "rows",
     (
         _column("id", "bigint", ColumnKind.PARTITION_KEY),
         _column("amount", "double"),
@@ -102,8 +104,8 @@ LIMITS: dict[str, Limit] = {
     "scan_sidecar_us": Limit(0.5, "µs/row"),
     "scan_3_layers_us": Limit(5, "µs/row"),
     "load_us": Limit(3, "µs/row"),
-    "fold_tenth_rows_per_s": Limit(300_000, "rows/s", at_least=True),
-    "fold_full_rows_per_s": Limit(120_000, "rows/s", at_least=True),
+    "compact_tenth_rows_per_s": Limit(300_000, "rows/s", at_least=True),
+    "compact_full_rows_per_s": Limit(120_000, "rows/s", at_least=True),
     "group_commit_times": Limit(5, "times", at_least=True),
     "checkpoint_loop_ms": Limit(100, "ms"),
 }
@@ -280,7 +282,7 @@ async def _measure_scan(bench: Bench, engine: RocksEngine, what: tuple[int, bool
     await close_scan(opened)
 
 
-async def measure_folds(bench: Bench) -> None:
+async def measure_compactions(bench: Bench) -> None:
     """Rows of the result per second of CPU."""
     engine = RocksEngine(bench.disk)
     count = bench.rows
@@ -293,7 +295,7 @@ async def measure_folds(bench: Bench) -> None:
             for number, name in enumerate(("older", other))
         )
         for number in range(bench.rounds):
-            out = bench.path(f"fold-{other}-{number}")
+            out = bench.path(f"compact-{other}-{number}")
             job = CompactionJob(
                 incarnation=Incarnation(1),
                 inputs=inputs,
@@ -303,10 +305,10 @@ async def measure_folds(bench: Bench) -> None:
                 rule=KEEP_ALL,
                 schema=SCHEMA,
             )
-            with CpuTimer(rows) as folding:
+            with CpuTimer(rows) as timer:
                 result = await run_compaction(engine, bench.disk, job)
             assert result.facts.rows == rows
-            bench.note(f"fold_{other}_rows_per_s", 1e6 / folding.us_per_row)
+            bench.note(f"compact_{other}_rows_per_s", 1e6 / timer.us_per_row)
             await engine.drop(out)
 
 
@@ -435,7 +437,7 @@ async def measure_many_tablets(bench: Bench) -> None:
 PARTS: dict[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
     "live": measure_live,
     "columns": measure_columns,
-    "folds": measure_folds,
+    "compactions": measure_compactions,
     "group_commit": measure_group_commit,
     "checkpoint": measure_checkpoint,
     "tablets": measure_many_tablets,

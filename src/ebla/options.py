@@ -152,10 +152,10 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     shard_requests_bytes_max: Annotated[
         int, between(32 << 20, 1 << 40, "memory of each shard for writes in flight; more are refused")
     ] = 128 << 20
-    folds_max: Annotated[int, between(1, 64, "concurrent compactions, of all shards together")] = 2
-    fold_ms: Annotated[int, between(1_000, 86_400_000, "a compaction that takes longer is cancelled and retried")] = (
-        3_600_000
-    )
+    compactions_max: Annotated[int, between(1, 64, "concurrent compactions, of all shards together")] = 2
+    compaction_ms: Annotated[
+        int, between(1_000, 86_400_000, "a compaction that takes longer is cancelled and retried")
+    ] = 3_600_000
     transfers_max: Annotated[int, between(1, 1_024, "concurrent transfer streams into this node; more wait")] = 16
     transfer_bytes_per_second_max: Annotated[
         int, between(0, 1 << 40, "of all transfers into and out of this node together; 0: no bound")

@@ -81,7 +81,7 @@ class Numbers:
     def __init__(self, keyspace: str, table: TableId) -> None:
         self.table = table
         self._name = f"{keyspace}.t"
-        self._schema: TableSchema = new_schema((table, keyspace, "t"), COLUMNS)
+        self._schema: TableSchema = new_schema(table, keyspace, "t", COLUMNS)
 
     def write(self, shard: CqlConnection, numbers: dict[int, int], level: ConsistencyLevel) -> None:
         updates = [

@@ -44,7 +44,9 @@ ROCKS = NodeLimits(shard_cache_bytes_max=1 << 20, shard_unflushed_bytes_max=4 <<
 LIMITS = StoreLimits(segment_bytes=1 << 16, free_bytes_min=0, upkeep_ms=10_000)
 INT = ScalarType(Scalar.INT)
 TABLE = new_schema(
-    (TableId(UUID(int=5)), "ks", "t"),
+    TableId(UUID(int=5)),
+    "ks",
+    "t",
     (
         Column(name="k", type=INT, kind=ColumnKind.PARTITION_KEY),
         Column(name="v", type=ScalarType(Scalar.TEXT), kind=ColumnKind.REGULAR),

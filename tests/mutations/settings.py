@@ -95,7 +95,7 @@ return _joined(8, newer, older)""",
     Mutation(
         name="settings-older-copy-by-counter",
         module="ebla.settings_store.node_store",
-        function="SettingsStore._knows_less",
+        function="SettingsStore._is_behind",
         find="stamp.counter > header.counter",
         replace="stamp.counter > header.counter + 1_000",
         check=STORE,

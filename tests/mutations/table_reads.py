@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="table-reads-shard-does-not-wait-for-the-version",
-        module="ebla.replica.checkpoints",
+        module="ebla.replica.replica_server",
         function="ShardCheckpoints.take",
         find="await context.wait_version(request.version, deadline_ms)\nif request.session is None:",
         replace="if request.session is None:",

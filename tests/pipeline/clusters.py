@@ -314,7 +314,7 @@ class Replicas:
         assert table is not None
         self.table: TableId = table
         self.expected: list[dict[int, Written]] = [{} for _ in range(NODES)]
-        self._schema = new_schema((table, keyspace, name), COLUMNS)
+        self._schema = new_schema(table, keyspace, name, COLUMNS)
         self._column = self._schema.column("v").number
 
     # ---- jobs of the pipeline

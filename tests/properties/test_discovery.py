@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebla.group0 import discovery
-from ebla.group0.discovery import ClusterMember, Discovery, DiscoveryReply, FoundCluster, JoinCluster, WaitForNodes
+from ebla.group0.discovery import ClusterMember, Discovery, DiscoveryReply, JoinCluster, StartCluster, WaitForNodes
 from ebla.model.identity import Address, ClusterId, HostId
 
 
@@ -39,7 +39,7 @@ class World:
         if node.cluster is not None:
             return
         match discovery.decide(node.state):
-            case FoundCluster():
+            case StartCluster():
                 self.created.append(address)
                 node.cluster = ClusterId(node.state.host)
             case JoinCluster(cluster=cluster):
@@ -114,7 +114,7 @@ def test_exactly_one_cluster(contacts: list[tuple[int, ...]], ids: list[int], da
 
 def test_a_lone_node_creates_at_once() -> None:
     state = discovery.start_discovery(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(1)])
-    assert discovery.decide(state) == FoundCluster()
+    assert discovery.decide(state) == StartCluster()
 
 
 def test_a_contact_in_another_cluster_is_never_joined_and_stops_creation() -> None:
@@ -128,5 +128,5 @@ def test_a_contact_in_another_cluster_is_never_joined_and_stops_creation() -> No
 def test_a_peer_that_fell_silent_must_answer_again() -> None:
     state = discovery.start_discovery(HostId(uuid.UUID(int=1)), address_of(1), "test", [address_of(2)])
     state = discovery.record_reply(state, address_of(2), discovery.FreshNode(HostId(uuid.UUID(int=2)), ()))
-    assert discovery.decide(state) == FoundCluster()
+    assert discovery.decide(state) == StartCluster()
     assert isinstance(discovery.decide(discovery.forget_reply(state, address_of(2))), WaitForNodes)

@@ -62,6 +62,14 @@ def test_exceptions_only_shrink() -> None:
     assert "needs no exception" in lengths.loose_exceptions([], {SHELL: 700})[0]
 
 
+def test_private_words() -> None:
+    text = (
+        "class TransferDesk:\n  def folded(self, wish, table):\n    self.chance = told = 1\n    door = unfold(told)\n"
+    )
+    assert lines_of(names.private_words, sample(text)) == [1, 2, 2, 3, 3, 4]
+    assert names.private_words([sample(text, "tests/unit/test_a.py")]) == []
+
+
 def test_many_parameters() -> None:
     assert lines_of(lengths.many_parameters, sample("def f(a, b, c, d, e): ...")) == []
     assert lines_of(lengths.many_parameters, sample("def f(a, b, c, d, e, g): ...")) == [1]

@@ -57,7 +57,7 @@ def test_flags_win_over_the_file_and_take_texts_without_quotes(tmp_path: Path) -
             ["`hidden_features` is ['settings']", "a list of 'settings-purge', "],
         ),
         ({"commit_log": "async"}, ["`commit_log` is 'async'", "one of 'sync', 'periodic'"]),
-        ({"limits": {"folds_max": 0}}, ["`limits.folds_max` is 0", "from 1 to 64"]),
+        ({"limits": {"compactions_max": 0}}, ["`limits.compactions_max` is 0", "from 1 to 64"]),
         ({"limits": {"write_timeout_ms": 1}}, ["`limits.write_timeout_ms` is 1", "from 10 to 600000"]),
         ({"peers": "127.0.0.1"}, ["`peers` is '127.0.0.1'", "a list of addresses"]),
         ({"peers": ["127.0.0.1:7000"]}, ["`peers` holds '127.0.0.1:7000'", "without a port"]),

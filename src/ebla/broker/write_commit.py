@@ -90,7 +90,7 @@ class WriteCommits:
         return answer
 
     async def _close_session(self, request: CommitWriteRequest, deadline: Deadline) -> None:
-        """The job is done whatever comes of this: its session ends at its own deadline at the latest."""
+        """The job is done even if this fails: its session ends at its own deadline at the latest."""
         try:
             within = Deadline(deadline.at_most_ms(self._deps.node.session_close_ms))
             await self._client.close_session(request.session, within)

@@ -35,7 +35,7 @@ class CompactionService:
         self._runner = runner
         self._report = report
         self._waiting_max = waiting_max
-        self._slots = asyncio.Semaphore(limits.folds_max)
+        self._slots = asyncio.Semaphore(limits.compactions_max)
         self.running = 0
         self.waiting = 0
 

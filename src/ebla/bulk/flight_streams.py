@@ -134,7 +134,7 @@ class FlightStreams:
         """Through a scan worker: this process opens no layers."""
         stream = self._loop.call(self._scans.start(SCAN_S))
         try:
-            schema = stream.ask(ScanJob(source.schema, (layer,), StoredRowsQuery(range=layer.range)))
+            schema = stream.start(ScanJob(source.schema, (layer,), StoredRowsQuery(range=layer.range)))
             yield from records_of(stream.batches(schema), self._piece_bytes)
         finally:
             stream.close()
@@ -194,7 +194,7 @@ class FlightStreams:
     def _scan(self, source: SourceStream, job: ScanJob) -> Iterator[pa.Schema | BatchAndMetadata]:
         stream = self._loop.call(self._scans.start(SCAN_S))
         try:
-            schema = stream.ask(job)
+            schema = stream.start(job)
             yield schema
             for batch in stream.batches(schema):
                 self._loop.call(self._plane.admit_sending(source, batch.nbytes))

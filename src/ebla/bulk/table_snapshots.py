@@ -117,7 +117,7 @@ class TableSnapshots:
 
     def expire_snapshots(self) -> None:
         """Ends reads of dropped tables, and those whose tickets have all expired: a task that is frozen in the middle
-        of a stream would keep the files for ever."""
+        of a stream would keep the files forever."""
         if not self._context.view.is_known:
             return
         tables, now_ms = self._context.view.current.schemas, self._context.wall_ms()

@@ -99,14 +99,8 @@ def _node() -> typer.Typer:
     return app
 
 
-def _certificates() -> typer.Typer:
-    from ebla.cli.cluster.certificates import app  # only if it is called
-
-    return app
-
-
-def _passwords() -> typer.Typer:
-    from ebla.cli.cluster.passwords import app  # only if it is called
+def _credentials() -> typer.Typer:
+    from ebla.cli.cluster.credentials import app  # only if it is called
 
     return app
 
@@ -232,14 +226,14 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "node": LazyCommand("Run one node in the foreground, as a service would.", _node),
     "token": LazyCommand(
         "Create a join token. With it, a node on another machine receives the cluster's certificate authority.",
-        _certificates,
+        _credentials,
     ),
     "renew": LazyCommand(
         "Renew the certificates of the nodes of this machine. Running nodes use them for new connections at once.",
-        _certificates,
+        _credentials,
     ),
     "hash-password": LazyCommand(
-        "Print the hash of a password, for `superuser_password_hash` in the options of the nodes.", _passwords
+        "Print the hash of a password, for `superuser_password_hash` in the options of the nodes.", _credentials
     ),
     "demo": LazyCommand(
         "Run a simulated cluster under faults and narrate it. The same seed gives the same run.", _node
@@ -291,7 +285,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Show changes of members: the unfinished one, quarantined ones, and how the latest ended.", _operations
     ),
     "failover": LazyCommand(
-        "Exclude dead nodes: nothing waits for them any more, and they serve no rows until they are recovered.",
+        "Exclude dead nodes: nothing waits for them, and they serve no rows until they are recovered.",
         _failover,
     ),
     "recover": LazyCommand("Include an excluded node again: it serves rows, and may vote.", _failover),

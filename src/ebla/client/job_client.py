@@ -73,10 +73,10 @@ class JobClient:
             if answer is None:
                 continue
             if answer.reset and not answer.changes:
-                raise _gone(job)
+                raise _job_not_found(job)
             for change in answer.changes:
                 if change.value is None:
-                    raise _gone(job)
+                    raise _job_not_found(job)
                 record = decode_stored(JobRecord, change.value).value
                 yield record
                 if record.state in ENDED_STATES:
@@ -100,7 +100,7 @@ class JobClient:
         def decide(record: JobRecord | None) -> JobRecord:
             nonlocal written
             if record is None:
-                raise _gone(job)
+                raise _job_not_found(job)
             if record == written:
                 return record
             if record.state in ENDED_STATES:
@@ -119,7 +119,7 @@ class JobClient:
         return cancelled
 
 
-def _gone(job: JobId) -> NotFound:
+def _job_not_found(job: JobId) -> NotFound:
     return NotFound(f"job {job} does not exist any more", advice="only the latest ones are kept")
 
 

@@ -6,7 +6,7 @@ from ebla.wire.leadership_messages import LeadershipReport
 
 
 def leader_of(reports: Iterable[LeadershipReport]) -> LeadershipReport | None:
-    """A former leader may not know yet that it leads no more."""
+    """A former leader may not know yet that it lost the leadership."""
     return max((one for one in reports if one.leads), key=lambda one: one.term, default=None)
 
 

@@ -27,7 +27,7 @@ class AbortFirst:
 
     request: RequestId
     is_required: bool
-    """False: the node was not accepted, so the folder may be emptied although nobody takes the abort."""
+    """False: the node was not accepted, so the folder may be emptied although no member takes the abort."""
 
 
 @dataclass(frozen=True, slots=True)

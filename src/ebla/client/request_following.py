@@ -56,7 +56,7 @@ class RequestFollower:
         self._streams_since: tuple[float, int] | None = None
         """When the first bytes were seen, and how many: the rate is measured from there."""
 
-    def look(self, report: TopologyReport, now_s: float) -> FollowedState:
+    def check(self, report: TopologyReport, now_s: float) -> FollowedState:
         if report.version < self._version:
             return FollowedState(label=self.label, state=str(self._outcome), cause="the node that answers lags behind")
         self._version = report.version
@@ -65,7 +65,7 @@ class RequestFollower:
             raise NotFound(f"request {self.request} is not listed any more", advice="see `ebla topology`")
         self._outcome = request.outcome
         if request.is_open:
-            return self._look_at_open(report, request, now_s)
+            return self._check_open(report, request, now_s)
         row = row_of(report, request.host)
         if self._until_left and request.outcome is RequestOutcome.FAILED and not _has_left(row):
             return FollowedState(label=self.label, state=f"rolls back: {request.error}", cause=_cause(report))
@@ -85,7 +85,7 @@ class RequestFollower:
             seconds=took,
         )
 
-    def _look_at_open(self, report: TopologyReport, request: NodeRequest, now_s: float) -> FollowedState:
+    def _check_open(self, report: TopologyReport, request: NodeRequest, now_s: float) -> FollowedState:
         listed = open_report(report, request.id)
         assert listed is not None
         self._progress = listed.progress or self._progress

@@ -96,7 +96,7 @@ def report_lines(report: TopologyReport, names: Names) -> list[str]:
     cause = report.waits_for or (None if running is None else running.waits_for)
     lines = [_labelled("coordinator", _coordinator(report, names))]
     if report.local_age_ms is not None:
-        age = f"the leader did not answer; this is the state of {_whose(report, report.host, names)}"
+        age = f"the leader did not answer; this is the state of {_node_name(report, report.host, names)}"
         lines.append(_labelled("local state", f"{age}, up to {seconds_text(report.local_age_ms)} old"))
     lines.append(_labelled("transition", _transition(report, running, names)))
     if cause is not None:
@@ -138,7 +138,7 @@ def node_label(node: Node, names: Names) -> str:
     return f"{names[node.host]} {node.address}" if node.host in names else node.address
 
 
-def _whose(report: TopologyReport, host: HostId, names: Names) -> str:
+def _node_name(report: TopologyReport, host: HostId, names: Names) -> str:
     """A node in a sentence: its name, else its address, else its id."""
     if host in names:
         return names[host]
@@ -164,7 +164,7 @@ def _transition(report: TopologyReport, running: RequestReport | None, names: Na
         return state
     request = running.request
     streamed = "" if running.progress is None else progress_text(running.progress)
-    what = f"{request.kind} of {_whose(report, request.host, names)}, request {short_id(report, request.id)}"
+    what = f"{request.kind} of {_node_name(report, request.host, names)}, request {short_id(report, request.id)}"
     error = f", rolls back: {request.error}" if request.error else ""
     return f"{state}: {what}{error}{f', {streamed}' if streamed else ''}"
 
@@ -177,12 +177,12 @@ def _node_cells(node: Node, names: Names) -> list[str]:
 
 def _open_cells(report: TopologyReport, one: RequestReport, names: Names) -> list[str]:
     request = one.request
-    what = f"{request.kind} of {_whose(report, request.host, names)}, {request.outcome}"
+    what = f"{request.kind} of {_node_name(report, request.host, names)}, {request.outcome}"
     return [short_id(report, request.id), what, "" if one.waits_for is None else cause_text(one.waits_for)]
 
 
 def _ended_cells(report: TopologyReport, request: NodeRequest, names: Names) -> list[str]:
-    what = f"{request.kind} of {_whose(report, request.host, names)}, {request.outcome}"
+    what = f"{request.kind} of {_node_name(report, request.host, names)}, {request.outcome}"
     ended = "" if request.end_ms is None else _clock_time(request.end_ms)
     return [short_id(report, request.id), what, ended, request.error]
 

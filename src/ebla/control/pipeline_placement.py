@@ -31,12 +31,12 @@ REAP_CHECK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPermit:
+class PermitState:
     number: int
     left_ms: int
 
 
-NO_PERMIT = GivenPermit(0, 0)
+NO_PERMIT = PermitState(0, 0)
 
 _IN_RING = (NodeState.NORMAL, NodeState.REBUILDING)
 
@@ -159,7 +159,7 @@ class PipelinePlacement:
 
     # ---- permits
 
-    def permit(self, pid: int) -> GivenPermit:
+    def permit(self, pid: int) -> PermitState:
         """For the answer to a heartbeat of this process."""
         handle = self._activity
         # The last heartbeat of a process that was reaped may still be in flight.
@@ -168,7 +168,7 @@ class PipelinePlacement:
         left_ms = handle.permit_ms()
         if left_ms > 0:
             self._acting_pid = pid
-        return GivenPermit(handle.activity.number, left_ms)
+        return PermitState(handle.activity.number, left_ms)
 
     def is_acting(self, pid: int) -> bool:
         """Whether this process has a permit that was not withdrawn."""

@@ -37,7 +37,6 @@ from ebla.request.timestamps import WriteTimestamps
 from ebla.storage.codec.key_codec import decode_token, partition_prefix_of
 from ebla.wire.cql.frames import BatchKind
 from ebla.wire.cql.messages import (
-    UNSET,
     BatchItem,
     BoundValue,
     CqlResponse,
@@ -434,8 +433,7 @@ def merge_by_partition(mutations: Sequence[Mutation]) -> list[Mutation]:
 
 def timeout_ms(source: ValueSource | None, request: BoundRequest, default_ms: int) -> int:
     """The value of USING TIMEOUT. The router caps it."""
-    value = UNSET if source is None else source(request)
-    if isinstance(value, Unset):
+    if source is None or isinstance(value := source(request), Unset):
         return default_ms
     if value is None:
         raise InvalidRequest("Timeout value cannot be null")

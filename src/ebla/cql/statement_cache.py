@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ebla.cql.catalog import Catalog, VirtualTables
@@ -89,13 +89,13 @@ class CompiledStatement:
     binds_collections: bool
     """Whether a value of a request may have many elements."""
 
-    @property
-    def has_many_elements(self) -> bool:
-        """In its text, so that it takes long to execute, whatever is bound."""
-        return self.parsed.tokens > MANY_TOKENS
-
+    has_many_elements: bool = field(init=False)
+    """In its text, so that it takes long to execute with any values."""
     valid_in: View | None = None
     """The view in which the statement was last checked to be valid."""
+
+    def __post_init__(self) -> None:
+        self.has_many_elements = self.parsed.tokens > MANY_TOKENS
 
     @property
     def size_bytes(self) -> int:

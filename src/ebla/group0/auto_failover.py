@@ -56,7 +56,7 @@ class DownHost:
     why: WhyNot
     text: str
     remaining_ms: int = 0
-    """Until it is due, if nothing else is in the way."""
+    """Until it is due, if nothing else prevents it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

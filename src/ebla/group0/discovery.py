@@ -37,7 +37,7 @@ DiscoveryReply = FreshNode | ClusterMember
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCluster:
+class StartCluster:
     """Create the cluster: no known node is in one, and this node has the least id."""
 
 
@@ -57,7 +57,7 @@ class WaitForNodes:
     reason: str
 
 
-DiscoveryDecision = FoundCluster | JoinCluster | WaitForNodes
+DiscoveryDecision = StartCluster | JoinCluster | WaitForNodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def decide(state: Discovery) -> DiscoveryDecision:
         return WaitForNodes(state.known, f"a contact belongs to the cluster {foreign[0].cluster_name!r}, not ours")
     if any(reply.host < state.host for reply in state.replies.values()):
         return WaitForNodes(state.known, "a node with a lesser id creates the cluster")
-    return FoundCluster()
+    return StartCluster()
 
 
 def _learn(state: Discovery, addresses: Iterable[Address]) -> Discovery:

@@ -1,8 +1,8 @@
 """Whether hosts may be excluded from the cluster, or an excluded one included again.
 
 A host counts as down when a majority of all voters reports it down; a voter that gave no opinion counts as one that
-reports it up. The leader's opinion alone excludes nobody: with one broken link it would be the leader that is cut off.
-INV-FAIL-1: no exclusion without force lacks that majority, so a minority excludes nobody.
+reports it up. The leader's opinion alone excludes no host: with one broken link it would be the leader that is cut off.
+INV-FAIL-1: no exclusion without force lacks that majority, so a minority cannot exclude a host.
 """
 
 import enum
@@ -172,7 +172,7 @@ class RecoveryFacts:
     behind_entries: int | None
     """How far its log is behind the leader's; None: not known."""
     is_leased: bool
-    """Whether this leader holds its lease. Otherwise whatever needs it would wait for it after the recovery."""
+    """Whether this leader holds its lease. Otherwise activities that need it would wait for it after the recovery."""
 
 
 def check_inclusion(facts: FailoverFacts, host: HostId, recovery: RecoveryFacts) -> tuple[Check, ...]:

@@ -48,7 +48,7 @@ class ResponseDecision(enum.StrEnum):
     """It is processed once a member has answered `wait`: before that, the node does not know that its request was
     committed, and a refusal may still follow."""
     PROCESSED = "processed"
-    """Or a repeat of the one that was."""
+    """Or a repeat of that request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A membership entry and a transaction are two entries of the log. The record `operation/unfinished` joins them: it is
 written in the transaction of the key changes and deleted after the membership entry. All entries of a run name its
-lock, so the run that acquires the next lock finds either no record, or one that nobody else can complete any more, and
+lock, so the run that acquires the next lock finds either no record, or one that no other run can complete, and
 repairs it first. `operation_table.py` has what each kind changes, `operation_steps.py` decides each step, and
 `control/operations/runner.py` carries the steps out.
 

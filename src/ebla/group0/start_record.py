@@ -2,7 +2,7 @@
 
 A *start* is one run of the control process. It has an incarnation, which the node writes durably to its mark before
 anything else, and a random start id. The record `incarnations/<host>` holds the last confirmed start of the host and
-the ids of its stores. A node serves only after its own start stands in the record:
+the ids of its stores. A node serves only after its own start is in the record:
 
 1. It reads the record by quorum and calls `decide_start`.
 2. CONFIRM: it commits `confirmation(...)`, conditional on the record it read, and goes to 1. The answer to that commit
@@ -99,11 +99,11 @@ def start_refusal(decision: StartDecision, host: HostId, record: StartRecord | N
     assert decision not in (StartDecision.CONFIRM, StartDecision.CONFIRMED), "this start is not refused"
     assert record is not None, "without a record nothing contradicts the start"
     return MustNotRun(
-        f"{_what_is_wrong(decision, host, record, own)}. Nothing was changed", advice=replace_node_advice(host)
+        f"{_contradiction(decision, host, record, own)}. Nothing was changed", advice=replace_node_advice(host)
     )
 
 
-def _what_is_wrong(decision: StartDecision, host: HostId, record: StartRecord, own: OwnStart) -> str:
+def _contradiction(decision: StartDecision, host: HostId, record: StartRecord, own: OwnStart) -> str:
     if decision is StartDecision.OLDER_COPY:
         return (
             f"this folder is an older copy of host {host}: it ends at incarnation {own.previous_incarnation}, "

@@ -44,7 +44,7 @@ from ebla.version import Feature
 
 class HistoryStart(msgspec.Struct, frozen=True, array_like=True):
     """A line of history. Quorum failover starts a new one: it begins after `parent_end` of the previous one, and
-    whatever the old line wrote later is not part of it. The first has 0 there."""
+    later entries of the old line are not part of it. The first history has 0 here."""
 
     history: HistoryId
     parent_end: int

@@ -32,7 +32,7 @@ def choose_voters(candidates: Iterable[VoterCandidate], voters_max: int = VOTERS
     settled = (one for one in candidates if one.member.present and not one.joining)
     present = sorted(settled, key=lambda one: one.member.host)
     pool = [one for one in present if not one.excluded]
-    # A seat that nobody can take stays empty. If the number of seats shrank with an exclusion, it would demote a live
+    # A seat without a candidate stays empty. If the number of seats shrank with an exclusion, it would demote a live
     # voter: of three nodes with one excluded, one would be left to vote.
     count = min(_voter_count(len(present), voters_max), len(pool))
     chosen: list[VoterCandidate] = []

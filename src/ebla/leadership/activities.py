@@ -289,7 +289,7 @@ class ActivityRegistry:
         ]
 
     def over(self, number: int, now_ms: int, *, failed: bool) -> None:
-        """The activity has stopped, for whatever reason. One that was refused is over already."""
+        """The activity has stopped, for any reason. A refused one has already ended."""
         activity = self.activities.pop(number)
         match activity.phase:
             case EndingActivity(since_ms=started_ms, reason=reason):

@@ -1,4 +1,4 @@
-"""The lease agent of a node: whom the node promises to serve, and for how long.
+"""The lease agent of a node: which leader the node promises to serve, and for how long.
 
 `RULES` decides each request; the first row that matches counts. The shell calls `decide`, writes the file if the
 decision has one to write, and then calls `written`. It does one such step at a time, together with the saves: otherwise
@@ -71,7 +71,7 @@ class ActiveLease:
     promise: Promise
     expires_ms: int
     renewed_ms: int | None
-    """None after a restart: nobody knows, and the time left is saved from the start."""
+    """None after a restart: unknown, and the time left is saved from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class LeaseAgent:
     def __init__(self, runs_under: RunsUnder) -> None:
         self.state: AgentState = NoLease()
         self.dropped: LeaseId | None = None
-        """A lease that this node held on itself when it stopped: the other members are told to end it too."""
+        """A lease that this node held on itself when it stopped: the other members get a notice to end it too."""
         self._runs_under = runs_under
         self._remembered: dict[LeaseId, RememberedLease] = {}
         self.newest_term = 0
@@ -175,7 +175,7 @@ class LeaseAgent:
         return decision
 
     def writing(self, save: LeaseFileContent, now_ms: int) -> None:
-        """Before each write. If it fails, nobody knows which of the two contents the file has."""
+        """Before each write. If it fails, the file may have either of the two contents."""
         self.file_left_ms = min(self.file_left_ms, save.left_ms)
         self._saved_ms = now_ms
 
@@ -225,7 +225,7 @@ class LeaseAgent:
             self._end(self.state)
 
     def take_ended(self) -> tuple[EndedLease, ...]:
-        """The leases that ended since the last call. The file gets time left 0, and who was refused is told."""
+        """The leases that ended since the last call. The file gets time left 0, and refused applicants get a notice."""
         ended, self._ended = tuple(self._ended), []
         return ended
 

@@ -1,6 +1,6 @@
 """The leader's side of one node's lease: when to call, until when the lease counts, and what each result means.
 
-The revoke deadline D lies `grace_ms` before the earliest moment at which the node could grant its lease elsewhere. It
+The revoke deadline D is `grace_ms` before the earliest moment at which the node could grant its lease elsewhere. It
 counts from the start of the last successful call, because the node received the request later than that. Measurements
 of the node are not used: a node with a fast clock would move D past its own expiry.
 
@@ -222,7 +222,7 @@ class LeaseWorker:
             self._next_ms = min(self._next_ms, now_ms)
 
     def host_came_up(self, now_ms: int) -> list[WorkerEffect]:
-        """It came up, or restarted: what was learned of its silence says nothing about it any more. A call that is in
+        """It came up, or restarted: the length of its silence no longer counts. A call that is in
         flight for long went to the host as it was; its timeout may be as long as the period."""
         self._backoff_ms = 0
         self._next_ms = min(self._next_ms, now_ms)

@@ -54,7 +54,7 @@ class LeaseState(enum.StrEnum):
     EXPIRING = "expiring"
     """Over, but activities under it still run on the node."""
     BLOCKED = "blocked"
-    """The node's lease file is damaged: it promised its lease to someone, and does not know to whom."""
+    """The node's lease file is damaged: it promised its lease to a leader, and does not know which."""
 
 
 class LeaseReply(enum.StrEnum):
@@ -81,11 +81,11 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     term: int = 0
     """With `stale_term`: the newest one that the node has seen."""
     current: LeaseGrant | None = None
-    """With `already_acquired`: the lease in the way. None if nobody knows whose it is."""
+    """With `already_acquired`: the lease that blocks this one. None if its holder is unknown."""
     state: LeaseState = LeaseState.NONE
     left_ms: int = 0
     running: tuple[str, ...] = ()
-    """Activities that still run under the lease in the way."""
+    """Activities that still run under the blocking lease."""
 
 
 class LeaseAvailable(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +112,7 @@ class SavedLease(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
 
 class SavedBlock(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The lease file after a damaged one: a restart must not shorten the time for which nobody gets the lease."""
+    """The lease file after a damaged one: a restart must not shorten the time in which the lease is not granted."""
 
     left_ms: int
 

@@ -28,7 +28,7 @@ class LeaseRenewal:
         return effects
 
     def worker_failed(self, host: HostId, why: str, now_ms: int) -> list[WorkerEffect]:
-        """It is replaced at once. Nobody knows what it counted."""
+        """It is replaced at once. What it had counted is unknown."""
         effects = self._stop(host, why)
         self._start(host, now_ms)
         return effects

@@ -97,8 +97,8 @@ def has_other_forms(kind: CqlType) -> bool:
 
 def canonical(kind: CqlType, value: bytes) -> bytes:
     """The canonical wire form of a value: sets and maps in the order of their elements, without duplicates (the last
-    value of a key wins), at any depth. Only in this form are two equal frozen collections equal bytes. Whoever takes
-    values from outside stores them in this form."""
+    value of a key wins), at any depth. Only in this form are two equal frozen collections equal bytes. Values from
+    outside are stored in this form."""
     match kind:
         case ScalarType():
             return value

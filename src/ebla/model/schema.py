@@ -129,10 +129,9 @@ def sort_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
 
 
 def new_schema(
-    identity: tuple[TableId, str, str], columns: tuple[Column, ...], options: TableOptions | None = None
+    table_id: TableId, keyspace: str, name: str, columns: tuple[Column, ...], options: TableOptions | None = None
 ) -> TableSchema:
-    """A new table `(id, keyspace, name)`, its columns numbered. Raises `InvalidRequest` where it cannot be one."""
-    table_id, keyspace, name = identity
+    """A new table, its columns numbered. Raises `InvalidRequest` for a name or columns that no table may have."""
     ordered = sort_columns(columns)
     numbered = tuple(msgspec.structs.replace(column, number=number) for number, column in enumerate(ordered))
     schema = TableSchema(

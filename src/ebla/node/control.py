@@ -193,7 +193,7 @@ async def _save_leases(control: ControlProcess, report: EventReporter) -> None:
     try:
         if control.leadership is not None:
             await control.leadership.save_for_stop()
-    except Exception as error:  # whatever it is, control must be started again
+    except Exception as error:  # for any error, control must be started again
         report("lease.not_saved", {"cause": repr(error)})
 
 
@@ -203,7 +203,7 @@ def _reload(tls: NodeTls, report: EventReporter, supervisor: Supervisor) -> None
 
 
 def _kill_after(stop_ms: int) -> None:
-    """Whatever hangs, the node ends in time. Its children die with it."""
+    """The node ends in time even if something hangs. Its children die with it."""
     killer = threading.Timer(stop_ms / 1000, os.kill, (os.getpid(), signal.SIGKILL))
     killer.daemon = True
     killer.start()

@@ -150,7 +150,7 @@ class CqlService:
         self._node.report("cql.listens", {"address": str(shared), "shard_aware": str(shard_aware)})
 
     def _suspend(self) -> None:
-        """This node is excluded: drivers must not reach it, since it refuses whatever they send."""
+        """This node is excluded: drivers must not reach it, since it refuses every request."""
         cause = "this node is excluded"
         self._passing.close()
         self.server.suspend(cause)

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from ebla.model.errors import EblaError, leaf_errors
 from ebla.node.context import NodeContext
 from ebla.observe.event_reporter import EventReporter
-from ebla.observe.events import Severity, Sink
-from ebla.observe.observer import Observer
+from ebla.observe.events import EventLog, Sink
 from ebla.observe.sinks import JsonLines, TextLines
 from ebla.options import LogFormat, NodeOptions, OptionsError, load
 from ebla.ports.clock import Clock
@@ -193,13 +192,7 @@ def node_context(options: NodeOptions, identity: NodeIdentity, process: str) -> 
 
 
 def reporter(clock: Clock, process: str, log_format: LogFormat) -> EventReporter:
-    observer = Observer(clock, [_sink(log_format)])
-
-    def report(event: str, details: Mapping[str, object]) -> None:
-        severity = Severity.WARNING if event in WARNINGS else Severity.NOTE
-        observer.emit(event, process, severity=severity, **details)
-
-    return report
+    return EventLog(clock, process, _sink(log_format), WARNINGS)
 
 
 def _sink(log_format: LogFormat) -> Sink:

@@ -375,7 +375,7 @@ class ShardProcess(ChildProcess):
 
         bulk, host = Peers(tasks, peers), self.own.host
         bulk.set_address(host, self.node.bulk_socket)
-        compact = self.deps.compact or (lambda job: bulk.call(host, COMPACT, job, self.node.limits.fold_ms))
+        compact = self.deps.compact or (lambda job: bulk.call(host, COMPACT, job, self.node.limits.compaction_ms))
         await CompactionLoop(store, self._stacks, compact, terms).run(self._shard_metrics, self.node.report)
 
     async def _listen(self, for_peers: Server, local: Server) -> None:

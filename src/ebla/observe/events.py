@@ -1,10 +1,13 @@
-"""Structured log events. An `Observer` builds them, sinks write them."""
+"""Structured log events. `EventLog` builds them, a sink writes them."""
 
+import contextlib
 import enum
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import msgspec
+
+from ebla.ports.clock import Clock
 
 FIELD_CHARS_MAX = 2_000
 """Longer text in a field is cut: an event is one line."""
@@ -19,8 +22,6 @@ class Severity(enum.StrEnum):
     """Worth knowing for a reader of the log."""
     WARNING = "warning"
     """The process continues, but an operator may have to act."""
-    ERROR = "error"
-    """A requested operation failed."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """`area.what_happened`, the same each time: what varies is in the fields."""
     subject: str
-    """What it is about: a node, a tablet, a job, a peer. Empty for the process itself."""
+    """The process that reports it."""
     fields: dict[str, FieldValue]
 
     def __post_init__(self) -> None:
@@ -40,12 +41,31 @@ Sink = Callable[[LogEvent], None]
 """Writes one event. May raise `OSError` or `ValueError` if its stream is gone."""
 
 
-def field_values(values: Mapping[str, object]) -> dict[str, FieldValue]:
-    """Values as they are written: numbers and booleans unchanged, everything else as text, cut at the bound."""
-    return {name: _plain(value) for name, value in values.items()}
+class EventLog:
+    """An `EventReporter` that writes to a sink."""
+
+    def __init__(self, clock: Clock, process: str, sink: Sink, warnings: Container[str]) -> None:
+        self._clock = clock
+        self._process = process
+        self._sink = sink
+        self._warnings = warnings
+        """Names of events that have this severity."""
+
+    def __call__(self, name: str, details: Mapping[str, object]) -> None:
+        event = LogEvent(
+            wall_us=self._clock.wall_us(),
+            severity=Severity.WARNING if name in self._warnings else Severity.NOTE,
+            name=name,
+            subject=self._process,
+            fields={field: _plain(value) for field, value in details.items()},
+        )
+        # A log that cannot be written (a full disk, a closed pipe) must not fail the work it describes.
+        with contextlib.suppress(OSError, ValueError):
+            self._sink(event)
 
 
 def _plain(value: object) -> FieldValue:
+    """Numbers and booleans unchanged, everything else as text, cut at the bound."""
     if value is None or type(value) in (bool, int, float):
         return value  # type: ignore[return-value]  # mypy does not narrow by `type(...) in`
     text = str(value)

@@ -12,7 +12,7 @@ NAME_COLUMNS = 28
 SUBJECT_COLUMNS = 16
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_COLOURS = {Severity.NOTE: "", Severity.WARNING: "\x1b[33m", Severity.ERROR: "\x1b[31m"}
+_COLOURS = {Severity.NOTE: "", Severity.WARNING: "\x1b[33m"}
 _FAINT, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -45,22 +45,19 @@ class TextLines:
 
     def __call__(self, event: LogEvent) -> None:
         time = timestamp(event.wall_us)[self._time_from : -1]
-        line = f"{event.name:<{NAME_COLUMNS}} {one_line(event.subject):<{SUBJECT_COLUMNS}} {field_text(event)}".rstrip()
+        line = (
+            f"{event.name:<{NAME_COLUMNS}} {one_line(event.subject):<{SUBJECT_COLUMNS}} {_field_text(event)}".rstrip()
+        )
         if self._colour:
             line = f"{_FAINT}{time}{_PLAIN} {_COLOURS[event.severity]}{line}{_PLAIN}"
         else:
-            mark = {Severity.NOTE: " ", Severity.WARNING: "!", Severity.ERROR: "E"}[event.severity]
+            mark = {Severity.NOTE: " ", Severity.WARNING: "!"}[event.severity]
             line = f"{time} {mark} {line}"
         self._stream.write(line + "\n")
         self._stream.flush()
 
 
-def event_text(event: LogEvent) -> str:
-    """The event without its time and subject."""
-    return f"{event.name} {field_text(event)}".rstrip()
-
-
-def field_text(event: LogEvent) -> str:
+def _field_text(event: LogEvent) -> str:
     return " ".join(f"{name}={_value_text(value)}" for name, value in event.fields.items())
 
 

@@ -66,7 +66,7 @@ class ReplicaComparison:
         healed = TransferTotals()
         if plan.heal and differing:
             suspects = [one.range for one in differing]
-            healed = await self._heal(suspects)
+            healed = await self._repair(suspects)
             after = await self._pass(self._smaller_cuts(suspects), "comparing what was healed")
             differing = await self._recheck([one for one in after.differing if _overlaps_any(one.range, suspects)])
         kept = differing[:DIFFERENCES_KEPT_MAX]
@@ -150,7 +150,7 @@ class ReplicaComparison:
 
     # ---- repair
 
-    async def _heal(self, ranges: Sequence[TokenRange]) -> TransferTotals:
+    async def _repair(self, ranges: Sequence[TokenRange]) -> TransferTotals:
         """Each replica gets what it lacks of the others."""
         copies = [
             RowCopy(table=self._table, range=part, sources=whole.hosts, targets=whole.replicas)

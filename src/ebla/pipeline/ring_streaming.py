@@ -1,7 +1,7 @@
 """Streams the ranges that nodes gain by a ring change, by order of the topology coordinator.
 
 It runs under the session of the topology's request, which commits of the coordinator open and close. It repeats what
-failed until everything is adopted, and reports how far it is. What to do about an error that no repeat can mend is for
+failed until everything is adopted, and reports how far it is. What to do about an error that no repeat can cure is for
 the coordinator to decide.
 """
 

@@ -164,7 +164,7 @@ class ReplicaMerge:
             raise InvalidRequest("to merge rows of several replicas, the table's schema is needed")
         self._schema = schema
         self._had: dict[int, deque[pa.RecordBatch]] = {number: deque() for number in kept}
-        self._streams = [self._kept(number, stream) for number, stream in enumerate(streams)]
+        self._streams = [self._record_read(number, stream) for number, stream in enumerate(streams)]
 
     def merged(self) -> Iterator[pa.RecordBatch]:
         if len(self._streams) == 1:
@@ -186,7 +186,7 @@ class ReplicaMerge:
         same = pc.equal(rows.column(1), own.column(1).take(positions))
         return rows.filter(pc.invert(pc.fill_null(same, False)))
 
-    def _kept(self, number: int, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _record_read(self, number: int, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in stream:
             if number in self._had and len(batch):
                 self._had[number].append(batch)

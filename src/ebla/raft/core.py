@@ -135,7 +135,7 @@ class RaftCore:
         if admission is not None:
             assert event.to == state.peer, "the message is for another peer"  # type: ignore[union-attr]  # is a Message
             if admission is not _Admission.FREE:
-                if admission is _Admission.BY_TERM_AND_MEMBERSHIP and not self._knows(event.sender):  # type: ignore[union-attr]  # is an answer
+                if admission is _Admission.BY_TERM_AND_MEMBERSHIP and not self._is_known_peer(event.sender):  # type: ignore[union-attr]  # is an answer
                     return StepRefusal.UNKNOWN_PEER
                 term = event.term  # type: ignore[union-attr]  # only free messages lack it
                 if term != state.term and not self._admit(event, term):  # type: ignore[arg-type]  # is a Message
@@ -145,7 +145,7 @@ class RaftCore:
             return None
         return TABLES[type(state.role)][kind](state, event)
 
-    def _knows(self, peer: PeerId) -> bool:
+    def _is_known_peer(self, peer: PeerId) -> bool:
         membership = self.state.membership
         return peer in membership.voters or peer == self.state.peer or membership.is_member(peer)
 
@@ -179,14 +179,14 @@ class RaftCore:
         if log.applying < log.committed:
             entries = log.take_committed(unstable_too=state.options.apply_unstable)
         return Effects(
-            status=self._take_standing(),
+            status=self._take_status(),
             messages=tuple(messages),
             write=write,
             apply=self._apply(entries) if entries else None,
             reads=tuple(reads),
         )
 
-    def _take_standing(self) -> RaftStatus | None:
+    def _take_status(self) -> RaftStatus | None:
         role, given = self.state.role, self._taken_status
         if role.leader == given.leader and type(role) is given.role:
             return None

@@ -3,7 +3,7 @@
 Raft allows any message to be late, so no decision here can break one of its promises. Each trades latency for work:
 
 - **Fast peers.** A commit needs a majority, so only as many peers as form one with the leader are on its critical path.
-  The voters that were among the first to acknowledge lately get every append at once. Appends to the others are held
+  The voters that were recently among the first to acknowledge get every append at once. Appends to the others are held
   for `APPEND_HOLD_MS` and sent as one: the peer writes it with one sync and answers once, which saves nearly all the
   work of a lone commit on both sides. If a fast peer turns slow, a commit waits for that hold at most; then every peer
   gets every append at once until the ranking is known again.

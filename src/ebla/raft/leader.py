@@ -135,7 +135,7 @@ def send_append(state: RaftState, leader: Leader, peer: PeerId, *, even_empty: b
 
 
 def _send_snapshot(state: RaftState, peer: PeerId, progress: PeerProgress) -> bool:
-    """Only to a peer that was active lately: a snapshot is too expensive to send to a dead one."""
+    """Only to a recently active peer: a snapshot is too expensive to send to a dead one."""
     snapshot = state.log.snapshot
     if not progress.recently_active or snapshot.index < state.log.base_index:
         return False
@@ -239,7 +239,7 @@ def _step_forward(state: RaftState, leader: Leader, progress: PeerProgress, answ
         state.messages.append(TimeoutNow(sender=state.peer, to=answer.sender, term=state.term))
 
 
-def on_tell_commit(state: RaftState, event: SendCommit) -> None:
+def on_send_commit(state: RaftState, event: SendCommit) -> None:
     leader = _leader(state)
     for peer, progress in leader.progress.items():
         is_meant = peer != state.peer and event.peer in (peer, NO_PEER)

@@ -108,7 +108,7 @@ LEADER: RoleTable = {
     events.PeerUnreachable: leader.on_peer_unreachable,
     events.PeerReachable: leader.on_peer_reachable,
     events.SnapshotSent: leader.on_snapshot_sent,
-    events.SendCommit: leader.on_tell_commit,
+    events.SendCommit: leader.on_send_commit,
     messages.TimeoutNow: ignore,
     events.Propose: leader.on_propose,
     messages.Proposal: leader.on_propose,

@@ -145,9 +145,9 @@ class ReplicaStacks:
         """Everything the view needs exists on return; nothing is served from it yet. Raises `Refused` if the shard
         cannot follow, `DiskFull` if there is no space: then it may be called again."""
         before = self._installed
-        known = None if before is None else (before.view.snapshot, before.plan)
+        known = () if before is None else (before.view.snapshot, before.plan)
         # A table whose columns are not known cannot have rows yet.
-        planned = plan_shard(view.snapshot, self._own, known)
+        planned = plan_shard(view.snapshot, self._own, *known)
         plan = {table: one for table, one in planned.items() if table in view.schemas}
         await self._learn_schemas(view, before)
         wanted = stack_keys(plan)

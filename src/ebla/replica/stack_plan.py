@@ -46,9 +46,9 @@ ShardStackPlan = Mapping[TableId, TableStackPlan]
 
 
 def plan_shard(
-    snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardStackPlan] | None = None
+    snapshot: Snapshot, own: Replica, before: Snapshot | None = None, before_plan: ShardStackPlan | None = None
 ) -> ShardStackPlan:
-    """Plans of tables that did not change since `before` are the same objects."""
+    """Plans of tables that did not change since `before` are the same objects as in its plan."""
     ring_moves = snapshot.transition is not None
     plan: dict[TableId, TableStackPlan] = {}
     for table in snapshot.tables:
@@ -56,8 +56,8 @@ def plan_shard(
         if tablets is None and snapshot.on_tablets(table):
             continue  # its tablets are not complete yet
         known = None
-        if before is not None and before[0].tablets.get(table) is tablets:
-            known = before[1].get(table)
+        if before is not None and before_plan is not None and before.tablets.get(table) is tablets:
+            known = before_plan.get(table)
         if tablets is None:
             wanted = _VNODES_MOVING if ring_moves else _VNODES
             plan[table] = wanted

@@ -138,13 +138,13 @@ class PageBuilder:
         for key, value in page.items:
             if is_head(value):
                 self._take_head(key, value, row_context)
-            elif self._may_give(key) and is_live_row(value, row_context.schema, row_context.now_s):
+            elif self._has_partition_room(key) and is_live_row(value, row_context.schema, row_context.now_s):
                 self._take_row(key, value)
                 if self.is_full:
-                    self._go_behind(key)
+                    self._move_past(key)
                     return False
         if page.end is not None:
-            self._go_behind(page.end)
+            self._move_past(page.end)
             return False
         if self._query.is_reversed:
             self.rest = clip_spans(self.rest, (b"", spans[0][0]))
@@ -172,7 +172,7 @@ class PageBuilder:
         partition) as long as nothing of an unbounded span has been read."""
         return (self.rest[-1][1] or b"") if self._query.is_reversed else self.rest[0][0]
 
-    def _may_give(self, key: bytes) -> bool:
+    def _has_partition_room(self, key: bytes) -> bool:
         """Whether the limit per partition allows another row of this key's partition."""
         if not self._query.partition_rows_max:
             return True
@@ -193,7 +193,7 @@ class PageBuilder:
             self.items.append((key, value))
             self._bytes_left -= len(key) + len(value)
 
-    def _go_behind(self, key: bytes) -> None:
+    def _move_past(self, key: bytes) -> None:
         is_reversed = self._query.is_reversed
         self.rest = spans_after(self.rest, key, is_reversed=is_reversed)
         if self._query.partition_rows_max and self._partition_left == 0 and enclosing_partition(key) == self._prefix:

@@ -170,7 +170,7 @@ class ReadRouter:
         )
         try:
             answer = run_eagerly(self._deps.clients.read_own(request, timeout_ms))
-        except Exception:  # whatever it is: the rounds ask this replica again, and others if it fails
+        except Exception:  # any error: the rounds ask this replica again, and others if it fails
             return None
         if type(answer) is Suspended:
             answer.close()

@@ -25,7 +25,7 @@ class AckRule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def can_be_met(self) -> bool:
-        """False without targets, whatever the level says: a write that is sent nowhere is not a write."""
+        """False without targets at any level: a write without a replica is not a write."""
         return bool(self.counts_for) and all(spare >= 0 for spare in self.spare)
 
 

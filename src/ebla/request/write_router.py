@@ -8,7 +8,7 @@ A replica that refuses a write as stale knows a newer topology. The router then 
 write again, whole and with its old timestamps, so what the first try left behind does no harm.
 
 INV-ROWS-5: a read at a level that overlaps the level of an acknowledged write shows that write, or something newer.
-INV-ROWS-12: whatever becomes of a request, its last replica write ends in time and nothing is held after that.
+INV-ROWS-12: the last replica write of every request ends in time, and nothing is held after that.
 """
 
 import asyncio

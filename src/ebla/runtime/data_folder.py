@@ -25,7 +25,7 @@ class FolderRefused(Refused):
 
 
 class NodeIdentity(msgspec.Struct, frozen=True):
-    """Who the node is, for ever. Stored as JSON for people to read."""
+    """The permanent identity of the node. Stored as JSON for people to read."""
 
     host: HostId
     cluster: ClusterId

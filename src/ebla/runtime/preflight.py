@@ -24,7 +24,7 @@ class AddressTaken(Refused):
 
 def check_credentials(options: NodeOptions, path: Path) -> None:
     """The hash of the password, if there is one: it is one that a login can be checked with, and only the owner can
-    read the options file that it stands in. From the hash of a weak password the password can be guessed."""
+    read the options file. From the hash of a weak password the password can be guessed."""
     if not options.superuser_password_hash:
         return
     parse_password_hash(options.superuser_password_hash)

@@ -9,10 +9,10 @@ from ebla.model.errors import InvalidRequest
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The last change by one actor that an entry knows of."""
+    """The last change by one actor that an entry includes."""
 
     actor: UUID
-    """Drawn at random by a node whenever its store starts anew."""
+    """Drawn at random by a node whenever it creates a new store."""
     counter: int
     """Of all changes by this actor, of any key. Never used twice."""
     wall_us: int
@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sorted by actor."""
     purged_us: int = 0
     """The purge timestamp: up to when tombstones were purged where this key was created. Clocks of entries with
-    different ones cannot be compared: the clock of a key that was erased and created again starts anew."""
+    different ones cannot be compared: the clock of a key that was erased and created again is a new one."""
 
     @property
     def is_tombstone(self) -> bool:

@@ -41,7 +41,7 @@ def merge(local: Entry | None, remote: Entry | None, purged_until: int) -> Merge
 
 
 def _resolve(local: Entry, remote: Entry) -> Merged:
-    """Neither knows of the other."""
+    """Neither includes the other: a conflict."""
     if local.value == remote.value:
         smaller, larger = sorted((local, remote), key=_term)
         return _joined(4, larger, smaller)

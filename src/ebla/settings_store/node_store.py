@@ -1,7 +1,7 @@
 """A node's settings: what a write, a received message and a purge change. Decides; the shell makes it durable.
 
 Every operation returns an `Update` and changes nothing. The shell writes the update to the disk and then calls `apply`,
-one at a time: nobody can see, or be sent, what a crash could take back, and a full disk leaves everything as it was.
+one at a time: no reader and no peer gets what a crash could undo, and a full disk leaves everything as it was.
 """
 
 import itertools
@@ -242,7 +242,7 @@ class SettingsStore:
         draft = _Draft(self, wall_us)
         for message in messages:
             for key, remote in message.entries:
-                if self._knows_less(remote):
+                if self._is_behind(remote):
                     return Decision(older_copy=True)
                 if self._is_late(remote, message.watermark_us):
                     draft.filtered += 1
@@ -260,7 +260,7 @@ class SettingsStore:
         own_us = self.header.watermark_us
         return watermark_us < own_us and remote.timestamp_us <= own_us
 
-    def _knows_less(self, remote: Entry) -> bool:
+    def _is_behind(self, remote: Entry) -> bool:
         header = self.header
         actor = header.actor.int  # comparing UUIDs runs Python code, for every stamp
         return any(stamp.actor.int == actor and stamp.counter > header.counter for stamp in remote.clock)
@@ -317,7 +317,7 @@ class SettingsStore:
         return Decision(update=Update(header=header))
 
     def restored(self, copy: Mapping[str, Entry] | None, wall_us: int) -> "SettingsStore":
-        """The store after its reset: with a peer's copy, or (None) with the entries at hand. A joining node keeps its
+        """The store after its reset: with a peer's copy, or (None) with its own entries. A joining node keeps its
         own entries, with new clocks, so that no clock of another cluster gets into this one."""
         header = msgspec.structs.replace(self.header, in_reset=False, joins=False)
         after = SettingsStore(self.host, header, self.registry)

@@ -38,7 +38,7 @@ def format_entry(entry: Entry | None) -> str:
 
 
 def _actor(name: str) -> UUID:
-    """A short name stands for the id that begins with its letters, so names sort as their ids do."""
+    """A short name is the beginning of its id, so names sort as their ids do."""
     if len(name) == 36:
         try:
             return UUID(name)

@@ -2,7 +2,7 @@
 
 A value is JSON. To add a setting, add a `Setting` to `SETTINGS` and its row to `docs/settings.md`. Numbers that are
 validated together are fields of one setting: as two keys they could be changed on two sides of a partition, and merge
-into a pair that nobody validated.
+into a pair that was never validated.
 """
 
 import difflib

@@ -83,22 +83,22 @@ def _scenarios(chosen: argparse.Namespace) -> list[Scenario]:
 
 def _list() -> int:
     for scenario in all_scenarios().values():
-        _say(f"{scenario.name:<16} {scenario.seconds:>6g} s  {scenario.summary}")
+        _print_line(f"{scenario.name:<16} {scenario.seconds:>6g} s  {scenario.summary}")
     return 0
 
 
 def _replay(scenario: Scenario, chosen: argparse.Namespace) -> int:
     seed = SEED if chosen.seed is None else chosen.seed
-    outcome = run_scenario(scenario, seed, chosen.seconds, _say if chosen.narrate else None)
+    outcome = run_scenario(scenario, seed, chosen.seconds, _print_line if chosen.narrate else None)
     if outcome.failure is not None:
-        _say(outcome.report)
-        _say(f"{scenario.name} fails at seed {outcome.seed}: {outcome.failure}")
+        _print_line(outcome.report)
+        _print_line(f"{scenario.name} fails at seed {outcome.seed}: {outcome.failure}")
     else:
-        _say(
+        _print_line(
             f"{scenario.name} is well at seed {outcome.seed}: {outcome.simulated_s:.1f} simulated s"
             f" in {outcome.cpu_s:.2f} s, {outcome.steps} steps"
         )
-    _say(f"trace={outcome.trace}")
+    _print_line(f"trace={outcome.trace}")
     return 0 if outcome.failure is None else 1
 
 
@@ -113,16 +113,16 @@ def _sweep(scenarios: Sequence[Scenario], chosen: argparse.Namespace) -> int:
             if outcome.failure is not None:
                 failed.append(outcome)
                 _progress("")
-                _say(f"FAILED {outcome.scenario} seed {outcome.seed}: {outcome.failure}\n  {outcome.replay}")
+                _print_line(f"FAILED {outcome.scenario} seed {outcome.seed}: {outcome.failure}\n  {outcome.replay}")
             _progress(f"{done}/{len(runs)} runs, {len(failed)} failed")
     _progress("")
-    _say(f"{len(runs)} runs, {len(failed)} failed")
+    _print_line(f"{len(runs)} runs, {len(failed)} failed")
     for outcome in sorted(failed, key=lambda outcome: (outcome.scenario, outcome.seed)):
-        _say(f"  {outcome.replay}")
+        _print_line(f"  {outcome.replay}")
     return 1 if failed else 0
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -104,7 +104,7 @@ class SimFuture(asyncio.Future[T]):
     def __init__(self, loop: "SimLoop") -> None:
         self.number = loop.next_number()
         self.incarnation: ProcessIncarnation | None = CURRENT_INCARNATION.get(None)
-        """If it has ended, nobody is left to look at the exception."""
+        """If it has ended, no caller is left to handle the exception."""
         super().__init__(loop=loop)
 
     def __hash__(self) -> int:

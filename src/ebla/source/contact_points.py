@@ -25,7 +25,7 @@ from ebla.model.errors import (
     Unreachable,
 )
 from ebla.model.identity import Address
-from ebla.source.cql_client import BoundStatement, CqlConnection, CqlRows, CqlSecurity, connect
+from ebla.source.cql_client import BoundStatement, CqlConnection, CqlRows, CqlSecurity, PageRequest, connect
 from ebla.wire.errors import error_from_frame
 from ebla.wire.frames import encode
 from ebla.wire.table_calls import CallAnswer, CallRequest, TableCall
@@ -123,11 +123,11 @@ class CqlClient:
         *,
         level: ConsistencyLevel = ConsistencyLevel.ONE,
         is_idempotent: bool,
-        paging: tuple[int, bytes | None] | None = None,
+        page: PageRequest | None = None,
     ) -> CqlRows:
         """`is_idempotent`: it may be sent again although it may have been applied."""
         return self._with_failover(
-            lambda connection, left_s: connection.query(statement, level, left_s, paging),
+            lambda connection, left_s: connection.query(statement, level, left_s, page),
             timeout_s,
             is_idempotent=is_idempotent,
         )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 from ebla.model.consistency import ConsistencyLevel
 from ebla.model.error_codes import CqlCode
@@ -114,6 +115,12 @@ class CqlRows:
     paging_state: bytes | None = None
 
 
+class PageRequest(NamedTuple):
+    rows_max: int
+    state: bytes | None
+    """Where to continue; None: at the beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundStatement:
     """Values are in wire format; `UNSET` leaves a column as it is."""
@@ -160,10 +167,9 @@ class CqlConnection:
         statement: BoundStatement,
         level: ConsistencyLevel,
         timeout_s: float,
-        paging: tuple[int, bytes | None] | None,
+        page: PageRequest | None,
     ) -> CqlRows:
-        """`paging`: rows at most, and the paging state to continue from."""
-        flags, extra = _paging(paging)
+        flags, extra = _paging(page)
         values = b""
         if statement.values:
             flags |= QueryFlag.VALUES
@@ -315,13 +321,12 @@ def _batch_item(statement: BoundStatement) -> bytes:
     return notation.byte(0) + notation.integer(len(text)) + text + _values(statement.values)
 
 
-def _paging(paging: tuple[int, bytes | None] | None) -> tuple[int, bytes]:
-    if paging is None:
+def _paging(page: PageRequest | None) -> tuple[int, bytes]:
+    if page is None:
         return 0, b""
-    rows, state = paging
-    if state is None:
-        return QueryFlag.PAGE_SIZE, notation.integer(rows)
-    return QueryFlag.PAGE_SIZE | QueryFlag.PAGING_STATE, notation.integer(rows) + notation.value(state)
+    if page.state is None:
+        return QueryFlag.PAGE_SIZE, notation.integer(page.rows_max)
+    return QueryFlag.PAGE_SIZE | QueryFlag.PAGING_STATE, notation.integer(page.rows_max) + notation.value(page.state)
 
 
 def _skip_extras(reader: BodyReader, flags: int) -> None:

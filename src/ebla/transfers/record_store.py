@@ -26,7 +26,7 @@ from ebla.model.transaction import (
 )
 from ebla.observe.event_reporter import EventReporter
 from ebla.transfers.deadline import Deadline
-from ebla.wire.group0_messages import ExecuteRequest, FoundKeyValue, Group0ReadRequest, WatchAnswer
+from ebla.wire.group0_messages import ExecuteRequest, Group0ReadRequest, KeyValue, WatchAnswer
 from ebla.wire.group0_pages import ReadPager, WatchPager
 from ebla.wire.verbs import GROUP0_EXECUTE, GROUP0_READ, GROUP0_WATCH, A, Q, Verb
 
@@ -60,7 +60,7 @@ class RecordStore(Generic[T]):
         self._timeout_ms = timeout_ms
 
     async def read(self, key: str, deadline: Deadline | None = None) -> VersionedRecord[T] | None:
-        """As a quorum knows it; None: there is none."""
+        """As a quorum knows it; None: it does not exist."""
         found = await self._read_all(Group0ReadRequest(keys=(key,)), deadline)
         return self._decode(found[0]) if found else None
 
@@ -118,14 +118,14 @@ class RecordStore(Generic[T]):
                 return None
         raise Refused(f"the record was not written: {answer}")
 
-    async def _read_all(self, request: Group0ReadRequest, deadline: Deadline | None) -> tuple[FoundKeyValue, ...]:
+    async def _read_all(self, request: Group0ReadRequest, deadline: Deadline | None) -> tuple[KeyValue, ...]:
         pages = ReadPager(request)
         while True:
             page = await self._call(GROUP0_READ, pages.request(), self._within_ms(deadline))
             if (whole := pages.take(page)) is not None:
                 return whole.found
 
-    def _decode(self, found: FoundKeyValue) -> VersionedRecord[T]:
+    def _decode(self, found: KeyValue) -> VersionedRecord[T]:
         return VersionedRecord(decode_stored(self._record_type, found.value), found.revision)
 
     def _noted(self, key: str, record: VersionedRecord[T] | None) -> None:

@@ -85,7 +85,7 @@ class Group0ReadRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=Tr
     start: int = 0
 
 
-class FoundKeyValue(msgspec.Struct, frozen=True, array_like=True):
+class KeyValue(msgspec.Struct, frozen=True, array_like=True):
     key: str
     value: bytes
     revision: Revision
@@ -94,11 +94,11 @@ class FoundKeyValue(msgspec.Struct, frozen=True, array_like=True):
 class Group0ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The state at `revision`; keys that do not exist are left out.
 
-    `more`: it did not fit, and its further rows are asked for with `at` and `start`. Where the revision is another than
-    was asked for, the node holds that state no longer and this is the first page of a new one."""
+    `more`: it did not fit, and its further rows are asked for with `at` and `start`. If the revision differs from `at`,
+    the node no longer holds that state and this is the first page of a new one."""
 
     revision: Revision
-    found: tuple[FoundKeyValue, ...]
+    found: tuple[KeyValue, ...]
     more: bool = False
 
 

@@ -5,9 +5,9 @@ import msgspec
 from ebla.model.errors import Unavailable
 from ebla.model.transaction import Revision
 from ebla.wire.group0_messages import (
-    FoundKeyValue,
     Group0ReadAnswer,
     Group0ReadRequest,
+    KeyValue,
     WatchAnswer,
     WatchedChange,
     WatchRequest,
@@ -34,7 +34,7 @@ class ReadPager(_Pager):
         super().__init__()
         self._request = request
         self._at: Revision | None = None
-        self._found: list[FoundKeyValue] = []
+        self._found: list[KeyValue] = []
 
     def request(self) -> Group0ReadRequest:
         return msgspec.structs.replace(self._request, at=self._at, start=len(self._found))

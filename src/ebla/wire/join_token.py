@@ -1,7 +1,7 @@
 """The join token: a short string with which an operator lets a new node join the cluster.
 
-It contains the fingerprint of the cluster's authority, so that the new node knows whom to trust, a time of expiry, and
-a code that only nodes of the cluster can make or check, because its key is derived from the authority's key. No node
+It contains the fingerprint of the cluster's authority, by which the new node checks its peers, a time of expiry, and a
+code that only nodes of the cluster can make or check, because its key is derived from the authority's key. No node
 stores it: every node can check every token. It may be used several times until it expires.
 """
 

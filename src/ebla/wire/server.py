@@ -5,7 +5,7 @@ that ends with its deadline (INV-WIRE-5), its cancellation, or its connection. A
 to its first wait in the same step, and only the rest becomes such a task. A function that returns a future needs no
 task at all; the future is cancelled when the task would be.
 
-Whatever a peer sends, only its own connection suffers. An unknown verb or an unreadable request is answered with a
+A bad peer can harm its own connection only. An unknown verb or an unreadable request is answered with a
 failure. Bytes that are no frame close the connection, with the cause in the event log.
 """
 

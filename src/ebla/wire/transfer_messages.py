@@ -281,7 +281,7 @@ class LocateQuery(msgspec.Struct, frozen=True, array_like=True, tag="locate"):
 class StagedRowsQuery(msgspec.Struct, frozen=True, array_like=True, tag="staged_rows"):
     """The rows that an attempt has staged, with the ticket of the put: batches with one column `bytes`, each one record
     of rows as it was sent; after the last one an empty batch with `flight_format.END_OF_ROWS` in its metadata. For
-    replicas that joined while a job ran. Once the transfer is sealed, its attempts are one: whichever is asked for, the
+    replicas that joined while a job ran. Once the transfer is sealed, its attempts are one: for any of them the
     answer is the rows of all of them, merged, and begins with an empty batch with `MERGED_RUNS`. While it is being
     sealed, the answer is `Overloaded`: retry."""
 

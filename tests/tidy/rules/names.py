@@ -14,6 +14,50 @@ SHARED_NAMES = {"Entry": "of Raft's log and of the settings: the field's word fo
 """Class names that two modules of the product may have, with the reason."""
 
 
+PRIVATE_WORDS = {
+    "wish": "request, spec",
+    "wishes": "requests",
+    "desk": "service",
+    "door": "client, server",
+    "doors": "clients",
+    "surroundings": "environment",
+    "chance": "rng",
+    "told": "notified, reported",
+    "whoever": "the thing itself",
+    "anew": "again",
+    "fold": "compact",
+    "folds": "compactions",
+    "folding": "compaction",
+    "folded": "compacted",
+}
+"""Words of a private vocabulary, with the field's words. `docs/decisions/0008-names.md` has the whole table."""
+
+
+def private_words(sources: Iterable[Source]) -> list[str]:
+    """A reader who knows Cassandra, Scylla, etcd or Spark cannot search for a private word. `docs/glossary.md` has the
+    words to use."""
+    complaints = []
+    for source in sources:
+        if source.path.startswith("tests/"):
+            continue
+        for node in ast.walk(source.tree):
+            for word in _words_of(_defined_name(node)):
+                if word in PRIVATE_WORDS:
+                    line = getattr(node, "lineno", 1)
+                    complaints.append(source.complaint(line, f"{word!r}: say {PRIVATE_WORDS[word]}"))
+    return complaints
+
+
+def _defined_name(node: ast.AST) -> str:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+        case _:
+            return ""
+
+
 def empty_names(sources: Iterable[Source]) -> list[str]:
     """A module called `utils` collects what fits nowhere else, and a class that manages or handles could do anything.
     The right name says what the thing knows or decides."""
@@ -42,9 +86,12 @@ def repeated_classes(sources: Iterable[Source]) -> list[str]:
 
 
 def _says_nothing(name: str) -> bool:
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
-    return any(word.lower() in BANNED_WORDS for word in words)
+    return any(word in BANNED_WORDS for word in _words_of(name))
 
 
-RULES = (empty_names, repeated_classes)
+def _words_of(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)]
+
+
+RULES = (private_words, empty_names, repeated_classes)
 """For every Python file."""

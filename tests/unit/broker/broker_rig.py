@@ -31,7 +31,7 @@ from ebla.topology.states import SessionKind
 from ebla.wire.errors import error_from_frame
 from ebla.wire.feed_messages import ReadBarrierAnswer
 from ebla.wire.frames import encode
-from ebla.wire.group0_messages import ExecuteAnswer, FoundKeyValue, Group0ReadAnswer
+from ebla.wire.group0_messages import ExecuteAnswer, Group0ReadAnswer, KeyValue
 from ebla.wire.table_calls import (
     CallAnswer,
     CallRequest,
@@ -121,7 +121,7 @@ class Cluster:
                     for key in sorted(self.values)
                     if key in request.keys or any(key.startswith(one) for one in request.prefixes)
                 ]
-                found = tuple(FoundKeyValue(key, *self.values[key]) for key in wanted)
+                found = tuple(KeyValue(key, *self.values[key]) for key in wanted)
                 return Group0ReadAnswer(Revision(HISTORY, self.index), found)
             case "group0_execute":
                 if self.on_execute is not None:

@@ -34,7 +34,7 @@ class Rig:
 
 @runs_in(real_time)
 async def test_a_few_compactions_run_at_a_time_and_the_others_in_order() -> None:
-    rig = Rig(NodeLimits(folds_max=2))
+    rig = Rig(NodeLimits(compactions_max=2))
     async with asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(rig.ask(number)) for number in range(1, 6)]
         await settled()
@@ -50,7 +50,7 @@ async def test_a_few_compactions_run_at_a_time_and_the_others_in_order() -> None
 
 
 async def test_one_more_than_the_queue_holds_is_refused() -> None:
-    rig = Rig(NodeLimits(folds_max=1), waiting_max=1)
+    rig = Rig(NodeLimits(compactions_max=1), waiting_max=1)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.ask(1))
         tasks.create_task(rig.ask(2))
@@ -66,7 +66,7 @@ async def test_one_more_than_the_queue_holds_is_refused() -> None:
 
 async def test_a_cancelled_compaction_ends_at_once_whether_it_runs_or_waits() -> None:
     """As when the shard that requested it dies: its connection ends, and its calls with it."""
-    rig = Rig(NodeLimits(folds_max=1))
+    rig = Rig(NodeLimits(compactions_max=1))
     async with asyncio.TaskGroup() as tasks:
         running, waiting, last = (tasks.create_task(rig.ask(number)) for number in (1, 2, 3))
         await settled()
@@ -82,7 +82,7 @@ async def test_a_cancelled_compaction_ends_at_once_whether_it_runs_or_waits() ->
 
 
 async def test_a_failed_compaction_is_reported_and_frees_its_slot() -> None:
-    rig = Rig(NodeLimits(folds_max=1))
+    rig = Rig(NodeLimits(compactions_max=1))
     async with asyncio.TaskGroup() as tasks:
         failing = tasks.create_task(_refused(rig, 1))
         tasks.create_task(rig.ask(2))
@@ -95,7 +95,7 @@ async def test_a_failed_compaction_is_reported_and_frees_its_slot() -> None:
 
 
 async def test_a_compaction_ends_before_the_deadline_of_its_call() -> None:
-    rig = Rig(NodeLimits(folds_max=1))
+    rig = Rig(NodeLimits(compactions_max=1))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rig.ask(1, remaining_s=5.0))
         await settled()

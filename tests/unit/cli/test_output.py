@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebla.cli.output import print_table
-from ebla.cli.tables.row_output import plain, print_rows
+from ebla.cli.tables.row import plain, print_rows
 from ebla.cql.system_tables.table_definition import declared
 from ebla.model.cql_types import parse_type
 from ebla.model.values import Duration, encode

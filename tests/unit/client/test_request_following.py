@@ -14,16 +14,16 @@ BARRIER = WaitCause("barrier of version 58: 127.0.0.3: bulk holds version 57", 8
 
 def test_a_join_shows_its_state_its_cause_what_it_moves_and_the_time_left() -> None:
     follower = RequestFollower(JOIN, "node4 127.0.0.4")
-    assert follower.look(joining(waits_for=BARRIER), 0.0).text == (
+    assert follower.check(joining(waits_for=BARRIER), 0.0).text == (
         "node4 127.0.0.4: bootstrapping, write_both_read_old; "
         "barrier of version 58: 127.0.0.3: bulk holds version 57 (8 s)"
     )
-    follower.look(joining(moved=40_000_000), 10.0)
-    assert follower.look(joining(moved=80_000_000), 14.0).text == (
+    follower.check(joining(moved=40_000_000), 10.0)
+    assert follower.check(joining(moved=80_000_000), 14.0).text == (
         "node4 127.0.0.4: bootstrapping, write_both_read_old; 80 MB of 200 MB, 20 of 50 ranges, 12 s left"
     )
     assert follower.ended is None
-    follower.look(ended(RequestOutcome.DONE), 20.0)
+    follower.check(ended(RequestOutcome.DONE), 20.0)
     result = follower.result()
     assert (result.request, result.outcome, result.error) == (str(JOIN), "done", "")
     assert (result.bytes, result.ranges, result.seconds) == (8_000_000, 2, 12.3)
@@ -36,20 +36,20 @@ def test_no_time_is_left_to_show_when_more_has_moved_than_was_expected() -> None
 
 
 def test_a_pending_request_shows_its_position() -> None:
-    text = RequestFollower(QUEUED, "node5").look(joining(), 0.0).text
+    text = RequestFollower(QUEUED, "node5").check(joining(), 0.0).text
     assert text == "node5: pending; queued: position 1 behind 3f2a (11 s)"
 
 
 def test_a_report_of_a_node_that_lags_behind_takes_nothing_back() -> None:
     follower = RequestFollower(JOIN, "node4")
-    follower.look(joining(version=60), 0.0)
-    assert follower.look(joining(version=55), 1.0).cause == "the node that answers lags behind"
+    follower.check(joining(version=60), 0.0)
+    assert follower.check(joining(version=55), 1.0).cause == "the node that answers lags behind"
     assert follower.result().outcome == "running"
 
 
 def test_what_nobody_saw_running_has_the_figures_of_the_request() -> None:
     follower = RequestFollower(JOIN, "node4")
-    follower.look(ended(RequestOutcome.FAILED, "cancelled: node3 is down", NodeState.LEFT), 0.0)
+    follower.check(ended(RequestOutcome.FAILED, "cancelled: node3 is down", NodeState.LEFT), 0.0)
     result = follower.result()
     assert (result.outcome, result.error) == ("failed", "cancelled: node3 is down")
     assert (result.bytes, result.ranges) == (8_000_000, 2)
@@ -57,14 +57,14 @@ def test_what_nobody_saw_running_has_the_figures_of_the_request() -> None:
 
 def test_a_rollback_has_ended_when_the_row_is_left() -> None:
     follower = RequestFollower(JOIN, "node4", until_left=True)
-    halfway = follower.look(ended(RequestOutcome.FAILED, "aborted: x", NodeState.BOOTSTRAPPING), 0.0)
+    halfway = follower.check(ended(RequestOutcome.FAILED, "aborted: x", NodeState.BOOTSTRAPPING), 0.0)
     assert (halfway.state, follower.ended) == ("rolls back: aborted: x", None)
-    follower.look(ended(RequestOutcome.FAILED, "aborted: x", NodeState.LEFT), 1.0)
+    follower.check(ended(RequestOutcome.FAILED, "aborted: x", NodeState.LEFT), 1.0)
     assert follower.ended is not None
 
 
 def test_a_request_that_is_forgotten_is_an_error() -> None:
     follower = RequestFollower(JOIN, "node4")
-    follower.look(joining(), 0.0)
+    follower.check(joining(), 0.0)
     with pytest.raises(NotFound):
-        follower.look(msgspec.structs.replace(ended(RequestOutcome.DONE), ended=()), 1.0)
+        follower.check(msgspec.structs.replace(ended(RequestOutcome.DONE), ended=()), 1.0)

@@ -14,7 +14,7 @@ from ebla.control.leadership.leadership_node import LeadershipNode
 from ebla.control.pipeline_placement import (
     NO_PERMIT,
     PIPELINE,
-    GivenPermit,
+    PermitState,
     PipelinePlacement,
     should_run_pipeline,
 )
@@ -144,7 +144,7 @@ async def test_a_permit_is_for_the_pipeline_that_lives_and_as_long_as_the_leases
     async with placed() as rig:
         assert rig.children.wanted == [True]
         assert [(spec.domain, spec.quorum) for spec in rig.leadership.specs] == [("pipeline", MAJORITY)]
-        assert rig.placement.permit(42) == GivenPermit(1, 7_000)
+        assert rig.placement.permit(42) == PermitState(1, 7_000)
         assert rig.placement.permit(41) == NO_PERMIT
         assert (rig.placement.is_acting(42), rig.placement.is_acting(41)) == (True, False)
 

@@ -8,13 +8,13 @@ import pytest
 
 from ebla.cql import authentication
 from ebla.cql.authentication import (
+    FAILURES_FREE,
     PasswordAuthentication,
     PasswordHash,
     hash_password,
     parse_password_hash,
     read_sasl_plain,
 )
-from ebla.cql.failed_logins import FAILURES_FREE
 from ebla.model.errors import BadCredentials, BadProtocol, EblaError, InvalidRequest, Overloaded
 from ebla.observe.event_reporter import discard_event
 from ebla.runtime.system_rng import SystemRng

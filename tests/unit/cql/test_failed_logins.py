@@ -1,6 +1,6 @@
 """How long an attempt waits after failures of its address."""
 
-from ebla.cql.failed_logins import ADDRESSES_MAX, DELAY_MAX_MS, FAILURES_FREE, WINDOW_MS, FailedLogins
+from ebla.cql.authentication import ADDRESSES_MAX, DELAY_MAX_MS, FAILURES_FREE, WINDOW_MS, FailedLogins
 
 
 def fail(failed: FailedLogins, address: str, count: int, now_ms: int = 0) -> None:

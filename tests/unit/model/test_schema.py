@@ -32,7 +32,7 @@ KEY = column("k", ColumnKind.PARTITION_KEY)
 
 
 def table(*columns: Column) -> TableSchema:
-    return new_schema(IDENTITY, columns)
+    return new_schema(*IDENTITY, columns)
 
 
 def test_columns_stand_in_one_order_and_survive_the_store() -> None:
@@ -80,8 +80,8 @@ def test_impossible_shapes_are_refused(columns: tuple[Column, ...], word: str) -
 )
 def test_names_have_a_length(keyspace: str, name: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{words} characters"):
-        new_schema((IDENTITY[0], keyspace, name), (KEY,))
-    assert new_schema((IDENTITY[0], "k" * 48, "t" * 222), (KEY,)).partition_key == (KEY,)
+        new_schema(IDENTITY[0], keyspace, name, (KEY,))
+    assert new_schema(IDENTITY[0], "k" * 48, "t" * 222, (KEY,)).partition_key == (KEY,)
 
 
 def test_a_dropped_column_comes_back_only_with_a_compatible_type() -> None:
@@ -143,6 +143,6 @@ def test_other_options_are_another_version() -> None:
 )
 def test_options_have_bounds(options: TableOptions, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
-        new_schema(IDENTITY, (KEY,), options)
+        new_schema(*IDENTITY, (KEY,), options)
     with pytest.raises(InvalidRequest, match=word):
         with_options(table(KEY), options)

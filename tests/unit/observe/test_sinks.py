@@ -4,7 +4,7 @@ import io
 import json
 
 from ebla.observe.events import FieldValue, LogEvent, Severity
-from ebla.observe.sinks import JsonLines, TextLines, event_text, one_line, timestamp
+from ebla.observe.sinks import JsonLines, TextLines, one_line, timestamp
 
 
 def event(severity: Severity = Severity.NOTE, **fields: FieldValue) -> LogEvent:
@@ -34,13 +34,13 @@ def test_lines_for_people_are_aligned() -> None:
     out = io.StringIO()
     sink = TextLines(out, colour=False)
     sink(event(ms=15_000, to="node 1", empty="", ratio=0.5))
-    sink(event(Severity.ERROR))
+    sink(event(Severity.WARNING))
     first, second = out.getvalue().splitlines()
     assert (
         first
         == '22:13:20.000007   lease.granted                node-2           ms=15000 to="node 1" empty="" ratio=0.5'
     )
-    assert second == "22:13:20.000007 E lease.granted                node-2"
+    assert second == "22:13:20.000007 ! lease.granted                node-2"
 
 
 def test_a_log_that_lasts_has_dates() -> None:
@@ -70,11 +70,6 @@ def test_what_a_peer_sent_cannot_forge_a_line_or_drive_the_terminal() -> None:
     assert out.getvalue().count("\n") == 1
     assert "\x1b" not in out.getvalue()
     assert one_line("a\tb") == "a\\x09b"
-
-
-def test_a_phrase_has_neither_time_nor_subject() -> None:
-    assert event_text(event(ms=1)) == "lease.granted ms=1"
-    assert event_text(event()) == "lease.granted"
 
 
 def test_times_before_1970_and_far_away_are_written_too() -> None:

@@ -51,7 +51,7 @@ from ebla.sim.rng import SimRng
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Snapshot, Table
 from ebla.topology.tablet_map import tablet_map
-from ebla.wire.group0_messages import ExecuteAnswer, FoundKeyValue, Group0ReadAnswer, WatchAnswer, WatchedChange
+from ebla.wire.group0_messages import ExecuteAnswer, Group0ReadAnswer, KeyValue, WatchAnswer, WatchedChange
 from ebla.wire.transfer_messages import (
     AdoptAnswer,
     BulkStatusAnswer,
@@ -94,7 +94,7 @@ def a_snapshot(tablets: int = 2, copies: int = 2, nodes: int = 3) -> Snapshot:
         Column(name="k", type=ScalarType(Scalar.INT), kind=ColumnKind.PARTITION_KEY),
         Column(name="v", type=ScalarType(Scalar.TEXT), kind=ColumnKind.REGULAR),
     )
-    schema = new_schema((TABLE, "ks", "t"), columns)
+    schema = new_schema(TABLE, "ks", "t", columns)
     sets = [tuple(replica((number + place) % nodes + 1, 1) for place in range(copies)) for number in range(tablets)]
     made = cluster(*(node(number) for number in range(1, nodes + 1)), tablets=tablet_map(TABLE, sets))
     table = Table(id=TABLE, keyspace="ks", name="t", definition=encode_schema(schema))
@@ -327,7 +327,7 @@ class SmallGroup0:
                 return await self._watch(request)
             case "group0_read":
                 keys = [key for key in sorted(self.values) if key in request.keys or key.startswith(request.prefixes)]
-                found = tuple(FoundKeyValue(key, self.values[key][0], self._at(self.values[key][1])) for key in keys)
+                found = tuple(KeyValue(key, self.values[key][0], self._at(self.values[key][1])) for key in keys)
                 return Group0ReadAnswer(self._at(self.index), found)
             case "group0_execute":
                 return self._execute(request.transaction)

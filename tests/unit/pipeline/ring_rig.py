@@ -32,7 +32,7 @@ def table(table_id: TableId, keyspace: str, name: str) -> Table:
         Column(name="k", type=ScalarType(Scalar.INT), kind=ColumnKind.PARTITION_KEY),
         Column(name="v", type=ScalarType(Scalar.TEXT), kind=ColumnKind.REGULAR),
     )
-    schema = new_schema((table_id, keyspace, name), columns)
+    schema = new_schema(table_id, keyspace, name, columns)
     return Table(id=table_id, keyspace=keyspace, name=name, definition=encode_schema(schema))
 
 

@@ -20,8 +20,8 @@ from ebla.model.rows import Deletion, Row
 from ebla.model.token import WHOLE_RING
 from ebla.model.transfers import StagingKind
 from ebla.replica.adoption import ShardAdoptions
-from ebla.replica.checkpoints import ShardCheckpoints
 from ebla.replica.replica_context import ReplicaContext, ReplicaLimits
+from ebla.replica.replica_server import ShardCheckpoints
 from ebla.runtime.file_disk import FileDisk
 from ebla.runtime.system_rng import SystemRng
 from ebla.storage.codec.staging_format import (

@@ -59,7 +59,7 @@ def test_a_table_on_vnodes_has_one_stack_and_moves_with_the_ring() -> None:
 def test_what_did_not_change_is_the_same_object() -> None:
     snapshot = small_cluster(FOUR)
     plan = plan_shard(snapshot, OWN)
-    again = plan_shard(dataclasses.replace(snapshot, state=TopologyState()), OWN, (snapshot, plan))
+    again = plan_shard(dataclasses.replace(snapshot, state=TopologyState()), OWN, snapshot, plan)
     assert again[SMALL.id] is plan[SMALL.id]
 
 

@@ -33,7 +33,7 @@ from ebla.model.identity import Address, TableId
 from ebla.runtime.tls import CqlServerTls
 from ebla.source import contact_points as subject
 from ebla.source.contact_points import ContactPoints, CqlClient
-from ebla.source.cql_client import BoundStatement, CqlSecurity, connect
+from ebla.source.cql_client import BoundStatement, CqlSecurity, PageRequest, connect
 from ebla.wire.cql import requests
 from ebla.wire.cql.frames import Opcode
 from ebla.wire.cql.messages import UNSET
@@ -158,7 +158,9 @@ def test_an_answer_that_is_none(data: bytes | None) -> None:
 def test_values_and_levels_arrive() -> None:
     with StandIn(always(one_blob(b"x"))) as server, contact_of(server) as contact:
         statement = BoundStatement("SELECT a FROM t WHERE b = ? AND c = ?", (b"1", None))
-        found = contact.query(statement, 5.0, level=ConsistencyLevel.ALL, is_idempotent=True, paging=(7, b"state"))
+        found = contact.query(
+            statement, 5.0, level=ConsistencyLevel.ALL, is_idempotent=True, page=PageRequest(7, b"state")
+        )
         assert (found.columns, found.rows) == (("answer",), ((b"x",),))
         asked = requests.read_query(BodyReader(server.requests[-1][1]))
     assert asked.parameters.level is ConsistencyLevel.ALL

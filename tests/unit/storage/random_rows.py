@@ -56,7 +56,7 @@ def column(
 
 
 def table(*columns: Column) -> TableSchema:
-    return new_schema((TableId(uuid.UUID(int=7)), "ks", "t"), columns)
+    return new_schema(TableId(uuid.UUID(int=7)), "ks", "t", columns)
 
 
 MIXED = table(

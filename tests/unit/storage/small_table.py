@@ -23,7 +23,7 @@ def small_table(mode: TombstoneGc = TombstoneGc.TIMEOUT, grace_s: int = GRACE_S)
         Column(name="b", type=parse_type("int"), kind=ColumnKind.REGULAR),
         Column(name="m", type=parse_type("map<int, int>"), kind=ColumnKind.REGULAR),
     )
-    return new_schema((TABLE, "ks", "small"), columns, TableOptions(gc_grace_s=grace_s, tombstone_gc=mode))
+    return new_schema(TABLE, "ks", "small", columns, TableOptions(gc_grace_s=grace_s, tombstone_gc=mode))
 
 
 SMALL = small_table()

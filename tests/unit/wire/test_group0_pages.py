@@ -7,7 +7,7 @@ import pytest
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HistoryId
 from ebla.model.transaction import Revision
-from ebla.wire.group0_messages import FoundKeyValue, Group0ReadAnswer, Group0ReadRequest, WatchAnswer, WatchedChange
+from ebla.wire.group0_messages import Group0ReadAnswer, Group0ReadRequest, KeyValue, WatchAnswer, WatchedChange
 from ebla.wire.group0_pages import RESTARTS_MAX, ReadPager, WatchPager
 
 HISTORY = HistoryId(uuid.UUID(int=7))
@@ -18,7 +18,7 @@ def at(index: int) -> Revision:
 
 
 def read(index: int, names: str, *, more: bool) -> Group0ReadAnswer:
-    return Group0ReadAnswer(at(index), tuple(FoundKeyValue(name, b"", at(1)) for name in names), more)
+    return Group0ReadAnswer(at(index), tuple(KeyValue(name, b"", at(1)) for name in names), more)
 
 
 def reset(index: int, names: str, *, more: bool) -> WatchAnswer:

@@ -142,7 +142,7 @@ class WorkerScan:
         self._is_closed = False
         self._is_late = False
 
-    def ask(self, job: ScanJob) -> pa.Schema:
+    def start(self, job: ScanJob) -> pa.Schema:
         """Sends the job and returns the schema of its answer."""
         try:
             self._worker.channel.settimeout(SCAN_SILENCE_S)

@@ -106,7 +106,7 @@ class NodeJoin:
         is_made = self.detaches and self.follower is not None
         return bool(self.failure) or is_made or (self.follower is not None and self.follower.ended is not None)
 
-    async def look(self, report: TopologyReport | None, problem: str) -> FollowedState:
+    async def check(self, report: TopologyReport | None, problem: str) -> FollowedState:
         if self.process.poll() is not None and self.ended_s is None:
             self.ended_s = time.monotonic()
         request = None if report is None else latest_request(report, self.host)
@@ -117,7 +117,7 @@ class NodeJoin:
         elif report is None:
             state = FollowedState(label=self.label, state="not known", cause=problem)
         else:
-            state = self.follower.look(report, asyncio.get_running_loop().time())
+            state = self.follower.check(report, asyncio.get_running_loop().time())
         if self.follower is not None and self.follower.ended is not None:
             self.seconds = time.monotonic() - self.started_s
         elif self.ended_s is not None and (self.follower is None or time.monotonic() - self.ended_s >= END_S):

@@ -51,7 +51,7 @@ def failover(
     status: Annotated[bool, typer.Option("--status", help="Show excluded nodes and automatic failover.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Let automatic failover act again.")] = False,
 ) -> int:
-    """Exclude dead nodes: nothing waits for them any more, and they serve no rows until they are recovered."""
+    """Exclude dead nodes: nothing waits for them, and they serve no rows until they are recovered."""
     if status or reset:
         if hosts or force or dry_run:
             raise typer.BadParameter("--status and --reset take no HOST, --force or --dry-run")

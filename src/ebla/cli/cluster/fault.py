@@ -14,7 +14,7 @@ Fault points, for tests: a node started with `fault_points = true` stops, fails 
 
   ebla fault list                               the points, and what is set
   ebla fault set purge.pushed pause --once      the next one that comes by waits there, at most 10 min
-  ebla fault release purge.pushed               it goes on
+  ebla fault release purge.pushed               it continues
   ebla fault clear                              unset all points
 """
 

@@ -19,9 +19,9 @@ from ebla.model.identity import HostId
 from ebla.model.transaction import Change, Condition, DeleteKey, KeyMissing, KeyUnchanged, PutKey, Revision, Transaction
 from ebla.wire.group0_messages import (
     ExecuteRequest,
-    FoundKeyValue,
     Group0ReadRequest,
     Group0Report,
+    KeyValue,
     LockRequest,
     MembersRequest,
     TransferLeadershipRequest,
@@ -316,7 +316,7 @@ def _refusal(answer: ConditionFailed | LockRevoked | Rejected | Forgotten) -> st
             return f"unknown whether it was applied: {reason}"
 
 
-def _key_json(found: FoundKeyValue) -> KeyJson:
+def _key_json(found: KeyValue) -> KeyJson:
     try:
         return KeyJson(key=found.key, index=found.revision.index, text=found.value.decode())
     except UnicodeDecodeError:

@@ -232,8 +232,8 @@ def _make_nodes(data: Path, shape: NewClusterSpec) -> list[LocalNode]:
 
 
 def _is_half_made(data: Path, nodes: Sequence[LocalNode]) -> bool:
-    """Whether a first `ebla up` was killed while it wrote the options: nobody has an identity yet, and the nodes know
-    of further ones. They would wait for those for ever."""
+    """Whether a first `ebla up` was killed while it wrote the options: no node has an identity yet, and the nodes know
+    of further ones. They would wait for those forever."""
     first = nodes[0].options
     if (data / "options.toml").exists() or any(node.folder.identity.exists() for node in nodes):
         return False

@@ -95,7 +95,7 @@ def cannot_join_as_it_is(node: LocalNode) -> bool:
     if identity is None or not node.is_gone():
         return False
 
-    async def look() -> bool:
+    async def check() -> bool:
         cluster = ClusterContacts(node, identity)
         mark = await _join_state(node)
         answer = await cluster.query(mark.known)
@@ -104,7 +104,7 @@ def cannot_join_as_it_is(node: LocalNode) -> bool:
         )
 
     try:
-        return run_async(look())
+        return run_async(check())
     except EblaError:
         return False  # its folder is damaged; the node says how
 

@@ -124,10 +124,10 @@ class FollowedRequest:
     def is_ended(self) -> bool:
         return self.follower.ended is not None
 
-    async def look(self, report: TopologyReport | None, problem: str) -> FollowedState:
+    async def check(self, report: TopologyReport | None, problem: str) -> FollowedState:
         if report is None:
             return FollowedState(label=self.follower.label, state="not known", cause=problem)
-        return self.follower.look(report, asyncio.get_running_loop().time())
+        return self.follower.check(report, asyncio.get_running_loop().time())
 
 
 def request_label(report: TopologyReport, request: NodeRequest, data: Path) -> str:

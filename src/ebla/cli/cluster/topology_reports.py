@@ -74,7 +74,7 @@ class Followed(Protocol):
     @property
     def is_ended(self) -> bool: ...
 
-    async def look(self, report: TopologyReport | None, problem: str) -> FollowedState:
+    async def check(self, report: TopologyReport | None, problem: str) -> FollowedState:
         """None: no node has answered; `problem` says why."""
         ...
 
@@ -90,7 +90,7 @@ async def follow_all(
         report, problem = await _fetched(fetch)
         for one in followed:
             if not one.is_ended:
-                show.update(await one.look(report, problem))
+                show.update(await one.check(report, problem))
         if all(one.is_ended for one in followed):
             return True
         pause_s = POLL_S if deadline is None else min(POLL_S, deadline - loop.time())

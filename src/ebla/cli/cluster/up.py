@@ -87,7 +87,7 @@ def _reset_if_useless(started: StartedCluster, node: LocalNode, reset: set[str],
     """Resets a node that can never join as it is: an earlier `ebla up` was killed after it had asked to join, and a new
     process may not continue that. Raises if it ended for another reason."""
     process = started.processes.get(node.name)
-    is_gone = run_async(_gone_within(node, started, KILL_S))
+    is_gone = run_async(_ended_within(node, started, KILL_S))
     if is_gone and node.name not in reset and cannot_join_as_it_is(node):
         done = reset_folder(node)
         print_line(f"{node.name} was never in the ring and cannot join as host {done.old.host}: reset ({done.why})")
@@ -217,28 +217,28 @@ async def _stop_one(node: LocalNode, started: StartedCluster, reason: str, print
         if (process := started.processes.get(node.name)) is not None:
             process.terminate()
     quiet_s = min(QUIET_S, bound_s / 2)
-    if await _gone_within(node, started, quiet_s):
+    if await _ended_within(node, started, quiet_s):
         return
-    print_line(f"waiting for {node.name}: {_what_remains(node)}; it is killed in {bound_s - quiet_s:.1f} s")
-    if await _gone_within(node, started, bound_s - quiet_s):
+    print_line(f"waiting for {node.name}: {_remaining_text(node)}; it is killed in {bound_s - quiet_s:.1f} s")
+    if await _ended_within(node, started, bound_s - quiet_s):
         return
     print_line(f"{node.name} did not stop within {bound_s:.1f} s: killed")
     end(node, signal.SIGKILL)
-    if not await _gone_within(node, started, KILL_S):
+    if not await _ended_within(node, started, KILL_S):
         raise Unavailable(
-            f"{node.name} is still there after it was killed: {_what_remains(node)}",
+            f"{node.name} is still there after it was killed: {_remaining_text(node)}",
             advice="look at the process with ps; it may hang in the kernel",
         )
 
 
-def _what_remains(node: LocalNode) -> str:
+def _remaining_text(node: LocalNode) -> str:
     if (pid := node.running_pid()) is not None:
         return f"process {pid} has not ended"
     held = file_lock.find_held_lock(node.folder.run)
     return "its process has not ended" if held is None else held.message
 
 
-async def _gone_within(node: LocalNode, started: StartedCluster, seconds: float) -> bool:
+async def _ended_within(node: LocalNode, started: StartedCluster, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not node.is_gone() or _unfinished(started, node):
         if time.monotonic() >= deadline:

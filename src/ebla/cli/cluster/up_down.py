@@ -101,9 +101,12 @@ def down(data: Data = DATA_DEFAULT) -> None:
 
 
 def _print_addresses(console: Console, nodes: list[LocalNode], data: Path) -> None:
+    here = Path.cwd()
     for each in nodes:
         shards = ", ".join(str(each.options.shard_address(number)) for number in range(each.options.shards))
-        line = f"  {each.name}  control {each.options.control_address}  shards {shards}  log {each.folder.log}"
+        log = each.folder.log
+        log = log.relative_to(here) if log.is_relative_to(here) else log
+        line = f"  {each.name}  control {each.options.control_address}  shards {shards}  log {log}"
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     flag = "" if data == DATA_DEFAULT else f" --data {data}"
     first = nodes[0].options

@@ -1,22 +1,28 @@
 """`ebla row …`: write, read, scan and delete rows from a shell."""
 
+import uuid
 from dataclasses import dataclass
-from typing import Annotated
+from decimal import Decimal
+from ipaddress import IPv4Address, IPv6Address
+from typing import Annotated, Any
 
 import typer
+from rich import table as rich_table
+from rich.console import Console
+from rich.text import Text
 
 from ebla.cli.command import add_command
 from ebla.cli.flags import TableArgument
-from ebla.cli.output import print_json
-from ebla.cli.tables.row_output import print_rows
+from ebla.cli.output import cell_texts, print_json, print_table
 from ebla.cli.tables.table_access import CqlFlags, table_schema
 from ebla.cql.parse.lexer import TokenKind
 from ebla.cql.parse.term_parser import term
 from ebla.cql.parse.token_stream import TokenStream, UnsupportedFeature, quote_name
 from ebla.model.consistency import ConsistencyLevel
-from ebla.model.cql_types import Scalar, ScalarType
+from ebla.model.cql_types import CqlType, MapType, Scalar, ScalarType
 from ebla.model.errors import BadSyntax, InvalidRequest
 from ebla.model.schema import Column, TableSchema
+from ebla.model.values import Duration, decode
 from ebla.source.cql_client import CqlRows
 
 HELP = """
@@ -152,3 +158,43 @@ def _is_one_value(text: str) -> bool:
     except (BadSyntax, UnsupportedFeature):
         return False
     return tokens.token.kind is TokenKind.END and not tokens.markers
+
+
+def plain(kind: CqlType, data: bytes) -> Any:
+    """A value as JSON can hold it and people can read it."""
+    value = decode(kind, data)
+    return _plain(dict(value) if isinstance(kind, MapType) else value)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            return f"0x{value.hex()}"
+        case uuid.UUID() | Decimal() | IPv4Address() | IPv6Address():
+            return str(value)
+        case Duration():
+            return f"{value.months}mo{value.days}d{value.nanoseconds}ns"
+        case dict():
+            return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case _:
+            return value
+
+
+def print_rows(schema: TableSchema, page: CqlRows, *, as_json: bool) -> None:
+    """One JSON object a line, or a table. Values may have any length: nothing is truncated or left out, and long ones
+    wrap in a terminal."""
+    kinds = [schema.by_name[name].type for name in page.columns]
+    rows = [[None if data is None else plain(kind, data) for kind, data in zip(kinds, row)] for row in page.rows]
+    console = Console()
+    if as_json:
+        for row in rows:
+            print_json(dict(zip(page.columns, row)))
+    elif rows and console.is_terminal:
+        table = rich_table.Table(*(rich_table.Column(name, overflow="fold") for name in page.columns))
+        for texts in cell_texts(rows, "null"):
+            table.add_row(*(Text(value) for value in texts))
+        console.print(table)
+    elif rows:
+        print_table(page.columns, rows, "null")

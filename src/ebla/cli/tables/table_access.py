@@ -14,7 +14,7 @@ from ebla.model.errors import InvalidRequest, NotFound
 from ebla.model.identity import Address
 from ebla.model.schema import TableSchema, decode_schema
 from ebla.options import Authenticator, ClientTls
-from ebla.source.cql_client import BoundStatement, CqlConnection, CqlRows, CqlSecurity, connect
+from ebla.source.cql_client import BoundStatement, CqlConnection, CqlRows, CqlSecurity, PageRequest, connect
 from ebla.topology.snapshot import Snapshot
 
 CONNECT_TIMEOUT_S = 10.0
@@ -32,7 +32,9 @@ class CqlSession:
     def pages(self, text: str, level: ConsistencyLevel, page_rows: int) -> Iterator[CqlRows]:
         state: bytes | None = None
         while True:
-            page = self.connection.query(BoundStatement(text), level, STATEMENT_TIMEOUT_S, (page_rows, state))
+            page = self.connection.query(
+                BoundStatement(text), level, STATEMENT_TIMEOUT_S, PageRequest(page_rows, state)
+            )
             yield page
             state = page.paging_state
             if state is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ebla.aio.wakeup import Wakeup
 from ebla.control.group0.join_state import JoinStage, JoinState, JoinStateFile
 from ebla.group0 import discovery
-from ebla.group0.discovery import Discovery, DiscoveryReply, FoundCluster, JoinCluster, WaitForNodes
+from ebla.group0.discovery import Discovery, DiscoveryReply, JoinCluster, StartCluster, WaitForNodes
 from ebla.group0.join_handshake import (
     JoinHandshake,
     JoinPhase,
@@ -117,7 +117,7 @@ class Formation:
         )
         while True:
             match discovery.decide(self._state):
-                case FoundCluster():
+                case StartCluster():
                     # The decision is durable before its effect: a node that crashed in between creates the same group
                     # again, and never joins another one.
                     await self._mark(JoinStage.FOUNDING, history=HistoryId(self._context.rng.uuid()))

@@ -169,7 +169,7 @@ class Group0Node:
             self._running = None
 
     async def join_response(self, response: JoinNodeResponse, within_ms: int) -> JoinNodeResponseAnswer:
-        """Answered once it has taken effect: the coordinator goes on as soon as it has the answer, and counts on a
+        """Answered once it has taken effect: the coordinator continues as soon as it has the answer, and counts on a
         learner that runs."""
         await self._reach(FaultPoint.JOIN_RESPONSE_RECEIVED)
         try:
@@ -273,7 +273,7 @@ class Group0Node:
             self._context.report("group0.waits", {"reason": words})
 
     def _check_record(self, running: "RunningGroup0", own: OwnStart) -> None:
-        """Another start under the identity of this node: one of the two runs on a copy, and the later one goes on."""
+        """Another start under the identity of this node: one of the two runs on a copy, and the later one continues."""
         host = self.config.member.host
         entry = running.store.get(start_key(host))
         recorded = None if entry is None else decode_stored(StartRecord, entry.value).value

@@ -21,10 +21,10 @@ from ebla.wire.group0_messages import (
     DiscoverRequest,
     ExecuteAnswer,
     ExecuteRequest,
-    FoundKeyValue,
     Group0ReadAnswer,
     Group0ReadRequest,
     Group0Report,
+    KeyValue,
     LockAnswer,
     LockRequest,
     MemberReport,
@@ -60,7 +60,7 @@ from ebla.wire.verbs import (
 
 DEFAULT_PAGE_LIMITS = PageLimits()
 SMALL_READ_KEYS_MAX = 8
-"""So few keys fit into one page whatever their values are."""
+"""So few keys fit into one page at any size of their values."""
 
 
 class Group0Service:
@@ -157,12 +157,10 @@ class Group0Service:
         store = running.store
         if not request.prefixes and len(request.keys) <= SMALL_READ_KEYS_MAX:
             entries = [(key, store.get(key)) for key in dict.fromkeys(request.keys)]
-            found = tuple(
-                FoundKeyValue(key, entry.value, entry.revision) for key, entry in entries if entry is not None
-            )
+            found = tuple(KeyValue(key, entry.value, entry.revision) for key, entry in entries if entry is not None)
             return Group0ReadAnswer(store.revision, found)
         page = self._reads.page(store, _selection(request), request.at, request.start)
-        rows = tuple(FoundKeyValue(key, entry.value, entry.revision) for key, entry in page.rows)
+        rows = tuple(KeyValue(key, entry.value, entry.revision) for key, entry in page.rows)
         return Group0ReadAnswer(page.revision, rows, page.more)
 
     def _execute(self, request: ExecuteRequest, call: IncomingCall) -> EagerFuture[CommandAnswer]:

@@ -1,4 +1,4 @@
-"""Reads that wait for a quorum. Those of one turn share one round, and its answer serves them all."""
+"""Linearizable reads (read-index). All reads of one turn share one round."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Sends a snapshot to a peer: reads ahead, keeps several chunks in flight, and goes on while the peer's disk makes
+"""Sends a snapshot to a peer: reads ahead, keeps several chunks in flight, and continues while the peer's disk makes
 progress."""
 
 import asyncio

@@ -92,7 +92,7 @@ class DurableSettings:
                 await opened._load()
         except (Corruption, FileNotFoundError) as damage:
             message = damage.message if isinstance(damage, Corruption) else f"{folder}/{FILE_NAME} is missing"
-            raise Corruption(message, advice=_way_out(folder)) from damage
+            raise Corruption(message, advice=_repair_advice(folder)) from damage
         return opened
 
     async def _load(self) -> None:
@@ -206,7 +206,7 @@ class DurableSettings:
         """Rewrites the file whenever the log has grown enough."""
         while True:
             if self._log_bytes > max(LOG_BYTES_MIN, self._file_bytes):
-                with suppress(DiskFull):  # the log goes on, and the next attempt may find room
+                with suppress(DiskFull):  # the log continues, and the next attempt may find room
                     await self._submit(self._begin_file)
             await asyncio.sleep(COMPACT_S)
 
@@ -272,7 +272,7 @@ def _parts(data: bytes) -> Iterator[bytes]:
         yield data[start - length : start]
 
 
-def _way_out(folder: str) -> str:
+def _repair_advice(folder: str) -> str:
     return (
         f"check the device, move {folder} away and start the node again: it then takes its settings from the other "
         "nodes; changes that only this node had are lost"

@@ -82,7 +82,7 @@ class PurgeRound:
     is_proposed: bool = False
     """Step 5 may have happened."""
 
-    def tell(self, step: str) -> None:
+    def add_step(self, step: str) -> None:
         self.steps.append(step)
         self.changed.wake()
 
@@ -163,7 +163,7 @@ class Purger:
         expires_at = self._loop.time() + timeout_ms / 1000
         if self._cluster.group0.is_running and self._cluster.purge_state().is_unfinished:
             finishing = PurgeRound(steps=round_.steps, changed=round_.changed)
-            finishing.tell("an unfinished round is finished first")
+            finishing.add_step("an unfinished round is finished first")
             await self._run_round(finishing, age_ms, timeout_ms, is_finishing=True)
             if finishing.report is None or finishing.report.result != PurgeResult.PURGED:
                 round_.report = finishing.report
@@ -233,20 +233,20 @@ class Purger:
         stored = self._cluster.purge_state()
         purged_us = round_.purged_us = self._choose(stored, age_ms, is_finishing=is_finishing)
         attempt = await self._commit_tentative(stored, purged_us, handle)
-        round_.tell(f"tentative: changes from now on are dated after {purged_us}")
+        round_.add_step(f"tentative: changes from now on are dated after {purged_us}")
         await self._deps.reach(FaultPoint.PURGE_TENTATIVE)
         present = self._cluster.store.present_members()
         request = PreparePurgeRequest(purged_us=purged_us, members_revision=present.revision, attempt=attempt)
         tombstones = await self._prepare(present.members, request, handle)
         round_.tombstones = len(tombstones)
-        round_.tell(f"prepared: {len(present.members)} nodes have {_tombstones(len(tombstones))}")
+        round_.add_step(f"prepared: {len(present.members)} nodes have {_tombstones(len(tombstones))}")
         await self._deps.reach(FaultPoint.PURGE_PREPARED)
         await self._push(present.members, request, tombstones, handle)
-        round_.tell(f"pushed: {len(present.members)} nodes have all of them")
+        round_.add_step(f"pushed: {len(present.members)} nodes have all of them")
         await self._deps.reach(FaultPoint.PURGE_PUSHED)
         round_.is_proposed = True
         await self._commit_effective(purged_us, attempt, present.revision, handle)
-        round_.tell(f"effective: purged up to {purged_us}")
+        round_.add_step(f"effective: purged up to {purged_us}")
         await self._deps.reach(FaultPoint.PURGE_EFFECTIVE)
 
     # ---- step 1

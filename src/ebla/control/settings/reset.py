@@ -119,7 +119,7 @@ class SettingsReset:
         return cleared
 
     async def _find_copy(self, effective_us: int) -> dict[str, Entry] | None:
-        """None: go on with the entries at hand. Without a purge they lack nothing, and if nobody has a complete copy,
+        """None: continue with its own entries. Without a purge they lack nothing, and if no node has a complete copy,
         waiting for one would never end."""
         others = [member.host for member in self._cluster.others()]
         if not effective_us or not others:

@@ -182,7 +182,7 @@ class SettingsNode:
     # ---- changes
 
     def changes_since(self, serial: int) -> tuple[str, ...] | None:
-        """The keys that changed after this serial; None if that is not known any more."""
+        """The keys that changed after this serial; None if that is no longer known."""
         if serial > self.durable.serial or (self._recent and serial < self._recent[0][0] - 1):
             return None
         if serial < self.durable.serial and not self._recent:

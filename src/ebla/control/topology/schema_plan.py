@@ -222,7 +222,7 @@ def _create_table(request: CreateTableRequest, snapshot: Snapshot, new_id: Table
         raise AlreadyExists(f"table {known.full_name} exists already", keyspace=request.keyspace, table=request.name)
     if not 0 <= request.min_tablet_count <= TABLETS_PER_COMMIT_MAX:
         raise InvalidRequest(f"a table has at most {TABLETS_PER_COMMIT_MAX} tablets at first")
-    schema = new_schema((new_id, request.keyspace, request.name), request.columns, request.options)
+    schema = new_schema(new_id, request.keyspace, request.name, request.columns, request.options)
     table = Table(
         id=new_id,
         keyspace=request.keyspace,

@@ -63,8 +63,7 @@ ARITHMETIC_BITS_MAX = math.ceil(ARITHMETIC_DIGITS_MAX * math.log2(10))
 NUMBERS = frozenset(map(Scalar, ("tinyint", "smallint", "int", "bigint", "varint", "float", "double", "decimal")))
 
 
-@dataclass(slots=True)
-class BoundRequest:
+class BoundRequest(msgspec.Struct, gc=False):
     """The values of one request, in the order of the statement's markers, and its time."""
 
     values: Sequence[BoundValue]

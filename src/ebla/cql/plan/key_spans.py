@@ -69,7 +69,7 @@ def token_span(low: int, high: int) -> list[Span]:
 def coalesce(spans: Iterable[Span]) -> list[Span]:
     """Ascending, disjoint, without empty spans."""
     joined: list[Span] = []
-    for start, end in sorted(spans, key=_place):
+    for start, end in sorted(spans, key=_start_of):
         if end is not None and start >= end:
             continue
         if joined:
@@ -93,5 +93,5 @@ def intersect(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
     return found
 
 
-def _place(span: Span) -> bytes:
+def _start_of(span: Span) -> bytes:
     return span[0]

@@ -77,7 +77,7 @@ _BOOLEAN = _one_of("TRUE", "FALSE")
 _ANY = ValueKind(test=lambda _text: True, words="a string")
 _COUNT = _number(least=0, most=INT_MAX)
 _FROM_1 = _number(least=1, most=INT_MAX)
-_CHANCE = _number(least=0, most=1, whole=False)
+_PROBABILITY = _number(least=0, most=1, whole=False)
 _POSITIVE = _number(above=0, whole=False)
 
 
@@ -118,7 +118,7 @@ _COMPACTION = {
     "only_purge_repaired_tombstones": _BOOLEAN,
     "provide_overlapping_tombstones": _one_of("NONE", "ROW", "CELL"),
     "tombstone_compaction_interval": _FROM_1,
-    "tombstone_threshold": _CHANCE,
+    "tombstone_threshold": _PROBABILITY,
     "unchecked_tombstone_compaction": _BOOLEAN,
     "min_threshold": _number(least=2, most=INT_MAX),
     "max_threshold": _number(least=2, most=INT_MAX),
@@ -127,7 +127,7 @@ _SIZE_TIERED = {
     **_COMPACTION,
     "bucket_high": _POSITIVE,
     "bucket_low": _POSITIVE,
-    "cold_reads_to_omit": _CHANCE,
+    "cold_reads_to_omit": _PROBABILITY,
     "min_sstable_size": _number(least=0),
 }
 _UNIT = _one_of("MINUTES", "HOURS", "DAYS")
@@ -163,7 +163,7 @@ COMPACTION_CLASSES: dict[str, dict[str, ValueKind]] = {
         "min_sstable_size": _ANY,
         "overlap_inclusion_method": _one_of("NONE", "SINGLE", "TRANSITIVE"),
         "scaling_parameters": _ANY,
-        "sstable_growth": _CHANCE,
+        "sstable_growth": _PROBABILITY,
         "target_sstable_size": _ANY,
         "unsafe_aggressive_sstable_expiration": _BOOLEAN,
     },
@@ -180,7 +180,7 @@ _COMPRESSION = {
     "chunk_length_in_kb": _CHUNK,
     "chunk_length_kb": _CHUNK,
     "compression_level": _number(least=-(1 << 17), most=22),
-    "crc_check_chance": _CHANCE,
+    "crc_check_chance": _PROBABILITY,
     "enabled": _BOOLEAN,
     "lz4_compressor_type": _one_of("FAST", "HIGH"),
     "lz4_high_compressor_level": _number(least=1, most=17),
@@ -265,8 +265,8 @@ _VALUES: dict[str, ValueKind] = {
     "bloom_filter_fp_chance": _number(above=6.71e-05, most=1.0, whole=False),
     "cdc": _BOOLEAN,
     "comment": _ANY,
-    "crc_check_chance": _CHANCE,
-    "dclocal_read_repair_chance": _CHANCE,
+    "crc_check_chance": _PROBABILITY,
+    "dclocal_read_repair_chance": _PROBABILITY,
     "default_time_to_live": _number(least=0, most=TTL_S_MAX),
     "gc_grace_seconds": _COUNT,
     "id": ValueKind(test=_is_uuid, words="a uuid"),
@@ -278,7 +278,7 @@ _VALUES: dict[str, ValueKind] = {
     "min_index_interval": _FROM_1,
     "paxos_grace_seconds": _COUNT,
     "read_repair": _one_of("BLOCKING", "NONE"),
-    "read_repair_chance": _CHANCE,
+    "read_repair_chance": _PROBABILITY,
     "speculative_retry": _RETRY,
     "synchronous_updates": _BOOLEAN,
 }

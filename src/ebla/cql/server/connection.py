@@ -238,13 +238,13 @@ class ServerConnection:
     # ---- frames
 
     def _handle_frames(self) -> None:
-        take, budget = self._splitter.take, self._budget
+        splitter, budget = self._splitter, self._budget
         now_ms = budget.now_ms()
         try:
-            while not self._is_paused:
-                frame = take()
+            while not self._is_paused and splitter.waiting_bytes:
+                frame = splitter.take()
                 if frame is None:
-                    self._reserve_memory(self._splitter.next_body_bytes)
+                    self._reserve_memory(splitter.next_body_bytes)
                     return
                 if self._frame_bytes_reserved:
                     self._memory.release(self._frame_bytes_reserved)

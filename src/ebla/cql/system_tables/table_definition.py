@@ -23,8 +23,9 @@ def declared(text: str, comment: str = "") -> TableSchema:
     keyspace, name = statement.table.keyspace, statement.table.name
     assert keyspace is not None
     digest = hashlib.md5(f"{keyspace}.{name}".encode(), usedforsecurity=False).digest()
-    identity = (TableId(uuid.UUID(bytes=digest, version=3)), keyspace, name)
-    return new_schema(identity, table_columns(statement), TableOptions(comment=comment, gc_grace_s=0))
+    table_id = TableId(uuid.UUID(bytes=digest, version=3))
+    options = TableOptions(comment=comment, gc_grace_s=0)
+    return new_schema(table_id, keyspace, name, table_columns(statement), options)
 
 
 TableRows = Callable[[SystemTableSources], Iterable[SystemRow] | Awaitable[Iterable[SystemRow]]]

@@ -87,7 +87,7 @@ class ClusterFoundings:
         """The creator of the first history. Only valid after `first` is set."""
         return next(iter(self._founders.values()))
 
-    def begun(self, history: str, founder: str) -> None:
+    def record_founder(self, history: str, founder: str) -> None:
         self._founders.setdefault(history, founder)
         self.first.set()
 

@@ -17,7 +17,7 @@ from ebla.model.identity import HostId
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPromise:
+class ObservedPromise:
     grant: LeaseGrant
     until_s: float
 
@@ -26,7 +26,7 @@ class SeenPromise:
 class LeadershipRecord:
     """Each event returns the problem with it, or None."""
 
-    _promises: dict[HostId, SeenPromise] = field(default_factory=dict)
+    _promises: dict[HostId, ObservedPromise] = field(default_factory=dict)
     _over: dict[LeaseId, None] = field(default_factory=dict)
     """Abolished by the holder, or its process died."""
     _domains: dict[str, int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class LeadershipRecord:
     ) -> str | None:
         """The node answers `ok`. `running`: the leases under which something still runs on it."""
         before = self._promises.get(node)
-        self._promises[node] = SeenPromise(grant, until_s)
+        self._promises[node] = ObservedPromise(grant, until_s)
         if before is None or before.grant == grant:
             return None
         if any(one != grant for one in running):
@@ -50,7 +50,7 @@ class LeadershipRecord:
         """A higher number under the same lease id: the holder has given the older lease up."""
         before = self._promises.get(node)
         if before is not None and before.grant.lease_id == grant.lease_id and before.grant.number < grant.number:
-            self._promises[node] = SeenPromise(before.grant, min(before.until_s, now_s))
+            self._promises[node] = ObservedPromise(before.grant, min(before.until_s, now_s))
 
     def ended_by_holder(self, lease_id: LeaseId) -> None:
         """The holder abolished the lease id, or its process died."""

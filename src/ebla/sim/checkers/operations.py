@@ -74,7 +74,7 @@ class OperationSteps:
 
 
 def _is_quarantined(store: Group0Store, record: UnfinishedOperation) -> bool:
-    """Whoever has the newest lock may move it aside."""
+    """The holder of the newest lock may move it aside."""
     ended = [one for one in ended_operations(store) if one.id == record.id]
     return any(one.result is OperationResult.QUARANTINED for one in ended)
 

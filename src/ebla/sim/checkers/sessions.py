@@ -25,7 +25,7 @@ class SessionsRecord:
     """Sessions that an incarnation has seen open and then closed."""
     _shown: dict[NodeLife, Snapshot] = field(default_factory=dict)
 
-    def looked(self, shown: Mapping[NodeLife, Snapshot]) -> str | None:
+    def check_snapshots(self, shown: Mapping[NodeLife, Snapshot]) -> str | None:
         """The problem with what the nodes show now."""
         for incarnation, snapshot in shown.items():
             before = self._shown.get(incarnation, snapshot)

@@ -75,7 +75,7 @@ class SettingsLedger:
         erased = sum(map(len, self.erased.values()))
         return f"{erased} tombstones erased, {self.refused} messages of removed hosts refused"
 
-    # ---- told by the scenario
+    # ---- reported by the scenario
 
     def folder_lost(self, host: HostId) -> None:
         self._nodes.pop(host, None)
@@ -224,7 +224,7 @@ class SettingsLedger:
         present = settings.cluster.store.present_members()
         missing = [one.host for one in present.members if one.host not in attempt.prepared]
         if missing and present.revision == attempt.members_revision:
-            self._fail(f"INV-SET-2: {host} is told that it has all tombstones, and {missing} were not asked for theirs")
+            self._fail(f"INV-SET-2: {host} is declared complete, but {missing} were not asked for tombstones")
         for key, tombstone in attempt.tombstones:
             found = received.get(key)
             if found is None or not found.is_tombstone or merge(found, tombstone, NEVER_PURGED).entry != found:

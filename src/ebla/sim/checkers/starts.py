@@ -46,7 +46,7 @@ class StartsLedger(BarrierLedger):
         self._checked_index = 0
         """Of group 0's log: its commands up to here were checked."""
         self._offered: set[tuple[uuid.UUID, int]] = set()
-        """Hosts and incarnations whose confirmation stands in the log up to there."""
+        """Hosts and incarnations whose confirmation is in the log up to there."""
 
     # ---- INV-START-1
 
@@ -61,7 +61,7 @@ class StartsLedger(BarrierLedger):
     def returned(self, host: HostId, snapshot: Snapshot) -> None:
         node = self._node_of(host)
         since = self._seen_since.get((host, node.control_started))
-        # An answer of the life before may still be on its way.
+        # An answer to the previous incarnation may still arrive.
         if since is not None and self.world.now() - since > ANSWER_S:
             self._require_confirmed(host, "returns from a barrier")
         super().returned(host, snapshot)
@@ -109,7 +109,7 @@ class StartsLedger(BarrierLedger):
 
     # ---- INV-START-2 and 3
 
-    async def look(self) -> None:
+    async def observe(self) -> None:
         """At every sample."""
         assert self.cluster is not None
         for node in self.cluster.nodes:

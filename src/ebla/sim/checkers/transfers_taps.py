@@ -49,7 +49,7 @@ class TransferTaps:
 
     def watch(self, replica: ReplicaServer) -> None:
         adoptions, store = replica.adoptions, replica.context.store
-        self._look(store, began=None)
+        self._observe(store, began=None)
         self._watch_manifest(store)
         self._watch_rows(store)
         adopt = adoptions.adopt
@@ -86,7 +86,7 @@ class TransferTaps:
 
             def noted() -> None:
                 then()
-                self._look(store, None if call is None else call.began)
+                self._observe(store, None if call is None else call.began)
 
             await change(edit, noted)
 
@@ -105,7 +105,7 @@ class TransferTaps:
 
         store.write_open = watched  # type: ignore[method-assign]  # records, and does the same
 
-    def _look(self, store: ShardStore, began: float | None) -> None:
+    def _observe(self, store: ShardStore, began: float | None) -> None:
         """At a start `began` is None and nothing counts as an effect: an earlier incarnation adopted it."""
         at_start = not self._entries
         for stack in store.stacks.values():

@@ -118,7 +118,7 @@ async def _run_node(environment: Environment, world: World, cluster: Group0Clust
     def report(event: str, details: Mapping[str, object]) -> None:
         world.log(name, f"{event} {' '.join(f'{key}={value}' for key, value in details.items())}")
         if event == "group0.created":
-            cluster.foundings.begun(str(details["history"]), name)
+            cluster.foundings.record_founder(str(details["history"]), name)
         cluster.accepted.reported(event, node.host)
 
     introduction = Introduction(host=node.host, cluster=CLUSTER, cluster_name=CLUSTER_NAME)

@@ -85,7 +85,7 @@ class Group0Joins:
         if snapshot.node(node.host).request != node.request:
             return  # another leader has ended it meanwhile
         if is_accepted:
-            await self._commit(snapshot, self._rest_of_join(snapshot, snapshot.node(node.host), node.request))
+            await self._commit(snapshot, self._remaining_join(snapshot, snapshot.node(node.host), node.request))
         else:
             await self._reject(snapshot, node)
 
@@ -138,7 +138,7 @@ class Group0Joins:
         await self._operations.run_here(operation)
         return True
 
-    def _rest_of_join(self, snapshot: Snapshot, node: Node, request: RequestId) -> tuple[Command, ...]:
+    def _remaining_join(self, snapshot: Snapshot, node: Node, request: RequestId) -> tuple[Command, ...]:
         """All states of the join in one commit: no node routes rows by them."""
         rng, host, now_ms = self._environment.rng, node.host, self._now_ms()
         session, tokens = SessionId(rng.uuid()), choose_tokens(snapshot, node)

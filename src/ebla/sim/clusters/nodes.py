@@ -55,7 +55,7 @@ STORE_WAIT_S = 0.1
 CLUSTER_NAME = "sim"
 CONTROL_PORT = NodePorts().control
 JOIN_S = 60.0
-LIMITS = NodeLimits(write_timeout_ms=1_000, read_timeout_ms=1_500, fold_ms=5_000)
+LIMITS = NodeLimits(write_timeout_ms=1_000, read_timeout_ms=1_500, compaction_ms=5_000)
 """Request timeouts so short that a barrier, which waits for running requests, often passes between two faults. The
 limit of a compaction is so short that one whose answer was lost is over before the checks at the end."""
 STORE = StoreLimits(

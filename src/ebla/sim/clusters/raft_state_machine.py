@@ -116,7 +116,7 @@ class RegisterMachine:
     def install(self, content: RegisterContent) -> None:
         assert content.index >= self.content.index, "a snapshot never goes back"
         self.content = content
-        self._tell(None)
+        self._notify(None)
 
     def _move(self, entry: Entry, content: RegisterContent) -> None:
         assert entry.index == self.content.index + 1, f"entry {entry.index} after {self.content.index}"
@@ -124,9 +124,9 @@ class RegisterMachine:
         position = f"{entry.index} {entry.term} {entry.kind.value} ".encode()
         digest = hashlib.blake2b(self.content.digest + position + entry.data, digest_size=12).digest()
         self.content = replace(content, index=entry.index, digest=digest)
-        self._tell(entry)
+        self._notify(entry)
 
-    def _tell(self, entry: Entry | None) -> None:
+    def _notify(self, entry: Entry | None) -> None:
         self._seen(self.content, entry)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()

@@ -51,7 +51,7 @@ async def clock_jump(world: World, units: Sequence[Unit]) -> None:
 
 
 async def freeze(world: World, units: Sequence[Unit]) -> None:
-    """A machine stands still with its clocks, as a virtual machine that is paused. Never in the default mix: it breaks
+    """A machine and its clocks pause, like a paused virtual machine. Never in the default mix: it breaks
     every bound on the rates of clocks."""
     machine = world.rng.choice(units).machine
     struck = [unit for unit in world.units.values() if unit.machine is machine and unit.running]

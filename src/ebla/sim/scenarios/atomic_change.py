@@ -313,7 +313,7 @@ def _restart_down(cluster: ChangingCluster) -> bool:
 
 
 def _unsettled(cluster: ChangingCluster) -> str | None:
-    """What is not done yet. A removed node may run on: if every member that it knew is gone, nobody tells it."""
+    """What is not done yet. A removed node may run on: it may know no member that is left."""
     present = cluster.present()
     stores = [cluster.store_of(node) for node in present]
     known = [store for store in stores if store is not None]

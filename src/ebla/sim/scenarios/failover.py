@@ -49,7 +49,7 @@ class TableMaker(TopologyDriver):
             await self._change_schema(
                 CreateTableRequest(keyspace=keyspace.name, name="t", columns=COLUMNS, if_not_exists=True)
             )
-        self._learn(await self._look())
+        self._learn(await self._observe())
 
     async def _step(self) -> None:
         await asyncio.sleep(1.0)

@@ -40,7 +40,7 @@ async def run(world: World) -> None:
 
 
 async def _meddle(world: World, cluster: Group0Cluster) -> None:
-    """Transfers leadership while everything else goes on."""
+    """Transfers leadership while everything else continues."""
     while True:
         await asyncio.sleep(1.0 + world.rng.random() * 4)
         for name, running in cluster.running().items():

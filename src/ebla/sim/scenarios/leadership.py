@@ -54,7 +54,7 @@ async def run_under(world: World, clocks: ClockBounds, faults: Sequence[Injected
         InjectedFault("swap a voter", 3.0, partial(_swap_voter, cluster=cluster)),
     )
     async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(_look(work))
+        looking = tasks.create_task(_observe(work))
         transferring = tasks.create_task(_transfer_now_and_then(world, cluster))
         await harsh(world, units, world.seconds, faults=(*faults, *own_faults), pause_s=1.5)
         work.calm = True
@@ -77,10 +77,10 @@ def _restart_down(units: list[Unit]) -> bool:
     return False
 
 
-async def _look(work: LeadershipWork) -> None:
+async def _observe(work: LeadershipWork) -> None:
     while True:
         for _ in range(LOOKS_PER_COMPARISON):
-            work.look()
+            work.observe()
             await asyncio.sleep(LOOK_S)
         groups = {node.control.name: _group0(node) for node in work.cluster.nodes}
         problem = find_disagreement({name: one.running.store for name, one in groups.items() if one is not None})

@@ -41,7 +41,7 @@ async def run(world: World) -> None:
     nodes = cluster.nodes
     for unit in cluster.units():
         unit.start()
-    # A node that is struck before it has joined may be rejected, and then it rightly never serves.
+    # A node with a fault before it has joined may be rejected, and then it rightly never serves.
     await cluster.wait_all_normal()
     bounds = LivenessBounds(LIMITS.peer_silence_ms / 1000, SETTLE_S, LIMITS.feed_silence_ms / 1000)
     checker = LivenessChecker(world, nodes, bounds)

@@ -47,7 +47,7 @@ async def run(world: World) -> None:
     start_row_clients(load, CLIENTS, WORKERS)
     restarts = _Restarts(load, starts)
     async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(_look(starts))
+        looking = tasks.create_task(_observe(starts))
         ends_at = world.now() + world.seconds
         while world.now() < ends_at:
             await asyncio.sleep(world.rng.exponential(PAUSE_S))
@@ -61,9 +61,9 @@ async def run(world: World) -> None:
     world.log("scenario", f"{restarts.strikes}; {len(starts.confirmed)} starts, {acknowledged} writes acknowledged")
 
 
-async def _look(starts: StartsLedger) -> None:
+async def _observe(starts: StartsLedger) -> None:
     while True:
-        await starts.look()
+        await starts.observe()
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -190,7 +190,7 @@ class _Restarts:
         await self._serve_again(node)
 
     async def _start_twice(self, node: SimNode) -> None:
-        """A second process on a copy of the folder, elsewhere. At most one of the two goes on."""
+        """A second process on a copy of the folder, elsewhere. At most one of the two continues."""
         self._stop(node)
         twin = self._add_twin(node)
         twin.machine.disk.put_folder(node.folder, self._disk(node).copy_folder(node.folder))

@@ -167,7 +167,7 @@ async def _sample(world: World, cluster: ControlCluster, load: SessionsLoad) -> 
             for node in cluster.nodes
             if node.snapshot is not None
         }
-        problem = load.record.looked(shown)
+        problem = load.record.check_snapshots(shown)
         if problem is not None:
             world.fail(problem)
         await asyncio.sleep(SAMPLE_S)

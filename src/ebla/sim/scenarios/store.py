@@ -44,7 +44,7 @@ GRACE_S = 2
 """Short enough that tombstones are dropped while a cell is idle, and that older cells arrive after that."""
 LAG_S_MAX = 9
 TABLE = TableId(uuid.UUID(int=7))
-SCHEMA = new_schema((TABLE, "ks", "t"), COLUMNS, TableOptions(gc_grace_s=GRACE_S, tombstone_gc=TombstoneGc.TIMEOUT))
+SCHEMA = new_schema(TABLE, "ks", "t", COLUMNS, TableOptions(gc_grace_s=GRACE_S, tombstone_gc=TombstoneGc.TIMEOUT))
 COLUMN = SCHEMA.column("a").number
 WRITERS = 3
 
@@ -82,7 +82,7 @@ async def store_shard(environment: Environment, load: StoreShardLoad) -> None:
         await shard.begin()
         for _ in range(WRITERS):
             tasks.create_task(shard.keep_doing(shard.write, 0.02))
-        tasks.create_task(shard.keep_doing(shard.look, 0.2))
+        tasks.create_task(shard.keep_doing(shard.observe, 0.2))
         tasks.create_task(shard.keep_doing(shard.seal, 0.5))
         tasks.create_task(shard.keep_doing(shard.compact, 0.3))
         tasks.create_task(shard.keep_doing(shard.adopt, 2.5))
@@ -158,7 +158,7 @@ class _Shard:
         tried = AttemptedStoreWrite(timestamp_us=at_us, deletes=kind < VALUE, at_s=self.now_s)
         return cell, item_of(SCHEMA, cell, at_us, kind, tried.at_s), tried
 
-    async def look(self, stack: Stack) -> None:
+    async def observe(self, stack: Stack) -> None:
         await self._check(stack)
         self._ledger.checks += 1
 

@@ -47,7 +47,7 @@ class Growth:
     struck: list[Unit] = dataclasses.field(default_factory=list)
 
     def add(self, node: SimNode) -> None:
-        """Its processes are struck by faults from now on."""
+        """Faults hit its processes from now on."""
         for shard in node.shards:
             record_deaths(self.load, shard)
         self.struck.extend(node.units())

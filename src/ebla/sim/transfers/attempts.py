@@ -220,7 +220,7 @@ class AttemptRun:
         if self._attempt.cancelled and not self._fate.ignores_cancel:
             raise AttemptCancelled("its job was cancelled")
 
-    def _on_the_way(self, data: bytes) -> bytes:
+    def _maybe_corrupted(self, data: bytes) -> bytes:
         number, self._pieces = self._pieces, self._pieces + 1
         if number != self._fate.corrupts_at or not data:
             return data
@@ -314,7 +314,7 @@ class AttemptRun:
             passed += len(piece)
             if begin < len(piece):
                 await self._step()
-                sent = self._on_the_way(piece[begin:])
+                sent = self._maybe_corrupted(piece[begin:])
                 await stream.call(partial(append, place=place, data=sent))
         await self._step()
         return await stream.call(partial(finish_put, place=place))
@@ -350,7 +350,7 @@ class AttemptRun:
         file = self._disk.create(place)
         for piece in _pieces(data):
             await self._step()
-            file.append(self._on_the_way(piece))
+            file.append(self._maybe_corrupted(piece))
         if self._fate.keeps_open:
             self._tasks.create_task(self._write_later(file))
         else:

@@ -18,9 +18,9 @@ from ebla.sim.clusters.group0 import CLUSTER, CLUSTER_NAME
 from ebla.wire.frames import Introduction
 from ebla.wire.group0_messages import (
     ExecuteRequest,
-    FoundKeyValue,
     Group0ReadAnswer,
     Group0ReadRequest,
+    KeyValue,
     LockRequest,
 )
 from ebla.wire.group0_pages import ReadPager, WatchPager
@@ -165,7 +165,7 @@ class Group0WorkloadClient:
                 on_not_applied()
             return None
 
-    async def _look(self, keys: tuple[str, ...], *, quorum: bool) -> dict[str, FoundKeyValue] | None:
+    async def _look(self, keys: tuple[str, ...], *, quorum: bool) -> dict[str, KeyValue] | None:
         try:
             request = Group0ReadRequest(keys=keys, quorum=quorum)
             answer = await self._nodes.call(GROUP0_READ, request, DEADLINE_MS)
@@ -173,7 +173,7 @@ class Group0WorkloadClient:
             return None
         return {found.key: found for found in answer.found}
 
-    async def _look_at_all(self) -> dict[str, FoundKeyValue] | None:
+    async def _look_at_all(self) -> dict[str, KeyValue] | None:
         """In pages, between which others write: all pages must show one moment."""
         pages = ReadPager(Group0ReadRequest(prefixes=("user/",)))
         whole: Group0ReadAnswer | None = None

@@ -173,7 +173,7 @@ class LeadershipWork:
         acquire, send = leadership.acquire, leadership.send_abolish
 
         async def watched_acquire(request: LeaseRequest, sender: HostId) -> LeaseAnswer:
-            self.look()
+            self.observe()
             self.record.requested(node.host, request.grant, _seconds(node))
             answer = await acquire(request, sender)
             if answer.reply is LeaseReply.OK:
@@ -191,7 +191,7 @@ class LeadershipWork:
         core, now_s = leadership.core, _seconds(node)
         left_s = core.agent.left_ms(leadership.now_ms()) / 1000 / node.control.machine.clock.boot_rate
         running = [one.lease for one in core.registry.activities.values() if one.lease is not None]
-        self.look()
+        self.observe()
         self._note(self.record.promised(node.host, request.grant, now_s=now_s, until_s=now_s + left_s, running=running))
 
     def _check_others_ended(self, domain: str, term: int) -> None:
@@ -203,7 +203,7 @@ class LeadershipWork:
                 if one.is_root and one.has_started and one.domain == domain and one.term < term:
                     self.world.fail(f"{node.control.name} still runs {one.name} of term {one.term} as {term} starts")
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """At the leases that all leaders count now, by their clocks, and at the processes that died."""
         for node in self.cluster.nodes:
             control, process = node.control, node.control_process

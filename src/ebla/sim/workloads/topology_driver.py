@@ -150,12 +150,12 @@ class TopologyDriver:
                 await self._change_schema(
                     CreateTableRequest(keyspace=keyspace.name, name=name, columns=COLUMNS, if_not_exists=True)
                 )
-        self._learn(await self._look())
+        self._learn(await self._observe())
 
     # -- what to do --------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
-        snapshot = await self._look()
+        snapshot = await self._observe()
         if self._late and self._rng.random() < 0.3:
             await self._send_late()
         moving: list[MovingTablet] = [
@@ -189,7 +189,7 @@ class TopologyDriver:
         else:
             await self._come_and_go(snapshot)
 
-    async def _look(self) -> Snapshot:
+    async def _observe(self) -> Snapshot:
         revision = await self._follower.read_barrier(CALL_MS)
         await self.view.wait_revision(revision, CALL_MS / 1000)
         snapshot = self.view.current.snapshot
@@ -370,13 +370,13 @@ class TopologyDriver:
         if not await self._commit(snapshot, opened, refreshed):
             return
         sent: list[LateStreamChunk] = []
-        snapshot = await self._look()
+        snapshot = await self._observe()
         source, target = self._rng.choice(self._cluster.shards()), self._rng.choice(self._cluster.shards())
         try:
             job = _Job(version=snapshot.version, table=table, session=session, span=(b"", None))
             await self._stream(job, source.own, target.own, sent)
         finally:
-            snapshot = await self._look()
+            snapshot = await self._observe()
             closing = (CloseSessions((session,)), self._refresh(snapshot, self._home.host))
             if await self._commit(snapshot, *closing):
                 self._late = (self._late + sent)[-LATE_CHUNKS_MAX:]
@@ -388,7 +388,7 @@ class TopologyDriver:
             name = f"x{snapshot.version}"
             added = Column(name=name, type=parse_type("int"), kind=ColumnKind.REGULAR)
             await self._change_schema(AlterTableRequest(keyspace=keyspace, name="t", added=(added,)))
-            self._learn(await self._look())
+            self._learn(await self._observe())
 
     async def _come_and_go(self, snapshot: Snapshot) -> None:
         keyspace = self._rng.choice((ON_TABLETS, ON_VNODES))
@@ -399,7 +399,7 @@ class TopologyDriver:
         answer = await self._change_schema(
             CreateTableRequest(keyspace=keyspace, name="p", columns=COLUMNS, if_not_exists=True)
         )
-        made = (await self._look()).tables.get(answer.table) if answer.table is not None else None
+        made = (await self._observe()).tables.get(answer.table) if answer.table is not None else None
         if made is not None:
             self._load.passing[keyspace] = decode_schema(made.definition)
 

@@ -66,11 +66,11 @@ class SchemaChanger(TopologyDriver):
                         keyspace=keyspace.name, name=name, columns=COLUMNS, options=options, if_not_exists=True
                     )
                 )
-        self._learn(await self._look())
+        self._learn(await self._observe())
 
     async def _step(self) -> None:
         await asyncio.sleep(self._rng.random() * THINK_S)
-        snapshot = await self._look()
+        snapshot = await self._observe()
         if self._load.stopping:
             await self._drop_passing(snapshot)
             return
@@ -83,11 +83,11 @@ class SchemaChanger(TopologyDriver):
             await self._truncate(snapshot)
 
     async def _truncate(self, snapshot: Snapshot) -> None:
-        """Only tables that nobody reads: a truncated table has another id."""
+        """Only tables without readers: a truncated table has another id."""
         for table in snapshot.tables.values():
             if table.name == "p":
                 await self._change_schema(TruncateTableRequest(table.keyspace, "p"))
-                self._learn(await self._look())
+                self._learn(await self._observe())
                 return
 
     async def _drop_passing(self, snapshot: Snapshot) -> None:

@@ -92,7 +92,7 @@ class _Pushdown:
 
     def push(self, one: Filter) -> bool:
         """Whether nodes apply the filter completely."""
-        operator, asked = _OPERATORS.get(type(one)), self._asked_of(one)
+        operator, asked = _OPERATORS.get(type(one)), self._selector_of(one)
         if operator is None or asked is None:
             return False
         value = one.value  # type: ignore[attr-defined]  # all of those operators have one
@@ -116,13 +116,13 @@ class _Pushdown:
 
     def is_never_null(self, one: Filter) -> bool:
         """A partition key and a token are never null, nor is a clustering column that meets a condition."""
-        asked = self._asked_of(one) if isinstance(one, IsNotNull) else None
+        asked = self._selector_of(one) if isinstance(one, IsNotNull) else None
         if asked is None or asked.kind is not SelectorKind.VALUE:
             return asked is not None and asked.kind is SelectorKind.TOKEN
         met = (condition.column for condition in self.conditions)
         return asked.name in (*met, *(column.name for column in self._schema.partition_key))
 
-    def _asked_of(self, one: Filter) -> ColumnSelector | None:
+    def _selector_of(self, one: Filter) -> ColumnSelector | None:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         return self._shown.get(attribute[0]) if len(attribute) == 1 else None
 

@@ -147,7 +147,7 @@ class _SourceLost(Exception):
 
 @contextmanager
 def _source_errors(source: TransferTarget) -> Iterator[None]:
-    """A transient error of the source is told apart from one of the target."""
+    """Distinguishes a transient error of the source from one of the target."""
     try:
         yield
     except EblaError as error:

@@ -41,7 +41,7 @@ class ColumnSpec(msgspec.Struct, frozen=True, kw_only=True):
     type: CqlType
 
 
-class Rows(msgspec.Struct, frozen=True):
+class Rows(msgspec.Struct, frozen=True, gc=False):
     columns: tuple[ColumnSpec, ...]
     rows: Sequence[Sequence[bytes | None]]
     paging_state: bytes | None = None
@@ -80,7 +80,7 @@ class SchemaChangeResult:
         return SchemaChangeTarget.TABLE if self.table else SchemaChangeTarget.KEYSPACE
 
 
-class CqlResponse(msgspec.Struct, frozen=True):
+class CqlResponse(msgspec.Struct, frozen=True, gc=False):
     """`payload` is the custom payload of the response (tablet routing)."""
 
     result: Rows | Void | KeyspaceSet | SchemaChangeResult

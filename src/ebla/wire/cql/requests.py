@@ -67,7 +67,7 @@ def read_parameters(body: bytes, offset: int) -> QueryParameters:
                 timestamp_us=None,
                 skip_metadata=flags != _VALUES,
             )
-        return _read_others(body, offset, flags, level)
+        return _read_optional(body, offset, flags, level)
     except struct.error:
         raise BadProtocol(_TOO_SHORT) from None
 
@@ -94,7 +94,7 @@ def _read_values(body: bytes, offset: int) -> tuple[list[BoundValue], int]:
     return values, offset
 
 
-def _read_others(body: bytes, offset: int, flags: int, level: ConsistencyLevel) -> QueryParameters:
+def _read_optional(body: bytes, offset: int, flags: int, level: ConsistencyLevel) -> QueryParameters:
     reader = BodyReader(body, offset)
     values: list[BoundValue] = []
     names: list[str] | None = None

@@ -52,7 +52,7 @@ async def bulk_workers(scans_max: int = SCANS_MAX) -> AsyncIterator[BulkWorkers]
 async def scan_nothing(workers: BulkWorkers) -> int:
     """The pid of the worker, which is idle afterwards."""
     scan = await workers.start(60)
-    schema = await asyncio.to_thread(scan.ask, EMPTY_SCAN)
+    schema = await asyncio.to_thread(scan.start, EMPTY_SCAN)
     assert await asyncio.to_thread(lambda: list(scan.batches(schema))) == []
     scan.close()
     scan.close()
@@ -116,7 +116,7 @@ async def test_after_the_close_there_are_no_workers() -> None:
     async with bulk_workers() as workers:
         scan = await workers.start(60)
     with pytest.raises(ScanFailed, match="died"):
-        await asyncio.to_thread(scan.ask, EMPTY_SCAN)
+        await asyncio.to_thread(scan.start, EMPTY_SCAN)
     with pytest.raises(Unavailable):
         await workers.start(1)
     scan.close()
@@ -129,7 +129,7 @@ async def test_a_missing_layer_is_reported_and_the_worker_takes_the_next_job(tmp
         for _ in range(2):
             scan = await workers.start(60)
             with pytest.raises(Corruption, match="none"):
-                await asyncio.to_thread(scan.ask, ScanJob(MIXED, (missing,), StoredRowsQuery(range=WHOLE_RING)))
+                await asyncio.to_thread(scan.start, ScanJob(MIXED, (missing,), StoredRowsQuery(range=WHOLE_RING)))
             scan.close()
             await asyncio.sleep(0)
         await wait_for(lambda: len(workers.pool.pids) == 1)

@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_the_join_running(cluster: Cluster, data: Path, monkeypatc
 
     async def interrupted(fetch: Any, joins: Any, *_: Any) -> bool:
         for join in joins:
-            await join.look(await fetch(), "")
+            await join.check(await fetch(), "")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(add_node, "follow_all", interrupted)

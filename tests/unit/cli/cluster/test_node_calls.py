@@ -6,7 +6,7 @@ from tests.unit.topology.world import HISTORY, cluster
 
 from ebla.cli.cluster.node_calls import read_topology
 from ebla.model.transaction import Revision
-from ebla.wire.group0_messages import FoundKeyValue, Group0ReadAnswer, Group0ReadRequest
+from ebla.wire.group0_messages import Group0ReadAnswer, Group0ReadRequest, KeyValue
 from ebla.wire.verbs import GROUP0_READ, Verb
 
 PAGE_KEYS = 7
@@ -14,7 +14,7 @@ PAGE_KEYS = 7
 
 async def test_the_topology_is_put_together_from_pages() -> None:
     world, _ = cluster(3)
-    keys = [FoundKeyValue(key, value, at) for key, (value, at) in sorted(world.group0.values.items())]
+    keys = [KeyValue(key, value, at) for key, (value, at) in sorted(world.group0.values.items())]
     revision = Revision(HISTORY, world.group0.index)
     starts: list[int] = []
 

@@ -98,7 +98,9 @@ def node(tmp_path: Path) -> Path:
 
 
 TABLE = new_schema(
-    (TableId(uuid.UUID(int=5)), "shop", "orders"),
+    TableId(uuid.UUID(int=5)),
+    "shop",
+    "orders",
     (
         Column(name="customer", type=ScalarType(Scalar.TEXT), kind=ColumnKind.PARTITION_KEY),
         Column(name="year", type=ScalarType(Scalar.INT), kind=ColumnKind.PARTITION_KEY, position=1),

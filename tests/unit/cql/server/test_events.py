@@ -44,7 +44,7 @@ def with_keyspace(snapshot: Snapshot, name: str, *, durable: bool = True) -> Sna
 
 
 def schema_of(name: str, number: int = 1, columns: tuple[Column, ...] = COLUMNS) -> TableSchema:
-    return new_schema((TableId(uuid.UUID(int=number)), "ks", name), columns)
+    return new_schema(TableId(uuid.UUID(int=number)), "ks", name, columns)
 
 
 def with_table(snapshot: Snapshot, schema: TableSchema) -> Snapshot:

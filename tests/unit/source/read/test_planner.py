@@ -15,7 +15,7 @@ from ebla.storage.codec.key_codec import decode_token, partition_prefix
 from ebla.wire.table_calls import ReadRange, ReadSource, TableReadPlan
 
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "ks", "t"), (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
+    TableId(uuid.UUID(int=1)), "ks", "t", (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
 )
 COLUMNS = (ColumnSelector("k"),)
 MB = 1 << 20

@@ -32,7 +32,9 @@ from ebla.storage.codec.key_codec import partition_prefix
 
 CLUSTERING = ("text", "timestamp", "uuid", "double", "decimal", "date", "boolean", "blob", "time", "bigint", "varint")
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "ks", "t"),
+    TableId(uuid.UUID(int=1)),
+    "ks",
+    "t",
     (
         Column(name="a", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY, position=0),
         Column(name="b", type=parse_type("text"), kind=ColumnKind.PARTITION_KEY, position=1),

@@ -46,7 +46,9 @@ from ebla.wire.table_calls import (
 )
 
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "ks", "t"),
+    TableId(uuid.UUID(int=1)),
+    "ks",
+    "t",
     (
         Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
         Column(name="c", type=parse_type("text"), kind=ColumnKind.CLUSTERING),

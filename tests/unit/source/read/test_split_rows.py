@@ -23,7 +23,7 @@ from ebla.wire.table_calls import CheckpointFiles, ReadSource
 from ebla.wire.transfer_messages import StoredRowsQuery, TypedRowsQuery
 
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "ks", "t"), (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
+    TableId(uuid.UUID(int=1)), "ks", "t", (Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),)
 )
 SOURCE = ReadSource(host=HostId(uuid.UUID(int=9)), flight=Address("127.0.0.1", 7001), ticket=b"ticket", machine="here")
 TABLETS = WHOLE_RING.split(4 * SCANS_OPEN_MAX)

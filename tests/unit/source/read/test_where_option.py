@@ -17,7 +17,9 @@ from ebla.source.read.where_option import parse_where
 from ebla.storage.codec.key_codec import partition_prefix
 
 SCHEMA = new_schema(
-    (TableId(uuid.UUID(int=1)), "ks", "Strange Name"),
+    TableId(uuid.UUID(int=1)),
+    "ks",
+    "Strange Name",
     (
         Column(name="k", type=parse_type("int"), kind=ColumnKind.PARTITION_KEY),
         Column(name="day", type=parse_type("date"), kind=ColumnKind.CLUSTERING, position=0),

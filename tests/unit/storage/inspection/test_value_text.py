@@ -24,7 +24,7 @@ def table(*kinds: CqlType) -> TableSchema:
         Column(name="s", type=SetType(INT), kind=ColumnKind.REGULAR),
         Column(name="l", type=ListType(INT), kind=ColumnKind.REGULAR),
     )
-    return new_schema((TableId(uuid.UUID(int=1)), "ks", "t"), (*columns, *collections))
+    return new_schema(TableId(uuid.UUID(int=1)), "ks", "t", (*columns, *collections))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`ebla token` and `ebla renew`: join tokens, and new certificates."""
+"""`ebla token`, `ebla renew` and `ebla hash-password`: join tokens, new certificates, hashes for the options."""
 
 import sys
 from typing import Annotated
@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from ebla.cli.cluster.local_cluster import renew_certificates, require_nodes
-from ebla.cli.flags import DATA_DEFAULT, Data
+from ebla.cli.flags import DATA_DEFAULT, Data, PasswordFile, read_password
 from ebla.cli.output import reporting_errors
+from ebla.cql.authentication import hash_password
 from ebla.model.errors import InvalidRequest
 from ebla.runtime.authority_handover import new_join_token
 from ebla.runtime.system_clock import SystemClock
@@ -45,3 +46,13 @@ def renew(data: Data = DATA_DEFAULT) -> None:
         for each in renew_certificates(require_nodes(data), SystemClock()):
             state = "not running" if each.signalled_pid is None else f"signalled process {each.signalled_pid}"
             sys.stdout.write(f"{each.name}  renewed  {state}\n")
+
+
+@app.command("hash-password")
+def hash_password_command(password_file: PasswordFile = None) -> None:
+    """Print the hash of a password, for `superuser_password_hash` in the options of the nodes.
+
+    The password comes from a prompt, from EBLA_PASSWORD or from a file.
+    """
+    with reporting_errors():
+        sys.stdout.write(f"{hash_password(read_password(password_file, confirm=True), SystemRng())}\n")
