@@ -212,7 +212,7 @@ MUTATIONS = (
         function="ActivityRegistry.overdue",
         find="now_ms >= one.phase.cancelled_ms + activity_stop_ms",
         replace="now_ms >= one.phase.cancelled_ms + 8 * activity_stop_ms",
-        check=SimSeeds("leadership", "1-40"),
+        check=SimSeeds("leadership", "15-40"),
         why="work of an old leader still runs when its successor starts, although the clocks are nearly equal",
         limit_s=300,
     ),
