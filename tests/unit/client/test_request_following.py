@@ -31,8 +31,8 @@ def test_a_join_shows_its_state_its_cause_what_it_moves_and_the_time_left() -> N
 
 def test_no_time_is_left_to_show_when_more_has_moved_than_was_expected() -> None:
     follower = RequestFollower(JOIN, "node4")
-    follower.look(joining(moved=40_000_000), 10.0)
-    assert follower.look(joining(moved=200_000_000), 14.0).left_s is None
+    follower.check(joining(moved=40_000_000), 10.0)
+    assert follower.check(joining(moved=200_000_000), 14.0).left_s is None
 
 
 def test_a_pending_request_shows_its_position() -> None:
