@@ -181,7 +181,10 @@ def resolve_host(flags: NodeFlags, text: str) -> HostId:
     """A host by its id, the address of its control process, or the name of a local node."""
     try:
         report = flags.call(GROUP0_MEMBERS, MembersRequest(), CALL_MS)
-    except EblaError as error:  # whatever became of this read, nothing was changed
+    except EblaError as error:
+        if error.outcome is Outcome.NOT_APPLIED:
+            raise
+        # Whatever became of this read, nothing was changed.
         raise Unavailable(error.message, advice=error.advice) from error
     members = {one.member.host: one.member for one in report.members}
     local = {node.name: node.options.control_address for node in find_nodes(flags.data)}

@@ -232,7 +232,7 @@ TWO = Replication(Strategy.NETWORK_TOPOLOGY, (("dc1", 1), ("dc1", 2)))
         (AlterKeyspaceRequest(tablets("no")), NotFound, "there is no keyspace no"),
         (AlterKeyspaceRequest(tablets("system")), InvalidRequest, "reserved"),
         (AlterKeyspaceRequest(vnodes()), InvalidRequest, "stays on tablets"),
-        (AlterKeyspaceRequest(tablets(replication=network(3))), Refused, "no topology coordinator"),
+        (AlterKeyspaceRequest(tablets(replication=network(3))), Refused, "does not move tablets"),
         (DropKeyspaceRequest("no"), NotFound, "there is no keyspace no"),
         (DropKeyspaceRequest("system", if_exists=True), InvalidRequest, "reserved"),
         (table("ks", "a b", COLUMNS), InvalidRequest, "'a b' is not a valid name for a table"),
