@@ -64,7 +64,7 @@ class RequestFollower:
         if request is None:
             raise NotFound(f"request {self.request} is not listed any more", advice="see `ebla topology`")
         self._outcome = request.outcome
-        if request.is_open:
+        if request.is_open or open_report(report, self.request) is not None:  # or its last barrier has not passed
             return self._look_at_open(report, request, now_s)
         row = row_of(report, request.host)
         if self._until_left and request.outcome is RequestOutcome.FAILED and not _has_left(row):

@@ -13,7 +13,7 @@ from ebla.model.identity import Replica, ShardNumber, TableId
 from ebla.model.token import WHOLE_RING, Token, TokenRange
 from ebla.topology.routing.sharder import TabletSharder, has_replica
 from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import TransitionKind
+from ebla.topology.states import NodeState, TransitionKind
 from ebla.topology.tablet_map import TOKEN_BITS, TabletMap
 
 StackKey = tuple[TableId, TokenRange]
@@ -38,7 +38,7 @@ class TableStackPlan:
     pending: tuple[int, ...] = ()
     """Numbers of replicas that are pending here."""
     moving: tuple[int, ...] = ()
-    """Numbers of tablets in any transition."""
+    """Numbers of tablets in any transition, or that are rebuilt here."""
     hops: Mapping[int, Hop] = field(default_factory=dict)
 
 
@@ -49,7 +49,7 @@ def plan_shard(
     snapshot: Snapshot, own: Replica, before: tuple[Snapshot, ShardStackPlan] | None = None
 ) -> ShardStackPlan:
     """Plans of tables that did not change since `before` are the same objects."""
-    ring_moves = snapshot.transition is not None
+    ring_moves = snapshot.transition is not None or _is_rebuilt(snapshot, own)
     plan: dict[TableId, TableStackPlan] = {}
     for table in snapshot.tables:
         tablets = snapshot.tablets.get(table)
@@ -64,6 +64,12 @@ def plan_shard(
         else:
             plan[table] = known or _plan_tablets(tablets, own)
     return plan
+
+
+def _is_rebuilt(snapshot: Snapshot, own: Replica) -> bool:
+    """Rows that are older than its tombstones may arrive on such a node."""
+    node = snapshot.nodes.get(own.host)
+    return node is not None and node.state is NodeState.REBUILDING
 
 
 _VNODES = TableStackPlan(shift=TOKEN_BITS, ranges={0: WHOLE_RING})

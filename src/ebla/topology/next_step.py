@@ -165,12 +165,12 @@ def _step_of_node(snapshot: Snapshot, node: Node, liveness: LivenessView) -> Ste
 
 
 def _why_failed(snapshot: Snapshot, node: Node, liveness: LivenessView) -> str:
-    """Why the operation must not go on, as long as its row has a way back; empty: it may. Only a joining node is given
-    up when it is excluded or lost, since it serves nothing yet."""
+    """Why the operation must not go on, as long as its row has a way back; empty: it may. A node that is removed is
+    excluded and down from the start."""
     request = snapshot.request_of(node)
     if request is not None and request.error:
         return request.error
-    if node.state not in (NodeState.BOOTSTRAPPING, NodeState.REPLACING):
+    if node.state is NodeState.REMOVING:
         return ""
     if node.host in snapshot.state.ignored_nodes:
         return f"{node.address} was excluded"

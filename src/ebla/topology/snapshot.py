@@ -15,6 +15,7 @@ from ebla.model.opinions import Opinion
 from ebla.model.transaction import Revision
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import (
+    SERVING_STATES,
     GlobalRequestKind,
     NodeRequestKind,
     NodeState,
@@ -56,6 +57,11 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=Tru
     def in_transition(self) -> bool:
         return self.state not in (NodeState.NONE, NodeState.NORMAL, NodeState.LEFT)
 
+    @property
+    def takes_clients(self) -> bool:
+        """Whether drivers may connect to it. A leaving node takes none from the moment its tokens are taken."""
+        return bool(self.tokens) and self.state in SERVING_STATES
+
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True, kw_only=True):
     """A request about one node, and its outcome."""
@@ -74,6 +80,10 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
     streamed_bytes: int = 0
     """What its streams have moved, once they have ended."""
     streamed_ranges: int = 0
+    skipped: tuple[str, ...] = ()
+    """What they could not move, for people: a line for each table."""
+    end_version: TopologyVersion = TopologyVersion(0)
+    """The version that ended it."""
 
     @property
     def is_open(self) -> bool:

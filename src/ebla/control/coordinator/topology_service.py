@@ -14,7 +14,7 @@ from ebla.group0.members import MemberRole
 from ebla.model.errors import EblaError, NotFound
 from ebla.model.identity import Address, HostId, RequestId
 from ebla.topology.commands import AbortRequest
-from ebla.topology.request_queue import pending_requests
+from ebla.topology.request_queue import pending_requests, unsettled_requests
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.topology.states import RequestOutcome
 from ebla.wire.server import IncomingCall, Server
@@ -116,8 +116,9 @@ class TopologyService:
     def _base(self, leader: HostId | None) -> TopologyReport:
         snapshot, group0 = self._deps.committed.snapshot, self._deps.topology.group0
         term = group0.running.raft.core.term if group0.is_running else 0
+        opened = open_requests(snapshot)
         ended = sorted(
-            (one for one in snapshot.node_requests.values() if not one.is_open), key=lambda one: -(one.end_ms or 0)
+            (one for one in snapshot.node_requests.values() if one not in opened), key=lambda one: -(one.end_ms or 0)
         )
         return TopologyReport(
             host=self._own,
@@ -127,7 +128,7 @@ class TopologyService:
             fence=snapshot.fence,
             transition=snapshot.transition,
             nodes=tuple(snapshot.members()),
-            open=tuple(RequestReport(request=one) for one in open_requests(snapshot)),
+            open=tuple(RequestReport(request=one) for one in opened),
             ended=tuple(ended),
         )
 
@@ -166,6 +167,6 @@ class TopologyService:
 
 
 def open_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
-    """The running one, then the queue in its order."""
+    """Those whose last barrier has not passed, the running one, then the queue in its order."""
     running = (one for one in snapshot.node_requests.values() if one.outcome is RequestOutcome.RUNNING)
-    return (*running, *pending_requests(snapshot))
+    return (*unsettled_requests(snapshot), *running, *pending_requests(snapshot))

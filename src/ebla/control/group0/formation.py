@@ -16,6 +16,7 @@ from ebla.group0.join_handshake import (
     JoinHandshake,
     JoinPhase,
     JoinWait,
+    NotAdmitted,
     ResponseDecision,
     restart_refusal,
 )
@@ -88,7 +89,8 @@ class Formation:
         self._handshake = JoinHandshake(attempt, is_accepted=is_accepted)
         match mark.stage:
             case JoinStage.REMOVED:
-                raise removed_error(self._config.member)
+                error = removed_error(self._config.member)
+                raise NotAdmitted(error.message, advice=error.advice)
             case JoinStage.MEMBER:
                 return ()
             case JoinStage.FOUNDING:
