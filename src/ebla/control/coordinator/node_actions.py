@@ -1,7 +1,7 @@
 """What the coordinator does in each row of the node table. Every action can be repeated, by this leader or the next."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,9 +92,6 @@ class NodeActions:
         self._accepted: RequestId | None = None
         """The join whose node has answered the acceptance."""
         self._streamed: SessionId | None = None
-        self._checked: tuple[TopologyVersion, tuple[HostId, ...], Collection[HostId]] | None = None
-        """What `_failure` was found for: the streams of a large ring are not compared every second."""
-        self._failure = ""
         self._actions: Mapping[NodeAction, Callable[[Node, NodeRow], Coroutine[Any, Any, None]]] = {
             NodeAction.NOTHING: self._pass,
             NodeAction.ADMIT: self._admit,
@@ -378,14 +375,10 @@ class NodeActions:
             streams.give(None)
 
     def _why_streams_fail(self) -> str:
-        """A source or a destination is unreachable for `peer_timeout_ms`, or a destination was excluded."""
+        """A source is unreachable for `peer_timeout_ms`. Of destinations, the next step decides the same."""
         boot_ms = self._deps.topology.clock.boot_ms()
         lost = self._silent.lost(self._deps.settings().peer_timeout_ms, boot_ms)
-        snapshot = self._run.snapshot
-        if (snapshot.version, snapshot.state.ignored_nodes, lost) != self._checked:
-            self._failure = why_streams_fail(snapshot, lost)
-            self._checked = (snapshot.version, snapshot.state.ignored_nodes, lost)
-        return self._failure
+        return why_streams_fail(self._run.snapshot, lost)
 
     # ---- left_token_ring
 

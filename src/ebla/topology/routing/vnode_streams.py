@@ -33,14 +33,14 @@ def ring_streams(snapshot: Snapshot, replication: Replication) -> Iterator[Range
         return
     rings = VnodeRings(snapshot)
     previous, after = rings.previous(replication).vnodes, rings.after(replication).vnodes
-    bounds = sorted({*previous.ring.tokens, *after.ring.tokens})
+    bounds, idle = sorted({*previous.ring.tokens, *after.ring.tokens}), snapshot.hosts_not_pending
     if not bounds:
         return
     start = bounds[-1]
     for end in bounds:
         before = previous.hosts_of(end)
         later = after.hosts_of(end)
-        gaining = tuple(host for host in later if host not in before)
+        gaining = tuple(host for host in later if host not in before and host not in idle)
         if gaining and before:  # a range without replicas has no rows
             sources = stream_sources(before, later, snapshot.state.ignored_nodes)
             yield RangeStream(TokenRange(Token(start), Token(end)), sources, gaining)
@@ -94,35 +94,18 @@ def skipped_parts(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def why_streams_fail(snapshot: Snapshot, lost: Collection[HostId]) -> str:
-    """Why the streams must not go on, with these hosts unreachable for too long; empty: they may. A source that is
-    excluded is replaced by the remaining replicas; a destination cannot be replaced."""
-    excluded = snapshot.state.ignored_nodes
-    if not lost and not excluded:
-        return ""
-    for table in sorted(snapshot.tables):
+    """Why the streams must not go on, with these hosts unreachable for too long; empty: they may. The remaining
+    replicas take the place of a source that is excluded."""
+    for table in sorted(snapshot.tables) if lost else ():
         if snapshot.on_tablets(table):
             continue
         for stream in ring_streams(snapshot, snapshot.replication_of(table)):
-            host, role, problem = _failure_of(stream, lost, excluded)
-            if host is not None:
-                name, where = snapshot.tables[table].full_name, snapshot.node(host).address
+            gone = next((host for host in stream.sources if host in lost), None)
+            if gone is not None:
+                name, where = snapshot.tables[table].full_name, snapshot.node(gone).address
                 part = f"tokens after {stream.range.start} up to {stream.range.end}"
-                return f"{where}, the {role} of {name}, {part}, {problem}"
+                return f"{where}, the source of {name}, {part}, is unreachable"
     return ""
-
-
-def _failure_of(
-    stream: RangeStream, lost: Collection[HostId], excluded: Collection[HostId]
-) -> tuple[HostId | None, str, str]:
-    for host in stream.sources:
-        if host in lost:
-            return host, "source", "is unreachable"
-    for host in stream.destinations if stream.sources else ():
-        if host in excluded:
-            return host, "destination", "was excluded"
-        if host in lost:
-            return host, "destination", "is unreachable"
-    return None, "", ""
 
 
 def has_streams(snapshot: Snapshot) -> bool:
@@ -130,7 +113,7 @@ def has_streams(snapshot: Snapshot) -> bool:
     may_lack_sources = not may_skip(snapshot)
     return any(
         bool(stream.sources) or may_lack_sources
-        for one in _replications(snapshot)
+        for one in snapshot.vnode_replications()
         for stream in ring_streams(snapshot, one)
     )
 
@@ -139,17 +122,11 @@ def gaining_hosts(snapshot: Snapshot) -> tuple[HostId, ...]:
     """The hosts that gain a range of a table on vnodes by the change of the ring that the snapshot is in. Sorted."""
     found = {
         host: None
-        for one in _replications(snapshot)
+        for one in snapshot.vnode_replications()
         for stream in ring_streams(snapshot, one)
         for host in stream.destinations
     }
     return tuple(sorted(found))
-
-
-def _replications(snapshot: Snapshot) -> tuple[Replication, ...]:
-    """Of the tables on vnodes."""
-    tables = (table for table in sorted(snapshot.tables) if not snapshot.on_tablets(table))
-    return tuple(dict.fromkeys(snapshot.replication_of(table) for table in tables))
 
 
 def stream_sources(
