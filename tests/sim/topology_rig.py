@@ -8,7 +8,7 @@ import pytest
 
 from ebla.control.fault_points import FaultPoint
 from ebla.model.errors import EblaError
-from ebla.model.identity import RequestId
+from ebla.model.identity import HostId, RequestId
 from ebla.node.control_process import ControlProcess
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.growing_nodes import GrowingCluster, build_cluster
@@ -19,11 +19,11 @@ from ebla.sim.scenarios.topology import unsettled
 from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import ON_VNODES
+from ebla.sim.workloads.topology_driver import KEYSPACES, ON_VNODES
 from ebla.sim.world import World
 from ebla.topology.apply.command import Rejection, apply_commands
 from ebla.topology.commands import Command, SubmitNodeRequest
-from ebla.topology.snapshot import NodeRequest, Snapshot
+from ebla.topology.snapshot import Keyspace, NodeRequest, Snapshot
 from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome
 from ebla.wire.fault_messages import FaultKind
 from ebla.wire.schema_messages import CreateTableRequest, SchemaRequest
@@ -50,18 +50,24 @@ class TopologyRig:
         self.load = RowsLoad(cluster=self.cluster)
         self.old = list(self.cluster.nodes)
         self.causes: dict[str, None] = {}
+        self.dead: dict[HostId, None] = {}
+        """Nodes that are not started again."""
 
-    async def start(self) -> None:
+    async def start(self, *keyspaces: Keyspace) -> None:
+        """With a table in each of these; by default one on tablets and one on vnodes."""
+        keyspaces = keyspaces or KEYSPACES
         for unit in (*self.cluster.executor_units(), *self.cluster.units()):
             unit.start()
         await self.cluster.wait_all_normal()
 
         async def make_tables(environment: Environment) -> None:
             async with asyncio.TaskGroup() as tasks:
-                await TableMaker(environment, self.load, self.old[0], tasks).run()
+                maker = TableMaker(environment, self.load, self.old[0], tasks)
+                maker.keyspaces = keyspaces
+                await maker.run()
 
         maker = self.cluster.start_beside(self.old[0], "driver", make_tables)
-        await self.until(lambda: len(self.load.tables) == 2, "the tables are there")
+        await self.until(lambda: len(self.load.tables) == len(keyspaces), "the tables are there")
         maker.kill()
         start_row_clients(self.load, 1, 2)
 
@@ -77,6 +83,18 @@ class TopologyRig:
         self.world.check(await self.world.wait_for(reached, seconds), f"not within {seconds} s: {what}")
 
     # ---- the coordinator
+
+    async def die(self, node: SimNode) -> None:
+        """For good. Until the leader sees it as down."""
+        self.dead[node.host] = None
+        for unit in node.units():
+            unit.kill()
+        await self.until(lambda: node.host in self.leader_process()._down(), "the node is down")
+
+    def leader_process(self) -> ControlProcess:
+        found = self.cluster.leader()
+        assert found is not None, "a node coordinates"
+        return found[1]
 
     def leader(self) -> SimNode:
         found = self.cluster.leader()
@@ -103,16 +121,14 @@ class TopologyRig:
         request = NodeRequest(
             id=RequestId(self.world.rng.uuid()), kind=kind, host=node.host, initiator=node.host, start_ms=1, **fields
         )
-        await self.until_committed(
-            lambda: SubmitNodeRequest(request), lambda newest: request.id in newest.node_requests
-        )
+        await self.commit(SubmitNodeRequest(request), lambda newest: request.id in newest.node_requests)
         return request.id
 
-    async def until_committed(self, command: Callable[[], Command], is_done: Callable[[Snapshot], bool]) -> None:
+    async def commit(self, command: Command, is_done: Callable[[Snapshot], bool]) -> None:
         while not ((newest := self.cluster.newest()) and is_done(newest)):
             found = self.cluster.leader()
             if found is not None:
-                await commit(found[1], command())
+                await commit(found[1], command)
             await asyncio.sleep(0.2)
 
     def outcome_of(self, request: RequestId) -> RequestOutcome:
@@ -180,7 +196,7 @@ class TopologyRig:
         return all(shard.process is not None and shard.process.serves() for shard in self.cluster.shards())
 
     def restart(self, node: SimNode) -> None:
-        for unit in node.units():
+        for unit in node.units() if node.host not in self.dead else ():
             if unit.down:
                 unit.start()
 

@@ -29,7 +29,7 @@ def settled_problem(store: Group0Store, snapshot: Snapshot) -> str | None:
             return f"INV-NODE-22: {host} is a member, and its row is left"
         if known.state is NodeState.NONE:
             return f"INV-ATOM-1: {host} is a member, and its join has not started"
-    for host in snapshot.excluded_hosts:
+    for host in (one.host for one in snapshot.state.exclusions):
         if store.members[member_key(host)].role is MemberRole.VOTER:
             return f"INV-ATOM-1: {host} is excluded, and votes"
     for node in snapshot.members():
