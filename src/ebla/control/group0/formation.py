@@ -228,7 +228,7 @@ class Formation:
     async def check_not_left(self, members: Iterable[Member]) -> None:
         """Of a node that was accepted before this start. If no member answers, it starts and catches up. Raises
         `NotAdmitted` if its join has ended without it."""
-        contacts = self._candidates(*(member.address for member in members if member.present))
+        contacts = self._candidates(*(member.address for member in members if member.listens))
         async with asyncio.TaskGroup() as tasks:
             queries = [tasks.create_task(self._query(address)) for address in contacts]
         refusal = restart_refusal(answer for query in queries if (answer := query.result()) is not None)

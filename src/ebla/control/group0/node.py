@@ -130,7 +130,7 @@ class Group0Node:
     def peers(self) -> tuple[Address, ...]:
         """Where the other nodes listen, sorted: the members, and the configured contacts that have not left."""
         members = () if self._running is None else tuple(self._running.store.members.values())
-        present = {member.address for member in members if member.present}
+        present = {member.address for member in members if member.listens}
         left = {member.address for member in members} - present
         return tuple(sorted((present | set(self.config.contacts)) - left - {self.config.member.address}))
 
