@@ -51,6 +51,9 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=Tru
     rebuild_source: str | None = None
     """Datacenter to stream from while rebuilding; None: any."""
     supported_features: tuple[str, ...] = ()
+    is_incomplete: bool = False
+    """It became a replica while it was excluded, so it lacks rows that quorums rely on: it never serves again, and can
+    only be removed or replaced (INV-NODE-23)."""
 
     @property
     def in_transition(self) -> bool:
@@ -74,6 +77,8 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
     streamed_bytes: int = 0
     """What its streams have moved, once they have ended."""
     streamed_ranges: int = 0
+    skipped: tuple[str, ...] = ()
+    """What they could not move, for people: a line for each table."""
 
     @property
     def is_open(self) -> bool:
@@ -93,6 +98,8 @@ class GlobalRequest(msgspec.Struct, frozen=True, tag="global_request", array_lik
     outcome: RequestOutcome = RequestOutcome.PENDING
     error: str = ""
     end_ms: int | None = None
+    generation: GenerationId | None = None
+    """The CDC generation that it commits, or has committed; None when it is done: there was nothing to do."""
 
     @property
     def is_open(self) -> bool:
