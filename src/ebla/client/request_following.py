@@ -20,6 +20,9 @@ from ebla.topology.snapshot import Node, NodeRequest
 from ebla.topology.states import NodeState, RequestOutcome
 from ebla.wire.topology_messages import StreamProgress, TopologyReport, TopologyRequest
 
+UNLISTED_S = 10.0
+"""For how long no report may list a request that exists."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedState:
@@ -62,6 +65,7 @@ class RequestFollower:
         self._until_settled = until_settled
         self._version = 0
         self._outcome = RequestOutcome.PENDING
+        self._unlisted_since_s: float | None = None
         self._progress: StreamProgress | None = None
         self._streams_since: tuple[float, int] | None = None
         """When the first bytes were seen, and how many: the rate is measured from there."""
@@ -72,15 +76,28 @@ class RequestFollower:
         self._version = report.version
         request = request_by_id(report, self.request)
         if request is None:
-            raise NotFound(f"request {self.request} is not listed any more", advice="see `ebla topology`")
+            return self._look_without(now_s)
+        self._unlisted_since_s = None
         self._outcome = request.outcome
-        if request.is_open:
+        if request.is_open or open_report(report, self.request) is not None:  # or its last barrier has not passed
             return self._look_at_open(report, request, now_s)
         failed = isinstance(request, NodeRequest) and request.outcome is RequestOutcome.FAILED
         if self._until_settled and failed and not _is_settled(_own_row(report, request)):
             return FollowedState(label=self.label, state=f"rolls back: {request.error}", cause=_cause(report))
         self.ended = request
         return FollowedState(label=self.label, state=str(request.outcome))
+
+    def _look_without(self, now_s: float) -> FollowedState:
+        """A new request does not raise the version, so a node that lags behind a little does not list it yet."""
+        since_s = self._unlisted_since_s = now_s if self._unlisted_since_s is None else self._unlisted_since_s
+        if now_s - since_s >= UNLISTED_S:
+            raise NotFound(f"request {self.request} is not listed any more", advice="see `ebla topology`")
+        return FollowedState(label=self.label, state=str(self._outcome), cause="the node that answers lags behind")
+
+    def conclude(self, request: TopologyRequest) -> None:
+        """It is done, although no report has shown its end."""
+        self._outcome = RequestOutcome.DONE
+        self.ended = msgspec.structs.replace(request, outcome=self._outcome)
 
     def result(self) -> RequestResult:
         """As it is now. Of a request of a node that has ended, what its streams moved is in the request."""
@@ -94,7 +111,7 @@ class RequestFollower:
             ranges=None if progress is None else progress.ranges_done,
             seconds=took,
         )
-        if not isinstance(ended, NodeRequest):
+        if not isinstance(ended, NodeRequest) or took is None:
             return result
         return msgspec.structs.replace(result, bytes=ended.streamed_bytes, ranges=ended.streamed_ranges)
 

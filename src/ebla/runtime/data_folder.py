@@ -39,6 +39,7 @@ class DataFolder:
         self.path = path
         self.format = path / "FORMAT"
         self.identity = path / "identity"
+        self.left = path / "left"
         self.tls = path / "tls"
         self.group0 = path / "group0"
         self.settings = path / "settings"

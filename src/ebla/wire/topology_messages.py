@@ -78,17 +78,6 @@ class SubmitTopologyAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only
     """What an operator should confirm, one sentence each."""
 
 
-class TopologyBarrierRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Has every node that is not excluded acknowledged this version?"""
-
-    version: TopologyVersion
-
-
-class TopologyBarrierAnswer(msgspec.Struct, frozen=True, array_like=True):
-    lacking: str = ""
-    """Who has not, and why; empty: all have."""
-
-
 class AbortTopologyRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Withdraw a request. Any node takes it; it needs a majority of group 0."""
 

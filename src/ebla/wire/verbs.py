@@ -336,6 +336,3 @@ ABORT_REQUEST = _control_verb(79, "abort_request", topology.AbortTopologyRequest
 STREAM_WATCH = _control_verb(80, "stream_watch", topology.StreamWatchRequest, topology.StreamWatchAnswer)
 STOP_NODE = _control_verb(81, "stop_node", OrderRequest[topology.StopNodeRequest], EmptyAnswer)
 SUBMIT_REQUEST = _control_verb(82, "submit_request", topology.SubmitTopologyRequest, topology.SubmitTopologyAnswer)
-TOPOLOGY_BARRIER = _control_verb(
-    83, "topology_barrier", topology.TopologyBarrierRequest, topology.TopologyBarrierAnswer
-)

@@ -1,28 +1,25 @@
-"""Serves requests of operators, on any node: it puts them into the queue, once by their ids, and waits for barriers."""
+"""Serves requests of operators, on any node: it puts them into the queue, once by their ids."""
 
 import msgspec
 
 from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.deps import TopologyDeps, expires_at, remaining_ms
-from ebla.group0.request_admission import concerns, stored_request, submission_error, submit_command
+from ebla.topology.commands import SubmitGlobalRequest, SubmitNodeRequest
 from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Refused, Unavailable
 from ebla.model.identity import HostId
-from ebla.topology.request_queue import LivenessView
+from ebla.topology.request_queue import LivenessView, objections_to_submit, submission_error
+from ebla.topology.routing.replica_losses import concerns_about_removal
 from ebla.topology.snapshot import NodeRequest, Snapshot
-from ebla.wire.feed_messages import NodeBarrierRequest
+from ebla.topology.states import GlobalRequestKind
 from ebla.wire.server import IncomingCall, Server
 from ebla.wire.topology_messages import (
     SubmitTopologyAnswer,
     SubmitTopologyRequest,
-    TopologyBarrierAnswer,
-    TopologyBarrierRequest,
     TopologyRequest,
 )
-from ebla.wire.verbs import SUBMIT_REQUEST, TOPOLOGY_BARRIER
+from ebla.wire.verbs import SUBMIT_REQUEST
 
 ATTEMPT_MS = 5_000
-BARRIER_MS = 1_500
-"""Of one call: the caller shows what is missing, and asks again."""
 
 
 class RequestService:
@@ -34,7 +31,6 @@ class RequestService:
 
     def serve_on(self, server: Server) -> None:
         server.serve(SUBMIT_REQUEST, self._serve_submit)
-        server.serve(TOPOLOGY_BARRIER, self._serve_barrier)
 
     async def _serve_submit(self, message: SubmitTopologyRequest, call: IncomingCall) -> SubmitTopologyAnswer:
         if message.check_only:
@@ -47,7 +43,7 @@ class RequestService:
         self._require(snapshot, request)
         if not isinstance(request, NodeRequest):
             return SubmitTopologyAnswer()
-        return SubmitTopologyAnswer(concerns=concerns(snapshot, request, self._silent()))
+        return SubmitTopologyAnswer(concerns=concerns_about_removal(snapshot, request, self._silent()))
 
     async def submit(self, request: TopologyRequest, within_ms: int) -> TopologyRequest:
         """The stored request. Raises `Unavailable` if it was not stored for want of a majority, `DeadlineExceeded` if
@@ -83,7 +79,9 @@ class RequestService:
         if known is not None:
             return known
         self._require(snapshot, request)
-        command = submit_command(request_of(request, self._own, topology.now_ms()))
+        # The order of the queue goes by the clocks of nodes.
+        own = msgspec.structs.replace(request, initiator=self._own, start_ms=topology.now_ms())
+        command = SubmitNodeRequest(own) if isinstance(own, NodeRequest) else SubmitGlobalRequest(own)
         done = await topology.commit(snapshot, (command,), min(ATTEMPT_MS, remaining_ms(expires)))
         if done is None:
             return None
@@ -95,24 +93,17 @@ class RequestService:
             return
         silent = self._silent()
         alive = frozenset(host for host in snapshot.nodes if host not in silent)
-        error = submission_error(snapshot, request, LivenessView(alive, self._topology.now_ms()))
-        if error is not None:
-            raise error
-
-    async def _serve_barrier(self, request: TopologyBarrierRequest, call: IncomingCall) -> TopologyBarrierAnswer:
-        topology = self._topology
-        snapshot = topology.topology.snapshot
-        hosts = [node.host for node in snapshot.members() if node.host not in snapshot.state.ignored_nodes]
-        within_ms = min(BARRIER_MS, call.work_ms())
-        outcome = await topology.barriers.request(hosts, NodeBarrierRequest(request.version), within_ms)
-        missing = [(host, "it is down") for host in outcome.down] + list(outcome.lacking)
-        return TopologyBarrierAnswer("; ".join(f"{_address(snapshot, host)}: {why}" for host, why in missing))
+        objections = objections_to_submit(snapshot, request, LivenessView(alive, self._topology.now_ms()))
+        if objections:
+            raise submission_error(snapshot, objections)
 
 
-def request_of(request: TopologyRequest, initiator: HostId, now_ms: int) -> TopologyRequest:
-    """As it is stored: the order of the queue goes by the clocks of nodes."""
-    return msgspec.structs.replace(request, initiator=initiator, start_ms=now_ms)
-
-
-def _address(snapshot: Snapshot, host: HostId) -> str:
-    return snapshot.node(host).address if host in snapshot.nodes else str(host)
+def stored_request(snapshot: Snapshot, request: TopologyRequest) -> TopologyRequest | None:
+    """The request under the same id, or an open one that does the same."""
+    if isinstance(request, NodeRequest):
+        return snapshot.node_requests.get(request.id)
+    known = snapshot.global_requests.get(request.id)
+    if known is not None or request.kind is not GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS:
+        return known
+    queue = (snapshot.global_requests[one] for one in snapshot.state.global_requests)
+    return next((one for one in queue if one.kind is request.kind), None)

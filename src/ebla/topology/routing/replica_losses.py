@@ -8,8 +8,8 @@ import msgspec
 from ebla.model.identity import HostId
 from ebla.topology.routing.replica_sets import VnodeRings
 from ebla.topology.routing.vnode_ring import ring_use
-from ebla.topology.snapshot import Keyspace, Node, Snapshot
-from ebla.topology.states import NodeState, Strategy
+from ebla.topology.snapshot import Keyspace, Node, NodeRequest, Snapshot
+from ebla.topology.states import NodeRequestKind, NodeState, Strategy
 from ebla.topology.tablet_stages import Selector
 
 
@@ -70,13 +70,30 @@ def _tablet_replicas(snapshot: Snapshot, keyspace: Keyspace) -> Iterator[tuple[t
                 yield tuple(replica.host for replica in replicas), len(replicas) // 2 + 1
 
 
-def without_node(snapshot: Snapshot, host: HostId) -> Snapshot:
-    """As if this node had left, and other nodes had received its ranges."""
-    gone = msgspec.structs.replace(snapshot.node(host), state=NodeState.LEFT, tokens=())
-    return replace(snapshot, nodes=snapshot.nodes.put(host, gone))
+def concerns_about_removal(
+    snapshot: Snapshot, request: NodeRequest, silent: Collection[HostId]
+) -> tuple[str, ...]:
+    """What an operator should know before a node leaves or is removed, one sentence each. `silent`: the hosts that do
+    not answer."""
+    if request.kind not in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE):
+        return ()
+    gone = {*silent, *snapshot.state.ignored_nodes, *request.ignored_nodes}
+    leaving = snapshot.node(request.host)
+    if request.kind is NodeRequestKind.REMOVE:
+        # Nothing can be read from it, so what counts is who has its ranges now.
+        losses = keyspace_losses(snapshot, {*gone, leaving.host})
+    else:
+        losses = keyspace_losses(_without(snapshot, leaving), gone)
+    return (*_keyspaces_short_of_nodes(snapshot, leaving), *(str(one) for one in losses))
 
 
-def keyspaces_short_of_nodes(snapshot: Snapshot, leaving: Node) -> tuple[str, ...]:
+def _without(snapshot: Snapshot, node: Node) -> Snapshot:
+    """As if it had left, and others had received its ranges."""
+    gone = msgspec.structs.replace(node, state=NodeState.LEFT, tokens=())
+    return replace(snapshot, nodes=snapshot.nodes.put(node.host, gone))
+
+
+def _keyspaces_short_of_nodes(snapshot: Snapshot, leaving: Node) -> tuple[str, ...]:
     """The keyspaces on vnodes whose replication factor exceeds the nodes that are left without this one, for people."""
     left = [node for node in snapshot.nodes_in(NodeState.NORMAL) if node.host != leaving.host]
     there = [node for node in left if node.datacenter == leaving.datacenter]
