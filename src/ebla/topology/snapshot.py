@@ -77,8 +77,22 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
     streamed_bytes: int = 0
     """What its streams have moved, once they have ended."""
     streamed_ranges: int = 0
+    excluded_at_start: tuple[HostId, ...] = ()
+    """Of a remove: the hosts that were excluded when it started. They are no pending replicas in it."""
     skipped: tuple[str, ...] = ()
-    """What they could not move, for people: a line for each table."""
+    """What its streams could not move, for people: a line for each table."""
+
+    @property
+    def excludes(self) -> tuple[HostId, ...]:
+        """The hosts that are excluded because of this request: the dead node, and those that the operator ignores."""
+        return (*self.presumed_dead, *self.ignored_nodes)
+
+    @property
+    def presumed_dead(self) -> tuple[HostId, ...]:
+        """The node that the request assumes to be dead."""
+        if self.kind is NodeRequestKind.REMOVE:
+            return (self.host,)
+        return () if self.replaced is None else (self.replaced,)
 
     @property
     def is_open(self) -> bool:
@@ -207,8 +221,8 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     session: SessionId | None = None
     """The one session of a vnode operation."""
     ignored_nodes: tuple[HostId, ...] = ()
-    """Dead nodes that the operator ignores: barriers do not wait for them. Sorted; an id is removed when its node
-    becomes `left`."""
+    """Excluded nodes, by failover or by a request: barriers do not wait for them, and they serve nothing. Sorted; an id
+    is removed when its node becomes `left`."""
     enabled_features: tuple[str, ...] = ()
     new_cdc_generation: GenerationId | None = None
     """Data written, to be committed in `commit_cdc_generation`."""
@@ -224,7 +238,7 @@ class TopologyState(msgspec.Struct, frozen=True, tag="topology", array_like=True
     bulk_closed_at: tuple[TopologyVersion, ...] = ()
     """The version that closed each of `bulk_closed`."""
     exclusions: tuple[Exclusion, ...] = ()
-    """By host. An excluded host is ignored until it is included again or has left, whatever requests ignore it too."""
+    """By host. Such a host is ignored until it is included again or has left, whatever requests ignore it too."""
     failover_count: int = 0
     """Hosts that automatic failover has excluded since the count was last reset."""
 
@@ -273,7 +287,15 @@ class Snapshot:
 
     @property
     def excluded_hosts(self) -> tuple[HostId, ...]:
-        return tuple(one.host for one in self.state.exclusions)
+        """They serve nothing and count as down: excluded by failover, or by a request to remove or replace a node."""
+        return self.state.ignored_nodes
+
+    @property
+    def hosts_not_pending(self) -> tuple[HostId, ...]:
+        """The hosts that the running operation does not count as pending replicas: nobody streams to them."""
+        node = self.node_in_transition()
+        request = None if node is None else self.request_of(node)
+        return () if request is None else request.excluded_at_start
 
     def nodes_in(self, *states: NodeState) -> Iterator[Node]:
         """Nodes in any of these states, by host id, so that every process iterates in the same order."""
@@ -316,9 +338,18 @@ class Snapshot:
     def on_tablets(self, table: TableId) -> bool:
         return self.keyspaces[self.tables[table].keyspace].on_tablets
 
+    def vnode_replications(self) -> tuple[Replication, ...]:
+        """Of the tables on vnodes, each once."""
+        tables = (table for table in sorted(self.tables) if not self.on_tablets(table))
+        return tuple(dict.fromkeys(self.replication_of(table) for table in tables))
+
     def has_tablets(self, host: HostId) -> bool:
         """Whether a current or new replica of any tablet is on this host."""
         return any(True for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
+
+    def tablet_replicas_on(self, host: HostId) -> int:
+        """How many tablets have a current or new replica on this host."""
+        return sum(1 for tablets in self.tablets.values() for _ in tablets.tablets_on(host))
 
     def in_tablet_transition(self, host: HostId) -> bool:
         """Whether this host has, loses or gains a tablet in transition."""

@@ -213,12 +213,13 @@ class VnodeRings:
 class VnodeReplicas:
     """A table on vnodes."""
 
-    __slots__ = ("_next", "_nodes", "_previous", "_read", "_replication", "_use")
+    __slots__ = ("_next", "_nodes", "_not_pending", "_previous", "_read", "_replication", "_use")
 
     def __init__(self, snapshot: Snapshot, replication: Replication, rings: VnodeRings) -> None:
         self._nodes = snapshot.nodes
         self._replication = replication
         self._use: RingUse = ring_use(snapshot)
+        self._not_pending = snapshot.hosts_not_pending
         self._previous = rings.previous(replication)
         self._next = rings.after(replication)
         self._read = self._previous if self._use.reads is Selector.PREVIOUS else self._next
@@ -231,7 +232,12 @@ class VnodeReplicas:
                 return WriteReplicas(self._next.replicas_of(token), NO_REPLICAS)
             case Selector.BOTH:
                 natural = self._previous.replicas_of(token)
-                return WriteReplicas(natural, pending_replicas(natural, self._next.replicas_of(token)))
+                pending = pending_replicas(natural, self._next.replicas_of(token))
+                if self._not_pending:
+                    # Without a stream it has no older rows, and while it is excluded it takes no new ones: a write that
+                    # had to wait for it would never be acknowledged.
+                    pending = tuple([replica for replica in pending if replica.host not in self._not_pending])
+                return WriteReplicas(natural, pending)
 
     def reading(self, token: int) -> ReplicaSet:
         return self._read.replicas_of(token)
