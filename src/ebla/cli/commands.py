@@ -322,8 +322,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Remove a dead node for good: the others stream what it held from the remaining replicas.", _node_requests
     ),
     "rebuild": LazyCommand(
-        "Fill a node that missed or lost data: it streams what it should hold from all other replicas, and keeps "
-        "serving.",
+        "Fill a node that missed or lost data: it streams all its ranges from the other replicas, and keeps serving.",
         _node_requests,
     ),
     "cdc": LazyCommand("Change data capture: its streams.", _cdc),

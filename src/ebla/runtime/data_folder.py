@@ -39,7 +39,6 @@ class DataFolder:
         self.path = path
         self.format = path / "FORMAT"
         self.identity = path / "identity"
-        self.left = path / "left"
         self.tls = path / "tls"
         self.group0 = path / "group0"
         self.settings = path / "settings"

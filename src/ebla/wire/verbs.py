@@ -139,6 +139,8 @@ class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """The excluded hosts, each with how it was excluded."""
     counts: tuple[NodeCounts, ...] = ()
     """Of the same nodes; empty: the answer of an earlier release."""
+    incomplete: tuple[HostId, ...] = ()
+    """The hosts that lack rows that quorums rely on."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -20,9 +20,7 @@ NAMING = "Its local name, address, host id, or the first digits of that."
 app = typer.Typer()
 """Unnamed, so that its commands are added to the parent."""
 
-Target = Annotated[
-    str | None, typer.Argument(metavar="[NODE]", help=f"{NAMING} By default the only node of --data.")
-]
+Target = Annotated[str | None, typer.Argument(metavar="[NODE]", help=f"{NAMING} By default the only node of --data.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask, whatever data has too few replicas.")]
 IgnoreDead = Annotated[
     list[str] | None,
@@ -60,7 +58,7 @@ def rebuild(
         str | None, typer.Option("--source-dc", metavar="D", help="Stream only from nodes of this datacenter.")
     ] = None,
 ) -> int:
-    """Fill a node that missed or lost data: it streams what it should hold from all other replicas, and keeps serving."""
+    """Fill a node that missed or lost data: it streams all its ranges from the other replicas, and keeps serving."""
     host = chosen_host(flags, target)
     return run_request(flags, new_request(NodeRequestKind.REBUILD, host, source_dc=source_dc), "is rebuilt")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ebla.cli.cluster.local_cluster import find_nodes
+from ebla.cli.cluster.local_cluster import find_nodes, has_left
 from ebla.cli.cluster.node_calls import choose_nodes, control_caller, local_transport, run_async
 from ebla.cli.cluster.topology_reports import fetch_report, follow, local_names, wait_command
 from ebla.cli.command import NodeFlags
@@ -133,7 +133,7 @@ class FollowedRequest:
 
     async def look(self, report: TopologyReport | None, problem: str) -> FollowedState:
         if report is None:
-            if not self._has_left_here():
+            if not await self._has_left_here():
                 return FollowedState(label=self.label, state="not known", cause=problem)
             self.follower.conclude(self.stored)
             self.is_ended = True
@@ -149,14 +149,14 @@ class FollowedRequest:
         ended = self.follower.ended
         return ended.skipped if isinstance(ended, NodeRequest) else ()
 
-    def _has_left_here(self) -> bool:
-        """Only a node whose leave is done marks its folder. It may have been the only one that could be asked."""
+    async def _has_left_here(self) -> bool:
+        """Only a node that has left marks its folder. It may have been the only one that could be asked."""
         if not isinstance(self.stored, NodeRequest) or self.stored.kind is not NodeRequestKind.LEAVE:
             return False
         for node in find_nodes(self.data):
             identity = node.folder.read_identity()
             if identity is not None and identity.host == self.stored.host:
-                return node.folder.left.exists()
+                return await has_left(node)
         return False
 
 
@@ -168,9 +168,14 @@ def follow_request(flags: NodeFlags, followed: FollowedRequest, timeout_s: float
 
 
 def followed_request(
-    flags: NodeFlags, report: TopologyReport, request: TopologyRequest, *, until_settled: bool = False
+    flags: NodeFlags,
+    report: TopologyReport,
+    request: TopologyRequest,
+    *,
+    label: str | None = None,
+    until_settled: bool = False,
 ) -> FollowedRequest:
-    label = f"{subject_text(flags, report, request)}, request {short_id(report, request.id)}"
+    label = label or f"{subject_text(flags, report, request)}, request {short_id(report, request.id)}"
     follower = RequestFollower(request.id, label, until_settled=until_settled)
     return FollowedRequest(data=flags.data, node=flags.node, stored=request, label=label, follower=follower)
 

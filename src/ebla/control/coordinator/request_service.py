@@ -4,9 +4,9 @@ import msgspec
 
 from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.deps import TopologyDeps, expires_at, remaining_ms
-from ebla.topology.commands import SubmitGlobalRequest, SubmitNodeRequest
 from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Refused, Unavailable
 from ebla.model.identity import HostId
+from ebla.topology.commands import SubmitGlobalRequest, SubmitNodeRequest
 from ebla.topology.request_queue import LivenessView, objections_to_submit, submission_error
 from ebla.topology.routing.replica_losses import concerns_about_removal
 from ebla.topology.snapshot import NodeRequest, Snapshot

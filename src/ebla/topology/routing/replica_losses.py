@@ -70,9 +70,7 @@ def _tablet_replicas(snapshot: Snapshot, keyspace: Keyspace) -> Iterator[tuple[t
                 yield tuple(replica.host for replica in replicas), len(replicas) // 2 + 1
 
 
-def concerns_about_removal(
-    snapshot: Snapshot, request: NodeRequest, silent: Collection[HostId]
-) -> tuple[str, ...]:
+def concerns_about_removal(snapshot: Snapshot, request: NodeRequest, silent: Collection[HostId]) -> tuple[str, ...]:
     """What an operator should know before a node leaves or is removed, one sentence each. `silent`: the hosts that do
     not answer."""
     if request.kind not in (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE):
