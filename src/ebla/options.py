@@ -243,6 +243,16 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: Annotated[
         int, between(1, 1_024, "vnodes of this node: a node with twice as many gets twice the data of tables on vnodes")
     ] = 16
+    replace: Annotated[
+        str,
+        Meta(
+            description="at the first start: the dead node that this one replaces, by host id, its digits, or address"
+        ),
+    ] = ""
+    ignore_dead: Annotated[
+        tuple[str, ...],
+        Meta(max_length=1_000, description="with `replace`: other dead nodes, which are excluded too"),
+    ] = ()
     commit_log: Annotated[
         CommitLogMode,
         Meta(description='a write is acknowledged when its log is on disk, "sync", or a moment before, "periodic"'),
@@ -360,6 +370,12 @@ def with_overrides(options: NodeOptions, overrides: Sequence[str], origin: str) 
     for flag in overrides:
         _override(table, flag)
     return parse(table, origin)
+
+
+def replace_overrides(replaced: str, ignored: Sequence[str]) -> tuple[str, ...]:
+    """Flags for the first start of a node that replaces another one. They are not written to its options file: later
+    starts do not replace anything."""
+    return (f"replace={_toml(replaced)}", f"ignore_dead={_toml(tuple(ignored))}")
 
 
 def render(options: NodeOptions) -> str:

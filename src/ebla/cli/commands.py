@@ -213,6 +213,18 @@ def _add_node() -> typer.Typer:
     return app
 
 
+def _node_requests() -> typer.Typer:
+    from ebla.cli.cluster.node_requests import app  # only if it is called
+
+    return app
+
+
+def _cdc() -> typer.Typer:
+    from ebla.cli.cluster.cdc import app  # only if it is called
+
+    return app
+
+
 def _reset_node() -> typer.Typer:
     from ebla.cli.cluster.reset_node import app  # only if it is called
 
@@ -303,6 +315,17 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "add-node": LazyCommand(
         "Add nodes to the cluster on this machine, and wait until they are in the ring.", _add_node
     ),
+    "decommission": LazyCommand(
+        "Let a node leave the cluster: it streams its data to the others, leaves the ring, and stops.", _node_requests
+    ),
+    "removenode": LazyCommand(
+        "Remove a dead node for good: the others stream what it held from the remaining replicas.", _node_requests
+    ),
+    "rebuild": LazyCommand(
+        "Fill a node that missed or lost data: it streams all its ranges from the other replicas, and keeps serving.",
+        _node_requests,
+    ),
+    "cdc": LazyCommand("Change data capture: its streams.", _cdc),
     "reset-node": LazyCommand(
         "Empty the folder of a node that was never in the ring or has left it, and draw a new host id.", _reset_node
     ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ebla.group0.members import Member, MemberRole
 from ebla.model.identity import HostId
 from ebla.model.opinions import Opinion, OpinionState
+from ebla.topology.routing.replica_losses import KeyspaceLosses, keyspace_losses
 from ebla.topology.routing.replica_sets import ReplicaSets
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState
@@ -144,6 +145,11 @@ def _check_replicas(facts: FailoverFacts, hosts: tuple[HostId, ...]) -> tuple[Ch
         Check(CheckKind.REPLICAS, False, f"{name} would lose its last live replica (--force excludes the node anyway)")
         for name in tables
     )
+
+
+def losses_of_exclusion(facts: FailoverFacts, hosts: tuple[HostId, ...]) -> tuple[KeyspaceLosses, ...]:
+    """What lacks live replicas once these hosts are excluded."""
+    return keyspace_losses(facts.snapshot, _gone(facts, hosts))
 
 
 def _gone(facts: FailoverFacts, hosts: tuple[HostId, ...]) -> tuple[HostId, ...]:

@@ -390,7 +390,7 @@ class ControlProcess:
             reach=self.fault_points.reach,
         )
         coordinator = Coordinator(parts)
-        return coordinator, TopologyService(parts, coordinator, self._node.host, tasks)
+        return coordinator, TopologyService(parts, coordinator, tasks, lambda: self._down(silent_only=True))
 
     async def _stop_ordered(self, request: StopNodeRequest, _handle: RunningHandle, _deadline_ms: int) -> EmptyAnswer:
         """This node has left the topology. It learns the same from its row, if the order does not reach it."""
@@ -518,14 +518,14 @@ class ControlProcess:
         assert self._feed is not None, "the process does not run yet"
         return self._feed
 
-    def _down(self) -> tuple[HostId, ...]:
+    def _down(self, *, silent_only: bool = False) -> tuple[HostId, ...]:
         """The hosts that serve no rows: silent ones, and excluded ones, this node perhaps among them."""
         store = self.topology.store
         if store is None:
             return ()
         watched_since_ms = self._environment.clock.boot_ms() - self._node.limits.peer_silence_ms
         down = down_hosts(store.members.values(), self.peers(), self._node.host, watched_since_ms)
-        excluded = self.exclusions.hosts()
+        excluded = () if silent_only else self.exclusions.hosts()
         return tuple(sorted({*down, *excluded})) if excluded else down
 
     def _expected(self) -> tuple[str, ...]:

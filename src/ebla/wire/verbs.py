@@ -139,6 +139,8 @@ class TopologyStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """The excluded hosts, each with how it was excluded."""
     counts: tuple[NodeCounts, ...] = ()
     """Of the same nodes; empty: the answer of an earlier release."""
+    incomplete: tuple[HostId, ...] = ()
+    """The hosts that lack rows that quorums rely on."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -335,3 +337,4 @@ TOPOLOGY_REPORT = _control_verb(78, "topology_report", topology.TopologyReportRe
 ABORT_REQUEST = _control_verb(79, "abort_request", topology.AbortTopologyRequest, topology.AbortTopologyAnswer)
 STREAM_WATCH = _control_verb(80, "stream_watch", topology.StreamWatchRequest, topology.StreamWatchAnswer)
 STOP_NODE = _control_verb(81, "stop_node", OrderRequest[topology.StopNodeRequest], EmptyAnswer)
+SUBMIT_REQUEST = _control_verb(82, "submit_request", topology.SubmitTopologyRequest, topology.SubmitTopologyAnswer)

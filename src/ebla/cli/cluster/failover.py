@@ -1,5 +1,7 @@
 """`ebla failover` and `ebla recover`: take dead nodes out of the quorum, and take them back."""
 
+import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -10,6 +12,7 @@ from ebla.cli.cluster.operations import new_operation_id, resolve_host, run_oper
 from ebla.cli.command import NodeFlags, TableFlags, add_command
 from ebla.cli.output import print_json
 from ebla.group0.operations import Operation, OperationKind
+from ebla.model.errors import EblaError
 from ebla.model.identity import HostId
 from ebla.wire.failover_messages import (
     FailoverCheckAnswer,
@@ -50,6 +53,9 @@ def failover(
     chosen = tuple(dict.fromkeys(resolve_host(flags, one) for one in hosts))
     if dry_run:
         return _dry_run(flags, chosen, force=force)
+    with suppress(EblaError):  # what the operation says of the same trouble is better
+        for line in _check(flags, chosen).losses:
+            sys.stderr.write(f"! {line}\n")
     operation = Operation(
         id=new_operation_id(),
         kind=OperationKind.EXCLUDE,
@@ -75,17 +81,23 @@ def recover(
 
 
 def _dry_run(flags: NodeFlags, hosts: tuple[HostId, ...], *, force: bool) -> int:
-    answer = flags.call(FAILOVER_CHECK, FailoverCheckRequest(hosts), CALL_MS)
+    answer = _check(flags, hosts)
     if flags.as_json:
-        print_json(msgspec.to_builtins([msgspec.structs.asdict(one) for one in answer.checks]))
+        checks = [msgspec.structs.asdict(one) for one in answer.checks]
+        print_json(msgspec.to_builtins({"checks": checks, "losses": answer.losses}))
     else:
         for line in check_lines(answer):
             typer.echo(line)
     return 0 if all(one.is_met or (force and one.can_force) for one in answer.checks) else 1
 
 
+def _check(flags: NodeFlags, hosts: tuple[HostId, ...]) -> FailoverCheckAnswer:
+    return flags.call(FAILOVER_CHECK, FailoverCheckRequest(hosts), CALL_MS)
+
+
 def check_lines(answer: FailoverCheckAnswer) -> list[str]:
-    return [f"{'ok' if one.is_met else 'FAIL':<6}{one.text}" for one in answer.checks]
+    checks = [f"{'ok' if one.is_met else 'FAIL':<6}{one.text}" for one in answer.checks]
+    return [*checks, *(f"!     {line}" for line in answer.losses)]
 
 
 def _show_status(flags: TableFlags, *, reset: bool) -> int:

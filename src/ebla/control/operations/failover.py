@@ -27,6 +27,7 @@ from ebla.group0.failover import (
     RecoveryFacts,
     check_exclusion,
     check_inclusion,
+    losses_of_exclusion,
     unmet_checks,
     voters_of,
 )
@@ -310,7 +311,8 @@ class Failover:
         facts = await self._gather(snapshot, self._group0.running.store.members)
         checks = check_exclusion(facts, request.hosts)
         return FailoverCheckAnswer(
-            tuple(CheckReport(is_met=one.is_met, text=one.text, can_force=one.kind in FORCIBLE) for one in checks)
+            tuple(CheckReport(is_met=one.is_met, text=one.text, can_force=one.kind in FORCIBLE) for one in checks),
+            tuple(str(one) for one in losses_of_exclusion(facts, request.hosts)),
         )
 
     async def _status_requested(self, request: FailoverStatusRequest, call: IncomingCall) -> FailoverStatusAnswer:
