@@ -385,12 +385,13 @@ class ControlProcess:
             streams=self.streams,
             peers=peers,
             context=context,
+            silent=lambda: self._down(silent_only=True),
             control_port=self._node.options.ports.control,
             settings=lambda: settings.value(TOPOLOGY),
             reach=self.fault_points.reach,
         )
         coordinator = Coordinator(parts)
-        return coordinator, TopologyService(parts, coordinator, tasks, lambda: self._down(silent_only=True))
+        return coordinator, TopologyService(parts, coordinator, tasks)
 
     async def _stop_ordered(self, request: StopNodeRequest, _handle: RunningHandle, _deadline_ms: int) -> EmptyAnswer:
         """This node has left the topology. It learns the same from its row, if the order does not reach it."""

@@ -252,9 +252,9 @@ class CoordinatorLoop:
     def _decide(self, snapshot: Snapshot) -> Step:
         topology, settings = self._deps.topology, self._deps.settings()
         boot_ms = topology.clock.boot_ms()
-        down = topology.down()
-        self._silent.observe(down, boot_ms)
-        alive = frozenset(host for host in snapshot.nodes if host not in down)
+        silent = self._deps.silent()
+        self._silent.observe(silent, boot_ms)
+        alive = frozenset(host for host in snapshot.nodes if host not in silent)
         lost = self._silent.lost(settings.peer_timeout_ms, boot_ms)
         step = next_step(snapshot, LivenessView(alive, topology.now_ms(), lost), plan_is_empty=True)
         self._grace.observe(step if isinstance(step, StartRequest | RejectRequest | BlockedQueue) else None, boot_ms)

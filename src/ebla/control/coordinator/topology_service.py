@@ -9,7 +9,6 @@ from ebla.control.coordinator.coordinator_deps import CoordinatorDeps
 from ebla.control.coordinator.rejections import send_response
 from ebla.control.coordinator.request_service import RequestService
 from ebla.control.coordinator.wait_causes import WaitKind
-from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.deps import expires_at, out_of_time, remaining_ms
 from ebla.group0.join_messages import JoinNodeResponse
 from ebla.group0.members import MemberRole
@@ -37,14 +36,12 @@ ATTEMPT_MS = 5_000
 
 
 class TopologyService:
-    def __init__(
-        self, deps: CoordinatorDeps, coordinator: Coordinator, tasks: asyncio.TaskGroup, silent: DownHosts
-    ) -> None:
+    def __init__(self, deps: CoordinatorDeps, coordinator: Coordinator, tasks: asyncio.TaskGroup) -> None:
         self._deps = deps
         self._coordinator = coordinator
         self._own = deps.topology.group0.config.member.host
         self._tasks = tasks
-        self._requests = RequestService(deps.topology, self._own, silent)
+        self._requests = RequestService(deps.topology, self._own, deps.silent)
         self._led_ms: int | None = None
         """When a leader last answered here, by the boot clock."""
 
