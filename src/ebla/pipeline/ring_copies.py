@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
-from ebla.model.token import TokenRange, advance
+from ebla.model.token import TokenRange, advance, covering_range
 from ebla.topology.routing.static_sharding import last_token_of_shard, static_shard
 from ebla.topology.routing.vnode_streams import RangeStream, may_skip, ring_streams
 from ebla.topology.snapshot import Node, Replication, Snapshot
-from ebla.transfers.token_ranges import covering_range, format_range
+from ebla.transfers.token_ranges import format_range
 from ebla.transfers.transfer_run import RangeSources, RowCopy
 
 TRANSFERS_PER_STACK_MAX = 64
