@@ -26,6 +26,7 @@ from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.topology_operator import GrowthOperator, SchemaChanger
 from ebla.sim.world import Unit, World
 from ebla.topology.states import NodeState
+from ebla.wire.topology_messages import TopologyRequest
 
 NODES = 3
 JOINS_MAX = 5
@@ -201,7 +202,8 @@ def unsettled(cluster: GrowingCluster) -> str | None:
     newest = cluster.newest()
     if newest is None:
         return "no node runs"
-    opened = [one for one in (*newest.node_requests.values(), *newest.global_requests.values()) if one.is_open]
+    requests: tuple[TopologyRequest, ...] = (*newest.node_requests.values(), *newest.global_requests.values())
+    opened = [one for one in requests if one.is_open]
     if opened:
         return f"request {opened[0]} waits for: {cluster.cause_of(opened[0].id)}"
     if newest.transition is not None or newest.state.exclusions:
