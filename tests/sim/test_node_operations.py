@@ -7,7 +7,7 @@ from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
 
 from ebla.group0.members import member_key
 from ebla.model.identity import RequestId
-from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.clusters.transfer_nodes import supervise_pipelines
 from ebla.sim.workloads.topology_driver import KEYSPACES
 from ebla.sim.world import World
@@ -123,5 +123,29 @@ def test_cdc_streams_are_repaired_after_a_leave() -> None:
         ended = await check_and_repair()
         assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
         assert await rig.end(node) is ENDED
+
+    run(tell)
+
+
+def test_a_removed_node_that_returns_is_refused_and_ends() -> None:
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        removed = next(one for one in rig.old if one is not rig.leader())
+        for unit in removed.units():
+            unit.pause()
+        await rig.until(lambda: removed.host in rig.leader_process()._down(), "the node is down")
+        rig.dead[removed.host] = None
+        await rig.submit(NodeRequestKind.REMOVE, removed)
+        await rig.until(lambda: rig.cluster.state_of(removed) is ENDED, "the node is removed")
+        process = removed.control_process
+        for unit in removed.units():
+            unit.resume()
+        await asyncio.sleep(LIMITS.feed_silence_ms / 1000)
+        assert removed.control.down
+        assert process is not None
+        assert process.gave_up is not None
+        assert "was removed from the cluster" in process.gave_up
+        assert not process.was_refused
+        assert all(shard.unit.down or not shard.process or not shard.process.serves() for shard in removed.shards)
+        assert await rig.end(removed) is ENDED
 
     run(tell)

@@ -160,6 +160,7 @@ class ControlProcess:
             context = node.peers_context(environment, NAME)
             peers = Peers(tasks, context)
             self._group0 = Group0Node(environment, self._group0_config, context, peers, self.fault_points.reach)
+            peers.on_left = self._group0.learn_left
             await self._prepare_stores(self._group0)
             # The wall clock may step back between two starts. The incarnation only has to differ.
             self._liveness = HeartbeatMonitor(

@@ -320,7 +320,8 @@ class ShardProcess(ChildProcess):
     def _refuse_excluded(self, view: View) -> None:
         """Barriers do not wait for an excluded node, so what it sends may be routed by any older view."""
         if self.for_peers is not None:
-            self.for_peers.exclude(frozenset(view.snapshot.excluded_hosts))
+            snapshot = view.snapshot
+            self.for_peers.exclude(frozenset(snapshot.excluded_hosts), frozenset(snapshot.departed_hosts))
 
     def report_of(self, view: View) -> ChildReport:
         return msgspec.structs.replace(
