@@ -16,7 +16,7 @@ from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.workloads.deleted_rows import DeletedRows
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
+from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import GlobalRequest, NodeRequest, Snapshot
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState
@@ -33,6 +33,8 @@ from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SUBMIT_REQUEST
 
 THINK_S = 4.0
 JOINS_AT_ONCE = 2
+NODES_MIN = 3
+"""Besides the first: a node leaves only if all three replicas of a row still have a node."""
 OPERATE_MS = 20_000
 ABORT_MS = 8_000
 POINTS = tuple(
@@ -62,7 +64,7 @@ class SchemaChanger(TopologyDriver):
 
     async def _create_tables(self) -> None:
         purged = TableOptions(tombstone_gc=TombstoneGc.IMMEDIATE)
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
             for name, options in (("t", TableOptions()), (DELETED, purged)):
                 await self._change_schema(
@@ -101,7 +103,7 @@ class SchemaChanger(TopologyDriver):
 
 
 @dataclass(slots=True, kw_only=True)
-class JoinCounts:
+class OperatorCounts:
     """What was tried."""
 
     requested: int = 0
@@ -123,7 +125,7 @@ class GrowthOperator:
     joins_max: int
     on_start: Callable[[SimNode], None]
     """Called before a new node starts."""
-    counts: JoinCounts = field(default_factory=JoinCounts)
+    counts: OperatorCounts = field(default_factory=OperatorCounts)
     is_calm: bool = False
     """After the faults: recovers only."""
 
@@ -142,7 +144,7 @@ class GrowthOperator:
             (100, self._pause_at),
         )
         while True:
-            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else 2 * THINK_S))
+            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else THINK_S))
             self.replace_ended()
             drawn = rng.randrange(0, 100)
             act = self._include if self.is_calm else next(one for below, one in actions if drawn < below)
@@ -197,7 +199,7 @@ class GrowthOperator:
             connection.leave()
 
     async def _leave(self) -> None:
-        node = self._drawn_grown()
+        node = self._draw_dispensable()
         if node is not None:
             self.counts.leaves += 1
             await self._submit(NodeRequestKind.LEAVE, node)
@@ -208,7 +210,7 @@ class GrowthOperator:
 
     async def _remove(self) -> None:
         """The node is dead: its processes are not started again, unless the removal fails."""
-        node = self._drawn_grown()
+        node = self._draw_dispensable()
         newest = self.cluster.newest()
         if node is None or newest is None or newest.excluded_hosts:
             return  # an excluded node would become incomplete, and those that hold tablets cannot be removed
@@ -226,10 +228,14 @@ class GrowthOperator:
         own = self._normal()[0].host
         await self._send(GlobalRequest(id=RequestId(self.environment.rng.uuid()), kind=kind, initiator=own, start_ms=0))
 
-    def _drawn_grown(self) -> SimNode | None:
-        """One that holds no tablet: tablets cannot be moved yet."""
+    def _draw_dispensable(self) -> SimNode | None:
+        """One that holds no tablet, because tablets cannot be moved yet, and not the first one: clients run beside
+        it."""
         newest = self.cluster.newest()
-        found = [node for node in self._normal() if newest is not None and not newest.has_tablets(node.host)]
+        normal = [node for node in self._normal() if node is not self.cluster.nodes[0]]
+        found = [node for node in normal if newest is not None and not newest.has_tablets(node.host)]
+        if len(normal) < NODES_MIN:
+            return None
         return self.environment.rng.choice(found) if found else None
 
     async def _submit(self, kind: NodeRequestKind, node: SimNode) -> None:
