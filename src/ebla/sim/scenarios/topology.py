@@ -115,10 +115,8 @@ async def start(world: World) -> Growth:
         unit.start()
     await cluster.wait_all_normal()
     growth.struck.append(_start_schema_changer(growth, cluster.nodes[0], keyspaces))
-    wanted = len(keyspaces)
-    await wait_until(
-        lambda: len(load.tables) == len(growth.deleted.tables) == wanted, world, "the tables are not there"
-    )
+    counts = load.tables, growth.deleted.tables
+    await wait_until(lambda: all(len(one) == len(keyspaces) for one in counts), world, "the tables are not there")
     start_row_clients(load, CLIENTS, WORKERS)
     _start_deleting(growth)
     return growth
