@@ -268,7 +268,7 @@ async def measure_columns(bench: Bench) -> None:
 
 async def _measure_scan(bench: Bench, engine: RocksEngine, what: tuple[int, bool], name: str) -> None:
     layers, with_sidecar = what
-    parts = [(bench.path(f"base{number}"), WHOLE_RING) for number in range(layers)]
+    parts = [(bench.path(f"base{number}"), (WHOLE_RING,)) for number in range(layers)]
     opened = await open_scan(engine, bench.disk, parts)
     scanned = opened if with_sidecar else [ScanLayer(one.layer) for one in opened]
     question = ScanQuery(schema=SCHEMA, columns=select_values(column.name for column in SCHEMA.columns), now_s=0)
@@ -289,7 +289,7 @@ async def measure_folds(bench: Bench) -> None:
     await load(bench, engine, "tenth", columns_of(range(count * 9 // 10, count * 19 // 10), 3), 30)
     for other, rows in (("tenth", count * 19 // 10), ("full", count)):
         inputs = tuple(
-            CompactionInput(LayerId(number), bench.path(name), WHOLE_RING)
+            CompactionInput(LayerId(number), bench.path(name), (WHOLE_RING,))
             for number, name in enumerate(("older", other))
         )
         for number in range(bench.rounds):

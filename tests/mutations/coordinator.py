@@ -13,7 +13,7 @@ RUNS = PytestCheck("tests/unit/control/operations/test_runner.py")
 CRASHES = PytestCheck("tests/unit/control/operations/test_crash_points.py")
 VOTERS = PytestCheck("tests/unit/group0/test_voters.py")
 BARRIERS = PytestCheck("tests/unit/control/coordinator/test_awaited_barrier.py")
-JOIN_ACTIONS = "ebla.control.coordinator.join_actions"
+NODE_ACTIONS = "ebla.control.coordinator.node_actions"
 JOINS = "tests/sim/test_topology.py"
 FAULTS = f"{JOINS}::test_a_join_survives_one_fault_in_each_state"
 
@@ -157,15 +157,15 @@ MUTATIONS = (
         name="coordinator-joining-node-counts-for-seats",
         module="ebla.group0.voters",
         function="choose_voters",
-        find="one.member.present and not one.joining",
+        find="one.member.present and not one.unsettled",
         replace="one.member.present",
         check=VOTERS,
         why="a node that may be rolled back decides about commits",
     ),
     Mutation(
         name="coordinator-barrier-skipped",
-        module=JOIN_ACTIONS,
-        function="JoinActions.barrier",
+        module=NODE_ACTIONS,
+        function="NodeActions.barrier",
         find="await self._deps.topology.barriers.wait_all(version, lambda: awaited_hosts(self._run.snapshot), explain)",
         replace="",
         check=PytestCheck(f"{FAULTS}[write_both_read_old-barrier_refused]"),
@@ -182,7 +182,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-excluded-node-waited-for",
-        module=JOIN_ACTIONS,
+        module=NODE_ACTIONS,
         function="awaited_hosts",
         find="and node.host not in snapshot.state.ignored_nodes",
         replace="",
@@ -191,8 +191,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-fence-left-behind",
-        module=JOIN_ACTIONS,
-        function="JoinActions._advance",
+        module=NODE_ACTIONS,
+        function="NodeActions._advance",
         find="fence=fence",
         replace="fence=TopologyVersion(0)",
         check=PytestCheck(f"{FAULTS}[write_both_read_new-aborted]"),
@@ -200,8 +200,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-reads-switched-before-streaming-ended",
-        module=JOIN_ACTIONS,
-        function="JoinActions._run_streams",
+        module=NODE_ACTIONS,
+        function="NodeActions._run_streams",
         find="if result is not None and result.is_done:",
         replace="if result is not None:",
         check=PytestCheck(f"{FAULTS}[write_both_read_old-spark_unavailable]"),
@@ -209,8 +209,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="coordinator-order-outlives-its-state",
-        module=JOIN_ACTIONS,
-        function="JoinActions._run_streams",
+        module=NODE_ACTIONS,
+        function="NodeActions._run_streams",
         find="streams.give(None)",
         replace="pass",
         check=PytestCheck(f"{JOINS}::test_an_aborted_join_ends_its_streams"),

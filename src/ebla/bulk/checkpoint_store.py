@@ -177,7 +177,7 @@ class CheckpointStore:
                 raise Corruption(f"layer {folder} is damaged: {layer.damage}", advice="copy from another replica")
             if self._disk.exists(folder):
                 files = tuple(self._files(folder))
-                layers.append(CheckpointLayer(folder.removeprefix(f"{root}/"), layer.range, files))
+                layers.append(CheckpointLayer(folder.removeprefix(f"{root}/"), layer.range, files, layer.hidden))
         return layers
 
     def _files(self, folder: str) -> list[CheckpointFile]:

@@ -69,7 +69,7 @@ from ebla.wire.feed_messages import ChildReport, NodeBarrierRequest
 from ebla.wire.metrics_messages import MetricsAnswer, MetricsRequest, collect_metrics
 from ebla.wire.peers import Peers, PeersContext
 from ebla.wire.server import IncomingCall, Server
-from ebla.wire.topology_messages import StopNodeRequest
+from ebla.wire.topology_messages import LEFT_AS_REQUESTED, StopNodeRequest
 from ebla.wire.verbs import (
     CHILD_BEAT,
     IDENTITY,
@@ -385,17 +385,23 @@ class ControlProcess:
             streams=self.streams,
             peers=peers,
             context=context,
+            silent=lambda: self._down(silent_only=True),
             control_port=self._node.options.ports.control,
             settings=lambda: settings.value(TOPOLOGY),
             reach=self.fault_points.reach,
         )
         coordinator = Coordinator(parts)
-        return coordinator, TopologyService(parts, coordinator, tasks, lambda: self._down(silent_only=True))
+        return coordinator, TopologyService(parts, coordinator, tasks)
 
     async def _stop_ordered(self, request: StopNodeRequest, _handle: RunningHandle, _deadline_ms: int) -> EmptyAnswer:
         """This node has left the topology. It learns the same from its row, if the order does not reach it."""
         self._node.report("node.stop_requested", {"by": "the coordinator", "reason": request.reason})
-        self._refuse(rejected(request.reason))
+        if request.reason != LEFT_AS_REQUESTED:
+            self._refuse(rejected(request.reason))
+            return EmptyAnswer()
+        assert self._group0 is not None, "its verbs are served"
+        await self._group0.mark_left()
+        self._stop.set()
         return EmptyAnswer()
 
     def _follow_liveness(
@@ -472,6 +478,9 @@ class ControlProcess:
             try:
                 await own_row.run()
             except* Refused as refusals:
+                own = self.topology.snapshot.nodes.get(self._node.host)
+                if own is not None and own.state is NodeState.LEFT:
+                    await group0.mark_left()
                 self._refuse(next(leaf_errors(refusals)))
 
     async def _run_pipeline(self, group0: Group0Node, leadership: LeadershipNode, for_own: Server) -> None:

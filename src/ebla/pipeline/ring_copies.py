@@ -1,4 +1,4 @@
-"""The transfers of a ring change: for each stack that gains ranges, some transfers of many ranges. Pure.
+"""The transfers of a node operation: for each stack that gets ranges, some transfers of many ranges. Pure.
 
 A transfer id follows from the session, the table, the ranges and the target, and the grouping of ranges into transfers
 follows from the rings. So a repeat, by this pipeline or that of the next leader, makes the same transfers, and finds
@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ebla.model.errors import Unavailable
 from ebla.model.identity import HostId, Replica, SessionId, TableId, TransferId
-from ebla.model.token import TokenRange, advance
+from ebla.model.token import TokenRange, advance, covering_range
 from ebla.topology.routing.static_sharding import last_token_of_shard, static_shard
-from ebla.topology.routing.vnode_streams import RangeStream, ring_streams
+from ebla.topology.routing.vnode_streams import RangeStream, may_skip, ring_streams
 from ebla.topology.snapshot import Node, Replication, Snapshot
-from ebla.transfers.token_ranges import covering_range, format_range
+from ebla.transfers.token_ranges import format_range
 from ebla.transfers.transfer_run import RangeSources, RowCopy
 
 TRANSFERS_PER_STACK_MAX = 64
@@ -24,8 +24,8 @@ RANGES_PER_TRANSFER_MIN = 2
 
 
 def ring_copies(snapshot: Snapshot, tables: Collection[TableId], session: SessionId) -> tuple[RowCopy, ...]:
-    """Of those among the tables that are on vnodes, for the change that the snapshot is in. Raises `Unavailable` if a
-    range has no replica to read from."""
+    """Of those among the tables that are on vnodes, for the operation that the snapshot is in. Raises `Unavailable` if
+    a range has no replica to read from, unless the operation skips it."""
     stacks: dict[Replication, dict[Replica, list[RangeSources]]] = {}
     copies: list[RowCopy] = []
     for table in sorted(tables):
@@ -33,7 +33,9 @@ def ring_copies(snapshot: Snapshot, tables: Collection[TableId], session: Sessio
             continue
         replication = snapshot.replication_of(table)
         if replication not in stacks:
-            stacks[replication] = _ranges_by_stack(snapshot, ring_streams(snapshot, replication))
+            streams = ring_streams(snapshot, replication)
+            wanted = (one for one in streams if one.sources) if may_skip(snapshot) else streams
+            stacks[replication] = _ranges_by_stack(snapshot, wanted)
         for target, parts in stacks[replication].items():
             _check_sources(snapshot, table, parts)
             copies += (_copy(session, table, target, group) for group in _groups(parts))
@@ -41,7 +43,7 @@ def ring_copies(snapshot: Snapshot, tables: Collection[TableId], session: Sessio
 
 
 def _ranges_by_stack(snapshot: Snapshot, streams: Iterator[RangeStream]) -> dict[Replica, list[RangeSources]]:
-    """What each stack gains, ascending and cut at the borders of its shard."""
+    """What each stack gets, ascending and cut at the borders of its shard."""
     found: dict[Replica, list[RangeSources]] = {}
     for stream in streams:
         for host in stream.destinations:

@@ -15,7 +15,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ebla.aio.bounded_gather import gather_bounded
 from ebla.feed.topology_view import TopologyView, View
 from ebla.model.errors import DiskFull, Stale
 from ebla.model.identity import Replica, TableId, TopologyVersion
@@ -23,22 +25,29 @@ from ebla.model.schema import TableSchema
 from ebla.model.token import TOKEN_MIN, TokenRange
 from ebla.observe.event_reporter import EventReporter
 from ebla.replica.stack_plan import (
+    HeldByReplication,
     Hop,
     ShardStackPlan,
     StackKey,
     TableStackPlan,
     check_no_resize,
+    held_by_replication,
     plan_shard,
     stack_keys,
 )
 from ebla.storage.codec.key_codec import tablet_index
+from ebla.storage.layers.layer import LayerDamaged
+from ebla.storage.manifest import HeldRanges
 from ebla.storage.stack import Stack
+from ebla.storage.stack_changes import ReachGain, reach_nothing
 from ebla.storage.store import GC_HOLD_AT_START, ShardStore
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import SessionKind
 
 IN_TRANSITION = "in transition"
 BULK_SESSION = "a bulk session of its table is open"
+GAINS_AT_ONCE_MAX = 4
+"""Stacks that are sealed at once when the node gains ranges."""
 DROP_CHECK_S = 0.1
 """How often doomed stacks are checked, while there are any."""
 
@@ -63,6 +72,15 @@ class _Prepared:
     view: View
     plan: ShardStackPlan
     layout: StackLayout
+    held: HeldByReplication
+
+    def vnode_stacks(self) -> Iterator[tuple[Stack, tuple[TokenRange, ...]]]:
+        """Each with the ranges that the node holds of its table."""
+        snapshot = self.view.snapshot
+        for table_id, table in self.layout.items():
+            if not snapshot.on_tablets(table_id):
+                for stack in table.stacks.values():
+                    yield stack, self.held[snapshot.replication_of(table_id)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +94,19 @@ class _Doomed:
 class ReplicaStacks:
     """`run` must be running in the shard's task group."""
 
-    def __init__(self, store: ShardStore, view: TopologyView, own: Replica, report: EventReporter) -> None:
+    def __init__(
+        self,
+        store: ShardStore,
+        view: TopologyView,
+        own: Replica,
+        report: EventReporter,
+        reach: ReachGain = reach_nothing,
+    ) -> None:
         self._store = store
         self._view = view
         self._own = own
         self._report = report
+        self._reach = reach
         self._known: dict[StackKey, Stack] = {
             (stack.entry.table, stack.entry.range): stack for stack in store.stacks.values()
         }
@@ -149,6 +175,9 @@ class ReplicaStacks:
         # A table whose columns are not known cannot have rows yet.
         planned = plan_shard(view.snapshot, self._own, known)
         plan = {table: one for table, one in planned.items() if table in view.schemas}
+        held = held_by_replication(
+            view.sets, self._own.host, None if before is None else (before.view.snapshot, before.held)
+        )
         await self._learn_schemas(view, before)
         wanted = stack_keys(plan)
         await self._drop_returning(wanted)
@@ -158,7 +187,8 @@ class ReplicaStacks:
             for place, stack in zip(missing, await self._store.create_all(missing)):
                 self._known[place] = stack
         layout = {table: self._table_stacks(table, one) for table, one in plan.items()}
-        prepared = _Prepared(view, plan, layout)
+        prepared = _Prepared(view, plan, layout, held)
+        await self._hold_ranges(prepared)
         await self._hold_gc(prepared)
         self._prepared = prepared
 
@@ -296,6 +326,30 @@ class ReplicaStacks:
             return
         self._report("replica.dropped", {"table": str(table), "after": token_range.start, "last": token_range.end})
 
+    async def _hold_ranges(self, prepared: _Prepared) -> None:
+        """INV-NODE-20: what the node gains by this view starts empty.
+
+        The view may come after several that this shard skips. None of them is a loss that lies before a gain: every
+        operation that gives ranges to a node, and every ALTER KEYSPACE, is preceded by a barrier which waits until this
+        shard has prepared for the losses before it. No barrier waits for a node that is excluded, and such a node gains
+        nothing; it waits for one that is merely down, so the ranges stored before a restart are those held then."""
+        at = prepared.view.revision
+        changed = [
+            partial(self._hold_ranges_of, stack, HeldRanges(ranges, at))
+            for stack, ranges in prepared.vnode_stacks()
+            if stack.entry.held is None or stack.entry.held.ranges != ranges
+        ]
+        if changed:
+            await gather_bounded(changed, GAINS_AT_ONCE_MAX)
+
+    async def _hold_ranges_of(self, stack: Stack, held: HeldRanges) -> None:
+        try:
+            await self._store.hold_ranges(stack, held, self._reach)
+        except LayerDamaged as failure:
+            # The next attempt finds it quarantined.
+            self._store.note_damage(stack, failure)
+            raise
+
     async def _hold_gc(self, prepared: _Prepared) -> None:
         """Loops until all are held at once: `confirm` of the view before may release some in the middle of this."""
         wanted = list(_holds_of(prepared))
@@ -307,6 +361,7 @@ class ReplicaStacks:
         """Releases what neither the installed nor the prepared view needs held (INV-LAYER-GC)."""
         if not self._confirmed:
             return
+        self._keep_held()
         wanted = {
             (stack.incarnation, reason)
             for one in (self._installed, self._prepared)
@@ -319,6 +374,16 @@ class ReplicaStacks:
                     if (stack.incarnation, reason) not in wanted:
                         self._store.release_gc(stack, reason)
                 self._store.release_gc(stack, GC_HOLD_AT_START)
+
+    def _keep_held(self) -> None:
+        """Compactions drop what is outside of the ranges that the node holds, while no node operation runs: until one
+        has ended, requests of the version before may still read there. Only by the installed view: it has let in every
+        row that is in the layers of a compaction, which reads this in the step in which it chooses them."""
+        installed = self._installed
+        assert installed is not None
+        is_idle = not installed.view.snapshot.running_operation
+        for stack, ranges in installed.vnode_stacks():
+            stack.kept = ranges if is_idle else None
 
 
 def _holds_of(prepared: _Prepared) -> Iterator[tuple[Stack, str]]:

@@ -27,6 +27,8 @@ PRIORITY: tuple[NodeRequestKind, ...] = (
 """Best first: what restores redundancy goes before what reduces it."""
 LEAVING_KINDS = (NodeRequestKind.LEAVE, NodeRequestKind.REMOVE)
 JOINING_KINDS = (NodeRequestKind.JOIN, NodeRequestKind.REPLACE)
+SETTLED_KINDS = (NodeRequestKind.REMOVE, NodeRequestKind.REPLACE, NodeRequestKind.REBUILD)
+"""A barrier at the version that ended one of these precedes the report of success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,14 @@ def pending_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
     """Best priority first, then the oldest, then by id."""
     pending = [each for each in snapshot.node_requests.values() if each.outcome is RequestOutcome.PENDING]
     return tuple(sorted(pending, key=lambda each: (PRIORITY.index(each.kind), each.start_ms, each.id)))
+
+
+def unsettled_requests(snapshot: Snapshot) -> tuple[NodeRequest, ...]:
+    """Requests that are done, except that some node may not have the version that ended them. The fence proves the
+    barrier."""
+    done = (each for each in snapshot.node_requests.values() if each.outcome is RequestOutcome.DONE)
+    found = (each for each in done if each.kind in SETTLED_KINDS and each.end_version > snapshot.fence)
+    return tuple(sorted(found, key=lambda each: each.end_version))
 
 
 def latest_join(snapshot: Snapshot, host: HostId) -> NodeRequest | None:

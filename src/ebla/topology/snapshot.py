@@ -15,6 +15,7 @@ from ebla.model.opinions import Opinion
 from ebla.model.transaction import Revision
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.states import (
+    SERVING_STATES,
     GlobalRequestKind,
     NodeRequestKind,
     NodeState,
@@ -59,6 +60,11 @@ class Node(msgspec.Struct, frozen=True, tag="node", array_like=True, kw_only=Tru
     def in_transition(self) -> bool:
         return self.state not in (NodeState.NONE, NodeState.NORMAL, NodeState.LEFT)
 
+    @property
+    def takes_clients(self) -> bool:
+        """Whether drivers may connect to it. A leaving node takes none from the moment its tokens are taken."""
+        return bool(self.tokens) and self.state in SERVING_STATES
+
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=True, kw_only=True):
     """A request about one node, and its outcome."""
@@ -80,7 +86,9 @@ class NodeRequest(msgspec.Struct, frozen=True, tag="node_request", array_like=Tr
     excluded_at_start: tuple[HostId, ...] = ()
     """Of a remove: the hosts that were excluded when it started. They are no pending replicas in it."""
     skipped: tuple[str, ...] = ()
-    """What its streams could not move, for people: a line for each table."""
+    """What they could not move, for people: a line for each table."""
+    end_version: TopologyVersion = TopologyVersion(0)
+    """The version that ended it."""
 
     @property
     def excludes(self) -> tuple[HostId, ...]:

@@ -90,10 +90,14 @@ class AbortTopologyAnswer(msgspec.Struct, frozen=True, array_like=True):
     """As it is afterwards: ended, or running with the error that rolls it back."""
 
 
+LEFT_AS_REQUESTED = ""
+
+
 class StopNodeRequest(msgspec.Struct, frozen=True, array_like=True):
     """The node has left the topology, or its join was rolled back: it must end."""
 
     reason: str
+    """`LEFT_AS_REQUESTED`: nothing went wrong."""
 
 
 class StreamOrder(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

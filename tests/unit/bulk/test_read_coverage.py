@@ -11,7 +11,7 @@ from tests.unit.topology.small_cluster import TABLE, cluster, host, network, nod
 from ebla.bulk.read_coverage import OwnedRanges, SnapshotCoverage, coverage_of, owned_ranges
 from ebla.feed.topology_view import View, view_of
 from ebla.model.identity import HistoryId, Replica, ShardNumber
-from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange
+from ebla.model.token import TOKEN_MAX, TOKEN_MIN, WHOLE_RING, Token, TokenRange, merge_ranges
 from ebla.model.transaction import Revision
 from ebla.model.transfers import CheckpointFile, CheckpointLayer, CheckpointPart
 from ebla.topology.node_states import NODE_TABLE
@@ -20,7 +20,6 @@ from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import NodeState, TabletStage, TransitionKind
 from ebla.topology.tablet_map import TabletTransition, tablet_map
 from ebla.topology.tablet_stages import Selector, stage_row
-from ebla.transfers.token_ranges import merge_ranges
 
 OWN = host(1)
 AT = Revision(HistoryId(uuid.UUID(int=1)), 1)

@@ -44,7 +44,7 @@ def small_cluster(
     tablets: TabletMap | None = None, *, version: int = 2, fence: int = 1, schema: TableSchema = SMALL
 ) -> Snapshot:
     """Three nodes and one table, on tablets if a map is given."""
-    nodes = [node(number) for number in (1, 2, 3)]
+    nodes = [node(number, tokens=(number,)) for number in (1, 2, 3)]
     return Snapshot(
         state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(fence)),
         nodes=FrozenMap({one.host: one for one in nodes}),

@@ -219,18 +219,6 @@ def test_a_target_that_came_back_is_let_be(kind: NodeRequestKind) -> None:
     assert world.snapshot.state.ignored_nodes == ()
 
 
-def test_a_remove_ignores_its_target_though_a_failed_replace_took_it_off_the_list() -> None:
-    world, coordinator = cluster(4)
-    world.dead.add(host(2))
-    world.ask_to_join(world.node(9, rack="r2", supported_features=()), replaced=host(2))
-    world.ask(NodeRequestKind.REMOVE, 2)
-    coordinator.step()
-    assert world.snapshot.node(host(9)).state is NodeState.LEFT
-    assert host(2) not in world.snapshot.state.ignored_nodes
-    coordinator.until(TransitionState.TABLET_DRAINING)
-    assert host(2) in world.snapshot.state.ignored_nodes
-
-
 def test_what_speaks_against_submitting() -> None:
     world, _ = cluster(4)
     world.dead.add(host(3))
@@ -238,7 +226,7 @@ def test_what_speaks_against_submitting() -> None:
         (NodeRequestKind.REMOVE, 2): [Reason.TARGET_ALIVE, Reason.NODES_DOWN],
         (NodeRequestKind.REMOVE, 3): [],
         (NodeRequestKind.LEAVE, 2): [],
-        (NodeRequestKind.LEAVE, 77): [Reason.TARGET_NOT_NORMAL],
+        (NodeRequestKind.LEAVE, 77): [Reason.TARGET_UNKNOWN],
     }
     for (kind, number), expected in reasons.items():
         found = objections_to_submit(world.snapshot, world.request(kind, number), world.liveness)

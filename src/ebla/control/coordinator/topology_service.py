@@ -9,14 +9,13 @@ from ebla.control.coordinator.coordinator_deps import CoordinatorDeps
 from ebla.control.coordinator.rejections import send_response
 from ebla.control.coordinator.request_service import RequestService
 from ebla.control.coordinator.wait_causes import WaitKind
-from ebla.control.topology.barrier_client import DownHosts
 from ebla.control.topology.deps import expires_at, out_of_time, remaining_ms
 from ebla.group0.join_messages import JoinNodeResponse
 from ebla.group0.members import MemberRole
 from ebla.model.errors import EblaError, NotFound
 from ebla.model.identity import Address, HostId, RequestId
 from ebla.topology.commands import AbortRequest
-from ebla.topology.request_queue import JOINING_KINDS, pending_requests
+from ebla.topology.request_queue import JOINING_KINDS, pending_requests, unsettled_requests
 from ebla.topology.snapshot import NodeRequest, Snapshot
 from ebla.topology.states import RequestOutcome
 from ebla.wire.server import IncomingCall, Server
@@ -37,14 +36,12 @@ ATTEMPT_MS = 5_000
 
 
 class TopologyService:
-    def __init__(
-        self, deps: CoordinatorDeps, coordinator: Coordinator, tasks: asyncio.TaskGroup, silent: DownHosts
-    ) -> None:
+    def __init__(self, deps: CoordinatorDeps, coordinator: Coordinator, tasks: asyncio.TaskGroup) -> None:
         self._deps = deps
         self._coordinator = coordinator
         self._own = deps.topology.group0.config.member.host
         self._tasks = tasks
-        self._requests = RequestService(deps.topology, self._own, silent)
+        self._requests = RequestService(deps.topology, self._own, deps.silent)
         self._led_ms: int | None = None
         """When a leader last answered here, by the boot clock."""
 
@@ -124,7 +121,8 @@ class TopologyService:
         snapshot, group0 = self._deps.committed.snapshot, self._deps.topology.group0
         term = group0.running.raft.core.term if group0.is_running else 0
         requests: tuple[TopologyRequest, ...] = (*snapshot.node_requests.values(), *snapshot.global_requests.values())
-        ended = sorted((one for one in requests if not one.is_open), key=lambda one: -(one.end_ms or 0))
+        opened = open_requests(snapshot)
+        ended = sorted((one for one in requests if one not in opened), key=lambda one: -(one.end_ms or 0))
         return TopologyReport(
             host=self._own,
             coordinator=leader,
@@ -133,7 +131,7 @@ class TopologyService:
             fence=snapshot.fence,
             transition=snapshot.transition,
             nodes=tuple(snapshot.members()),
-            open=tuple(RequestReport(request=one) for one in open_requests(snapshot)),
+            open=tuple(RequestReport(request=one) for one in opened),
             ended=tuple(ended),
         )
 
@@ -180,7 +178,8 @@ def find_request(snapshot: Snapshot, request: RequestId) -> TopologyRequest | No
 
 
 def open_requests(snapshot: Snapshot) -> tuple[TopologyRequest, ...]:
-    """The running one, then the queue in its order, then the global requests, which wait for the others."""
+    """Those whose last barrier has not passed, the running one, then the queue in its order, then the global requests,
+    which wait for the others."""
     running = (one for one in snapshot.node_requests.values() if one.outcome is RequestOutcome.RUNNING)
     queued = (snapshot.global_requests[one] for one in snapshot.state.global_requests)
-    return (*running, *pending_requests(snapshot), *queued)
+    return (*unsettled_requests(snapshot), *running, *pending_requests(snapshot), *queued)

@@ -16,6 +16,7 @@ from ebla.group0.join_handshake import (
     JoinHandshake,
     JoinPhase,
     JoinWait,
+    NotAdmitted,
     ResponseDecision,
     restart_refusal,
 )
@@ -88,7 +89,8 @@ class Formation:
         self._handshake = JoinHandshake(attempt, is_accepted=is_accepted)
         match mark.stage:
             case JoinStage.REMOVED:
-                raise removed_error(self._config.member)
+                error = removed_error(self._config.member)
+                raise NotAdmitted(error.message, advice=error.advice)
             case JoinStage.MEMBER:
                 return ()
             case JoinStage.FOUNDING:
@@ -226,7 +228,7 @@ class Formation:
     async def check_not_left(self, members: Iterable[Member]) -> None:
         """Of a node that was accepted before this start. If no member answers, it starts and catches up. Raises
         `NotAdmitted` if its join has ended without it."""
-        contacts = self._candidates(*(member.address for member in members if member.present))
+        contacts = self._candidates(*(member.address for member in members if member.listens))
         async with asyncio.TaskGroup() as tasks:
             queries = [tasks.create_task(self._query(address)) for address in contacts]
         refusal = restart_refusal(answer for query in queries if (answer := query.result()) is not None)

@@ -293,7 +293,7 @@ class OperationRun:
 
     async def _complete(self, handle: OperationHandle, record: UnfinishedOperation) -> EndedOperation:
         """The membership entry and the deletion. This node has applied its own commit, so it needs no barrier."""
-        pending = pending_members(record.members, self._running.store.members)
+        pending = pending_members(record.entry, self._running.store.members)
         if pending:
             async with self._bounded("members") as within_ms:
                 handle.check_effect()

@@ -43,7 +43,9 @@ SHORT: Mapping[str, Any] = {
 class GrowingCluster(TransferCluster):
     topology: TopologyLedger
     retired: dict[HostId, None] = field(default_factory=dict)
-    """Nodes whose join has ended: their operators have stopped them."""
+    """Nodes that have left: their operators have stopped them."""
+    dead: dict[HostId, None] = field(default_factory=dict)
+    """Nodes that are not started again as long as they may be removed."""
 
     def grow(self) -> SimNode:
         """One more node, with a pipeline; not yet started."""

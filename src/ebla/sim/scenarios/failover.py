@@ -22,6 +22,7 @@ from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
 from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
 from ebla.sim.world import Unit, World
+from ebla.topology.snapshot import Keyspace
 from ebla.wire.failover_messages import FailoverStatusRequest
 from ebla.wire.operation_messages import OperateRequest
 from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest
@@ -43,8 +44,10 @@ WORKERS = 3
 class TableMaker(TopologyDriver):
     """Creates the tables and changes nothing afterwards: a move would wait for nodes that are down."""
 
+    keyspaces: Sequence[Keyspace] = KEYSPACES
+
     async def _create_tables(self) -> None:
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
             await self._change_schema(
                 CreateTableRequest(keyspace=keyspace.name, name="t", columns=COLUMNS, if_not_exists=True)

@@ -1,5 +1,5 @@
-"""What operators do to a cluster that grows: they start new nodes, abort joins, exclude and recover nodes, and change
-the schema meanwhile. A node whose join has ended is replaced by another one."""
+"""What operators do to a cluster that grows and shrinks: they start new nodes, take nodes out, rebuild them, abort
+requests, exclude and recover nodes, and change the schema. A node that has left is replaced by another one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,14 +12,14 @@ from ebla.model.identity import HostId, RequestId
 from ebla.model.schema import TableOptions, TombstoneGc, decode_schema
 from ebla.ports.environment import Environment
 from ebla.sim.clusters.growing_nodes import GrowingCluster
-from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.workloads.deleted_rows import DeletedRows
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
 from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
 from ebla.topology.frozen_map import FrozenMap
-from ebla.topology.snapshot import Snapshot
-from ebla.topology.states import NodeState
+from ebla.topology.snapshot import GlobalRequest, NodeRequest, Snapshot
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState
 from ebla.wire.fault_messages import FaultKind
 from ebla.wire.operation_messages import OperateRequest
 from ebla.wire.schema_messages import (
@@ -28,14 +28,18 @@ from ebla.wire.schema_messages import (
     DropTableRequest,
     TruncateTableRequest,
 )
-from ebla.wire.topology_messages import AbortTopologyRequest
-from ebla.wire.verbs import ABORT_REQUEST, OPERATE
+from ebla.wire.topology_messages import AbortTopologyRequest, SubmitTopologyRequest, TopologyRequest
+from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SUBMIT_REQUEST
 
 THINK_S = 4.0
 JOINS_AT_ONCE = 2
 OPERATE_MS = 20_000
 ABORT_MS = 8_000
-POINTS = tuple(point for point in FaultPoint if point.startswith(("topology.", "join.", "stream.", "atomic.")))
+POINTS = tuple(
+    point
+    for point in FaultPoint
+    if point.startswith(("topology.", "join.", "stream.", "atomic.", "leave.", "rebuild."))
+)
 DELETED = "d"
 """The name of the tables whose tombstones are purged at once."""
 
@@ -104,6 +108,10 @@ class JoinCounts:
     aborts: int = 0
     refused_aborts: int = 0
     exclusions: int = 0
+    leaves: int = 0
+    removes: int = 0
+    rebuilds: int = 0
+    repairs: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,11 +130,15 @@ class GrowthOperator:
     async def run(self) -> None:
         rng = self.environment.rng
         actions: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
-            (35, self._join),
-            (45, self._abort),
-            (58, self._exclude),
-            (72, self._include),
-            (88, self._crash_at),
+            (24, self._join),
+            (32, self._abort),
+            (40, self._leave),
+            (45, self._remove),
+            (50, self._rebuild),
+            (53, self._repair_cdc),
+            (63, self._exclude),
+            (74, self._include),
+            (89, self._crash_at),
             (100, self._pause_at),
         )
         while True:
@@ -140,10 +152,16 @@ class GrowthOperator:
                 continue
 
     def replace_ended(self) -> None:
-        """Stops the nodes whose joins have ended without them."""
+        """Stops the nodes that have left without knowing it. A node that could not be removed is started again."""
+        newest = self.cluster.newest()
         for node in self.cluster.present():
             if self.cluster.state_of(node) is NodeState.LEFT and (node.control.down or self.is_calm):
                 self.cluster.retire(node)
+            row = None if newest is None else newest.nodes.get(node.host)
+            if node.host in self.cluster.dead and row is not None and row.request is None:
+                del self.cluster.dead[node.host]
+                for unit in node.units():
+                    unit.start()
 
     def joining(self) -> list[SimNode]:
         return [node for node in self.cluster.present() if self.cluster.state_of(node) is not NodeState.NORMAL]
@@ -160,7 +178,10 @@ class GrowthOperator:
 
     async def _abort(self) -> None:
         newest = self.cluster.newest()
-        opened = [] if newest is None else [one.id for one in newest.node_requests.values() if one.is_open]
+        requests: list[TopologyRequest] = []
+        if newest is not None:
+            requests += (*newest.node_requests.values(), *newest.global_requests.values())
+        opened = [one.id for one in requests if one.is_open]
         if opened:
             await self.abort(self.environment.rng.choice(opened))
 
@@ -172,6 +193,53 @@ class GrowthOperator:
         except EblaError:
             self.counts.refused_aborts += 1
             raise
+        finally:
+            connection.leave()
+
+    async def _leave(self) -> None:
+        node = self._drawn_grown()
+        if node is not None:
+            self.counts.leaves += 1
+            await self._submit(NodeRequestKind.LEAVE, node)
+
+    async def _rebuild(self) -> None:
+        self.counts.rebuilds += 1
+        await self._submit(NodeRequestKind.REBUILD, self.environment.rng.choice(self._normal()))
+
+    async def _remove(self) -> None:
+        """The node is dead: its processes are not started again, unless the removal fails."""
+        node = self._drawn_grown()
+        newest = self.cluster.newest()
+        if node is None or newest is None or newest.excluded_hosts:
+            return  # an excluded node would become incomplete, and those that hold tablets cannot be removed
+        self.counts.removes += 1
+        self.cluster.dead[node.host] = None
+        for unit in node.units():
+            unit.kill()
+        silent_s = 2 * LIMITS.peer_silence_ms / 1000
+        await asyncio.sleep(silent_s)
+        await self._submit(NodeRequestKind.REMOVE, node)
+
+    async def _repair_cdc(self) -> None:
+        self.counts.repairs += 1
+        kind = GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS
+        own = self._normal()[0].host
+        await self._send(GlobalRequest(id=RequestId(self.environment.rng.uuid()), kind=kind, initiator=own, start_ms=0))
+
+    def _drawn_grown(self) -> SimNode | None:
+        """One that holds no tablet: tablets cannot be moved yet."""
+        newest = self.cluster.newest()
+        found = [node for node in self._normal() if newest is not None and not newest.has_tablets(node.host)]
+        return self.environment.rng.choice(found) if found else None
+
+    async def _submit(self, kind: NodeRequestKind, node: SimNode) -> None:
+        request = RequestId(self.environment.rng.uuid())
+        await self._send(NodeRequest(id=request, kind=kind, host=node.host, initiator=node.host, start_ms=0))
+
+    async def _send(self, request: TopologyRequest) -> None:
+        connection = self.cluster.connection(self.environment, "operator", *self._normal())
+        try:
+            await connection.call(SUBMIT_REQUEST, SubmitTopologyRequest(request=request), ABORT_MS)
         finally:
             connection.leave()
 
@@ -198,6 +266,8 @@ class GrowthOperator:
                     process.fault_points.release(point)
 
     async def _exclude(self) -> None:
+        if self.cluster.dead:
+            return
         host = self.environment.rng.choice(self._normal()).host
         self.counts.exclusions += 1
         await self._operate(OperationKind.EXCLUDE, host, is_forced=self.environment.rng.random() < 0.4)

@@ -52,7 +52,7 @@ def _set_ignored(draft: TopologyDraft, command: SetIgnoredNodes) -> None:
     for host in draft.base.state.ignored_nodes:
         if host not in kept:
             _require_not_ignored_by_others(draft, host)
-    draft.set_state(ignored_nodes=tuple(sorted(kept)))
+    draft.step(ignored_nodes=tuple(sorted(kept)))
 
 
 def _require_in_cluster(draft: TopologyDraft, host: HostId, what: str) -> None:

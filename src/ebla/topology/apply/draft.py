@@ -140,6 +140,8 @@ class TopologyDraft:
         """Writes the outcome and drops the oldest finished requests."""
         outcome = RequestOutcome.FAILED if error else RequestOutcome.DONE
         ended = msgspec.structs.replace(request, outcome=outcome, error=error, end_ms=now_ms)
+        if isinstance(ended, NodeRequest):
+            ended = msgspec.structs.replace(ended, end_version=self.now.version)
         rows: dict[str, Row | None] = {keys.request_key(request.id): ended}
         for old in self._finished_too_many():
             rows[keys.request_key(old)] = None

@@ -205,7 +205,10 @@ def _advance(draft: TopologyDraft, command: AdvanceNode) -> None:
     request = draft.base.request_of(node)
     if row.action is NodeAction.STREAM and request is not None:
         streamed = msgspec.structs.replace(
-            request, streamed_bytes=command.streamed_bytes, streamed_ranges=command.streamed_ranges
+            request,
+            streamed_bytes=command.streamed_bytes,
+            streamed_ranges=command.streamed_ranges,
+            skipped=command.skipped,
         )
         draft.put_all({keys.request_key(request.id): streamed})
     if row.next.transition is None:

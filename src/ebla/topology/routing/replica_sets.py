@@ -17,7 +17,7 @@ import msgspec
 
 from ebla.model.consistency import ConsistencyLevel, ReplicaCounts, RequiredReplies, required_replies
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
-from ebla.model.token import TOKEN_MAX, Token, TokenRange
+from ebla.model.token import TOKEN_MAX, Token, TokenRange, merge_ranges
 from ebla.topology.routing.replication_strategies import NodeLocation, RingReplicas
 from ebla.topology.routing.static_sharding import last_token_of_shard, static_shard
 from ebla.topology.routing.vnode_ring import RingUse, TokenRing, next_ring, previous_ring, ring_use
@@ -251,6 +251,16 @@ class VnodeReplicas:
 
     def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         return _ring_ranges_of(self._read.vnodes, host)
+
+    def held_ranges_of(self, host: HostId) -> tuple[TokenRange, ...]:
+        """The ranges of which the host is a replica, natural or pending. Ascending and disjoint."""
+        bounds = sorted({*self._previous.vnodes.ring.tokens, *self._next.vnodes.ring.tokens})
+        held = []
+        for start, end in pairwise((*bounds[-1:], *bounds)):
+            targets = self.writing(end)
+            if any(replica.host == host for replica in (*targets.natural, *targets.pending)):
+                held.append(TokenRange(Token(start), Token(end)))
+        return merge_ranges(held)
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
         """By the keyspace's factors, even with fewer nodes: QUORUM of three means two copies."""

@@ -92,7 +92,7 @@ async def base_for(first: str, following: str = "") -> OperationRig:
     """Host 2 is excluded where it is to be included. The newcomer is added where it is to be removed, unless the first
     operation needs that the topology is idle."""
     rig = await prepared(excluded=(2,) if "include" in (first, following) else ())
-    needs_rest = first in ("add", "remove-normal")
+    needs_rest = first in ("add", "remove-normal", "include")
     if "remove-joining" in (first, following) and not needs_rest:
         await rig.leader(1).runner.run(add(NEWCOMER))
     return rig

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.topology.world import World, host
 
 from ebla.control.coordinator.coordinator_deps import CoordinatorRun
-from ebla.control.coordinator.join_actions import JoinActions, SilentHosts
+from ebla.control.coordinator.node_actions import NodeActions, SilentHosts
 from ebla.group0.join_admission import learner_of
 from ebla.group0.operations import UNFINISHED_OPERATION_KEY, OperationKind, UnfinishedOperation
 from ebla.model.errors import Stale
@@ -50,13 +50,13 @@ ADVANCE = AdvanceNode(host=host(NEW), leaving=TransitionState.WRITE_BOTH_READ_NE
 async def test_nothing_advances_a_host_whose_addition_is_unfinished() -> None:
     run = Run(operated=NEW)
     with pytest.raises(Stale, match="add_learner"):
-        await JoinActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
+        await NodeActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
     assert run.committed == []
 
 
 async def test_an_operation_on_another_host_stops_nothing() -> None:
     run = Run(operated=2)
-    await JoinActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
+    await NodeActions(cast("CoordinatorRun", run), SilentHosts())._commit_for(run.node, ADVANCE)
     assert run.committed == [ADVANCE]
 
 

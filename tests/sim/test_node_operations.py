@@ -1,0 +1,127 @@
+"""Leaves, removes and rebuilds in simulated clusters, step by step."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
+
+from ebla.group0.members import member_key
+from ebla.model.identity import RequestId
+from ebla.sim.clusters.nodes import SimNode
+from ebla.sim.clusters.transfer_nodes import supervise_pipelines
+from ebla.sim.workloads.topology_driver import KEYSPACES
+from ebla.sim.world import World
+from ebla.topology.commands import SubmitGlobalRequest
+from ebla.topology.request_queue import unsettled_requests
+from ebla.topology.snapshot import GlobalRequest
+from ebla.topology.states import GlobalRequestKind, NodeRequestKind, RequestOutcome
+
+ONLY_VNODES = KEYSPACES[1]
+
+
+def run(tell: Callable[[TopologyRig, SimNode], Awaitable[None]]) -> None:
+    """With four nodes and a table on vnodes. The node is the last one, which has joined."""
+
+    async def main(world: World) -> None:
+        rig = TopologyRig(world)
+        async with asyncio.TaskGroup() as tasks:
+            supervising = tasks.create_task(supervise_pipelines(rig.cluster))
+            await rig.start(ONLY_VNODES)
+            node = await rig.join()
+            await rig.until(lambda: rig.cluster.state_of(node) is JOINED, "the node has joined")
+            await tell(rig, node)
+            supervising.cancel()
+
+    World(7, 60.0).run(main)
+
+
+def is_member(rig: TopologyRig, node: SimNode) -> bool:
+    store = rig.cluster.newest_store()
+    assert store is not None, "a node runs"
+    return store.members[member_key(node.host)].present
+
+
+def test_a_node_leaves() -> None:
+    async def tell(rig: TopologyRig, node: SimNode) -> None:
+        request = await rig.submit(NodeRequestKind.LEAVE, node)
+        assert await rig.end(node) is ENDED, rig.request_of(node)
+        assert rig.outcome_of(request) is RequestOutcome.DONE
+        assert not is_member(rig, node)
+
+    run(tell)
+
+
+def test_the_leader_leaves() -> None:
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        leader = rig.leader()
+        request = await rig.submit(NodeRequestKind.LEAVE, leader)
+        assert await rig.end(leader) is ENDED, rig.request_of(leader)
+        assert rig.outcome_of(request) is RequestOutcome.DONE
+        assert not is_member(rig, leader)
+
+    run(tell)
+
+
+def test_a_dead_node_is_removed() -> None:
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        dead = next(one for one in rig.old if one is not rig.leader())
+        await rig.die(dead)
+        request = await rig.submit(NodeRequestKind.REMOVE, dead)
+        assert await rig.end(dead) is ENDED, rig.request_of(dead)
+        assert rig.outcome_of(request) is RequestOutcome.DONE
+        assert not is_member(rig, dead)
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.excluded_hosts == ()
+        assert unsettled_requests(newest) == ()
+
+    run(tell)
+
+
+def test_a_node_is_rebuilt() -> None:
+    async def tell(rig: TopologyRig, node: SimNode) -> None:
+        for unit in node.units():
+            unit.kill()
+        await asyncio.sleep(OUTAGE_S)
+        rig.restart(node)
+        await rig.until(lambda: node.host not in rig.leader_process()._down(), "the node is back")
+        request = await rig.submit(NodeRequestKind.REBUILD, node)
+        await rig.until(lambda: rig.outcome_of(request) is RequestOutcome.DONE, "the node is rebuilt")
+        assert rig.request_of(node).streamed_ranges > 0
+        assert await rig.end(node) is JOINED
+
+    run(tell)
+
+
+def test_cdc_streams_are_repaired_after_a_leave() -> None:
+    async def tell(rig: TopologyRig, node: SimNode) -> None:
+        async def check_and_repair() -> GlobalRequest:
+            request = GlobalRequest(
+                id=RequestId(rig.world.rng.uuid()),
+                kind=GlobalRequestKind.CHECK_AND_REPAIR_CDC_STREAMS,
+                initiator=node.host,
+                start_ms=1,
+            )
+            await rig.commit(SubmitGlobalRequest(request), lambda newest: request.id in newest.global_requests)
+            await rig.until(lambda: not found(request.id).is_open, "the request ends")
+            return found(request.id)
+
+        def found(request: RequestId) -> GlobalRequest:
+            newest = rig.cluster.newest()
+            assert newest is not None, "a node runs"
+            return newest.global_requests[request]
+
+        ended = await check_and_repair()
+        assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
+        await rig.submit(NodeRequestKind.LEAVE, node)
+        ended = await check_and_repair()
+        assert ended.outcome is RequestOutcome.DONE
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert ended.generation is not None
+        assert newest.cdc_generations[ended.generation].timestamp_ms is not None
+        ended = await check_and_repair()
+        assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
+        assert await rig.end(node) is ENDED
+
+    run(tell)
