@@ -243,6 +243,13 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: Annotated[
         int, between(1, 1_024, "vnodes of this node: a node with twice as many gets twice the data of tables on vnodes")
     ] = 16
+    replace: Annotated[
+        str,
+        Meta(description="the dead node that this one replaces when it joins: an address, a host id or a prefix of one"),
+    ] = ""
+    ignore_dead: Annotated[
+        tuple[str, ...], Meta(max_length=1_000, description="other dead nodes that the replacement does not wait for")
+    ] = ()
     commit_log: Annotated[
         CommitLogMode,
         Meta(description='a write is acknowledged when its log is on disk, "sync", or a moment before, "periodic"'),
@@ -481,6 +488,7 @@ def _check_together(options: NodeOptions, origin: str) -> None:
           for name in SINGLE_PORTS if name != "control"),
         (options.authenticator is Authenticator.NONE or options.superuser_password_hash, "superuser_password_hash",
          "what `ebla hash-password` prints, where authenticator is a password"),
+        (options.replace or not options.ignore_dead, "ignore_dead", "empty, unless `replace` names a dead node"),
     )  # fmt: skip
     for holds, key, allowed in rules:
         if not holds:

@@ -1,5 +1,6 @@
 """`ebla node` and `ebla demo`: processes of their own, which need nothing of the command line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,14 @@ def node(
             "--join", metavar="TOKEN", help="For the first start: a join token of the cluster (see `ebla token`)."
         ),
     ] = None,
+    replace: Annotated[
+        str | None,
+        typer.Option("--replace", metavar="HOST", help="For the first start: the dead node that this one replaces."),
+    ] = None,
+    ignore_dead: Annotated[
+        list[str] | None,
+        typer.Option("--ignore-dead", metavar="HOST", help="With --replace: another dead node. May be repeated."),
+    ] = None,
 ) -> None:
     """Run one node in the foreground, as a service would.
 
@@ -31,6 +40,8 @@ def node(
     """
     flags = [flag for override in overrides or () for flag in ("--set", override)]
     flags += [] if join is None else ["--join", join]
+    flags += [] if replace is None else ["--set", f"replace={json.dumps(replace)}"]
+    flags += ["--set", f"ignore_dead={json.dumps(ignore_dead)}"] if ignore_dead else []
     # Becomes `python -m ebla.node`, so that a supervisor watches and signals the node itself.
     arguments = [sys.executable, "-m", "ebla.node", "control", "--options", str(options), *flags]
     os.execv(sys.executable, arguments)  # noqa: S606  # the arguments are our own
