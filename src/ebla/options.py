@@ -245,7 +245,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 16
     replace: Annotated[
         str,
-        Meta(description="the dead node that this one replaces when it joins: an address, a host id or a prefix of one"),
+        Meta(
+            description="the dead node that this one replaces when it joins: an address, a host id or a prefix of one"
+        ),
     ] = ""
     ignore_dead: Annotated[
         tuple[str, ...], Meta(max_length=1_000, description="other dead nodes that the replacement does not wait for")

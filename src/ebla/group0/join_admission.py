@@ -21,6 +21,7 @@ from ebla.topology.states import JOINING_STATES, NodeRequestKind, NodeState
 from ebla.topology.token_allocation import NUM_TOKENS_MAX
 from ebla.version import DATA_FORMAT
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionView:
     """What a quorum knows."""

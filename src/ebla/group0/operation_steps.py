@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import msgspec
 
 from ebla.group0.members import Member, MemberRole, member_key, why_illegal
-from ebla.group0.operation_table import OPERATIONS, Refusal, Repair, removal_commands, with_fields, with_returned_address
+from ebla.group0.operation_table import (
+    OPERATIONS,
+    Refusal,
+    Repair,
+    removal_commands,
+    with_fields,
+    with_returned_address,
+)
 from ebla.group0.operations import (
     UNFINISHED_FAILOVER_KEY,
     UNFINISHED_OPERATION_KEY,

@@ -283,9 +283,7 @@ def submission_error(snapshot: Snapshot, objections: Sequence[Objection]) -> Ebl
     return kind(first.text(snapshot), advice=advice)
 
 
-def standing_objections(
-    snapshot: Snapshot, request: NodeRequest, joining: Node | None = None
-) -> tuple[Objection, ...]:
+def standing_objections(snapshot: Snapshot, request: NodeRequest, joining: Node | None = None) -> tuple[Objection, ...]:
     """Why the request may not be made, whoever is alive. `joining`: the row of a new node. The first one is the
     cause; the rest may be its consequences."""
     if request.kind is NodeRequestKind.JOIN:

@@ -162,9 +162,7 @@ class TopologyDraft:
         if not has_failed:
             known = [one.host for one in self.now.state.exclusions]
             kept = [host for host in request.ignored_nodes if host in self.now.state.ignored_nodes]
-            fresh = [
-                Exclusion(host=host, since_ms=now_ms, by=request.initiator) for host in kept if host not in known
-            ]
+            fresh = [Exclusion(host=host, since_ms=now_ms, by=request.initiator) for host in kept if host not in known]
             if fresh:
                 exclusions = sorted((*self.now.state.exclusions, *fresh), key=lambda one: one.host)
                 self.set_state(exclusions=tuple(exclusions))
