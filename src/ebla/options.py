@@ -246,12 +246,11 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     replace: Annotated[
         str,
         Meta(
-            description="at the first start: the dead node that this one replaces, by host id, its digits, or address"
+            description="the dead node that this one replaces when it joins: an address, a host id or a prefix of one"
         ),
     ] = ""
     ignore_dead: Annotated[
-        tuple[str, ...],
-        Meta(max_length=1_000, description="with `replace`: other dead nodes, which are excluded too"),
+        tuple[str, ...], Meta(max_length=1_000, description="other dead nodes that the replacement does not wait for")
     ] = ()
     commit_log: Annotated[
         CommitLogMode,
@@ -497,6 +496,7 @@ def _check_together(options: NodeOptions, origin: str) -> None:
           for name in SINGLE_PORTS if name != "control"),
         (options.authenticator is Authenticator.NONE or options.superuser_password_hash, "superuser_password_hash",
          "what `ebla hash-password` prints, where authenticator is a password"),
+        (options.replace or not options.ignore_dead, "ignore_dead", "empty, unless `replace` names a dead node"),
     )  # fmt: skip
     for holds, key, allowed in rules:
         if not holds:

@@ -28,11 +28,7 @@ def node(
     ] = None,
     replace: Annotated[
         str | None,
-        typer.Option(
-            "--replace",
-            metavar="HOST",
-            help="For the first start: take the place of this dead node (host id or address).",
-        ),
+        typer.Option("--replace", metavar="HOST", help="For the first start: the dead node that this one replaces."),
     ] = None,
     ignore_dead: Annotated[
         list[str] | None,

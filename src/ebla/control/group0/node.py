@@ -27,7 +27,6 @@ from ebla.control.raft.storage import RaftStorage
 from ebla.control.topology.committed_topology import topology_of
 from ebla.group0 import snapshot
 from ebla.group0.change_feed import ChangeSet
-from ebla.group0.join_admission import JOINING_STATES
 from ebla.group0.join_handshake import ResponseDecision, rejected
 from ebla.group0.join_messages import JoinNodeResponse, JoinNodeResponseAnswer
 from ebla.group0.members import Member, MemberRole, member_key, peer_number
@@ -57,6 +56,7 @@ from ebla.topology.keys import decode as decode_row
 from ebla.topology.keys import node_key
 from ebla.topology.request_queue import latest_join
 from ebla.topology.snapshot import Node
+from ebla.topology.states import JOINING_STATES
 from ebla.wire.frames import Lane
 from ebla.wire.group0_messages import MembershipRequest
 from ebla.wire.peers import Peers, PeersContext

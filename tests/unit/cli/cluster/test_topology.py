@@ -122,7 +122,7 @@ def test_global_requests_are_shown_waited_for_and_aborted(cluster: Cluster) -> N
     failed = global_request(RequestOutcome.FAILED, "aborted: not now")
     over = msgspec.structs.replace(ended(RequestOutcome.DONE), ended=(failed,))
     cluster.reports = [queued]
-    assert "cdc00000  check_and_repair_cdc_streams, pending" in run().stdout.replace("cdc0 ", "cdc00000 ")
+    assert "cdc0  check_and_repair_cdc_streams, pending" in run().stdout
     cluster.answers = [AbortTopologyAnswer(failed)]
     cluster.reports = [queued, over]
     done = run("abort", "cdc0")

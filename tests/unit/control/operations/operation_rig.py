@@ -340,8 +340,10 @@ class OperationRig:
         snapshot, session, now_ms = self.snapshot, SessionId(self.rng.uuid()), self._now()
         match step.row.action:
             case NodeAction.ADMIT:
-                generation, parts = self._new_generation()
                 tokens = choose_tokens(snapshot, snapshot.node(step.host))
+                if snapshot.node(step.host).state is NodeState.REPLACING:
+                    return (ChooseTokens(step.host, tokens, None),)
+                generation, parts = self._new_generation()
                 return (*parts, ChooseTokens(step.host, tokens, generation))
             case NodeAction.COMMIT_GENERATION:
                 fence = snapshot.version

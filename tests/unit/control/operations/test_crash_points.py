@@ -26,7 +26,7 @@ from tests.unit.control.operations.operation_rig import (
     remove,
 )
 
-from ebla.group0.members import MemberRole
+from ebla.group0.members import MemberRole, member_key
 from ebla.group0.operations import EndedOperation, Operation, OperationFailed, OperationKind, read_record
 from ebla.model.errors import Outcome
 from ebla.model.identity import HostId
@@ -66,7 +66,7 @@ async def call(rig: OperationRig, leader: Leader, operation: Operation) -> Ended
     found = read_record(rig.machine.store)
     assert found is None or found.value.id != operation.id, "success is reported after the record is gone"
     if operation.kind is OperationKind.ADD_LEARNER and found is None:
-        assert rig.role(NEWCOMER) is not None
+        assert member_key(operation.hosts[0]) in rig.machine.store.members
     return ended
 
 
