@@ -160,7 +160,9 @@ class GrowthOperator:
             if self.cluster.state_of(node) is NodeState.LEFT and (node.control.down or self.is_calm):
                 self.cluster.retire(node)
             row = None if newest is None else newest.nodes.get(node.host)
-            if node.host in self.cluster.dead and row is not None and row.request is None:
+            request = None if newest is None or row is None else newest.request_of(row)
+            removes = request is not None and request.kind is NodeRequestKind.REMOVE
+            if node.host in self.cluster.dead and row is not None and not removes:
                 del self.cluster.dead[node.host]
                 for unit in node.units():
                     unit.start()
