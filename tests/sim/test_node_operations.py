@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.sim.topology_rig import ENDED, JOINED, OUTAGE_S, TopologyRig
 
+from ebla.control.fault_points import FaultPoint
 from ebla.group0.members import member_key
 from ebla.model.identity import RequestId
 from ebla.sim.clusters.nodes import LIMITS, SimNode
@@ -147,5 +148,48 @@ def test_a_removed_node_that_returns_is_refused_and_ends() -> None:
         assert not process.was_refused
         assert all(shard.unit.down or not shard.process or not shard.process.serves() for shard in removed.shards)
         assert await rig.end(removed) is ENDED
+
+    run(tell)
+
+
+def test_a_dead_node_is_replaced() -> None:
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        dead = next(one for one in rig.old if one is not rig.leader())
+        await rig.die(dead)
+        newest = rig.cluster.newest()
+        assert newest is not None
+        tokens = newest.node(dead.host).tokens
+        new = await rig.join(dead)
+        await rig.until(lambda: rig.cluster.state_of(new) is JOINED, "the node is replaced")
+        assert await rig.end(dead) is ENDED
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.node(new.host).tokens == tokens
+        assert newest.excluded_hosts == ()
+        assert unsettled_requests(newest) == ()
+        assert not is_member(rig, dead)
+
+    run(tell)
+
+
+def test_a_replace_that_is_aborted_leaves_the_dead_node_as_it_was() -> None:
+    async def tell(rig: TopologyRig, _node: SimNode) -> None:
+        dead = next(one for one in rig.old if one is not rig.leader())
+        await rig.die(dead)
+        point = FaultPoint.WRITE_BOTH_READ_OLD_AFTER_BARRIER
+        rig.stop_at(point)
+        new = await rig.join(dead)
+        await rig.until(lambda: rig.is_stopped(point), "the ranges are about to be streamed")
+        assert not await rig.abort(new)
+        rig.release(point)
+        await rig.until(lambda: rig.cluster.state_of(new) is ENDED, "the replace is rolled back")
+        del rig.dead[dead.host]
+        rig.restart(dead)
+        assert await rig.end(new) is ENDED
+        newest = rig.cluster.newest()
+        assert newest is not None
+        assert newest.node(dead.host).state is JOINED
+        assert newest.excluded_hosts == ()
+        assert is_member(rig, dead)
 
     run(tell)

@@ -71,9 +71,9 @@ class TopologyRig:
         maker.kill()
         start_row_clients(self.load, 1, 2)
 
-    async def join(self) -> SimNode:
+    async def join(self, replaced: SimNode | None = None) -> SimNode:
         """Until its request is committed."""
-        node = self.cluster.grow()
+        node = self.cluster.grow(replaced)
         for unit in node.units():
             unit.start()
         await self.until(lambda: self.cluster.state_of(node) is not None, f"{node.control.name} has a row")
@@ -146,7 +146,8 @@ class TopologyRig:
 
     async def abort(self, node: SimNode) -> str:
         """The refusal; empty: it is stored."""
-        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *self.old)
+        alive = [one for one in self.old if one.host not in self.dead]
+        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
         request = AbortTopologyRequest(request=self.request_of(node).id, reason="by a test")
         try:
             await connection.call(ABORT_REQUEST, request, CALL_MS)

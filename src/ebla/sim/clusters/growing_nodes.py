@@ -47,9 +47,10 @@ class GrowingCluster(TransferCluster):
     dead: dict[HostId, None] = field(default_factory=dict)
     """Nodes that are not started again as long as they may be removed."""
 
-    def grow(self) -> SimNode:
+    def grow(self, replaced: SimNode | None = None) -> SimNode:
         """One more node, with a pipeline; not yet started."""
         node = self.add_node()
+        node.replaced = replaced
         self.add_pipeline(node)
         return node
 

@@ -164,7 +164,7 @@ class GrowthOperator:
             removes = request is not None and request.kind is NodeRequestKind.REMOVE
             if node.host in self.cluster.dead and row is not None and not removes:
                 del self.cluster.dead[node.host]
-                for unit in node.units():
+                for unit in (unit for unit in node.units() if unit.down):
                     unit.start()
 
     def joining(self) -> list[SimNode]:
