@@ -44,8 +44,9 @@ class GrowingCluster(TransferCluster):
     topology: TopologyLedger
     retired: dict[HostId, None] = field(default_factory=dict)
     """Nodes that have left: their operators have stopped them."""
-    dead: dict[HostId, None] = field(default_factory=dict)
-    """Nodes that are not started again as long as they may be removed."""
+    dead: dict[HostId, float] = field(default_factory=dict)
+    """Nodes that are to be removed or replaced, and the time after which they are started again if no request for that
+    is open."""
 
     def grow(self, replaced: SimNode | None = None) -> SimNode:
         """One more node, with a pipeline; not yet started."""

@@ -33,6 +33,8 @@ from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SUBMIT_REQUEST
 
 THINK_S = 4.0
 JOINS_AT_ONCE = 2
+GIVE_UP_S = 20.0
+"""A dead node is started again if no request about it is open by then."""
 NODES_MIN = 3
 """Besides the first: a node leaves only if all three replicas of a row still have a node."""
 OPERATE_MS = 20_000
@@ -112,6 +114,7 @@ class OperatorCounts:
     exclusions: int = 0
     leaves: int = 0
     removes: int = 0
+    replaces: int = 0
     rebuilds: int = 0
     repairs: int = 0
 
@@ -135,7 +138,8 @@ class GrowthOperator:
             (24, self._join),
             (32, self._abort),
             (40, self._leave),
-            (45, self._remove),
+            (44, self._remove),
+            (47, self._replace),
             (50, self._rebuild),
             (53, self._repair_cdc),
             (63, self._exclude),
@@ -159,10 +163,10 @@ class GrowthOperator:
         for node in self.cluster.present():
             if self.cluster.state_of(node) is NodeState.LEFT and (node.control.down or self.is_calm):
                 self.cluster.retire(node)
-            row = None if newest is None else newest.nodes.get(node.host)
-            request = None if newest is None or row is None else newest.request_of(row)
-            removes = request is not None and request.kind is NodeRequestKind.REMOVE
-            if node.host in self.cluster.dead and row is not None and not removes:
+            until = self.cluster.dead.get(node.host)
+            if until is None or newest is None or self.cluster.world.now() < until:
+                continue
+            if not any(one.is_open and node.host in one.presumed_dead for one in newest.node_requests.values()):
                 del self.cluster.dead[node.host]
                 for unit in (unit for unit in node.units() if unit.down):
                     unit.start()
@@ -175,7 +179,9 @@ class GrowthOperator:
         if newest is None or len(self.joining()) >= JOINS_AT_ONCE or self.counts.requested >= self.joins_max:
             return
         self.counts.requested += 1
-        node = self.cluster.grow()
+        self._start(self.cluster.grow())
+
+    def _start(self, node: SimNode) -> None:
         self.on_start(node)
         for unit in node.units():
             unit.start()
@@ -212,17 +218,29 @@ class GrowthOperator:
 
     async def _remove(self) -> None:
         """The node is dead: its processes are not started again, unless the removal fails."""
+        node = await self._lose_one()
+        if node is not None:
+            self.counts.removes += 1
+            await self._submit(NodeRequestKind.REMOVE, node)
+
+    async def _replace(self) -> None:
+        node = await self._lose_one()
+        if node is not None:
+            self.counts.replaces += 1
+            self._start(self.cluster.grow(node))
+
+    async def _lose_one(self) -> SimNode | None:
+        """It dies for good. None: no node may be lost now."""
         node = self._draw_dispensable()
         newest = self.cluster.newest()
-        if node is None or newest is None or newest.excluded_hosts:
-            return  # an excluded node would become incomplete, and those that hold tablets cannot be removed
-        self.counts.removes += 1
-        self.cluster.dead[node.host] = None
+        if node is None or newest is None or newest.excluded_hosts or self.cluster.dead:
+            return None  # an excluded node would become incomplete, and those that hold tablets cannot be removed
+        self.cluster.dead[node.host] = self.cluster.world.now() + GIVE_UP_S
         for unit in node.units():
             unit.kill()
         silent_s = 2 * LIMITS.peer_silence_ms / 1000
         await asyncio.sleep(silent_s)
-        await self._submit(NodeRequestKind.REMOVE, node)
+        return node
 
     async def _repair_cdc(self) -> None:
         self.counts.repairs += 1
