@@ -1,0 +1,231 @@
+"""A node that gains a range of a table on vnodes starts it empty (INV-NODE-20), on simulated and on RocksDB layers."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
+from tests.unit.storage.small_table import SMALL, partition_token
+from tests.unit.storage.store_rig import Rig, limits, open_new_store, plain
+from tests.unit.topology.small_cluster import network, node
+
+from ebla.model.identity import TopologyVersion
+from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.replica.replica_context import ReplicaLimits
+from ebla.runtime.file_disk import FileDisk
+from ebla.sim.rng import SimRng
+from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compactor import run_compaction
+from ebla.storage.compaction.tombstone_gc import GcContext
+from ebla.storage.layers.layer import Item
+from ebla.storage.layers.rocks_engine import RocksEngine
+from ebla.storage.scan.stack_scan import close_scan, open_scan, scan_stored
+from ebla.storage.stack import Stack
+from ebla.topology.frozen_map import FrozenMap
+from ebla.topology.snapshot import Keyspace, Snapshot, TopologyState
+from ebla.topology.states import NodeState, TransitionState
+
+GC = GcContext(now_s=0, replication_factor=1)
+B_TOKEN, A_TOKEN = Token(0), Token(1 << 62)
+TAKEN = TokenRange(A_TOKEN, B_TOKEN)
+"""The range that B takes when it joins, and that A gains when B leaves."""
+OURS = next(plain(number, 0, 5) for number in range(40) if partition_token(number) not in TAKEN)
+OLD, FRESH = [plain(number, 0, 5) for number in range(40) if partition_token(number) in TAKEN][:2]
+
+ALONE = (NodeState.NONE, None)
+JOINING = (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD)
+JOINED = (NodeState.NORMAL, None)
+LEAVING = (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_OLD)
+LEAVING_READ_NEW = (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_NEW)
+LEFT = (NodeState.LEFT, None)
+ROLLING_BACK = (NodeState.DECOMMISSIONING, TransitionState.ROLLBACK_TO_NORMAL)
+
+
+def at(version: int, second: tuple[NodeState, TransitionState | None]) -> Snapshot:
+    """This node, which owned the whole ring, and B."""
+    state, transition = second
+    nodes = [node(1, tokens=(A_TOKEN,)), node(2, state=state, tokens=(B_TOKEN,))]
+    return dataclasses.replace(
+        small_cluster(),
+        state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(1), transition=transition),
+        nodes=FrozenMap({one.host: one for one in nodes}),
+        keyspaces=FrozenMap({"ks": Keyspace(name="ks", replication=network(dc1=1), on_tablets=False)}),
+    )
+
+
+async def rows(shard: ShardRig, version: int) -> list[Item]:
+    """As a router reads them, and as a compaction, a stream or a reader of a checkpoint merges them."""
+    (stack,) = shard.stacks.served()
+    found = list((await shard.server.reader.read(read_of(version=version), 1_000)).items)
+    assert [item[0] for item in found] == [key for key, _ in (await shard.store.open(stack)).scan()]
+    for key in (OURS[0], OLD[0], FRESH[0]):
+        assert ((await shard.store.open(stack)).read(key) is not None) == (key in [one for one, _ in found])
+    return found
+
+
+async def compacted(shard: ShardRig) -> set[bytes]:
+    """The keys that are left in the files."""
+    (stack,) = shard.stacks.served()
+    job = await shard.store.begin_compaction(stack, GC, whole=True)
+    assert job is not None
+    result = await run_compaction(shard.store.engine, shard.context.disk, job)
+    assert await shard.store.finish_compaction(job, result) is SwapOutcome.SWAPPED
+    return await keys_in_files(shard, stack)
+
+
+async def keys_in_files(shard: ShardRig, stack: Stack) -> set[bytes]:
+    keys = set()
+    for base in stack.entry.bases:
+        layers = await open_scan(shard.store.engine, shard.context.disk, [(stack.folder_of(base), (WHOLE_RING,))])
+        for chunk in scan_stored(SMALL, layers):
+            keys |= set(chunk.column(0).to_pylist())
+        await close_scan(layers)
+    return keys
+
+
+# -- lives of one shard, on either kind of layers ----------------------------------------------------------------------
+
+
+class SimulatedLives:
+    """Each is killed at its end."""
+
+    def __init__(self, _folder: Path) -> None:
+        self._rig = Rig()
+
+    def live(self, work: Callable[[ShardRig], Awaitable[None]]) -> None:
+        in_shard(work, rig=self._rig)
+
+
+class RocksLives:
+    """Each stops in order: a second process cannot open what the first one, in the same program, still has open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rng = SimRng("lives")
+
+    def live(self, work: Callable[[ShardRig], Awaitable[None]]) -> None:
+        asyncio.run(self._live(work))
+
+    async def _live(self, work: Callable[[ShardRig], Awaitable[None]]) -> None:
+        disk = FileDisk()
+        store = await open_new_store(disk, self._rng, str(self._folder), RocksEngine(disk), limits())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(store.run())
+            await work(ShardRig(disk, store, ReplicaLimits(version_wait_ms=200), OWN, None))
+            await store.close()
+            running.cancel()
+        disk.close()
+
+
+Lives = SimulatedLives | RocksLives
+
+
+@pytest.fixture(params=[SimulatedLives, RocksLives])
+def lives(request: pytest.FixtureRequest, tmp_path: Path) -> Lives:
+    made: Lives = request.param(tmp_path / "shard-0")
+    return made
+
+
+def test_a_row_deleted_while_another_node_had_its_range_does_not_come_back(lives: Lives) -> None:
+    async def loses_it(shard: ShardRig) -> None:
+        await shard.follow(at(2, ALONE))
+        await shard.write(write_of(OURS), write_of(OLD))
+        await shard.follow(at(3, JOINING))
+        assert await rows(shard, 3) == sorted((OURS, OLD))
+        await shard.follow(at(4, JOINED))
+        # On B the row is deleted, and the tombstone is purged: nothing of that comes here.
+
+    async def gains_it(shard: ShardRig) -> None:
+        await shard.follow(at(4, JOINED))
+        await shard.follow(at(5, LEAVING))
+        assert await rows(shard, 5) == [OURS]
+        await shard.write(write_of(FRESH, version=5))
+        assert await rows(shard, 5) == sorted((OURS, FRESH))
+
+    async def goes_on_while_pending(shard: ShardRig) -> None:
+        # Its control process is still catching up.
+        for version, second in ((4, JOINED), (5, LEAVING), (6, LEAVING_READ_NEW), (7, LEFT)):
+            await shard.follow(at(version, second))
+            assert {key for key, _ in await rows(shard, version)} >= {OURS[0]}
+        assert await rows(shard, 7) == sorted((OURS, FRESH))
+        await shard.stacks.confirm()
+        assert await compacted(shard) == {OURS[0], FRESH[0]}
+        assert await rows(shard, 7) == sorted((OURS, FRESH))
+
+    for life in (loses_it, gains_it, goes_on_while_pending):
+        lives.live(life)
+
+
+def test_a_rolled_back_gain_hides_what_was_taken_meanwhile_when_the_range_comes_again(lives: Lives) -> None:
+    async def life(shard: ShardRig) -> None:
+        await shard.follow(at(2, JOINED))
+        await shard.follow(at(3, LEAVING))
+        await shard.write(write_of(OLD, version=3))
+        await shard.follow(at(4, ROLLING_BACK))
+        await shard.follow(at(5, LEAVING))
+        assert await rows(shard, 5) == []
+
+    lives.live(life)
+
+
+def test_a_wider_replication_gives_ranges_too(lives: Lives) -> None:
+    async def life(shard: ShardRig) -> None:
+        await shard.follow(at(2, ALONE))
+        await shard.write(write_of(OURS), write_of(OLD))
+        await shard.follow(at(3, JOINING))
+        await shard.follow(at(4, JOINED))
+        keyspace = Keyspace(name="ks", replication=network(dc1=2), on_tablets=False)
+        await shard.follow(dataclasses.replace(at(5, JOINED), keyspaces=FrozenMap({"ks": keyspace})))
+        assert await rows(shard, 5) == [OURS]
+
+    lives.live(life)
+
+
+def test_a_folder_of_the_previous_release_holds_what_the_node_holds_now(lives: Lives) -> None:
+    async def of_the_previous_release(shard: ShardRig) -> None:
+        await shard.store.set_schema(SMALL)
+        stack = await shard.store.create(SMALL.id, WHOLE_RING)
+        await shard.store.write(stack, [OURS, OLD])
+        assert stack.entry.held is None
+
+    async def upgraded(shard: ShardRig) -> None:
+        await shard.follow(at(2, ALONE))
+        assert await rows(shard, 2) == sorted((OURS, OLD))
+        for version, second in ((3, JOINING), (4, JOINED), (5, LEAVING)):
+            await shard.follow(at(version, second))
+        assert await rows(shard, 5) == [OURS]
+
+    for life in (of_the_previous_release, upgraded):
+        lives.live(life)
+
+
+def test_compaction_drops_what_the_node_lost_once_no_operation_runs(lives: Lives) -> None:
+    async def life(shard: ShardRig) -> None:
+        await shard.follow(at(2, ALONE))
+        await shard.write(write_of(OURS), write_of(OLD))
+        await shard.follow(at(3, JOINING))
+        await shard.stacks.confirm()
+        assert await compacted(shard) == {OURS[0], OLD[0]}
+        await shard.follow(at(4, JOINED))
+        await shard.follow(at(5, ROLLING_BACK))  # of some operation; B holds the range all the time
+        assert await compacted(shard) == {OURS[0], OLD[0]}
+        await shard.follow(at(6, JOINED))
+        assert await compacted(shard) == {OURS[0]}
+
+    lives.live(life)
+
+
+def test_compaction_drops_nothing_by_a_view_that_may_be_old(lives: Lives) -> None:
+    async def gains(shard: ShardRig) -> None:
+        for version, second in ((2, JOINED), (3, LEAVING), (4, LEFT)):
+            await shard.follow(at(version, second))
+        await shard.write(write_of(FRESH, version=4))
+
+    async def catches_up(shard: ShardRig) -> None:
+        await shard.follow(at(2, JOINED))
+        assert await compacted(shard) == {FRESH[0]}
+
+    for life in (gains, catches_up):
+        lives.live(life)
