@@ -214,7 +214,7 @@ class Driver:
         await self.install(self.next_view())
 
     async def die_in_a_view(self) -> None:
-        place = self.rng.choice(("before_manifest", "after_manifest"))
+        place = self.rng.choice(("gain.before_manifest", "gain.after_manifest"))
 
         async def reach(reached: str) -> None:
             if reached == place:

@@ -201,6 +201,12 @@ def _failover() -> typer.Typer:
     return app
 
 
+def _cleanup() -> typer.Typer:
+    from ebla.cli.cluster.cleanup import app  # only if it is called
+
+    return app
+
+
 def _topology() -> typer.Typer:
     from ebla.cli.cluster.topology import app  # only if it is called
 
@@ -302,6 +308,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "add-node": LazyCommand(
         "Add nodes to the cluster on this machine, and wait until they are in the ring.", _add_node
+    ),
+    "cleanup": LazyCommand(
+        "Drop rows of token ranges that a node no longer holds. Compactions do it too, at some later time.", _cleanup
     ),
     "reset-node": LazyCommand(
         "Empty the folder of a node that was never in the ring or has left it, and draw a new host id.", _reset_node

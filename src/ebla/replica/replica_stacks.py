@@ -149,6 +149,11 @@ class ReplicaStacks:
         return len(self._known)
 
     @property
+    def running_operation(self) -> str:
+        """What the topology is doing, by the installed view; empty: it is idle."""
+        return "" if self._installed is None else self._installed.view.snapshot.running_operation
+
+    @property
     def doomed_count(self) -> int:
         return len(self._doomed)
 

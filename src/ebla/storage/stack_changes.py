@@ -75,7 +75,7 @@ def quarantine_folder(folder: str) -> str:
 
 
 ReachGain = Callable[[str], Awaitable[None]]
-"""Called before and after the manifest that hides a gained range, with the place's name: for tests."""
+"""Called with the name of the fault point, before and after the manifest that hides a gained range."""
 
 
 async def reach_nothing(_place: str) -> None:
@@ -270,10 +270,10 @@ class StackChanges:
                     await self._complete_seal(stack)
                     await self._seal(stack)
                 entry = _with_hidden(stack.entry, gained)
-                await reach("before_manifest")
+                await reach("gain.before_manifest")
             await self._commit(stack, msgspec.structs.replace(entry, held=held))
             if gained:
-                await reach("after_manifest")
+                await reach("gain.after_manifest")
 
     # -- drop and quarantine -----------------------------------------------------------------------------------------
 

@@ -6,22 +6,24 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
 from tests.unit.storage.small_table import SMALL, partition_token
 from tests.unit.storage.store_rig import Rig, limits, open_new_store, plain
 from tests.unit.topology.small_cluster import network, node
 
+from ebla.model.errors import DeadlineExceeded, Refused
 from ebla.model.identity import TopologyVersion
 from ebla.model.token import WHOLE_RING, Token, TokenRange
+from ebla.replica.compaction import CompactionLoop
 from ebla.replica.replica_context import ReplicaLimits
 from ebla.runtime.file_disk import FileDisk
 from ebla.sim.rng import SimRng
-from ebla.storage.compaction.compaction_plan import SwapOutcome
+from ebla.storage.compaction.compaction_plan import CompactionJob, CompactionResult, SwapOutcome
 from ebla.storage.compaction.compactor import run_compaction
 from ebla.storage.compaction.tombstone_gc import GcContext
 from ebla.storage.layers.layer import Item
 from ebla.storage.layers.rocks_engine import RocksEngine
-from ebla.storage.scan.stack_scan import close_scan, open_scan, scan_stored
 from ebla.storage.stack import Stack
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import Keyspace, Snapshot, TopologyState
@@ -78,10 +80,8 @@ async def compacted(shard: ShardRig) -> set[bytes]:
 async def keys_in_files(shard: ShardRig, stack: Stack) -> set[bytes]:
     keys = set()
     for base in stack.entry.bases:
-        layers = await open_scan(shard.store.engine, shard.context.disk, [(stack.folder_of(base), (WHOLE_RING,))])
-        for chunk in scan_stored(SMALL, layers):
-            keys |= set(chunk.column(0).to_pylist())
-        await close_scan(layers)
+        async with shard.store.layers.hold(stack.layer_ref(base)) as layer:
+            keys |= {key for key, _ in layer.scan(b"", None)}
     return keys
 
 
@@ -229,3 +229,112 @@ def test_compaction_drops_nothing_by_a_view_that_may_be_old(lives: Lives) -> Non
 
     for life in (gains, catches_up):
         lives.live(life)
+
+
+# -- cleanup -----------------------------------------------------------------------------------------------------------
+
+
+class Compactions:
+    """In place of the bulk process; `during` happens while the first one runs."""
+
+    def __init__(self, shard: ShardRig, during: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._shard = shard
+        self._during = during
+        self.jobs = 0
+
+    async def compact(self, job: CompactionJob) -> CompactionResult:
+        self.jobs += 1
+        during, self._during = self._during, None
+        if during is not None:
+            await during()
+        return await run_compaction(self._shard.store.engine, self._shard.context.disk, job)
+
+    @property
+    def loop(self) -> CompactionLoop:
+        return CompactionLoop(self._shard.store, self._shard.stacks, self.compact, lambda _stack: GC)
+
+
+async def lost(shard: ShardRig) -> None:
+    """The node holds a half, and its files hold both."""
+    await shard.follow(at(2, ALONE))
+    await shard.write(write_of(OURS), write_of(OLD))
+    await shard.follow(at(3, JOINING))
+    await shard.stacks.confirm()
+    await shard.follow(at(4, JOINED))
+
+
+def test_cleanup_leaves_what_the_node_holds_and_does_it_once(lives: Lives) -> None:
+    async def life(shard: ShardRig) -> None:
+        await lost(shard)
+        (stack,) = shard.stacks.served()
+        compactions = Compactions(shard)
+        cleaned = await compactions.loop.clean_up(10_000)
+        assert await keys_in_files(shard, stack) == {OURS[0]}
+        assert cleaned.after_bytes == shard.store.bytes_of(stack)
+        assert cleaned.before_bytes > 0
+        assert await rows(shard, 4) == [OURS]
+
+    lives.live(life)
+
+
+@runs_in(in_shard)
+async def test_cleanup_of_what_is_clean_does_nothing(shard: ShardRig, /) -> None:
+    await shard.follow(at(2, ALONE))
+    await shard.write(write_of(OURS), write_of(OLD))
+    await shard.stacks.confirm()
+    compactions = Compactions(shard)
+    cleaned = await compactions.loop.clean_up(10_000)
+    assert (compactions.jobs, cleaned.before_bytes) == (0, cleaned.after_bytes)
+
+
+@runs_in(in_shard)
+async def test_cleanup_drops_what_a_gain_has_hidden(shard: ShardRig, /) -> None:
+    await lost(shard)
+    for version, second in ((5, LEAVING), (6, LEFT)):
+        await shard.follow(at(version, second))
+    (stack,) = shard.stacks.served()
+    assert await keys_in_files(shard, stack) == {OURS[0], OLD[0]}
+    await Compactions(shard).loop.clean_up(10_000)
+    assert await keys_in_files(shard, stack) == {OURS[0]}
+    assert not any(base.hidden for base in stack.entry.bases)
+
+
+@runs_in(in_shard)
+async def test_cleanup_is_refused_while_an_operation_runs_and_by_a_view_that_may_be_old(shard: ShardRig, /) -> None:
+    await shard.follow(at(2, JOINED))
+    with pytest.raises(Refused, match="does not know yet"):
+        await Compactions(shard).loop.clean_up(10_000)
+    await shard.stacks.confirm()
+    await shard.follow(at(3, LEAVING))
+    with pytest.raises(Refused, match=r"the cleanup stops: .*decommissioning"):
+        await Compactions(shard).loop.clean_up(10_000)
+
+
+@runs_in(in_shard)
+async def test_cleanup_is_repeated_where_a_gain_came_in_between(shard: ShardRig, /) -> None:
+    """The compaction began when the node did not hold the range, so it drops it; what comes after stays."""
+    await lost(shard)
+
+    async def gains() -> None:
+        for version, second in ((5, LEAVING), (6, LEFT)):
+            await shard.follow(at(version, second))
+        await shard.write(write_of(FRESH, version=6))
+
+    await Compactions(shard, gains).loop.clean_up(10_000)
+    assert await rows(shard, 6) == sorted((OURS, FRESH))
+
+
+@runs_in(in_shard)
+async def test_cleanup_waits_for_a_compaction_that_runs_and_not_for_ever(shard: ShardRig, /) -> None:
+    await lost(shard)
+    (stack,) = shard.stacks.served()
+    job = await shard.store.begin_compaction(stack, GC, whole=True)
+    assert job is not None
+    with pytest.raises(DeadlineExceeded, match="was not cleaned up in time"):
+        await Compactions(shard).loop.clean_up(3_000)
+    async with asyncio.TaskGroup() as tasks:
+        cleaning = tasks.create_task(Compactions(shard).loop.clean_up(60_000))
+        await asyncio.sleep(5)
+        assert not cleaning.done()
+        await shard.store.abandon_compaction(job)
+    assert await keys_in_files(shard, stack) == {OURS[0]}
