@@ -35,7 +35,7 @@ THINK_S = 4.0
 JOINS_AT_ONCE = 2
 OPERATE_MS = 20_000
 ABORT_MS = 8_000
-POINTS = tuple(point for point in FaultPoint if point.startswith(("topology.", "join.", "stream.", "atomic.")))
+POINTS = tuple(point for point in FaultPoint if point.startswith(("topology.", "join.", "stream.", "atomic.", "gain.")))
 DELETED = "d"
 """The name of the tables whose tombstones are purged at once."""
 
