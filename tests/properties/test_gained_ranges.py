@@ -70,7 +70,7 @@ class Driver:
         self.rig = Rig(seed, limits(segments_max=6, bases_max=3))
         self.rng = random.Random(seed)
         self.model = Model()
-        self.views = [HeldRanges(WHOLE_RING.split(1), Revision(HISTORY, 1))]
+        self.views = [_View(HeldRanges((WHOLE_RING,), Revision(HISTORY, 1)))]
         self.clock_us = 0
         self.staged: tuple[str, dict[int, tuple[int, int]]] | None = None
         self.job: tuple[CompactionJob, CompactionResult] | None = None
@@ -119,7 +119,7 @@ class Driver:
 
     @property
     def held(self) -> tuple[TokenRange, ...]:
-        return self.views[-1].ranges
+        return self.views[-1].held.ranges
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -200,15 +200,23 @@ class Driver:
 
     # -- the topology ----------------------------------------------------------------------------------------------
 
-    def next_view(self) -> HeldRanges:
+    def next_view(self) -> "_View":
+        """Often by an operation, of which a part is pending. The shard may have skipped views in which it lost that."""
+        known, index = self.views[-1].held, len(self.views) + 1
         ranges = merge_ranges(one for one in PARTS if self.rng.random() < 0.6)
-        view = HeldRanges(ranges, Revision(HISTORY, self.views[-1].at.index + 1))
-        self.model.forget(subtract_ranges(view.ranges, self.held))
+        gained, operation = subtract_ranges(ranges, known.ranges), ""
+        if self.rng.random() < 0.5:
+            operation = self.rng.choice((known.operation, f"operation {index}"))
+        pending = gained if operation else ()
+        if operation and operation != known.operation:
+            pending = merge_ranges((*gained, *(one for one in ranges if self.rng.random() < 0.3)))
+        view = _View(HeldRanges(ranges, Revision(HISTORY, index), operation if pending else ""), pending)
+        self.model.forget((*gained, *pending))
         self.views.append(view)
         return view
 
-    async def install(self, view: HeldRanges) -> None:
-        await self.store.hold_ranges(self.stack, view)
+    async def install(self, view: "_View") -> None:
+        await self.store.hold_ranges(self.stack, view.held, view.pending)
 
     async def follow(self) -> None:
         await self.install(self.next_view())
@@ -220,10 +228,17 @@ class Driver:
             if reached == place:
                 raise Killed
 
-        await self.store.hold_ranges(self.stack, self.next_view(), reach)
+        view = self.next_view()
+        await self.store.hold_ranges(self.stack, view.held, view.pending, reach)
 
     async def deliver_again(self) -> None:
         await self.install(self.rng.choice(self.views))
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    held: HeldRanges
+    pending: tuple[TokenRange, ...] = ()
 
 
 def is_in(partition: int, ranges: tuple[TokenRange, ...]) -> bool:
@@ -274,7 +289,9 @@ def test_a_node_holds_exactly_the_ranges_it_is_a_replica_of(tokens: list[int], o
     replicas = sets.of(next(iter(sets.snapshot.tables)))
     assert isinstance(replicas, VnodeReplicas)
     for one in nodes:
-        held = replicas.held_ranges_of(one.host)
+        of_host = replicas.held_ranges_of(one.host)
+        held = of_host.ranges
+        assert not of_host.pending
         assert held == merge_ranges(replicas.ranges_of(one.host))
         for token in (*tokens, *(token + 1 for token in tokens)):
             expected = one.host in [replica.host for replica in replicas.writing(token).natural]

@@ -10,7 +10,7 @@ from tests.async_tests import runs_in
 from tests.unit.replica.shard_rig import OWN, ShardRig, in_shard, read_of, small_cluster, write_of
 from tests.unit.storage.small_table import SMALL, partition_token
 from tests.unit.storage.store_rig import Rig, limits, open_new_store, plain
-from tests.unit.topology.small_cluster import network, node
+from tests.unit.topology.small_cluster import network, node, request_id
 
 from ebla.model.errors import DeadlineExceeded, Refused
 from ebla.model.identity import TopologyVersion
@@ -38,6 +38,7 @@ OLD, FRESH = [plain(number, 0, 5) for number in range(40) if partition_token(num
 
 ALONE = (NodeState.NONE, None)
 JOINING = (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_OLD)
+JOINED_READ_NEW = (NodeState.BOOTSTRAPPING, TransitionState.WRITE_BOTH_READ_NEW)
 JOINED = (NodeState.NORMAL, None)
 LEAVING = (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_OLD)
 LEAVING_READ_NEW = (NodeState.DECOMMISSIONING, TransitionState.WRITE_BOTH_READ_NEW)
@@ -45,10 +46,11 @@ LEFT = (NodeState.LEFT, None)
 ROLLING_BACK = (NodeState.DECOMMISSIONING, TransitionState.ROLLBACK_TO_NORMAL)
 
 
-def at(version: int, second: tuple[NodeState, TransitionState | None]) -> Snapshot:
-    """This node, which owned the whole ring, and B."""
+def at(version: int, second: tuple[NodeState, TransitionState | None], request: int = 0) -> Snapshot:
+    """This node, which owned the whole ring, and B. `request`: of the operation, if B joins or leaves repeatedly."""
     state, transition = second
-    nodes = [node(1, tokens=(A_TOKEN,)), node(2, state=state, tokens=(B_TOKEN,))]
+    of_request = None if transition is None else request_id(100 * list(NodeState).index(state) + request)
+    nodes = [node(1, tokens=(A_TOKEN,)), node(2, state=state, tokens=(B_TOKEN,), request=of_request)]
     return dataclasses.replace(
         small_cluster(),
         state=TopologyState(version=TopologyVersion(version), fence=TopologyVersion(1), transition=transition),
@@ -166,6 +168,42 @@ def test_a_rolled_back_gain_hides_what_was_taken_meanwhile_when_the_range_comes_
         await shard.follow(at(4, ROLLING_BACK))
         await shard.follow(at(5, LEAVING))
         assert await rows(shard, 5) == []
+
+    lives.live(life)
+
+
+@pytest.mark.parametrize("last_seen", [2, 3, 4, 5])
+def test_a_shard_that_was_down_at_the_loss_misses_no_gain(lives: Lives, last_seen: int) -> None:
+    """It is started again after B has joined and begun to leave, and gets only the newest view."""
+    views = {2: ALONE, 3: JOINING, 4: JOINED_READ_NEW, 5: JOINED}
+
+    async def goes_down(shard: ShardRig) -> None:
+        await shard.follow(at(2, ALONE))
+        await shard.write(write_of(OURS), write_of(OLD))
+        for version in range(3, last_seen + 1):
+            await shard.follow(at(version, views[version]))
+
+    async def comes_back(shard: ShardRig) -> None:
+        await shard.follow(at(9, LEAVING))
+        assert await rows(shard, 9) == [OURS]
+        await shard.write(write_of(FRESH, version=9))
+
+    async def comes_back_again(shard: ShardRig) -> None:
+        for version, second in ((9, LEAVING), (10, LEAVING_READ_NEW), (11, LEFT)):
+            await shard.follow(at(version, second))
+            assert await rows(shard, version) == sorted((OURS, FRESH))
+
+    for life in (goes_down, comes_back, comes_back_again):
+        lives.live(life)
+
+
+def test_a_second_leave_is_another_gain_even_where_the_rollback_was_skipped(lives: Lives) -> None:
+    async def life(shard: ShardRig) -> None:
+        await shard.follow(at(2, JOINED))
+        await shard.follow(at(3, LEAVING, 1))
+        await shard.write(write_of(OLD, version=3))
+        await shard.follow(at(7, LEAVING, 2))
+        assert await rows(shard, 7) == []
 
     lives.live(life)
 

@@ -10,15 +10,23 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ebla.feed.topology_view import View
-from ebla.model.identity import Replica, TableId
-from ebla.model.token import TokenRange, subtract_ranges
+from ebla.model.identity import Replica, RequestId, TableId
+from ebla.model.token import TokenRange, merge_ranges, subtract_ranges
 from ebla.model.transaction import Revision
 from ebla.node.shard_process import ShardProcess
 from ebla.storage.codec.key_codec import decode_token, key_spans
 from ebla.storage.commit_log import LogRecord
 from ebla.storage.stack import Stack
 from ebla.storage.store import ShardStore
-from ebla.topology.routing.replica_sets import VnodeReplicas
+from ebla.topology.routing.replica_sets import HeldRangesOfHost, VnodeReplicas
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    at: Revision
+    ranges: tuple[TokenRange, ...]
+    operation: RequestId | None
+    """By which some of them were pending."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,8 +34,8 @@ class GainedRangesLedger:
     fail: Callable[[str], None]
     gains: int = 0
     """How often a shard had something of a table that it gained a range of."""
-    _held: dict[tuple[Replica, TableId], tuple[Revision, tuple[TokenRange, ...]]] = field(default_factory=dict)
-    """The ranges that a shard has last prepared for, whatever became of its process."""
+    _held: dict[tuple[Replica, TableId], _Held] = field(default_factory=dict)
+    """What a shard has last prepared for, whatever became of its process."""
 
     def watch(self, process: ShardProcess, store: ShardStore) -> None:
         prepare = process.prepare
@@ -42,14 +50,20 @@ class GainedRangesLedger:
         process.prepare = watched  # type: ignore[method-assign]  # does the same, and looks
 
     async def _check(
-        self, process: ShardProcess, store: ShardStore, stack: Stack, now: tuple[View, tuple[TokenRange, ...]]
+        self, process: ShardProcess, store: ShardStore, stack: Stack, now: tuple[View, HeldRangesOfHost]
     ) -> None:
-        view, held = now
+        view, of_host = now
         place = (process.own, stack.entry.table)
         known = self._held.get(place)
-        if known is not None and known[0].history == view.revision.history and view.revision.index <= known[0].index:
+        if known is not None and known.at.history == view.revision.history and view.revision.index <= known.at.index:
             return  # a process that was started again, and catches up
-        gained = () if known is None else subtract_ranges(held, known[1])
+        node = view.snapshot.node_in_transition()
+        operation = node.request if node is not None and of_host.pending else None
+        gained: tuple[TokenRange, ...] = ()
+        if known is not None:
+            of_operation = () if operation in (None, known.operation) else of_host.pending
+            gained = merge_ranges((*subtract_ranges(of_host.ranges, known.ranges), *of_operation))
+            operation = operation or known.operation
         if gained and not (stack.damage or stack.dropped):
             where = f"INV-NODE-20: {process.name} of {process.own.host} gains a range of {stack.schema.full_name} at "
             where += f"version {view.version}, and "
@@ -59,7 +73,7 @@ class GainedRangesLedger:
                     self.fail(f"{where}key {key.hex()} is in its stack")
             await self._check_log(store, stack, gained, where)
             self.gains += bool(stack.entry.bases)
-        self._held[place] = (view.revision, held)
+        self._held[place] = _Held(view.revision, of_host.ranges, operation)
 
     async def _check_log(self, store: ShardStore, stack: Stack, gained: tuple[TokenRange, ...], where: str) -> None:
         """A start would replay the records from the stack's position on."""
