@@ -85,7 +85,7 @@ MUTATIONS = (
         function="StackChanges._swap",
         find="hidden=merge_ranges(gained)",
         replace="hidden=()",
-        check=MODEL,
+        check=STORE,
         why="a compaction that began before the gain returns its rows without the mark that hides them",
     ),
     Mutation(

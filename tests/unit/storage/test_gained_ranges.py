@@ -86,6 +86,35 @@ def test_a_scan_of_a_checkpoint_shows_nothing_hidden_by_row_or_by_column() -> No
     Rig().life(life)
 
 
+@pytest.mark.parametrize("gains", [1, 2])
+def test_a_compaction_that_began_before_brings_nothing_back(gains: int) -> None:
+    """Written between the two gains, a row is hidden by the second one alone."""
+    rig = Rig()
+
+    async def life(store: ShardStore) -> None:
+        stack = await filled(store)
+        for number in range(gains - 1):
+            await store.hold_ranges(stack, held(3 + number, OURS))
+            await store.hold_ranges(stack, held(5 + number, WHOLE_RING))
+            await store.write(stack, [plain(THERE[0], 0, 9)])
+        job = await store.begin_compaction(stack, GC, whole=True)
+        assert job is not None
+        result = await run_compaction(store.engine, store.disk, job)
+        await lose_and_gain(store, stack)
+        await store.write(stack, [plain(THERE[1], 1, 10)])
+        assert await store.finish_compaction(job, result) is SwapOutcome.SWAPPED
+        await check(store)
+
+    async def check(store: ShardStore) -> None:
+        (stack,) = store.stacks.values()
+        for partition in PARTITIONS:
+            assert ((await row_at(store, stack, partition, 0)).marker is None) == (partition in THERE)
+        assert (await row_at(store, stack, THERE[1], 1)).marker is not None
+
+    rig.life(life)
+    rig.life(check)
+
+
 def test_a_job_that_adopts_again_after_a_gain_brings_its_rows_back() -> None:
     """They were adopted before the range was lost. The job is not over, and routes them to the node once more."""
 
