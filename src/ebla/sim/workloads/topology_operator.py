@@ -42,7 +42,7 @@ ABORT_MS = 8_000
 POINTS = tuple(
     point
     for point in FaultPoint
-    if point.startswith(("topology.", "join.", "stream.", "atomic.", "leave.", "rebuild."))
+    if point.startswith(("topology.", "join.", "stream.", "atomic.", "leave.", "rebuild.", "gain."))
 )
 DELETED = "d"
 """The name of the tables whose tombstones are purged at once."""
