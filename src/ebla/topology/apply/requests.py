@@ -3,7 +3,7 @@ becomes `left`."""
 
 import msgspec
 
-from ebla.model.identity import HostId, RequestId
+from ebla.model.identity import RequestId
 from ebla.topology import keys
 from ebla.topology.apply.draft import CommandHandlers, TopologyDraft
 from ebla.topology.apply.nodes import end_before_start, note_error
