@@ -24,6 +24,7 @@ from ebla.cli.cluster.local_cluster import (
     find_or_create_nodes,
     plan_new_nodes,
 )
+from ebla.cli.cluster.requests import RequestFlags
 from ebla.model.errors import EblaError, InvalidRequest, Unavailable
 from ebla.model.identity import HostId
 from ebla.options import OptionsError, with_overrides
@@ -200,7 +201,7 @@ def test_a_node_that_replaces_another_one_has_its_place_and_starts_with_its_id(
 ) -> None:
     named = {"node3": HOSTS[2], "node2": HOSTS[1], HOSTS[1].hex: HOSTS[1]}
     monkeypatch.setattr(add_node, "resolve_host", lambda _flags, text: named[text])
-    monkeypatch.setattr(add_node.RequestFlags, "snapshot", lambda _flags: Snapshot())
+    monkeypatch.setattr(RequestFlags, "snapshot", lambda _flags: Snapshot())
     cluster.reports = [joining(), joining(), ended(RequestOutcome.DONE)]
     done = run(data, "--replace", "node3", "--ignore-dead", "node2", "--ignore-dead", HOSTS[1].hex)
     assert done.exit_code == 0, done.output
@@ -216,9 +217,7 @@ def test_tablets_that_stay_on_the_replaced_node_are_counted(
 ) -> None:
     tablets = SimpleNamespace(tablets_on=lambda host: iter(range(3 if host == HOSTS[2] else 0)))
     monkeypatch.setattr(add_node, "resolve_host", lambda _flags, _text: HOSTS[2])
-    monkeypatch.setattr(
-        add_node.RequestFlags, "snapshot", lambda _flags: SimpleNamespace(tablets={"a": tablets, "b": tablets})
-    )
+    monkeypatch.setattr(RequestFlags, "snapshot", lambda _flags: SimpleNamespace(tablets={"a": tablets, "b": tablets}))
     cluster.reports = [joining(), ended(RequestOutcome.DONE)]
     done = run(data, "--replace", "node3")
     assert "! 6 tablet replicas stay on 127.0.0.3, which has left" in done.stderr

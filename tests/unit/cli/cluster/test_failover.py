@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from ebla.cli.app import app
 from ebla.cli.cluster import failover
 from ebla.cli.cluster.failover import check_lines, excluded_rows, headline
+from ebla.cli.command import NodeFlags
 from ebla.model.identity import HostId
 from ebla.wire.failover_messages import CheckReport, ExclusionReport, FailoverCheckAnswer, FailoverStatusAnswer
 
@@ -66,7 +67,7 @@ def test_a_failover_prints_first_what_would_lack_replicas(monkeypatch: pytest.Mo
     check = CheckReport(is_met=True, text="127.0.0.3 is a member", can_force=False)
     losses = ("shop: 4 of 48 vnode ranges with fewer live replicas than a quorum, 1 without any",)
     monkeypatch.setattr(failover, "resolve_host", lambda _flags, _text: HOST)
-    monkeypatch.setattr(failover.NodeFlags, "call", lambda *_: FailoverCheckAnswer((check,), losses))
+    monkeypatch.setattr(NodeFlags, "call", lambda *_: FailoverCheckAnswer((check,), losses))
     monkeypatch.setattr(failover, "run_operation", lambda _flags, _operation, _done: 0)
     excluded = CliRunner().invoke(app, ["failover", "node3"])
     assert (excluded.exit_code, excluded.stderr) == (0, f"! {losses[0]}\n")
