@@ -165,7 +165,7 @@ MUTATIONS = (
     Mutation(
         name="coordinator-barrier-skipped",
         module=NODE_ACTIONS,
-        function="NodeActions.barrier",
+        function="NodeActions.wait_version",
         find="await self._deps.topology.barriers.wait_all(version, lambda: awaited_hosts(self._run.snapshot), explain)",
         replace="",
         check=PytestCheck(f"{FAULTS}[write_both_read_old-barrier_refused]"),
