@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ebla.control.fault_points import FaultPoint
+from ebla.group0.operations import Operation, OperationKind
 from ebla.model.errors import EblaError
 from ebla.model.identity import HostId, RequestId
 from ebla.node.control_process import ControlProcess
@@ -26,9 +27,10 @@ from ebla.topology.commands import Command, SubmitNodeRequest
 from ebla.topology.snapshot import Keyspace, NodeRequest, Snapshot
 from ebla.topology.states import NodeRequestKind, NodeState, RequestOutcome
 from ebla.wire.fault_messages import FaultKind
+from ebla.wire.operation_messages import OperateRequest
 from ebla.wire.schema_messages import CreateTableRequest, SchemaRequest
 from ebla.wire.topology_messages import AbortTopologyRequest
-from ebla.wire.verbs import ABORT_REQUEST, SCHEMA
+from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SCHEMA
 
 NODES = 3
 CALL_MS = 10_000
@@ -71,9 +73,9 @@ class TopologyRig:
         maker.kill()
         start_row_clients(self.load, 1, 2)
 
-    async def join(self) -> SimNode:
+    async def join(self, replaced: SimNode | None = None) -> SimNode:
         """Until its request is committed."""
-        node = self.cluster.grow()
+        node = self.cluster.grow(replaced)
         for unit in node.units():
             unit.start()
         await self.until(lambda: self.cluster.state_of(node) is not None, f"{node.control.name} has a row")
@@ -146,7 +148,8 @@ class TopologyRig:
 
     async def abort(self, node: SimNode) -> str:
         """The refusal; empty: it is stored."""
-        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *self.old)
+        alive = [one for one in self.old if one.host not in self.dead]
+        connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
         request = AbortTopologyRequest(request=self.request_of(node).id, reason="by a test")
         try:
             await connection.call(ABORT_REQUEST, request, CALL_MS)
@@ -155,6 +158,23 @@ class TopologyRig:
         finally:
             connection.leave()
         return ""
+
+    async def operate(self, kind: OperationKind, node: SimNode, *, is_forced: bool = False) -> None:
+        """Until it is done."""
+        alive = [one for one in self.old if one.host not in self.dead and one is not node]
+        operation = Operation(id=self.world.rng.uuid(), kind=kind, hosts=(node.host,), is_forced=is_forced)
+        while True:
+            connection = self.cluster.connection(self.world.scenario_environment("operator"), "operator", *alive)
+            try:
+                answer = await connection.call(OPERATE, OperateRequest(operation, forward=True), CALL_MS)
+            except EblaError:
+                await asyncio.sleep(0.5)
+            else:
+                if answer.ended is not None:
+                    return
+                await asyncio.sleep(0.5)
+            finally:
+                connection.leave()
 
     async def change_schema(self) -> None:
         """The change is committed, and its caller does not wait until all nodes have it."""

@@ -201,6 +201,12 @@ def _failover() -> typer.Typer:
     return app
 
 
+def _cleanup() -> typer.Typer:
+    from ebla.cli.cluster.cleanup import app  # only if it is called
+
+    return app
+
+
 def _topology() -> typer.Typer:
     from ebla.cli.cluster.topology import app  # only if it is called
 
@@ -326,6 +332,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
         _node_requests,
     ),
     "cdc": LazyCommand("Change data capture: its streams.", _cdc),
+    "cleanup": LazyCommand(
+        "Drop rows of token ranges that a node no longer holds. Compactions do it too, at some later time.", _cleanup
+    ),
     "reset-node": LazyCommand(
         "Empty the folder of a node that was never in the ring or has left it, and draw a new host id.", _reset_node
     ),

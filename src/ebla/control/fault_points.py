@@ -14,7 +14,7 @@ from typing import assert_never
 from ebla.model.errors import EblaError, InvalidRequest, Outcome, Refused
 from ebla.observe.event_reporter import EventReporter
 from ebla.wire.fault_messages import FaultAction, FaultAnswer, FaultKind, FaultPointView, FaultRequest
-from ebla.wire.server import Server
+from ebla.wire.server import IncomingCall, Server
 from ebla.wire.verbs import FAULT
 
 PAUSE_S_MAX = 600.0
@@ -79,8 +79,12 @@ class FaultPoint(enum.StrEnum):
     STREAM_CHECKPOINTED = "stream.checkpointed"
     STREAM_BEFORE_SEAL = "stream.before_seal"
     STREAM_BEFORE_ADOPT = "stream.before_adopt"
+    GAIN_BEFORE_MANIFEST = "gain.before_manifest"
+    GAIN_AFTER_MANIFEST = "gain.after_manifest"
 
 
+SHARD_POINTS = "gain."
+"""The prefix of the fault points that shards reach."""
 PURGE_POINTS = tuple(point for point in FaultPoint if point.startswith("purge."))
 
 
@@ -108,7 +112,12 @@ class FaultPoints:
         self._reached = dict.fromkeys(FaultPoint, 0)
 
     def serve_on(self, server: Server) -> None:
-        server.serve(FAULT, lambda request, _call: self.execute(request))
+        server.serve(FAULT, self._serve)
+
+    async def _serve(self, request: FaultRequest, _call: IncomingCall) -> FaultAnswer:
+        if request.action is FaultAction.REACH:
+            await self.reach(_point_of(request.name))
+        return self.execute(request)
 
     async def reach(self, point: FaultPoint) -> None:
         """Raises `FaultInjected` if the point is set to fail."""
@@ -177,7 +186,7 @@ class FaultPoints:
                 advice="set `fault_points = true` in the options of a test cluster and start the node again",
             )
         match request.action:
-            case FaultAction.LIST:
+            case FaultAction.LIST | FaultAction.REACH:
                 pass
             case FaultAction.SET:
                 self.set(_point_of(request.name), request.kind, once=request.once)

@@ -13,7 +13,7 @@ from ebla.control.coordinator.coordinator import Coordinator
 from ebla.control.coordinator.coordinator_deps import CoordinatorDeps
 from ebla.control.coordinator.stream_orders import StreamOrders
 from ebla.control.coordinator.topology_service import TopologyService
-from ebla.control.fault_points import FaultPoint, FaultPoints
+from ebla.control.fault_points import SHARD_POINTS, FaultPoint, FaultPoints
 from ebla.control.group0.formation import Group0Config
 from ebla.control.group0.join_state import JoinStage
 from ebla.control.group0.member_features import why_not_in_use
@@ -160,6 +160,7 @@ class ControlProcess:
             context = node.peers_context(environment, NAME)
             peers = Peers(tasks, context)
             self._group0 = Group0Node(environment, self._group0_config, context, peers, self.fault_points.reach)
+            peers.on_left = self._group0.learn_left
             await self._prepare_stores(self._group0)
             # The wall clock may step back between two starts. The incarnation only has to differ.
             self._liveness = HeartbeatMonitor(
@@ -554,7 +555,11 @@ class ControlProcess:
         if serving and self._placement is not None and request.name == PIPELINE:
             permit = self._placement.permit(request.pid)
         return ChildBeatAnswer(
-            serving=serving, clock_ahead_ms=clock_ahead_ms, permit=permit.number, permit_ms=permit.left_ms
+            serving=serving,
+            clock_ahead_ms=clock_ahead_ms,
+            permit=permit.number,
+            permit_ms=permit.left_ms,
+            fault_points=self.fault_points.set_points(SHARD_POINTS),
         )
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:

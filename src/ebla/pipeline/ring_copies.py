@@ -33,12 +33,12 @@ def ring_copies(snapshot: Snapshot, tables: Collection[TableId], session: Sessio
             continue
         replication = snapshot.replication_of(table)
         if replication not in stacks:
-            streams = ring_streams(snapshot, replication)
-            wanted = (one for one in streams if one.sources) if may_skip(snapshot) else streams
-            stacks[replication] = _ranges_by_stack(snapshot, wanted)
+            stacks[replication] = _ranges_by_stack(snapshot, ring_streams(snapshot, replication))
         for target, parts in stacks[replication].items():
-            _check_sources(snapshot, table, parts)
-            copies += (_copy(session, table, target, group) for group in _groups(parts))
+            if not may_skip(snapshot):
+                _check_sources(snapshot, table, parts)
+            groups = (group for group in _groups(parts) if any(part.hosts for part in group))
+            copies += (_copy(session, table, target, group) for group in groups)
     return tuple(copies)
 
 
@@ -70,6 +70,7 @@ def _groups(parts: Sequence[RangeSources]) -> Iterator[Sequence[RangeSources]]:
 
 
 def _copy(session: SessionId, table: TableId, target: Replica, parts: Sequence[RangeSources]) -> RowCopy:
+    """Parts without a source are in its id and in nothing else: a part may lose its last one by an exclusion."""
     ranges = [part.range for part in parts]
     hosts: dict[HostId, None] = dict.fromkeys(host for part in parts for host in part.hosts)
     return RowCopy(
@@ -77,7 +78,7 @@ def _copy(session: SessionId, table: TableId, target: Replica, parts: Sequence[R
         range=covering_range(ranges),
         sources=tuple(sorted(hosts)),
         targets=(target,),
-        parts=tuple(_joined(parts)),
+        parts=tuple(_joined([part for part in parts if part.hosts])),
         transfers=(transfer_id(session, table, ranges, target),),
     )
 

@@ -13,7 +13,7 @@ could not be restored.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,6 +41,7 @@ from ebla.storage.manifest import HeldRanges
 from ebla.storage.stack import Stack
 from ebla.storage.stack_changes import ReachGain, reach_nothing
 from ebla.storage.store import GC_HOLD_AT_START, ShardStore
+from ebla.topology.routing.replica_sets import HeldRangesOfHost
 from ebla.topology.snapshot import Snapshot
 from ebla.topology.states import SessionKind
 
@@ -74,8 +75,8 @@ class _Prepared:
     layout: StackLayout
     held: HeldByReplication
 
-    def vnode_stacks(self) -> Iterator[tuple[Stack, tuple[TokenRange, ...]]]:
-        """Each with the ranges that the node holds of its table."""
+    def vnode_stacks(self) -> Iterator[tuple[Stack, HeldRangesOfHost]]:
+        """Each with what the node holds of its table."""
         snapshot = self.view.snapshot
         for table_id, table in self.layout.items():
             if not snapshot.on_tablets(table_id):
@@ -147,6 +148,11 @@ class ReplicaStacks:
     @property
     def count(self) -> int:
         return len(self._known)
+
+    @property
+    def running_operation(self) -> str:
+        """What the topology is doing, by the installed view; empty: it is idle."""
+        return "" if self._installed is None else self._installed.view.snapshot.running_operation
 
     @property
     def doomed_count(self) -> int:
@@ -329,22 +335,30 @@ class ReplicaStacks:
     async def _hold_ranges(self, prepared: _Prepared) -> None:
         """INV-NODE-20: what the node gains by this view starts empty.
 
-        The view may come after several that this shard skips. None of them is a loss that lies before a gain: every
-        operation that gives ranges to a node, and every ALTER KEYSPACE, is preceded by a barrier which waits until this
-        shard has prepared for the losses before it. No barrier waits for a node that is excluded, and such a node gains
-        nothing; it waits for one that is merely down, so the ranges stored before a restart are those held then."""
-        at = prepared.view.revision
+        The view may come after several that this shard skips, a loss among them. A gain is noticed nevertheless:
+
+        - by a node operation, ranges are pending before the node has them, and the barrier of that state waits for this
+          shard. Whatever is pending by an operation not heard of yet is gained, even if the stored ranges have it;
+        - by ALTER KEYSPACE, ranges are natural at once. A barrier before its commit waits until this shard has stored
+          what was lost before.
+
+        Barriers wait for a node that is merely down. They do not wait for one that is excluded, and nothing is given to
+        such a node."""
+        view, node = prepared.view, prepared.view.snapshot.node_in_transition()
+        operation = "" if node is None or node.request is None else str(node.request)
         changed = [
-            partial(self._hold_ranges_of, stack, HeldRanges(ranges, at))
-            for stack, ranges in prepared.vnode_stacks()
-            if stack.entry.held is None or stack.entry.held.ranges != ranges
+            partial(self._hold_ranges_of, stack, held, of_host.pending)
+            for stack, of_host in prepared.vnode_stacks()
+            if (held := HeldRanges(of_host.ranges, view.revision, operation if of_host.pending else "")).is_news_to(
+                stack.entry.held
+            )
         ]
         if changed:
             await gather_bounded(changed, GAINS_AT_ONCE_MAX)
 
-    async def _hold_ranges_of(self, stack: Stack, held: HeldRanges) -> None:
+    async def _hold_ranges_of(self, stack: Stack, held: HeldRanges, pending: Sequence[TokenRange]) -> None:
         try:
-            await self._store.hold_ranges(stack, held, self._reach)
+            await self._store.hold_ranges(stack, held, pending, self._reach)
         except LayerDamaged as failure:
             # The next attempt finds it quarantined.
             self._store.note_damage(stack, failure)
@@ -382,8 +396,8 @@ class ReplicaStacks:
         installed = self._installed
         assert installed is not None
         is_idle = not installed.view.snapshot.running_operation
-        for stack, ranges in installed.vnode_stacks():
-            stack.kept = ranges if is_idle else None
+        for stack, held in installed.vnode_stacks():
+            stack.kept = held.ranges if is_idle else None
 
 
 def _holds_of(prepared: _Prepared) -> Iterator[tuple[Stack, str]]:

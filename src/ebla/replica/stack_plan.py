@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ebla.model.errors import Refused
 from ebla.model.identity import HostId, Replica, ShardNumber, TableId
 from ebla.model.token import WHOLE_RING, Token, TokenRange
-from ebla.topology.routing.replica_sets import ReplicaSets, VnodeReplicas
+from ebla.topology.routing.replica_sets import HeldRangesOfHost, ReplicaSets, VnodeReplicas
 from ebla.topology.routing.sharder import TabletSharder, has_replica
 from ebla.topology.snapshot import Replication, Snapshot
 from ebla.topology.states import NodeState, TransitionKind
@@ -107,8 +107,8 @@ def _hop(tablets: TabletMap, number: int, own: Replica) -> Hop | None:
     return None if other is None else Hop(other, own.shard in shards)
 
 
-HeldByReplication = Mapping[Replication, tuple[TokenRange, ...]]
-"""The ranges that the node holds of tables on vnodes, natural or pending, by how their keyspace is replicated."""
+HeldByReplication = Mapping[Replication, HeldRangesOfHost]
+"""What the node holds of tables on vnodes, by how their keyspace is replicated."""
 
 
 def held_by_replication(
@@ -117,7 +117,7 @@ def held_by_replication(
     """What did not change since `before` is not computed again."""
     snapshot = sets.snapshot
     known = before[1] if before is not None and _same_rings(before[0], snapshot) else {}
-    held: dict[Replication, tuple[TokenRange, ...]] = {}
+    held: dict[Replication, HeldRangesOfHost] = {}
     for table in snapshot.tables:
         if snapshot.on_tablets(table) or (replication := snapshot.replication_of(table)) in held:
             continue

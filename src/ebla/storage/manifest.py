@@ -59,6 +59,16 @@ class HeldRanges(msgspec.Struct, frozen=True, array_like=True):
 
     ranges: tuple[TokenRange, ...]
     at: Revision
+    operation: str = ""
+    """The node operation by which some of them are pending; empty: none are."""
+
+    def is_news_to(self, known: "HeldRanges | None") -> bool:
+        """Whether it must be stored. Revisions of another history cannot be compared; that one began later."""
+        if known is None:
+            return True
+        is_older = self.at.history == known.at.history and self.at.index <= known.at.index
+        is_same = self.ranges == known.ranges and self.operation in ("", known.operation)
+        return not is_older and not is_same
 
 
 class StackEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

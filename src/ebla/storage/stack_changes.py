@@ -75,7 +75,7 @@ def quarantine_folder(folder: str) -> str:
 
 
 ReachGain = Callable[[str], Awaitable[None]]
-"""Called before and after the manifest that hides a gained range, with the place's name: for tests."""
+"""Called with the name of the fault point, before and after the manifest that hides a gained range."""
 
 
 async def reach_nothing(_place: str) -> None:
@@ -248,9 +248,16 @@ class StackChanges:
 
     # -- gained ranges -----------------------------------------------------------------------------------------------
 
-    async def hold_ranges(self, stack: Stack, held: HeldRanges, reach: ReachGain = reach_nothing) -> None:
-        """The node holds these ranges of the table from here on. Of the ranges that it did not hold before, whatever
-        the stack has is hidden on return, also after a crash at any point (INV-NODE-20).
+    async def hold_ranges(
+        self,
+        stack: Stack,
+        held: HeldRanges,
+        pending: Sequence[TokenRange] = (),
+        reach: ReachGain = reach_nothing,
+    ) -> None:
+        """The node holds these ranges of the table from here on. Of those that it gains by that, whatever the stack has
+        is hidden on return, also after a crash at any point (INV-NODE-20). It gains what it did not hold before, and
+        what becomes pending by an operation of which this stack has not heard: in between it may have lost that.
 
         The seal leaves nothing of them in the live layer, nor in records that a start would replay: nobody sends the
         node rows of a range before it is a replica. A crash after the seal finds the old ranges stored, and seals and
@@ -261,19 +268,19 @@ class StackChanges:
         it is new, or of a release that did not store them."""
         async with stack.changing:
             known = stack.entry.held
-            if stack.dropped or (known is not None and not _is_news(known, held)):
+            if stack.dropped or not held.is_news_to(known):
                 return
-            gained = () if known is None else subtract_ranges(held.ranges, known.ranges)
+            gained = () if known is None else _gained(known, held, pending)
             entry = stack.entry
             if gained:
                 if not stack.damage:  # a damaged one serves nothing until it is dropped
                     await self._complete_seal(stack)
                     await self._seal(stack)
                 entry = _with_hidden(stack.entry, gained)
-                await reach("before_manifest")
+                await reach("gain.before_manifest")
             await self._commit(stack, msgspec.structs.replace(entry, held=held))
             if gained:
-                await reach("after_manifest")
+                await reach("gain.after_manifest")
 
     # -- drop and quarantine -----------------------------------------------------------------------------------------
 
@@ -483,10 +490,9 @@ class StackChanges:
         await self.manifest.change(partial(with_stack, entry=entry), partial(stack.install, entry))
 
 
-def _is_news(known: HeldRanges, held: HeldRanges) -> bool:
-    """Revisions of another history cannot be compared; that one began later."""
-    is_older = held.at.history == known.at.history and held.at.index <= known.at.index
-    return held.ranges != known.ranges and not is_older
+def _gained(known: HeldRanges, held: HeldRanges, pending: Sequence[TokenRange]) -> tuple[TokenRange, ...]:
+    of_operation = () if held.operation == known.operation else pending
+    return merge_ranges((*subtract_ranges(held.ranges, known.ranges), *of_operation))
 
 
 def _with_hidden(entry: StackEntry, gained: Sequence[TokenRange]) -> StackEntry:

@@ -309,6 +309,12 @@ class Snapshot:
         """Nodes in any of these states, by host id, so that every process iterates in the same order."""
         return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state in states)
 
+    @property
+    def departed_hosts(self) -> tuple[HostId, ...]:
+        """Former members. The others that are `left` did not join, and ask for the reason."""
+        rejected = [one.host for one in self.node_requests.values() if one.kind is NodeRequestKind.JOIN and one.error]
+        return tuple(node.host for node in self.nodes_in(NodeState.LEFT) if node.host not in rejected)
+
     def members(self) -> Iterator[Node]:
         """Every node that has not left, by host id."""
         return (self.nodes[host] for host in sorted(self.nodes) if self.nodes[host].state is not NodeState.LEFT)

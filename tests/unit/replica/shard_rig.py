@@ -132,7 +132,7 @@ class ShardRig:
 
     async def follow(self, snapshot: Snapshot) -> View:
         """The next version, prepared and installed."""
-        self._index += 1
+        self._index = max(self._index + 1, snapshot.version)
         before = self.view.current if self.view.is_known else None
         view = view_of(snapshot, Revision(HISTORY, self._index), before)
         await self.stacks.prepare(view)

@@ -200,6 +200,11 @@ class Group0Node:
             return removed_error(self.config.member)
         return rejected("" if request is None else request.error)
 
+    def learn_left(self) -> None:
+        """A member refuses this host because it has left the cluster."""
+        if self._running is not None:
+            self._on_removed()
+
     async def mark_left(self) -> None:
         """Durable on return: this node never starts again. It serves until it is stopped."""
         await self.join_state.save(stage=JoinStage.REMOVED)

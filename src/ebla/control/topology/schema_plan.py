@@ -59,6 +59,8 @@ class SchemaChangePlan:
     table: TableId | None = None
     more: bool = False
     """This is one part; the rest is planned on the result."""
+    needs_barrier: bool = False
+    """It gives ranges to nodes and takes others: every node must have followed all changes before it."""
 
 
 class NotYetPossible(Exception):
@@ -131,7 +133,7 @@ def _alter_keyspace(request: AlterKeyspaceRequest, snapshot: Snapshot) -> Schema
             )
         )
     _check_keyspace(snapshot, keyspace)
-    return SchemaChangePlan((AlterKeyspace(keyspace),))
+    return SchemaChangePlan((AlterKeyspace(keyspace),), needs_barrier=known.replication != keyspace.replication)
 
 
 def _drop_keyspace(request: DropKeyspaceRequest, snapshot: Snapshot) -> SchemaChangePlan:

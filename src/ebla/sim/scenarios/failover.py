@@ -20,9 +20,8 @@ from ebla.sim.scenario import Scenario
 from ebla.sim.scenarios.rows import CALM_S, check_replicas, is_settled, start_row_clients, wait_until
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
+from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.sim.world import Unit, World
-from ebla.topology.snapshot import Keyspace
 from ebla.wire.failover_messages import FailoverStatusRequest
 from ebla.wire.operation_messages import OperateRequest
 from ebla.wire.schema_messages import CreateKeyspaceRequest, CreateTableRequest
@@ -43,8 +42,6 @@ WORKERS = 3
 
 class TableMaker(TopologyDriver):
     """Creates the tables and changes nothing afterwards: a move would wait for nodes that are down."""
-
-    keyspaces: Sequence[Keyspace] = KEYSPACES
 
     async def _create_tables(self) -> None:
         for keyspace in self.keyspaces:

@@ -23,8 +23,10 @@ from ebla.sim.scenarios.rows import CALM_S, check_replicas, record_deaths, start
 from ebla.sim.transfers.spark_engine import NO_ENGINE_FAULTS
 from ebla.sim.workloads.deleted_rows import DeletedRows, DeletingClient
 from ebla.sim.workloads.rows_client import RowsLoad
+from ebla.sim.workloads.topology_driver import KEYSPACES
 from ebla.sim.workloads.topology_operator import GrowthOperator, SchemaChanger
 from ebla.sim.world import Unit, World
+from ebla.topology.snapshot import Keyspace
 from ebla.topology.states import NodeState
 from ebla.wire.topology_messages import TopologyRequest
 
@@ -93,13 +95,15 @@ async def run(world: World) -> None:
         f"{operator.counts}, states {states}, causes {samples.causes}; {cluster.ledger.adoptions} layers adopted, "
         f"{cluster.ledger.merged_rows} rows merged, {cluster.engine.zombies} zombies; "
         f"{len(growth.deleted.deleted)} rows deleted, {growth.deleted.reads} of them read; "
-        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads",
+        f"{load.ledger.acknowledged} writes acknowledged, {load.ledger.reads} reads, {cluster.gains.gains} gains",
     )
 
 
 async def start(world: World) -> Growth:
-    """Nodes with tables, and clients that write, read and delete rows."""
-    cluster = build_cluster(world, NODES)
+    """Nodes with tables, and clients that write, read and delete rows. Half of the clusters have no table on tablets:
+    there every node can leave."""
+    keyspaces = KEYSPACES if world.rng.random() < 0.5 else [one for one in KEYSPACES if not one.on_tablets]
+    cluster = build_cluster(world, NODES if len(keyspaces) > 1 else NODES + 1)
     load = RowsLoad(cluster=cluster)
     growth = Growth(world=world, cluster=cluster, load=load, deleted=DeletedRows())
     for unit in cluster.executor_units():
@@ -110,17 +114,20 @@ async def start(world: World) -> Growth:
     for unit in cluster.units():
         unit.start()
     await cluster.wait_all_normal()
-    growth.struck.append(_start_schema_changer(growth, cluster.nodes[0]))
-    await wait_until(lambda: len(load.tables) == len(growth.deleted.tables) == 2, world, "the tables are not there")
+    growth.struck.append(_start_schema_changer(growth, cluster.nodes[0], keyspaces))
+    counts = load.tables, growth.deleted.tables
+    await wait_until(lambda: all(len(one) == len(keyspaces) for one in counts), world, "the tables are not there")
     start_row_clients(load, CLIENTS, WORKERS)
     _start_deleting(growth)
     return growth
 
 
-def _start_schema_changer(growth: Growth, home: SimNode) -> Unit:
+def _start_schema_changer(growth: Growth, home: SimNode, keyspaces: Sequence[Keyspace]) -> Unit:
     async def main(environment: Environment) -> None:
         async with asyncio.TaskGroup() as tasks:
-            await SchemaChanger(environment, growth.load, home, tasks, growth.deleted).run()
+            changer = SchemaChanger(environment, growth.load, home, tasks, growth.deleted)
+            changer.keyspaces = keyspaces
+            await changer.run()
 
     return growth.cluster.start_beside(home, "driver", main)
 

@@ -16,7 +16,7 @@ from ebla.sim.clusters.nodes import LIMITS, SimNode
 from ebla.sim.workloads.deleted_rows import DeletedRows
 from ebla.sim.workloads.rows_client import RowsLoad
 from ebla.sim.workloads.rows_table import COLUMNS
-from ebla.sim.workloads.topology_driver import KEYSPACES, TopologyDriver
+from ebla.sim.workloads.topology_driver import TopologyDriver
 from ebla.topology.frozen_map import FrozenMap
 from ebla.topology.snapshot import GlobalRequest, NodeRequest, Snapshot
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState
@@ -33,12 +33,16 @@ from ebla.wire.verbs import ABORT_REQUEST, OPERATE, SUBMIT_REQUEST
 
 THINK_S = 4.0
 JOINS_AT_ONCE = 2
+GIVE_UP_S = 20.0
+"""A dead node is started again if no request about it is open by then."""
+NODES_MIN = 3
+"""Besides the first: a node leaves only if all three replicas of a row still have a node."""
 OPERATE_MS = 20_000
 ABORT_MS = 8_000
 POINTS = tuple(
     point
     for point in FaultPoint
-    if point.startswith(("topology.", "join.", "stream.", "atomic.", "leave.", "rebuild."))
+    if point.startswith(("topology.", "join.", "stream.", "atomic.", "leave.", "rebuild.", "gain."))
 )
 DELETED = "d"
 """The name of the tables whose tombstones are purged at once."""
@@ -62,7 +66,7 @@ class SchemaChanger(TopologyDriver):
 
     async def _create_tables(self) -> None:
         purged = TableOptions(tombstone_gc=TombstoneGc.IMMEDIATE)
-        for keyspace in KEYSPACES:
+        for keyspace in self.keyspaces:
             await self._change_schema(CreateKeyspaceRequest(keyspace, if_not_exists=True))
             for name, options in (("t", TableOptions()), (DELETED, purged)):
                 await self._change_schema(
@@ -101,7 +105,7 @@ class SchemaChanger(TopologyDriver):
 
 
 @dataclass(slots=True, kw_only=True)
-class JoinCounts:
+class OperatorCounts:
     """What was tried."""
 
     requested: int = 0
@@ -110,6 +114,7 @@ class JoinCounts:
     exclusions: int = 0
     leaves: int = 0
     removes: int = 0
+    replaces: int = 0
     rebuilds: int = 0
     repairs: int = 0
 
@@ -123,7 +128,7 @@ class GrowthOperator:
     joins_max: int
     on_start: Callable[[SimNode], None]
     """Called before a new node starts."""
-    counts: JoinCounts = field(default_factory=JoinCounts)
+    counts: OperatorCounts = field(default_factory=OperatorCounts)
     is_calm: bool = False
     """After the faults: recovers only."""
 
@@ -133,7 +138,8 @@ class GrowthOperator:
             (24, self._join),
             (32, self._abort),
             (40, self._leave),
-            (45, self._remove),
+            (44, self._remove),
+            (47, self._replace),
             (50, self._rebuild),
             (53, self._repair_cdc),
             (63, self._exclude),
@@ -142,7 +148,7 @@ class GrowthOperator:
             (100, self._pause_at),
         )
         while True:
-            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else 2 * THINK_S))
+            await asyncio.sleep(rng.random() * (1.0 if self.is_calm else THINK_S))
             self.replace_ended()
             drawn = rng.randrange(0, 100)
             act = self._include if self.is_calm else next(one for below, one in actions if drawn < below)
@@ -157,10 +163,12 @@ class GrowthOperator:
         for node in self.cluster.present():
             if self.cluster.state_of(node) is NodeState.LEFT and (node.control.down or self.is_calm):
                 self.cluster.retire(node)
-            row = None if newest is None else newest.nodes.get(node.host)
-            if node.host in self.cluster.dead and row is not None and row.request is None:
+            until = self.cluster.dead.get(node.host)
+            if until is None or newest is None or self.cluster.world.now() < until:
+                continue
+            if not any(one.is_open and node.host in one.presumed_dead for one in newest.node_requests.values()):
                 del self.cluster.dead[node.host]
-                for unit in node.units():
+                for unit in (unit for unit in node.units() if unit.down):
                     unit.start()
 
     def joining(self) -> list[SimNode]:
@@ -171,7 +179,9 @@ class GrowthOperator:
         if newest is None or len(self.joining()) >= JOINS_AT_ONCE or self.counts.requested >= self.joins_max:
             return
         self.counts.requested += 1
-        node = self.cluster.grow()
+        self._start(self.cluster.grow())
+
+    def _start(self, node: SimNode) -> None:
         self.on_start(node)
         for unit in node.units():
             unit.start()
@@ -197,7 +207,7 @@ class GrowthOperator:
             connection.leave()
 
     async def _leave(self) -> None:
-        node = self._drawn_grown()
+        node = self._draw_dispensable()
         if node is not None:
             self.counts.leaves += 1
             await self._submit(NodeRequestKind.LEAVE, node)
@@ -208,17 +218,29 @@ class GrowthOperator:
 
     async def _remove(self) -> None:
         """The node is dead: its processes are not started again, unless the removal fails."""
-        node = self._drawn_grown()
+        node = await self._lose_one()
+        if node is not None:
+            self.counts.removes += 1
+            await self._submit(NodeRequestKind.REMOVE, node)
+
+    async def _replace(self) -> None:
+        node = await self._lose_one()
+        if node is not None:
+            self.counts.replaces += 1
+            self._start(self.cluster.grow(node))
+
+    async def _lose_one(self) -> SimNode | None:
+        """It dies for good. None: no node may be lost now."""
+        node = self._draw_dispensable()
         newest = self.cluster.newest()
-        if node is None or newest is None or newest.excluded_hosts:
-            return  # an excluded node would become incomplete, and those that hold tablets cannot be removed
-        self.counts.removes += 1
-        self.cluster.dead[node.host] = None
+        if node is None or newest is None or newest.excluded_hosts or self.cluster.dead:
+            return None  # an excluded node would become incomplete, and those that hold tablets cannot be removed
+        self.cluster.dead[node.host] = self.cluster.world.now() + GIVE_UP_S
         for unit in node.units():
             unit.kill()
         silent_s = 2 * LIMITS.peer_silence_ms / 1000
         await asyncio.sleep(silent_s)
-        await self._submit(NodeRequestKind.REMOVE, node)
+        return node
 
     async def _repair_cdc(self) -> None:
         self.counts.repairs += 1
@@ -226,10 +248,14 @@ class GrowthOperator:
         own = self._normal()[0].host
         await self._send(GlobalRequest(id=RequestId(self.environment.rng.uuid()), kind=kind, initiator=own, start_ms=0))
 
-    def _drawn_grown(self) -> SimNode | None:
-        """One that holds no tablet: tablets cannot be moved yet."""
+    def _draw_dispensable(self) -> SimNode | None:
+        """One that holds no tablet, because tablets cannot be moved yet, and not the first one: clients run beside
+        it."""
         newest = self.cluster.newest()
-        found = [node for node in self._normal() if newest is not None and not newest.has_tablets(node.host)]
+        normal = [node for node in self._normal() if node is not self.cluster.nodes[0]]
+        found = [node for node in normal if newest is not None and not newest.has_tablets(node.host)]
+        if len(normal) < NODES_MIN:
+            return None
         return self.environment.rng.choice(found) if found else None
 
     async def _submit(self, kind: NodeRequestKind, node: SimNode) -> None:

@@ -210,6 +210,14 @@ class VnodeRings:
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class HeldRangesOfHost:
+    """The ranges of which a host is a replica, and those of them of which it is a pending one. Ascending, disjoint."""
+
+    ranges: tuple[TokenRange, ...]
+    pending: tuple[TokenRange, ...]
+
+
 class VnodeReplicas:
     """A table on vnodes."""
 
@@ -252,15 +260,15 @@ class VnodeReplicas:
     def read_ranges_of(self, host: HostId) -> Iterator[TokenRange]:
         return _ring_ranges_of(self._read.vnodes, host)
 
-    def held_ranges_of(self, host: HostId) -> tuple[TokenRange, ...]:
-        """The ranges of which the host is a replica, natural or pending. Ascending and disjoint."""
+    def held_ranges_of(self, host: HostId) -> "HeldRangesOfHost":
         bounds = sorted({*self._previous.vnodes.ring.tokens, *self._next.vnodes.ring.tokens})
-        held = []
+        natural, pending = list[TokenRange](), list[TokenRange]()
         for start, end in pairwise((*bounds[-1:], *bounds)):
             targets = self.writing(end)
-            if any(replica.host == host for replica in (*targets.natural, *targets.pending)):
-                held.append(TokenRange(Token(start), Token(end)))
-        return merge_ranges(held)
+            for found, replicas in ((natural, targets.natural), (pending, targets.pending)):
+                if any(replica.host == host for replica in replicas):
+                    found.append(TokenRange(Token(start), Token(end)))
+        return HeldRangesOfHost(merge_ranges((*natural, *pending)), merge_ranges(pending))
 
     def counts(self, natural: ReplicaSet) -> ReplicaCounts:
         """By the keyspace's factors, even with fewer nodes: QUORUM of three means two copies."""

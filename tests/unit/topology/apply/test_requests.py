@@ -9,6 +9,7 @@ from tests.unit.topology.world import Coordinator, World, cluster, host
 from ebla.model.identity import RequestId, TopologyVersion
 from ebla.topology.apply.draft import FINISHED_REQUESTS_MAX
 from ebla.topology.apply.requests import PENDING_REQUESTS_MAX
+from ebla.topology.cdc_generations import has_current_streams
 from ebla.topology.commands import (
     AbortRequest,
     AdvanceNode,
@@ -19,13 +20,15 @@ from ebla.topology.commands import (
     IncludeHost,
     SetBalancing,
     SetIgnoredNodes,
+    StartCdcCommit,
     SubmitGlobalRequest,
     SubmitJoin,
     SubmitNodeRequest,
+    WriteCdcPart,
 )
 from ebla.topology.next_step import DropAbandoned, side_steps
 from ebla.topology.node_states import NODE_TABLE, REQUEST_STARTS
-from ebla.topology.snapshot import Exclusion, GlobalRequest
+from ebla.topology.snapshot import CdcGenerationPart, CdcRange, Exclusion, GenerationId, GlobalRequest
 from ebla.topology.states import GlobalRequestKind, NodeRequestKind, NodeState, RequestOutcome, TransitionState
 
 RF_CHANGE = GlobalRequestKind.KEYSPACE_RF_CHANGE
@@ -375,6 +378,34 @@ def test_new_streams_are_aborted_until_their_generation_is_committed() -> None:
     assert "no CDC generation is to be committed" in world.refused(late)
     (dropped,) = [one for one in side_steps(world.snapshot, world.liveness) if isinstance(one, DropAbandoned)]
     assert dropped.generations == (generation,)
+
+
+def commit_streams_of(world: World, tokens: list[int]) -> None:
+    generation = GenerationId(int=world.new_id().int)
+    part = CdcGenerationPart(tuple(CdcRange(token, (b"0123456789abcdef",), 12) for token in sorted(tokens)))
+    world.do(WriteCdcPart(generation=generation, part_count=1, number=0, part=part))
+    request = world.ask_global(CDC)
+    world.do(StartCdcCommit(request.id, generation))
+    now, fence = world.now_ms, world.snapshot.version
+    world.do(CommitCdcGeneration(timestamp_ms=now, session=world.new_session(), now_ms=now, fence=fence))
+
+
+def test_there_is_nothing_to_repair_if_the_newest_streams_are_those_of_the_ring() -> None:
+    world, coordinator = cluster(2)
+    ring = [token for node in world.snapshot.members() for token in node.tokens]
+    assert not has_current_streams(world.snapshot)
+    commit_streams_of(world, ring[1:])
+    assert not has_current_streams(world.snapshot), "a vnode has no streams"
+    commit_streams_of(world, ring)
+    assert has_current_streams(world.snapshot)
+    count = len(world.snapshot.cdc_generations)
+    request = world.ask_global(CDC)
+    coordinator.settle()
+    ended = world.snapshot.global_requests[request.id]
+    assert (ended.outcome, ended.generation) == (RequestOutcome.DONE, None)
+    assert len(world.snapshot.cdc_generations) == count
+    commit_streams_of(world, [*ring, 5])
+    assert not has_current_streams(world.snapshot), "streams of a vnode that is gone"
 
 
 def test_a_failed_commit_of_a_generation_is_answered() -> None:
