@@ -29,7 +29,7 @@ from ebla.control.liveness.heartbeats import HeartbeatMonitor
 from ebla.control.local_stores import LocalStores
 from ebla.control.operations.failover import Failover, FailoverDeps
 from ebla.control.operations.operation_service import Operations
-from ebla.control.operations.runner import OperationDeps, OperationHandle
+from ebla.control.operations.runner import MembershipActivity, OperationDeps
 from ebla.control.pipeline_placement import (
     NO_PERMIT,
     PIPELINE,
@@ -51,11 +51,8 @@ from ebla.control.topology.node_barrier import SHARD_PREFIX, takes_part
 from ebla.control.topology.own_row import OwnRow
 from ebla.control.topology.schema_service import SchemaService
 from ebla.group0.join_handshake import NotAdmitted, rejected
-from ebla.group0.operations import EndedOperation
 from ebla.journal.segmented_log import LogFailed
-from ebla.leadership.activities import ActivitySpec
-from ebla.leadership.quorum import MAJORITY
-from ebla.model.errors import Corruption, EblaError, Refused, Unavailable, leaf_errors
+from ebla.model.errors import Corruption, EblaError, Refused, leaf_errors
 from ebla.model.identity import HostId, ShardNumber
 from ebla.model.transaction import Revision
 from ebla.node.context import NodeContext
@@ -99,8 +96,6 @@ class ChildProcesses(PipelineChild, Protocol):
 
 NAME = "control"
 START_REFUSALS = (Corruption, LogFailed, OSError, NotAdmitted)
-QUORUM_WAIT_MS = 5_000
-"""How much longer than a lease period an operation waits for its quorum: a dead leader's leases have run out then."""
 
 
 class ControlProcess:
@@ -312,22 +307,12 @@ class ControlProcess:
     def _new_operations(
         self, group0: Group0Node, settings: SettingsNode, leadership: LeadershipNode, peers: Peers
     ) -> Operations:
-        def wait_ms() -> int:
-            return leadership.settings().period_ms + QUORUM_WAIT_MS
-
-        async def run_activity(
-            name: str, body: Callable[[OperationHandle], Awaitable[EndedOperation | None]]
-        ) -> EndedOperation | None:
-            if leadership.activities.tasks is None:
-                raise Unavailable("this node is about to stop")
-            spec = ActivitySpec(name=name, domain="membership", quorum=MAJORITY, wait_ms=wait_ms())
-            return await leadership.activities.run(spec, body)
-
+        activity = MembershipActivity(leadership)
         deps = OperationDeps(
             group0=group0,
             topology=self.topology,
-            run_activity=run_activity,
-            quorum_wait_ms=wait_ms,
+            run_activity=activity.run,
+            quorum_wait_ms=activity.wait_ms,
             rng=self._environment.rng,
             clock=self._environment.clock,
             report=self._node.report,
@@ -479,9 +464,6 @@ class ControlProcess:
             try:
                 await own_row.run()
             except* Refused as refusals:
-                own = self.topology.snapshot.nodes.get(self._node.host)
-                if own is not None and own.state is NodeState.LEFT:
-                    await group0.mark_left()
                 self._refuse(next(leaf_errors(refusals)))
 
     async def _run_pipeline(self, group0: Group0Node, leadership: LeadershipNode, for_own: Server) -> None:
