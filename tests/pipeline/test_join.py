@@ -3,6 +3,7 @@
 Afterwards every replica holds every row that the ring gives it, and no request has failed but those that were in flight
 at a killed node."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from tests.pipeline.served_nodes import NODES, PATIENCE_S, STEADY
 from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.cli.cluster.node_calls import read_snapshot
 from ebla.control.fault_points import FaultPoint
+from ebla.model.identity import HostId
 from ebla.model.token import token_of
 from ebla.topology.routing.replica_sets import ReplicaSets
 
@@ -81,10 +83,14 @@ class JoinCluster(PipelineCluster):
         self.kill_node(number)
         self.processes[number] = self.local.start(number)
 
-    def check_rows(self) -> None:
-        """Ranges that a node has lost to another stay on its disk."""
+    def owners(self) -> dict[int, list[HostId]]:
+        """Of each row, by key."""
         replicas = ReplicaSets(read_snapshot(self.local.data)).of(self.table.table)
-        owners = {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
+        return {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
+
+    def check_rows(self) -> None:
+        """Ranges that a node has lost to another stay on its disk for a time."""
+        owners = self.owners()
         assert {len(hosts) for hosts in owners.values()} == {NODES}
         for number, node in enumerate(self.nodes):
             host, held = self.host(number), self.table.held(number)
@@ -120,6 +126,19 @@ def test_a_node_joins_under_load_while_the_leader_is_killed_in_the_middle_of_str
     load.check()
     cluster.check_rows()
     cluster.wait_clean()
+
+
+def test_cleanup_leaves_to_each_node_what_it_holds(cluster: JoinCluster) -> None:
+    owners = cluster.owners()
+    for number, node in enumerate(cluster.nodes):
+        done = run_command(cluster, "cleanup", node.name, "--json")
+        assert done.returncode == 0, done.stderr
+        cleaned = json.loads(done.stdout)
+        assert cleaned["node"] == node.name
+        assert 0 < cleaned["after_bytes"] <= cleaned["before_bytes"]
+        held = {key for key in cluster.table.held(number) if key in owners}
+        assert held == {key for key, hosts in owners.items() if cluster.host(number) in hosts}
+    cluster.check_rows()
 
 
 def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: JoinCluster) -> None:
