@@ -17,12 +17,6 @@ from tests.pipeline.clusters import run_command
 from tests.pipeline.served_nodes import PATIENCE_S
 
 from ebla.control.fault_points import FaultPoint
-<<<<<<< HEAD
-=======
-from ebla.model.identity import HostId
-from ebla.model.token import token_of
-from ebla.topology.routing.replica_sets import ReplicaSets
->>>>>>> i24-gain
 
 SMALL_BYTES, LARGE_BYTES = 10 << 20, 200 << 20
 LARGE_S = 600.0
@@ -36,70 +30,6 @@ KILLED_AT = (
 )
 
 
-<<<<<<< HEAD
-=======
-class JoinCluster(PipelineCluster):
-    """Nodes with a pipeline and a table on vnodes, of which all replicas have the same rows."""
-
-    def __init__(self, local: LocalNodes, size_bytes: int) -> None:
-        super().__init__(local)
-        change_setting(self.node(0), "leases", LEASES)
-        new_keyspace(self, VNODES, tablets=0)
-        self.table = Replicas(self, VNODES, "t")
-        self.rows = some_rows(range(size_bytes // VALUE_BYTES), 2_000, 1)
-        for number in range(NODES):
-            self.table.write(number, self.rows)
-
-    @property
-    def nodes(self) -> list[LocalNode]:
-        return self.local.nodes
-
-    def new_node(self) -> NewNode:
-        new = NewNode(self.local)
-        self.processes.append(new.process)
-        return new
-
-    def forget(self, new: NewNode) -> None:
-        """Its process has ended."""
-        self.processes.remove(new.process)
-
-    def load(self) -> QuorumLoad:
-        return QuorumLoad([node.options.address for node in self.nodes], self.table.name)
-
-    def kill_and_start(self, node: LocalNode, load: QuorumLoad | None = None) -> None:
-        number = self.nodes.index(node)
-        if load is not None:
-            load.note_kill()
-        self.kill_node(number)
-        self.processes[number] = self.local.start(number)
-
-    def owners(self) -> dict[int, list[HostId]]:
-        """Of each row, by key."""
-        replicas = ReplicaSets(read_snapshot(self.local.data)).of(self.table.table)
-        return {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
-
-    def check_rows(self) -> None:
-        """Ranges that a node has lost to another stay on its disk for a time."""
-        owners = self.owners()
-        assert {len(hosts) for hosts in owners.values()} == {NODES}
-        for number, node in enumerate(self.nodes):
-            host, held = self.host(number), self.table.held(number)
-            owned = [key for key in self.rows if host in owners[key]]
-            wrong = [key for key in owned if held.get(key) != self.rows[key]]
-            assert owned, f"{node.name} is a replica of some rows"
-            assert not wrong, f"{node.name}: {len(wrong)} of {len(owned)} rows are missing or wrong: {wrong[:5]}"
-
-
-@contextmanager
-def running(folder: Path, size_bytes: int, settings: tuple[str, ...] = ()) -> Iterator[JoinCluster]:
-    local = LocalNodes(folder / "nodes", NODES, (*STEADY, *SETTINGS, *NOTICING, *settings))
-    try:
-        yield JoinCluster(local, size_bytes)
-    finally:
-        local.end_all()
-
-
->>>>>>> i24-gain
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, archives: Path) -> Iterator[ChangingCluster]:
     with running(tmp_path_factory.mktemp("join"), SMALL_BYTES) as made:
@@ -121,10 +51,7 @@ def test_a_node_joins_under_load_while_the_leader_is_killed_as_it_streams(
     cluster.wait_clean()
 
 
-<<<<<<< HEAD
-def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: ChangingCluster) -> None:
-=======
-def test_cleanup_leaves_to_each_node_what_it_holds(cluster: JoinCluster) -> None:
+def test_cleanup_leaves_to_each_node_what_it_holds(cluster: ChangingCluster) -> None:
     owners = cluster.owners()
     for number, node in enumerate(cluster.nodes):
         done = run_command(cluster, "cleanup", node.name, "--json")
@@ -137,8 +64,7 @@ def test_cleanup_leaves_to_each_node_what_it_holds(cluster: JoinCluster) -> None
     cluster.check_rows()
 
 
-def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: JoinCluster) -> None:
->>>>>>> i24-gain
+def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: ChangingCluster) -> None:
     members = list(cluster.nodes)
     with cluster.load() as load:
         pause_at(members, FaultPoint.STREAM_BEFORE_ADOPT)
