@@ -347,15 +347,6 @@ MUTATIONS = (
         why="a dead node keeps the streams from being repaired",
     ),
     Mutation(
-        name="group0-dead-node-removed-without-a-barrier",
-        module="ebla.group0.operation_table",
-        function="removal_commands",
-        find="moving.state in _ENDS_WITH_A_REMOVAL and fence",
-        replace="moving.state in _ENDS_WITH_A_REMOVAL",
-        check=PytestCheck("tests/unit/control/operations/test_last_steps.py"),
-        why="an operator ends a replace while routers still read from the dead node",
-    ),
-    Mutation(
         name="group0-address-not-given-back",
         module="ebla.group0.operation_table",
         function="with_returned_address",
