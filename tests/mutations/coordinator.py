@@ -15,6 +15,7 @@ VOTERS = PytestCheck("tests/unit/group0/test_voters.py")
 BARRIERS = PytestCheck("tests/unit/control/coordinator/test_awaited_barrier.py")
 NODE_ACTIONS = "ebla.control.coordinator.node_actions"
 JOINS = "tests/sim/test_topology.py"
+OPERATIONS = "tests/sim/test_node_operations.py"
 FAULTS = f"{JOINS}::test_a_join_survives_one_fault_in_each_state"
 
 MUTATIONS = (
@@ -165,7 +166,7 @@ MUTATIONS = (
     Mutation(
         name="coordinator-barrier-skipped",
         module=NODE_ACTIONS,
-        function="NodeActions.barrier",
+        function="NodeActions.wait_version",
         find="await self._deps.topology.barriers.wait_all(version, lambda: awaited_hosts(self._run.snapshot), explain)",
         replace="",
         check=PytestCheck(f"{FAULTS}[write_both_read_old-barrier_refused]"),
@@ -215,6 +216,42 @@ MUTATIONS = (
         replace="pass",
         check=PytestCheck(f"{JOINS}::test_an_aborted_join_ends_its_streams"),
         why="the pipeline repeats the streams of a join that was rolled back, under a closed session, for ever",
+    ),
+    Mutation(
+        name="coordinator-leaving-voter-loses-its-tokens",
+        module=NODE_ACTIONS,
+        function="NodeActions._pass",
+        find="await self._wait_demoted(node)",
+        replace="pass",
+        check=PytestCheck(f"{OPERATIONS}::test_the_leader_leaves"),
+        why="the node is stopped while the others still need its vote",
+    ),
+    Mutation(
+        name="coordinator-leave-completed-without-its-barrier",
+        module=NODE_ACTIONS,
+        function="NodeActions._leave",
+        find="fence = await self._barrier_of(node, row)",
+        replace="fence = snapshot.version",
+        check=PytestCheck(f"{OPERATIONS}::test_a_leave_waits_for_every_node_before_it_stops_the_node"),
+        why="the node is stopped while others still send it requests",
+    ),
+    Mutation(
+        name="coordinator-removed-node-not-refused",
+        module="ebla.wire.server",
+        function="RpcServerConnection._objection",
+        find="if theirs.host in self._server.left and theirs.process != OPERATOR_PROCESS:",
+        replace="if False:",
+        check=PytestCheck(f"{OPERATIONS}::test_a_removed_node_that_returns_is_refused_and_ends"),
+        why="a removed node that was paused goes on serving",
+    ),
+    Mutation(
+        name="coordinator-rebuild-purges-tombstones",
+        module="ebla.replica.stack_plan",
+        function="plan_shard",
+        find="or _is_rebuilt(snapshot, own)",
+        replace="",
+        check=PytestCheck("tests/unit/replica/test_stack_plan.py"),
+        why="a rebuild brings rows back whose deletion the node has purged meanwhile",
     ),
     Mutation(
         name="coordinator-left-host-kept-in-group0",

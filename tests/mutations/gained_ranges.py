@@ -49,7 +49,7 @@ MUTATIONS = (
         function="_gained",
         find="of_operation = () if held.operation == known.operation else pending",
         replace="of_operation = pending",
-        check=MODEL,
+        check=STORE,
         why="a later view of the same operation hides the writes that the pending node has taken",
     ),
     Mutation(

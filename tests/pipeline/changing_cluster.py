@@ -12,6 +12,7 @@ from tests.pipeline.served_nodes import NODES, STEADY
 
 from ebla.cli.cluster.local_cluster import LocalNode
 from ebla.cli.cluster.node_calls import read_snapshot
+from ebla.model.identity import HostId
 from ebla.model.token import token_of
 from ebla.topology.routing.replica_sets import ReplicaSets
 
@@ -58,10 +59,14 @@ class ChangingCluster(PipelineCluster):
     def is_answering(self, node: LocalNode) -> bool:
         return self.local.view_from(self.nodes.index(node)).nodes[0].group0 is not None
 
-    def check_rows(self) -> None:
-        """Ranges that a node has lost to another stay on its disk."""
+    def owners(self) -> dict[int, list[HostId]]:
+        """Of each row, by key."""
         replicas = ReplicaSets(read_snapshot(self.local.data)).of(self.table.table)
-        owners = {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
+        return {key: [one.host for one in replicas.reading(token_of(key.to_bytes(4)))] for key in self.rows}
+
+    def check_rows(self) -> None:
+        """Ranges that a node has lost to another stay on its disk for a time."""
+        owners = self.owners()
         assert {len(hosts) for hosts in owners.values()} == {NODES}
         for number, node in enumerate(self.nodes):
             host, held = self.host(number), self.table.held(number)

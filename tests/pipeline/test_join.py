@@ -3,6 +3,7 @@
 Afterwards every replica holds every row that the ring gives it, and no request has failed but those that were in flight
 at a killed node."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -48,6 +49,19 @@ def test_a_node_joins_under_load_while_the_leader_is_killed_as_it_streams(
     load.check()
     cluster.check_rows()
     cluster.wait_clean()
+
+
+def test_cleanup_leaves_to_each_node_what_it_holds(cluster: ChangingCluster) -> None:
+    owners = cluster.owners()
+    for number, node in enumerate(cluster.nodes):
+        done = run_command(cluster, "cleanup", node.name, "--json")
+        assert done.returncode == 0, done.stderr
+        cleaned = json.loads(done.stdout)
+        assert cleaned["node"] == node.name
+        assert 0 < cleaned["after_bytes"] <= cleaned["before_bytes"]
+        held = {key for key in cluster.table.held(number) if key in owners}
+        assert held == {key for key, hosts in owners.items() if cluster.host(number) in hosts}
+    cluster.check_rows()
 
 
 def test_an_abort_in_the_middle_of_streaming_is_rolled_back_with_nothing_staged(cluster: ChangingCluster) -> None:

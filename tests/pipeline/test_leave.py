@@ -1,4 +1,5 @@
-"""Nodes leave nodes with data on vnodes, dead ones are removed and replaced, and one is filled again, under load at QUORUM.
+"""Nodes leave nodes with data on vnodes, dead ones are removed and replaced, and one is filled again, with Spark and
+under load at QUORUM.
 
 Afterwards every replica holds every row that the ring gives it, and no request has failed but those that were in flight
 at a killed node."""

@@ -59,6 +59,26 @@ def test_a_node_leaves() -> None:
     run(tell)
 
 
+def test_a_leave_waits_for_every_node_before_it_stops_the_node() -> None:
+    async def tell(rig: TopologyRig, node: SimNode) -> None:
+        point = FaultPoint.LEFT_TOKEN_RING_ENTERED
+        rig.stop_at(point)
+        request = await rig.submit(NodeRequestKind.LEAVE, node)
+        await rig.until(lambda: rig.is_stopped(point), "the node has no token any more")
+        slow = next(one for one in rig.old if one is not rig.leader()).shards[0].unit
+        slow.pause()
+        await rig.change_schema()
+        rig.release(point)
+        await asyncio.sleep(OUTAGE_S)
+        assert rig.outcome_of(request) is RequestOutcome.RUNNING
+        assert not node.control.down
+        slow.resume()
+        assert await rig.end(node) is ENDED
+        assert rig.outcome_of(request) is RequestOutcome.DONE
+
+    run(tell)
+
+
 def test_the_leader_leaves() -> None:
     async def tell(rig: TopologyRig, _node: SimNode) -> None:
         leader = rig.leader()

@@ -32,7 +32,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, array_like=True):
     """On the source's file system, for hard links: a link has the same number."""
 
 
-class CheckpointLayer(msgspec.Struct, frozen=True, array_like=True):
+class CheckpointLayer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     folder: str
     """Below the checkpoint's folder."""
     range: TokenRange

@@ -532,16 +532,12 @@ class ControlProcess:
     def _child_beat(self, request: ChildBeatRequest, _call: IncomingCall) -> ChildBeatAnswer:
         self._children.heard(request.name, request.pid)
         self._beats[request.name] = request
-        clock_ahead_ms = 0 if self._liveness is None else self._liveness.clock_ahead_ms()
-        serving, permit = not self._stop.is_set(), NO_PERMIT
+        ahead_ms = 0 if self._liveness is None else self._liveness.clock_ahead_ms()
+        serving, permit, faults = not self._stop.is_set(), NO_PERMIT, self.fault_points.set_points(SHARD_POINTS)
         if serving and self._placement is not None and request.name == PIPELINE:
             permit = self._placement.permit(request.pid)
         return ChildBeatAnswer(
-            serving=serving,
-            clock_ahead_ms=clock_ahead_ms,
-            permit=permit.number,
-            permit_ms=permit.left_ms,
-            fault_points=self.fault_points.set_points(SHARD_POINTS),
+            serving=serving, clock_ahead_ms=ahead_ms, permit=permit.number, permit_ms=permit.left_ms, faults=faults
         )
 
     def _status(self, _request: StatusRequest, _call: IncomingCall) -> StatusAnswer:

@@ -447,7 +447,7 @@ class ShardProcess(ChildProcess):
 
     def control_answered(self, sent_ms: int, answer: ChildBeatAnswer) -> None:
         self._right.heard(sent_ms, allowed=answer.serving)
-        self._fault_points = answer.fault_points
+        self._fault_points = answer.faults
         self._timestamps.set_clock_ahead(answer.clock_ahead_ms)
         self.serves()  # reports a change even if no request arrives
 

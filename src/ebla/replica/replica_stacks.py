@@ -68,7 +68,7 @@ class TableStacks:
 StackLayout = Mapping[TableId, TableStacks]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
     view: View
     plan: ShardStackPlan
@@ -193,7 +193,7 @@ class ReplicaStacks:
             for place, stack in zip(missing, await self._store.create_all(missing)):
                 self._known[place] = stack
         layout = {table: self._table_stacks(table, one) for table, one in plan.items()}
-        prepared = _Prepared(view, plan, layout, held)
+        prepared = _Prepared(view=view, plan=plan, layout=layout, held=held)
         await self._hold_ranges(prepared)
         await self._hold_gc(prepared)
         self._prepared = prepared

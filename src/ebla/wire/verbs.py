@@ -208,8 +208,8 @@ class ChildBeatAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     """The number of the permit under which the pipeline may act."""
     permit_ms: int = 0
     """For how long, from the sending of the heartbeat on; 0: it may not."""
-    fault_points: tuple[str, ...] = ()
-    """Those of the shards that are set: a shard that reaches one calls control."""
+    faults: tuple[str, ...] = ()
+    """The fault points of the shards that are set: a shard that reaches one calls control."""
 
 
 class CleanupRequest(msgspec.Struct, frozen=True, array_like=True):

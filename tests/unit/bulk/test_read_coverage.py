@@ -37,7 +37,7 @@ def owned(snapshot: Snapshot) -> OwnedRanges:
 
 
 def part(shard: int, token_range: TokenRange = WHOLE_RING, size_bytes: int = 100, rows: int = 10) -> CheckpointPart:
-    layer = CheckpointLayer("layer", token_range, (CheckpointFile("f", size_bytes),))
+    layer = CheckpointLayer(folder="layer", range=token_range, files=(CheckpointFile("f", size_bytes),))
     return CheckpointPart(
         shard=ShardNumber(shard), range=token_range, layers=(layer,), rows=rows, incarnation=77 << 40 | shard
     )
@@ -194,7 +194,10 @@ def test_a_ring_in_transition_is_judged_by_its_natural_and_reading_replicas() ->
 
 def test_what_a_scan_reads_is_the_columns_of_layers_that_have_them() -> None:
     files = (CheckpointFile("1.sst", 700), CheckpointFile("columns.arrow", 300), CheckpointFile("columns.index", 9))
-    layers = (CheckpointLayer("both", WHOLE_RING, files), CheckpointLayer("rows", WHOLE_RING, files[:1]))
+    layers = (
+        CheckpointLayer(folder="both", range=WHOLE_RING, files=files),
+        CheckpointLayer(folder="rows", range=WHOLE_RING, files=files[:1]),
+    )
     found = OwnedRanges(None, (WHOLE_RING,), 1)
     (size,) = coverage_of([CheckpointPart(shard=ShardNumber(0), range=WHOLE_RING, layers=layers)], found, found).sizes
     assert size.size_bytes == 300 + 700

@@ -151,6 +151,24 @@ def test_a_gain_is_one_seal_at_most_and_none_where_there_is_nothing() -> None:
     Rig().life(life)
 
 
+def test_what_is_pending_by_one_operation_is_hidden_once() -> None:
+    async def life(store: ShardStore) -> None:
+        stack = await filled(store)
+        half, rest = GAINED.split(2)
+        await store.hold_ranges(stack, HeldRanges((OURS, half), held(12).at, "leave"), (half,))
+        early = next(one for one in THERE if partition_token(one) in half)
+        late = next(one for one in THERE if partition_token(one) in rest)
+        await store.write(stack, [plain(early, 1, 9)])
+        await store.hold_ranges(stack, HeldRanges((WHOLE_RING,), held(13).at, "leave"), (GAINED,))
+        assert (await row_at(store, stack, early, 1)).marker is not None
+        assert (await row_at(store, stack, early, 0)).marker is None
+        assert (await row_at(store, stack, late, 0)).marker is None
+        await store.hold_ranges(stack, HeldRanges((WHOLE_RING,), held(14).at, "another leave"), (GAINED,))
+        assert (await row_at(store, stack, early, 1)).marker is None
+
+    Rig().life(life)
+
+
 def test_an_interrupted_seal_is_finished_and_the_rows_after_it_are_hidden_too() -> None:
     async def life(store: ShardStore) -> None:
         stack = await filled(store)

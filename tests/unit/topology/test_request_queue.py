@@ -321,7 +321,7 @@ def test_the_errors_of_a_submission(
     world, coordinator = cluster(5)
     world.ask(NodeRequestKind.LEAVE, 4)
     coordinator.settle()
-    world.create_table(4, 4)
+    world.create_table(16, 1)
     world.dead |= {host(3), host(5)}
     request = world.request(kind, number, **changes)
     found = submission_error(world.snapshot, objections_to_submit(world.snapshot, request, world.liveness))

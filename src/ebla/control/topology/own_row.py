@@ -66,10 +66,10 @@ class OwnRow:
         refusal = own_refusal(snapshot, self._own)
         if refusal and not self._is_operated_on():
             if snapshot.node(self._own.host).state is NodeState.LEFT:
-                error = _left_error(snapshot, self._own, refusal)
-                if not isinstance(error, NotAdmitted):  # such a node asks again for the reason
+                ending = _left_error(snapshot, self._own, refusal)
+                if not isinstance(ending, NotAdmitted):  # such a node asks again for the reason
                     await self._deps.group0.mark_left()
-                raise error
+                raise ending
             raise Refused(refusal, advice="start it again with options that fit")
         commands = self._commands(snapshot)
         if commands:

@@ -59,8 +59,6 @@ class SchemaChangePlan:
     table: TableId | None = None
     more: bool = False
     """This is one part; the rest is planned on the result."""
-    needs_barrier: bool = False
-    """It gives ranges to nodes and takes others: every node must have followed all changes before it."""
 
 
 class NotYetPossible(Exception):
@@ -133,7 +131,7 @@ def _alter_keyspace(request: AlterKeyspaceRequest, snapshot: Snapshot) -> Schema
             )
         )
     _check_keyspace(snapshot, keyspace)
-    return SchemaChangePlan((AlterKeyspace(keyspace),), needs_barrier=known.replication != keyspace.replication)
+    return SchemaChangePlan((AlterKeyspace(keyspace),))
 
 
 def _drop_keyspace(request: DropKeyspaceRequest, snapshot: Snapshot) -> SchemaChangePlan:
@@ -279,7 +277,16 @@ def _truncate_table(request: TruncateTableRequest, snapshot: Snapshot, new_id: T
     return SchemaChangePlan((DropTable(table.id), CreateTable(fresh, replica_sets)), new_id)
 
 
-# ---- after a commit without an answer
+# ---- around the commit
+
+
+def needs_barrier(commands: tuple[Command, ...], snapshot: Snapshot) -> bool:
+    """Whether they give ranges to nodes and take others: then every node must have followed all changes before."""
+    return any(
+        command.keyspace.replication != snapshot.keyspaces[command.keyspace.name].replication
+        for command in commands
+        if isinstance(command, AlterKeyspace)
+    )
 
 
 def is_applied(commands: tuple[Command, ...], snapshot: Snapshot) -> bool:

@@ -18,6 +18,7 @@ from ebla.control.topology.schema_plan import (
     NotYetPossible,
     SchemaChangePlan,
     is_applied,
+    needs_barrier,
     plan_schema_change,
 )
 from ebla.model.errors import DeadlineExceeded, EblaError, Outcome, Unavailable
@@ -76,7 +77,7 @@ class SchemaService:
                 planned, snapshot = await self._plan(change, expires)
                 if not planned.commands:
                     return _SchemaResult(changed, snapshot.version, planned.table)
-                if planned.needs_barrier:
+                if needs_barrier(planned.commands, snapshot):
                     await self._barrier_before(snapshot, expires)
                 version = await self._commit(planned, snapshot, expires)
             except NotYetPossible as not_yet:

@@ -35,6 +35,8 @@ def settled_problem(store: Group0Store, snapshot: Snapshot) -> str | None:
             return f"INV-ATOM-1: {one.host} is excluded, and votes"
     for node in snapshot.members():
         is_leaving = node.in_transition and snapshot.transition is TransitionState.LEFT_TOKEN_RING
+        if is_leaving and node.host in present and store.members[member_key(node.host)].role is MemberRole.VOTER:
+            return f"INV-NODE-16: {node.host} owns no token any more, and votes"
         if node.host not in present and node.tokens:
             return f"INV-ATOM-4: {node.host} owns tokens without being a member"
         if node.host not in present and not is_leaving and node.state is not NodeState.NONE:
