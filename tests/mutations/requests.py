@@ -58,7 +58,7 @@ MUTATIONS = (
     Mutation(
         name="requests-left-node-is-reset-by-up",
         module="ebla.cli.cluster.reset_node",
-        function="cannot_join_as_it_is",
+        function="cannot_join_as_it_is.look",
         find="and not was_member(mark.stage, answer)",
         replace="",
         check=RESET,
