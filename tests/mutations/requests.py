@@ -58,9 +58,9 @@ MUTATIONS = (
     Mutation(
         name="requests-left-node-is-reset-by-up",
         module="ebla.cli.cluster.reset_node",
-        function="cannot_join_as_it_is.look",
-        find="and not was_member(mark.stage, answer)",
-        replace="",
+        function="cannot_join_as_it_is",
+        find="was_member(mark.stage, answer)",
+        replace="False",
         check=RESET,
         why="`ebla up` empties the folder of a node that has left, and lets it join again",
     ),
