@@ -47,9 +47,10 @@ def done(answer: subprocess.CompletedProcess[str]) -> dict[str, object]:
 
 
 def state_of(cluster: ChangingCluster, node: NewNode) -> NodeState | None:
+    """None: no node answers. A report does not list the nodes that have left."""
     report = report_of(cluster.local)
     row = None if report is None else row_of(report, node.host)
-    return None if row is None else row.state
+    return None if report is None else NodeState.LEFT if row is None else row.state
 
 
 def drop_folder(cluster: ChangingCluster, node: NewNode) -> None:
